@@ -1,0 +1,1 @@
+"""Helpers of the tests: raw MQTT over sockets, nodes as processes, clause marks."""

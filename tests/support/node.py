@@ -1,0 +1,174 @@
+"""A Motorcade node as a process of its own, for tests that look at it from outside.
+
+The node gets a fresh data directory and free loopback ports. Its output is collected by a thread, so that a chatty
+node never blocks on a full pipe, and is shown when a test fails to start or to stop it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Seconds a node may take to say `ready`, and to exit after a signal.
+START_PATIENCE = 30.0
+STOP_PATIENCE = 20.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens on right now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class NodeProcess:
+    """`motorcade serve` under test.
+
+    `mqtt`, `ws` and `http` are where it listens (`ws` and `http` only when asked for). `config` is the text of a TOML
+    configuration file; `args` are appended to the command line; `env` is added to the environment. With `data` the
+    node keeps its data there (so a second node can go on with it), else in a directory of its own.
+    """
+
+    def __init__(
+        self,
+        *args: str,
+        config: str | None = None,
+        data: Path | None = None,
+        env: dict[str, str] | None = None,
+        ws: bool = False,
+        http: bool = False,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.args = args
+        self.config = config
+        self.env = env or {}
+        self.mqtt = Endpoint(host, free_port(host))
+        self.ws = Endpoint(host, free_port(host)) if ws else None
+        self.http = Endpoint(host, free_port(host)) if http else None
+        self._own = tempfile.TemporaryDirectory(prefix="motorcade-test-")
+        self.data = data if data is not None else Path(self._own.name) / "data"
+        self.process: subprocess.Popen[str] | None = None
+        self.output: list[str] = []
+        self._ready = threading.Event()
+        self._reader: threading.Thread | None = None
+
+    # An address for MQTT clients.
+
+    @property
+    def host(self) -> str:
+        return self.mqtt.host
+
+    @property
+    def port(self) -> int:
+        return self.mqtt.port
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the node was not started"
+        return self.process.pid
+
+    def command(self) -> list[str]:
+        """The command line of the node."""
+        line = [sys.executable, "-m", "motorcade", "serve", "--mqtt", str(self.mqtt), "--data", str(self.data)]
+        line += ["--ws", str(self.ws or "off"), "--http", str(self.http or "off")]
+        if self.config is not None:
+            path = Path(self._own.name) / "motorcade.toml"
+            path.write_text(self.config)
+            line += ["--config", str(path)]
+        return line + list(self.args)
+
+    def start(self) -> Self:
+        """Start the node and wait until it says `ready`."""
+        paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            self.command(),
+            env=environment | self.env,
+            cwd=self._own.name,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._collect, args=(self.process,), name="node-output", daemon=True)
+        self._reader.start()
+        self._ready.wait(START_PATIENCE)
+        if not self._ready.is_set() or self.process.poll() is not None:
+            self.kill()
+            raise AssertionError(f"the node did not become ready:\n{self.log}")
+        return self
+
+    def _collect(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.output.append(line)
+            if "ready" in line:
+                self._ready.set()
+        self._ready.set()  # the end of the output: `start` looks at the exit code
+
+    @property
+    def log(self) -> str:
+        """Everything the node has printed."""
+        return "".join(self.output)
+
+    def stop(self) -> None:
+        """SIGTERM; the node must exit with 0."""
+        assert self.process is not None, "the node was not started"
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(STOP_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the node did not stop:\n{self.log}") from None
+        self._finish()
+        assert code == 0, f"the node exited with {code}:\n{self.log}"
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash of the process."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(STOP_PATIENCE)
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._reader is not None:
+            self._reader.join(STOP_PATIENCE)
+        self._own.cleanup()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is None or self.process.poll() is not None:
+            self._finish()
+        elif kind is None:
+            self.stop()
+        else:
+            self.kill()
