@@ -1,0 +1,52 @@
+# Every target does the set-up it needs; ARGS="…" goes to the program behind the target.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+ARGS ?=
+# Debian keeps mosquitto in sbin, which is not always in PATH.
+export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: ## Make .venv with everything (PYTHON=python3.13 picks the interpreter)
+	@scripts/setup
+
+.PHONY: demo
+demo: setup ## Start a node, let real clients exchange messages, end
+	@.venv/bin/motorcade demo $(ARGS)
+
+.PHONY: serve
+serve: setup ## Run a node until it is stopped (ARGS="--mqtt 127.0.0.1:1883")
+	@.venv/bin/motorcade serve $(ARGS)
+
+.PHONY: test
+test: setup ## Run all tests, two at a time (ARGS="tests/unit -k window" runs some, one at a time)
+	@scripts/need-commands mosquitto mosquitto_pub mosquitto_sub node npm
+	@scripts/npm-packages tests/npm .build/npm
+	@.venv/bin/python -m pytest $(or $(ARGS),-n 2)
+
+.PHONY: check
+check: setup ## Check format, lint, types and import contracts
+	@scripts/check
+
+.PHONY: fmt
+fmt: setup ## Format the sources and repair what the linter can repair
+	@.venv/bin/ruff check --fix-only --quiet
+	@.venv/bin/ruff format
+
+.PHONY: bench
+bench: setup ## Measure beside other brokers in the same run
+	@scripts/need-commands cc mosquitto node npm
+	@bench/run $(ARGS)
+
+.PHONY: lock
+lock: setup ## Renew the lock files after a change of dependencies (ARGS=--upgrade takes the newest versions)
+	@scripts/lock $(ARGS)
+
+.PHONY: clean
+clean: ## Remove everything that make has made
+	@rm -rf .venv .build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
