@@ -101,3 +101,19 @@ def acknowledge(client: Client, message: Packet) -> None:
         assert message.packet_id is not None
         kind = PUBACK if message.qos == 1 else PUBREC
         client.send(ack_packet(kind, message.packet_id, version=client.version))
+
+
+def receive_until(client: Client, last: bytes) -> list[Packet]:
+    """The messages before the one with payload `last`; all are acknowledged, in whatever order the broker goes on."""
+    messages: list[Packet] = []
+    while True:
+        packet = client.recv()
+        if packet.type == PUBREL:
+            assert packet.packet_id is not None
+            client.send(ack_packet(PUBCOMP, packet.packet_id, version=client.version))
+            continue
+        assert packet.type == PUBLISH, f"unexpected {packet.name}"
+        acknowledge(client, packet)
+        if packet.payload == last:
+            return messages
+        messages.append(packet)

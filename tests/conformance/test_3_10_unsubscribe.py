@@ -1,0 +1,259 @@
+"""3.10 UNSUBSCRIBE and 3.11 UNSUBACK."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.checks import MALFORMED, NO_LOCAL, PROTOCOL_ERROR, assert_refused, both_versions
+from tests.support.clauses import clause
+from tests.support.wire import (
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    UNSUBACK,
+    Client,
+    ack_packet,
+    packet,
+    prop,
+    props,
+    unsubscribe_packet,
+    utf8,
+)
+
+Connect = Callable[..., Client]
+
+MAXIMUM_PACKET_SIZE = 0x27
+SUCCESS, NOTHING_THERE = 0x00, 0x11
+
+
+def unsubscribe_body(*filters: str | bytes, version: int) -> bytes:
+    """What follows the fixed header of an UNSUBSCRIBE."""
+    return b"\x00\x01" + (props() if version == 5 else b"") + b"".join(utf8(one) for one in filters)
+
+
+@clause(v3="MQTT-3.10.1-1", v5="MQTT-3.10.1-1")
+@both_versions
+@pytest.mark.parametrize("flags", [flags for flags in range(16) if flags != 2])
+def test_reserved_header_bits_end_the_connection(connect: Connect, name: str, version: int, flags: int) -> None:
+    """An UNSUBSCRIBE whose header flags are not 0010 is malformed [MQTT-3.10.1-1]."""
+    client = connect(version=version)
+    client.send(packet(0xA0 | flags, unsubscribe_body(name, version=version)))
+    assert_refused(client, (MALFORMED,))
+
+
+@clause(v3="MQTT-3.10.3-1", v5="MQTT-3.10.3-1")
+@both_versions
+@pytest.mark.parametrize("raw", [b"a\xff", b"\xed\xa0\x80", b"a\x00b"], ids=lambda raw: raw.hex())
+def test_a_filter_is_well_formed_utf8(connect: Connect, version: int, raw: bytes) -> None:
+    """A filter that is not legal UTF-8 ends the connection [MQTT-3.10.3-1]."""
+    client = connect(version=version)
+    client.send(packet(0xA2, unsubscribe_body(raw, version=version)))
+    assert_refused(client, (MALFORMED, PROTOCOL_ERROR))
+
+
+@clause(v3="MQTT-3.10.3-2", v5="MQTT-3.10.3-2")
+@both_versions
+def test_an_unsubscribe_without_filters_ends_the_connection(connect: Connect, version: int) -> None:
+    """An empty payload is a protocol error [MQTT-3.10.3-2]."""
+    client = connect(version=version)
+    client.send(unsubscribe_packet(1, [], version=version))
+    assert_refused(client, (PROTOCOL_ERROR, MALFORMED))
+
+
+@both_versions
+def test_packet_identifier_zero_ends_the_connection(connect: Connect, name: str, version: int) -> None:
+    """An UNSUBSCRIBE has a packet identifier other than 0 (2.2.1)."""
+    client = connect(version=version)
+    client.send(unsubscribe_packet(0, [name], version=version))
+    assert_refused(client, (PROTOCOL_ERROR, MALFORMED))
+
+
+@clause(v3="MQTT-3.10.4-1", v5="MQTT-3.10.4-1")
+@both_versions
+@pytest.mark.parametrize(
+    ("held", "given"),
+    [
+        ("{}/a", "{}/A"),
+        ("{}/a", "{}/+"),
+        ("{}/a", "{}/#"),
+        ("{}/a", "{}/a/"),
+        ("{}/a", "$share/g/{}/a"),
+        ("{}/+", "{}/a"),
+        ("{}/#", "{}/a"),
+        ("{}/#", "{}"),
+        ("$share/g/{}/a", "{}/a"),
+        ("$share/g/{}/a", "$share/h/{}/a"),
+    ],
+)
+def test_only_an_equal_filter_is_removed(connect: Connect, name: str, version: int, held: str, given: str) -> None:
+    """A filter that merely matches, contains or resembles another leaves it alone [MQTT-3.10.4-1]."""
+    client, other = connect(version=version), connect(version=version)
+    client.subscribe(held.format(name), 1)
+    assert version < 5 or [NOTHING_THERE] == client.unsubscribe(given.format(name)).reasons
+    if version < 5:
+        client.unsubscribe(given.format(name))
+    other.publish(f"{name}/a", b"m", 1)
+    assert b"m" == client.receive().payload
+
+
+@clause(v3=("MQTT-3.10.4-1", "MQTT-3.10.4-2"), v5=("MQTT-3.10.4-1", "MQTT-3.10.4-2"))
+@both_versions
+@pytest.mark.parametrize("topic_filter", ["{}/a", "{}/+", "{}/#", "$share/g/{}/a"])
+def test_an_equal_filter_is_removed(connect: Connect, name: str, version: int, topic_filter: str) -> None:
+    """After the UNSUBACK no new message comes for that filter [MQTT-3.10.4-1] [MQTT-3.10.4-2]."""
+    client, other = connect(version=version), connect(version=version)
+    client.subscribe(topic_filter.format(name), 1)
+    other.publish(f"{name}/a", b"before", 1)
+    assert b"before" == client.receive().payload
+    answer = client.unsubscribe(topic_filter.format(name))
+    assert version < 5 or [SUCCESS] == answer.reasons
+    other.publish(f"{name}/a", b"after", 1)
+    client.expect_nothing()
+
+
+@clause(v3="MQTT-3.10.4-1", v5="MQTT-3.10.4-1")
+@both_versions
+def test_the_other_of_two_overlapping_filters_stays(connect: Connect, name: str, version: int) -> None:
+    """Removing one filter leaves the QoS of the other that matches the same topic [MQTT-3.10.4-1]."""
+    client, other = connect(version=version), connect(version=version)
+    client.subscribe([(f"{name}/a", 2), (f"{name}/+", 1)])
+    client.unsubscribe(f"{name}/a")
+    other.publish(f"{name}/a", b"m", 2)
+    assert 1 == client.receive().qos
+    client.expect_nothing()
+
+
+@clause(v3="MQTT-3.10.4-1", v5="MQTT-3.10.4-1")
+@both_versions
+def test_unsubscribing_concerns_one_client(connect: Connect, name: str, version: int) -> None:
+    """Another client with the same filter keeps its subscription (3.10.4)."""
+    client, neighbour, other = (connect(version=version) for _ in range(3))
+    client.subscribe(f"{name}/#", 1)
+    neighbour.subscribe(f"{name}/#", 1)
+    client.unsubscribe(f"{name}/#")
+    other.publish(f"{name}/a", b"m", 1)
+    assert b"m" == neighbour.receive().payload
+    client.expect_nothing()
+
+
+@clause(v3="MQTT-3.10.4-3", v5="MQTT-3.10.4-3")
+@both_versions
+def test_a_qos2_delivery_under_way_is_completed(connect: Connect, name: str, version: int) -> None:
+    """After an UNSUBSCRIBE in the middle of a QoS 2 delivery, PUBREC is still answered with PUBREL [MQTT-3.10.4-3]."""
+    client, other = connect(version=version), connect(version=version)
+    client.subscribe(name, 2)
+    other.publish(name, b"m", 2)
+    message = client.expect(PUBLISH)
+    client.unsubscribe(name)
+    assert message.packet_id is not None
+    client.send(ack_packet(PUBREC, message.packet_id, version=version))
+    assert message.packet_id == client.expect(PUBREL).packet_id
+    client.send(ack_packet(PUBCOMP, message.packet_id, version=version))
+    client.expect_nothing()
+
+
+@clause(v3="MQTT-3.10.4-3", v5="MQTT-3.10.4-3")
+@both_versions
+def test_an_unacknowledged_delivery_is_repeated_after_a_reconnect(connect: Connect, name: str, version: int) -> None:
+    """A QoS 1 message that was sent before the UNSUBSCRIBE stays the session's until its PUBACK [MQTT-3.10.4-3]."""
+    lasting = {"version": version, "clean": False}
+    if version == 5:
+        lasting["properties"] = prop(0x11, 60)
+    client, other = connect(name, **lasting), connect(version=version)
+    client.subscribe(name, 1)
+    other.publish(name, b"m", 1)
+    first = client.expect(PUBLISH)
+    client.unsubscribe(name)
+    client.disconnect()
+    other.publish(name, b"later", 1)
+    client = connect(name, **lasting)
+    again = client.expect(PUBLISH)
+    assert (first.packet_id, b"m", True) == (again.packet_id, again.payload, again.dup)
+    assert again.packet_id is not None
+    client.send(ack_packet(PUBACK, again.packet_id, version=version))
+    client.expect_nothing()
+
+
+@clause(v3="MQTT-3.10.4-4", v5=("MQTT-3.10.4-4", "MQTT-3.10.4-5"))
+@both_versions
+@pytest.mark.parametrize("packet_id", [1, 255, 256, 65535])
+def test_the_unsuback_has_the_packet_identifier(connect: Connect, name: str, version: int, packet_id: int) -> None:
+    """Each UNSUBSCRIBE is answered with an UNSUBACK of the same identifier [MQTT-3.10.4-4] [MQTT-3.10.4-5]."""
+    client = connect(version=version)
+    client.subscribe(name)
+    client.send(unsubscribe_packet(packet_id, [name], version=version))
+    assert packet_id == client.expect(UNSUBACK).packet_id
+
+
+@clause(v3="MQTT-3.10.4-5", v5=("MQTT-3.10.4-5", "MQTT-3.11.3-2"))
+@both_versions
+def test_an_unsuback_comes_when_nothing_was_there(connect: Connect, name: str, version: int) -> None:
+    """Unsubscribing from an unknown filter is answered; MQTT 5 tells that there was none [MQTT-3.10.4-5]."""
+    answer = connect(version=version).unsubscribe(name)
+    assert ([NOTHING_THERE] if version == 5 else []) == answer.reasons
+
+
+@clause(v3="MQTT-3.10.4-6", v5=("MQTT-3.10.4-6", "MQTT-3.11.3-1"))
+@both_versions
+def test_several_filters_get_one_unsuback(connect: Connect, name: str, version: int) -> None:
+    """Filters of one packet are all removed; one UNSUBACK has their codes in order, also for a filter named twice
+    [MQTT-3.10.4-6] [MQTT-3.11.3-1].
+    """
+    client, other = connect(version=version), connect(version=version)
+    client.subscribe([(f"{name}/a", 1), (f"{name}/b", 1), (f"{name}/c", 1)])
+    given = [f"{name}/x", f"{name}/a", f"{name}/y", f"{name}/b", f"{name}/a"]
+    answer = client.unsubscribe(*given)
+    assert ([NOTHING_THERE, SUCCESS, NOTHING_THERE, SUCCESS, NOTHING_THERE] if version == 5 else []) == answer.reasons
+    for topic in ("a", "b", "c"):
+        other.publish(f"{name}/{topic}", topic.encode(), 1)
+    assert b"c" == client.receive().payload
+    client.expect_nothing()
+
+
+@clause(v5="MQTT-3.11.3-2")
+@pytest.mark.parametrize("wrong", ["{}/#/x", "{}/a+", "$share/g", "$share//{}"])
+def test_an_unsuback_uses_defined_codes_only(connect: Connect, name: str, wrong: str) -> None:
+    """A filter that can never have been subscribed removes nothing and gets a defined code, or ends the connection
+    with one [MQTT-3.11.3-2].
+    """
+    client = connect()
+    client.send(unsubscribe_packet(1, [wrong.format(name)]))
+    answer = client.recv()
+    if answer.type == UNSUBACK:
+        assert answer.reasons in ([NOTHING_THERE], [0x80], [0x8F])
+    else:
+        assert answer.reason in (MALFORMED, PROTOCOL_ERROR, 0x8F)
+        assert [] == client.expect_closed()
+
+
+@clause(v5=("MQTT-3.11.2-1", "MQTT-3.11.2-2"))
+def test_an_unsuback_fits_into_the_maximum_packet_size(connect: Connect, name: str) -> None:
+    """Reason string and user properties never push an UNSUBACK over the client's maximum
+    [MQTT-3.11.2-1] [MQTT-3.11.2-2].
+    """
+    client = connect(properties=prop(MAXIMUM_PACKET_SIZE, 20))
+    answer = client.unsubscribe(f"{name}/a", f"{name}/b")
+    assert len(answer.raw) <= 20
+    assert [NOTHING_THERE, NOTHING_THERE] == answer.reasons
+
+
+def test_user_properties_are_accepted_and_others_refused(connect: Connect, name: str) -> None:
+    """An UNSUBSCRIBE may carry user properties and nothing else (3.10.2.1)."""
+    client = connect()
+    assert [NOTHING_THERE] == client.unsubscribe(name, properties=prop(0x26, ("k", "v"))).reasons
+    client.send(unsubscribe_packet(9, [name], properties=prop(0x0B, 1)))
+    assert_refused(client, (MALFORMED, PROTOCOL_ERROR))
+
+
+def test_a_later_subscription_starts_afresh(connect: Connect, name: str) -> None:
+    """Options of a removed subscription do not come back with a new one (3.10.4)."""
+    client = connect()
+    client.subscribe(name, NO_LOCAL, properties=prop(0x0B, 5))
+    client.unsubscribe(name)
+    client.subscribe(name, 0)
+    client.publish(name, b"own")
+    assert [] == client.receive().prop_all(0x0B)
