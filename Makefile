@@ -40,7 +40,7 @@ fmt: setup ## Format the sources and repair what the linter can repair
 .PHONY: bench
 bench: setup ## Measure beside other brokers in the same run
 	@scripts/need-commands cc mosquitto node npm
-	@bench/run $(ARGS)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" bench/run $(ARGS)
 
 .PHONY: lock
 lock: setup ## Renew the lock files after a change of dependencies (ARGS=--upgrade takes the newest versions)
