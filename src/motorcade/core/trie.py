@@ -1,0 +1,146 @@
+"""Two trees over topic levels, one for each direction of matching.
+
+`FilterTrie` holds filters and is asked with a topic: which filters match it?
+`TopicTree` holds topics and is asked with a filter: which topics does it match?
+
+Both keep a node per level; a node without children and values is removed with its last value,
+so the trees never grow beyond what they hold. Matching visits only branches that can match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class _Node(Generic[V]):
+    __slots__ = ("children", "value")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[V]] = {}
+        self.value: V | None = None
+
+
+class _Tree(Generic[V]):
+    """A value per path of levels; `None` is no value."""
+
+    __slots__ = ("_root", "_size")
+
+    def __init__(self) -> None:
+        self._root: _Node[V] = _Node()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def get(self, path: str) -> V | None:
+        """The value at this very path, without any matching."""
+        node = self._root
+        for level in path.split("/"):
+            found = node.children.get(level)
+            if found is None:
+                return None
+            node = found
+        return node.value
+
+    def set(self, path: str, value: V) -> None:
+        """Put a value at a path."""
+        node = self._root
+        for level in path.split("/"):
+            found = node.children.get(level)
+            if found is None:
+                found = node.children[level] = _Node()
+            node = found
+        if node.value is None:
+            self._size += 1
+        node.value = value
+
+    def remove(self, path: str) -> V | None:
+        """Take the value at a path away, and every node that was there only for it."""
+        trail: list[tuple[_Node[V], str]] = []
+        node = self._root
+        for level in path.split("/"):
+            found = node.children.get(level)
+            if found is None:
+                return None
+            trail.append((node, level))
+            node = found
+        value = node.value
+        if value is None:
+            return None
+        node.value = None
+        self._size -= 1
+        while trail and node.value is None and not node.children:
+            node, level = trail.pop()
+            del node.children[level]
+        return value
+
+
+class FilterTrie(_Tree[V]):
+    """Filters with wildcards; asked with a topic."""
+
+    __slots__ = ()
+
+    def match(self, topic: str) -> list[V]:
+        """The values of all filters that match a topic."""
+        found: list[V] = []
+        levels = topic.split("/")
+        last = len(levels)
+        wildcards_at = 1 if topic.startswith("$") else 0  # [MQTT-4.7.2-1]
+        stack: list[tuple[_Node[V], int]] = [(self._root, 0)]
+        while stack:
+            node, depth = stack.pop()
+            children = node.children
+            if depth >= wildcards_at:
+                rest = children.get("#")
+                if rest is not None and rest.value is not None:
+                    found.append(rest.value)
+            if depth == last:
+                if node.value is not None:
+                    found.append(node.value)
+                continue
+            child = children.get(levels[depth])
+            if child is not None:
+                stack.append((child, depth + 1))
+            if depth >= wildcards_at:
+                child = children.get("+")
+                if child is not None:
+                    stack.append((child, depth + 1))
+        return found
+
+
+class TopicTree(_Tree[V]):
+    """Topics without wildcards; asked with a filter."""
+
+    __slots__ = ()
+
+    def match(self, filter_: str) -> Iterator[tuple[str, V]]:
+        """(topic, value) of all topics that a filter matches, in no particular order.
+
+        The tree may not be changed while the iterator is in use.
+        """
+        wanted = filter_.split("/")
+        stack: list[tuple[_Node[V], int, str | None]] = [(self._root, 0, None)]
+        while stack:
+            node, depth, path = stack.pop()
+            level = wanted[depth] if depth < len(wanted) else None
+            if path is not None and node.value is not None and level in (None, "#"):
+                yield path, node.value
+            if level is None:
+                continue
+            if level not in ("+", "#"):
+                child = node.children.get(level)
+                if child is not None:
+                    stack.append((child, depth + 1, _join(path, level)))
+                continue
+            deeper = depth if level == "#" else depth + 1  # '#' stays in force all the way down
+            for name, child in node.children.items():
+                if path is None and name.startswith("$"):
+                    continue  # [MQTT-4.7.2-1]
+                stack.append((child, deeper, _join(path, name)))
+
+
+def _join(path: str | None, level: str) -> str:
+    return level if path is None else f"{path}/{level}"

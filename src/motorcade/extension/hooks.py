@@ -1,0 +1,330 @@
+"""Hook points: where plugins see and change what the broker does.
+
+A hook point holds a chain of callbacks, higher priority first, ties in order of registration. It is either
+
+    FOLD     the last argument is an accumulator. A callback answers
+                None           continue, accumulator unchanged
+                Continue(acc)  continue with a new accumulator
+                Stop(acc)      end the chain with a new accumulator
+                STOP           end the chain, accumulator unchanged
+             A fold callback may be a coroutine function; then the client it works for waits, nobody else.
+    OBSERVE  answers are ignored, except STOP, which ends the chain. Observers are plain functions: they run
+             between two packets, so they must be quick.
+
+A callback that raises (or runs into its time-out) is counted and logged. At access points (`closed`) the chain
+then ends with the point's refusal; elsewhere the callback is skipped.
+
+The broker reads a point as an attribute (`hooks.message_publish`), which is None while nobody listens:
+an unused point costs one load and one comparison. Register callbacks of `message.publish` with `topics`
+or `retained_only` where possible: messages they do not concern stay on the broker's fast path.
+
+| point | arguments | accumulator or nothing |
+|---|---|---|
+| client.connect | client | ReasonCode; Stop with an error code refuses the client before authentication |
+| client.authenticate | client, credentials | Decision or None; Stop(Allow/Deny/Challenge) decides, None passes on |
+| client.authorize | client, action ("publish" or "subscribe"), topic or filter | bool or None; Stop(True/False) decides |
+| client.subscribe | client, user properties | list of Subscription or ReasonCode, one per filter asked for |
+| client.unsubscribe | client, user properties | list of filters |
+| client.connected | client | |
+| client.disconnected | client, reason | |
+| session.created / .resumed / .disconnected / .takenover / .discarded | client | |
+| session.terminated | client, why (str) | |
+| session.subscribed | client, Subscription, is_new | |
+| session.unsubscribed | client, filter | |
+| message.publish | client or None | Message, or Handled: then it is not routed and the publisher hears the answer |
+| message.nack | client, Message | bool; Stop(True) takes a message back that does not fit the client's window |
+| message.delivered | client, Message | called when it is handed to the connection |
+| message.acked | client, Message, ReasonCode | PUBACK or PUBREC |
+| delivery.completed | client, Message, ReasonCode | PUBACK, PUBCOMP, or written (QoS 0) |
+| message.dropped | client or None, Message, why (str) | |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from motorcade.core import topic as topics_
+from motorcade.core.errors import HookError
+from motorcade.core.reasons import ReasonCode
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT = 1.0  #: seconds an asynchronous callback may take
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on with this accumulator."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the chain with this accumulator."""
+
+    value: Any
+
+
+class _StopUnchanged:
+    __slots__ = ()
+
+
+STOP: Final = _StopUnchanged()  #: end the chain, accumulator unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """`client.authenticate`: let the client in."""
+
+    superuser: bool = False
+    username: str | None = None  #: replaces what the client said, e.g. by the name in its certificate
+    client_id: str | None = None  #: binds the client id to the identity
+    attributes: dict[str, str] = field(default_factory=dict)
+    expires_at: float | None = None  #: seconds since the epoch; the client is disconnected then
+    data: bytes | None = None  #: enhanced authentication: last data for the client
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """`client.authenticate`: refuse the client."""
+
+    reason: ReasonCode = ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    detail: str = ""  #: for the log, and for the client as reason string
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """`client.authenticate`: enhanced authentication goes on with one more step."""
+
+    data: bytes | None = None
+
+
+Decision = Allow | Deny | Challenge
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """`message.publish`: the plugin has taken the message; do not route it, answer the publisher with this."""
+
+    reason: ReasonCode = ReasonCode.SUCCESS  #: an error code refuses: MQTT 5 hears it, MQTT 3 is disconnected
+    reason_string: str | None = None
+    user_properties: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    name: str
+    fold: bool
+    refusal: object = None  #: for access points: accumulator when a callback fails
+    closed: bool = False
+
+
+_DENIED = Deny(ReasonCode.NOT_AUTHORIZED, "the check failed")
+POINTS: Final = {
+    point.name: point
+    for point in (
+        _Point("client.connect", fold=True, refusal=ReasonCode.UNSPECIFIED_ERROR, closed=True),
+        _Point("client.authenticate", fold=True, refusal=_DENIED, closed=True),
+        _Point("client.authorize", fold=True, refusal=False, closed=True),
+        _Point("client.subscribe", fold=True),
+        _Point("client.unsubscribe", fold=True),
+        _Point("client.connected", fold=False),
+        _Point("client.disconnected", fold=False),
+        _Point("session.created", fold=False),
+        _Point("session.subscribed", fold=False),
+        _Point("session.unsubscribed", fold=False),
+        _Point("session.resumed", fold=False),
+        _Point("session.disconnected", fold=False),
+        _Point("session.discarded", fold=False),
+        _Point("session.takenover", fold=False),
+        _Point("session.terminated", fold=False),
+        _Point("message.publish", fold=True),
+        _Point("message.delivered", fold=False),
+        _Point("message.acked", fold=False),
+        _Point("message.nack", fold=True),
+        _Point("message.dropped", fold=False),
+        _Point("delivery.completed", fold=False),
+    )
+}
+
+
+@dataclass(eq=False, slots=True)
+class Callback:
+    """One registered function. `errors` counts how often it raised or timed out."""
+
+    function: Callable[..., Any]
+    priority: int
+    owner: str  #: name of the plugin, for logs and counters
+    topics: tuple[str, ...] = ()  #: `message.publish` only: called for topics matching one of these; empty is all
+    retained_only: bool = False  #: `message.publish` only: called for messages with the retain flag
+    timeout: float = DEFAULT_TIMEOUT
+    errors: int = 0
+
+    def concerns(self, topic: str) -> bool:
+        """Whether this callback wants messages of a topic."""
+        return not self.topics or any(topics_.matches(f, topic) for f in self.topics)
+
+
+class Chain:
+    """The callbacks of one hook point, in order."""
+
+    __slots__ = ("callbacks", "point")
+
+    def __init__(self, point: _Point, callbacks: tuple[Callback, ...]) -> None:
+        self.point = point
+        self.callbacks = callbacks
+
+    def notify(self, *args: object) -> None:
+        """Tell all observers."""
+        for callback in self.callbacks:
+            try:
+                if callback.function(*args) is STOP:
+                    return
+            except Exception:
+                self._failed(callback)
+
+    def fold(self, *args: object, acc: Any) -> Any:
+        """Run the chain. Returns the accumulator, or an awaitable of it as soon as a callback is asynchronous."""
+        for index, callback in enumerate(self.callbacks):
+            try:
+                answer = callback.function(*args, acc)
+            except Exception:
+                if self._failed(callback):
+                    return self.point.refusal
+                continue
+            if inspect.isawaitable(answer):
+                return self._fold_waiting(index, answer, args, acc)
+            if answer is None:
+                continue
+            if answer is STOP:
+                return acc
+            if isinstance(answer, Stop):
+                return answer.value
+            acc = self._continued(callback, answer, acc)
+        return acc
+
+    async def _fold_waiting(self, index: int, answer: Awaitable[Any], args: tuple[object, ...], acc: Any) -> Any:
+        """The rest of `fold`, from the first callback that must be waited for."""
+        callback = self.callbacks[index]
+        rest = Chain(self.point, self.callbacks[index + 1 :])
+        try:
+            result = await asyncio.wait_for(answer, callback.timeout)
+        except Exception:
+            if self._failed(callback):
+                return self.point.refusal
+            result = None
+        if result is STOP:
+            return acc
+        if isinstance(result, Stop):
+            return result.value
+        if result is not None:
+            acc = self._continued(callback, result, acc)
+        final = rest.fold(*args, acc=acc)
+        return await final if inspect.isawaitable(final) else final
+
+    def _continued(self, callback: Callback, answer: object, acc: Any) -> Any:
+        if isinstance(answer, Continue):
+            return answer.value
+        callback.errors += 1
+        log.error("hook_bad_answer point=%s plugin=%s answer=%r", self.point.name, callback.owner, type(answer).__name__)
+        return self.point.refusal if self.point.closed else acc
+
+    def _failed(self, callback: Callback) -> bool:
+        """Count and log a failure; True if the chain must end with the refusal."""
+        callback.errors += 1
+        log.exception("hook_failed point=%s plugin=%s", self.point.name, callback.owner)
+        return self.point.closed
+
+
+def _attribute(point: str) -> str:
+    return point.replace(".", "_")
+
+
+class Hooks:
+    """All hook points of one node. Each point is an attribute: a `Chain`, or None while nobody listens."""
+
+    __slots__ = (*(_attribute(name) for name in POINTS), "_on_change")
+
+    client_connect: Chain | None
+    client_authenticate: Chain | None
+    client_authorize: Chain | None
+    client_subscribe: Chain | None
+    client_unsubscribe: Chain | None
+    client_connected: Chain | None
+    client_disconnected: Chain | None
+    session_created: Chain | None
+    session_subscribed: Chain | None
+    session_unsubscribed: Chain | None
+    session_resumed: Chain | None
+    session_disconnected: Chain | None
+    session_discarded: Chain | None
+    session_takenover: Chain | None
+    session_terminated: Chain | None
+    message_publish: Chain | None
+    message_delivered: Chain | None
+    message_acked: Chain | None
+    message_nack: Chain | None
+    message_dropped: Chain | None
+    delivery_completed: Chain | None
+
+    def __init__(self) -> None:
+        self._on_change: list[Callable[[], None]] = []
+        for name in POINTS:
+            setattr(self, _attribute(name), None)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call this whenever a callback is added or removed (the router drops its cached routes)."""
+        self._on_change.append(callback)
+
+    def add(self, point: str, callback: Callback) -> None:
+        """Register a callback; `HookError` if the point does not exist or the callback does not fit it."""
+        if point not in POINTS:
+            raise HookError(f"there is no hook point {point!r}; there are: {', '.join(POINTS)}")
+        if not POINTS[point].fold and inspect.iscoroutinefunction(callback.function):
+            raise HookError(f"{callback.owner}: a callback of {point} must be a plain function, not a coroutine function")
+        if (callback.topics or callback.retained_only) and point != "message.publish":
+            raise HookError(f"{callback.owner}: topics and retained_only are for message.publish, not {point}")
+        for filter_ in callback.topics:
+            topics_.check_filter(filter_)
+        present = self.lookup(point)
+        if any(c.function == callback.function for c in present):
+            raise HookError(f"{callback.owner}: this callback is registered for {point} already")
+        self._set(point, sorted((*present, callback), key=lambda c: -c.priority))
+
+    def remove(self, point: str, function: Callable[..., Any]) -> bool:
+        """Take a callback away; False if it was not there."""
+        present = self.lookup(point)
+        kept = [c for c in present if c.function != function]
+        self._set(point, kept)
+        return len(kept) < len(present)
+
+    def remove_owner(self, owner: str) -> None:
+        """Take away everything a plugin has registered."""
+        for point in POINTS:
+            present = self.lookup(point)
+            kept = [c for c in present if c.owner != owner]
+            if len(kept) < len(present):
+                self._set(point, kept)
+
+    def lookup(self, point: str) -> tuple[Callback, ...]:
+        """The callbacks of a point, in the order in which they run."""
+        chain: Chain | None = getattr(self, _attribute(point))
+        return chain.callbacks if chain else ()
+
+    def publish_chains(self, topic: str) -> tuple[Chain | None, Chain | None]:
+        """The callbacks of `message.publish` that want a topic: of ordinary and of retained messages."""
+        wanted = [c for c in self.lookup("message.publish") if c.concerns(topic)]
+        ordinary = tuple(c for c in wanted if not c.retained_only)
+        point = POINTS["message.publish"]
+        return (Chain(point, ordinary) if ordinary else None), (Chain(point, tuple(wanted)) if wanted else None)
+
+    def _set(self, point: str, callbacks: list[Callback]) -> None:
+        setattr(self, _attribute(point), Chain(POINTS[point], tuple(callbacks)) if callbacks else None)
+        for changed in self._on_change:
+            changed()

@@ -1,0 +1,290 @@
+"""Plugins: what they are, what they are given, and how they are found, loaded and unloaded.
+
+A plugin is a subclass of `Plugin` in a Python package with an entry point in the group `motorcade.plugins`,
+or in a `.py` file or package folder named by its path. Methods marked with `@hook(...)` are registered when
+it starts and removed when it stops; everything it spawned is cancelled then. Nothing of a plugin that fails
+to start stays behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import inspect
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.errors import HookError, MotorcadeError, PluginError
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
+
+GROUP = "motorcade.plugins"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Hub(Protocol):
+    """What the broker does for plugins."""
+
+    async def publish(self, message: Message) -> int:
+        """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
+
+    def deliver(self, client_id: str, subscription: Subscription, messages: Iterator[Message]) -> bool:
+        """Send messages to one client, as matching `subscription`, as fast as its window allows.
+
+        The iterator is read only when there is room, and closed when the client unsubscribes or its session ends.
+        False if the client has no session.
+        """
+
+    async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
+        """Send a client away; False if it is not connected."""
+
+    def client(self, client_id: str) -> ClientInfo | None:
+        """A connected client."""
+
+    def clients(self) -> Iterable[ClientInfo]:
+        """All connected clients, as they are now."""
+
+    def recheck_access(self) -> None:
+        """Forget cached access decisions, and take away subscriptions that are no longer allowed."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and gauges of the node by name."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What one plugin is given."""
+
+    name: str
+    hub: Hub
+    log: structlog.stdlib.BoundLogger
+    data: Path  #: folder of this plugin's own; made when first used
+    counters: Counter[str]  #: shown as `motorcade_plugin_total{plugin, event}`
+    tasks: set[asyncio.Task[None]]
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something in the background until it ends or the plugin is unloaded."""
+        task = asyncio.create_task(work, name=f"{self.name}.{name}")
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.counters["task_failed"] += 1
+            self.log.error("plugin_task_failed", task=task.get_name(), error=repr(task.exception()))
+
+
+class NoConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The configuration of a plugin that has none."""
+
+
+class Plugin:
+    """Base class of all plugins. Override what you need; mark callbacks with `@hook`."""
+
+    Config: ClassVar[type[msgspec.Struct]] = NoConfig  #: validated before the plugin is made; unknown keys are errors
+    description: ClassVar[str] = ""
+
+    def __init__(self, context: Context, config: Any) -> None:
+        self.context = context
+        self.config = config
+
+    async def start(self) -> None:
+        """Before the hooks are registered. Raise to refuse being loaded."""
+
+    async def reload(self, config: Any) -> None:
+        """New configuration, or the same with changed files. Raise `MotorcadeError` to keep the old."""
+        self.config = config
+
+    async def stop(self) -> None:
+        """After the hooks are removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    point: str
+    priority: int
+    topics: tuple[str, ...]
+    retained_only: bool
+    timeout: float
+
+
+def hook(
+    point: str, *, priority: int = 0, topics: Iterable[str] = (), retained_only: bool = False, timeout: float = DEFAULT_TIMEOUT
+) -> Callable[[F], F]:
+    """Mark a method of a plugin as callback of a hook point (see `extension.hooks`)."""
+
+    def mark(function: F) -> F:
+        marks: list[_Mark] = function.__dict__.setdefault("__motorcade_hooks__", [])
+        marks.append(_Mark(point, priority, tuple(topics), retained_only, timeout))
+        return function
+
+    return mark
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A plugin that is running."""
+
+    name: str
+    plugin: Plugin
+    context: Context
+    origin: str  #: entry point or path
+
+
+class Plugins:
+    """The plugins of one node."""
+
+    def __init__(self, hub: Hub, hooks: Hooks, data: Path) -> None:
+        self._hub = hub
+        self._hooks = hooks
+        self._data = data
+        self._loaded: dict[str, Loaded] = {}
+        self._changing = asyncio.Lock()
+
+    def loaded(self) -> list[Loaded]:
+        """What runs now, in the order of loading."""
+        return list(self._loaded.values())
+
+    async def load(self, name: str, config: Mapping[str, object] | None = None, path: str | None = None) -> Loaded:
+        """Find, configure and start a plugin. `PluginError` says what is wrong; nothing stays behind then."""
+        async with self._changing:
+            if name in self._loaded:
+                raise PluginError(f"plugin {name!r} is loaded already")
+            kind, origin = _from_path(path) if path else _from_entry_point(name)
+            options = _configure(name, kind, config or {})
+            log = structlog.stdlib.get_logger("motorcade.plugin").bind(plugin=name)
+            context = Context(name, self._hub, log, self._data / name, Counter(), set())
+            try:
+                plugin = kind(context, options)
+                await plugin.start()
+                for point, callback in _callbacks(name, plugin):
+                    self._hooks.add(point, callback)
+            except Exception as error:
+                self._hooks.remove_owner(name)
+                await _cancel(context)
+                if isinstance(error, MotorcadeError) and not isinstance(error, HookError):
+                    raise PluginError(f"plugin {name!r}: {error}") from error
+                raise PluginError(f"plugin {name!r} could not start: {error!r}") from error
+            loaded = self._loaded[name] = Loaded(name, plugin, context, origin)
+            log.info("plugin_loaded", origin=origin)
+            return loaded
+
+    async def unload(self, name: str) -> None:
+        """Stop a plugin and remove its callbacks."""
+        async with self._changing:
+            loaded = self._loaded.pop(name, None)
+            if loaded is None:
+                raise PluginError(f"plugin {name!r} is not loaded; loaded are: {', '.join(self._loaded) or 'none'}")
+            self._hooks.remove_owner(name)
+            try:
+                await loaded.plugin.stop()
+            finally:
+                await _cancel(loaded.context)
+            loaded.context.log.info("plugin_unloaded")
+
+    async def reload(self, name: str, config: Mapping[str, object]) -> None:
+        """Give a running plugin new configuration; on any error the old stays in force."""
+        async with self._changing:
+            loaded = self._loaded[name]
+            options = _configure(name, type(loaded.plugin), config)
+            await loaded.plugin.reload(options)
+
+    async def unload_all(self) -> None:
+        """Stop everything, last loaded first."""
+        for name in reversed(list(self._loaded)):
+            try:
+                await self.unload(name)
+            except Exception as error:  # noqa: BLE001 - one plugin's failure must not keep the others from stopping
+                structlog.stdlib.get_logger("motorcade.plugin").error("plugin_stop_failed", plugin=name, error=repr(error))
+
+
+def available() -> dict[str, str]:
+    """Names of installed plugins and where they come from."""
+    return {entry.name: entry.value for entry in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _callbacks(owner: str, plugin: Plugin) -> Iterator[tuple[str, Callback]]:
+    for _, method in inspect.getmembers(plugin, inspect.ismethod):
+        marks: list[_Mark] = getattr(method.__func__, "__motorcade_hooks__", [])
+        for m in marks:
+            yield m.point, Callback(method, m.priority, owner, m.topics, m.retained_only, m.timeout)
+
+
+def _configure(name: str, kind: type[Plugin], config: Mapping[str, object]) -> msgspec.Struct:
+    try:
+        return msgspec.convert(dict(config), kind.Config)
+    except msgspec.ValidationError as error:
+        raise PluginError(f"configuration of plugin {name!r}: {error}") from error
+
+
+def _from_entry_point(name: str) -> tuple[type[Plugin], str]:
+    found = [entry for entry in importlib.metadata.entry_points(group=GROUP) if entry.name == name]
+    if not found:
+        raise PluginError(f"there is no plugin {name!r}; installed are: {', '.join(available()) or 'none'} (or give a path)")
+    try:
+        kind = found[0].load()
+    except Exception as error:
+        raise PluginError(f"plugin {name!r} ({found[0].value}) cannot be imported: {error!r}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Plugin)):
+        raise PluginError(f"entry point {found[0].value} is not a subclass of motorcade.extension.plugin.Plugin")
+    return kind, found[0].value
+
+
+_numbers = itertools.count()  # a fresh module name per load, so that an edited file is read again
+
+
+def _from_path(text: str) -> tuple[type[Plugin], str]:
+    path = Path(text).expanduser().resolve()
+    file = path / "__init__.py" if path.is_dir() else path
+    if not file.is_file():
+        raise PluginError(f"there is no plugin at {text}")
+    module_name = f"motorcade_plugin_{next(_numbers)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(
+        module_name, file, submodule_search_locations=[str(path)] if path.is_dir() else None
+    )
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{text} is not a Python file or package")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise PluginError(f"plugin at {text} cannot be imported: {error!r}") from error
+    return _only_plugin(module, text), str(path)
+
+
+def _only_plugin(module: ModuleType, text: str) -> type[Plugin]:
+    kinds = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Plugin) and value.__module__.startswith(module.__name__)
+    ]
+    if len(kinds) != 1:
+        raise PluginError(f"{text} must define exactly one subclass of Plugin, it defines {len(kinds)}")
+    return kinds[0]
+
+
+async def _cancel(context: Context) -> None:
+    tasks = list(context.tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
