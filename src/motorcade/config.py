@@ -1,0 +1,685 @@
+"""The configuration of a node: what may be set, where each value came from, and what is wrong with it.
+
+    command line  >  environment MOTORCADE_SECTION__KEY  >  one TOML file  >  default
+
+The records below are the only list of options; docs/configuration.md is made from them and their `#:` comments. Each
+source becomes a tree of plain values, the trees are laid over each other with the origin of every leaf, and only the
+result is checked, so that an error can always name file and line (or variable, or flag) of the value that is wrong.
+
+Rule 1: an unknown key is an error, never ignored. `[plugins.NAME]` is checked by the plugin's own record.
+Rule 2: 0 means unlimited (or off) wherever a limit may be lifted.
+Rule 3: a text value `file://PATH` is replaced by the contents of that file; `config show` shows the reference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import inspect
+import ipaddress
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from motorcade.core.errors import ConfigError
+from motorcade.log import is_secret
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+TwoBytes = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Window = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Factor = Annotated[float, msgspec.Meta(ge=1)]
+Bind = str | tuple[str, ...]
+
+OFF: Final = "off"
+
+
+class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The node as a whole."""
+
+    node: str = ""  #: name of the node; empty: host name and port
+    server_reference: str = ""  #: where MQTT 5 clients are sent at shutdown (`host:port`); empty: nowhere
+    #: who of a shared group gets a message
+    shared_strategy: Literal["round_robin", "random", "sticky", "hash_topic", "hash_client", "least_inflight"] = (
+        "round_robin"
+    )
+    server_keep_alive: TwoBytes = 0  #: seconds; imposed on MQTT 5 clients; 0: the client decides
+    max_keep_alive: TwoBytes = 0  #: seconds; longer wishes (and none) are lowered for MQTT 5 clients; 0: no maximum
+    drain_timeout: Seconds = 5.0  #: seconds that stopping may take to write out what clients still have to get
+
+
+class TcpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Plain MQTT over TCP."""
+
+    bind: Bind = "127.0.0.1:1883"  #: `HOST:PORT`, `[IPV6]:PORT`, `*:PORT`, a list of these, or `off`
+    max_connections: Count = 0  #: clients on this listener at once; 0: only `limits.max_connections` counts
+
+
+class TlsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """MQTT over TLS 1.2 or newer."""
+
+    bind: Bind = OFF  #: as for tcp; by convention port 8883
+    certificate: str = ""  #: file with the server's certificate chain, PEM
+    key: str = ""  #: file with the private key, PEM
+    ca: str = ""  #: file with the authorities that client certificates must come from, PEM
+    require_client_certificate: bool = False  #: refuse clients without a certificate (needs `ca`)
+    max_connections: Count = 0  #: clients on this listener at once; 0: only `limits.max_connections` counts
+
+
+class WsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """MQTT over WebSocket."""
+
+    bind: Bind = "127.0.0.1:8083"  #: as for tcp
+    path: str = "/mqtt"  #: the only path that is answered
+    origins: tuple[str, ...] = ()  #: `Origin` headers that are let in; empty: all
+    max_connections: Count = 0  #: clients on this listener at once; 0: only `limits.max_connections` counts
+
+
+class WssOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """MQTT over WebSocket over TLS."""
+
+    bind: Bind = OFF  #: as for tcp; by convention port 8084
+    path: str = "/mqtt"  #: the only path that is answered
+    origins: tuple[str, ...] = ()  #: `Origin` headers that are let in; empty: all
+    certificate: str = ""  #: file with the server's certificate chain, PEM
+    key: str = ""  #: file with the private key, PEM
+    ca: str = ""  #: file with the authorities that client certificates must come from, PEM
+    require_client_certificate: bool = False  #: refuse clients without a certificate (needs `ca`)
+    max_connections: Count = 0  #: clients on this listener at once; 0: only `limits.max_connections` counts
+
+
+class ListenersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where clients may connect."""
+
+    tcp: TcpOptions = TcpOptions()
+    tls: TlsOptions = TlsOptions()
+    ws: WsOptions = WsOptions()
+    wss: WssOptions = WssOptions()
+
+
+class HttpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Control port: `/api/v1`, `/metrics`, `/healthz`, `/readyz`."""
+
+    bind: Bind = "127.0.0.1:18083"  #: as for listeners
+
+
+class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the node keeps for each client."""
+
+    window: Window = 32  #: messages sent but not acknowledged; the client's receive maximum may lower it
+    queue: Positive = 1000  #: messages waiting for room in the window; when full, the oldest QoS 0 goes first
+    queue_bytes: Count = 8_388_608  #: bytes of waiting payload and topic; 0: unlimited
+    max_awaiting_rel: Window = 100  #: QoS 2 messages received but not released; told as receive maximum
+    await_rel_timeout: Seconds = 300  #: seconds after which an unreleased QoS 2 packet id is forgotten; 0: never
+    expiry_default_v3: Count = 604_800  #: seconds a session without clean start of MQTT 3 is kept after disconnect
+    expiry_max: Count = 604_800  #: seconds; longer wishes of MQTT 5 clients are lowered to this
+    store_qos0: bool = False  #: keep QoS 0 messages for clients that are away
+    max_subscriptions: Count = 1000  #: filters per client; 0: unlimited
+
+
+class LimitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Defences, per client unless said otherwise."""
+
+    max_packet_size: Positive = 1_048_576  #: bytes of one packet, told to MQTT 5 clients
+    max_connect_size: Positive = 16_384  #: bytes of a CONNECT packet
+    connect_timeout: Seconds = 5.0  #: seconds between opening a connection and a complete CONNECT
+    max_connections: Count = 100_000  #: clients on all listeners together; 0: unlimited
+    connect_rate: Count = 1000  #: new connections per second, whole node; 0: unlimited
+    connect_burst: Count = 20_000  #: connections accepted at once before `connect_rate` holds
+    message_rate: Count = 1_000_000  #: messages per second from one client; 0: unlimited
+    message_burst: Count = 2_000_000  #: messages taken at once before `message_rate` holds
+    byte_rate: Count = 0  #: bytes per second from one client; 0: unlimited
+    allow: tuple[str, ...] = ()  #: networks (CIDR) that may connect; empty: all
+    deny: tuple[str, ...] = ()  #: networks (CIDR) that may not connect; stronger than `allow`
+    max_topic_levels: Count = 128  #: levels of a topic name or filter; 0: unlimited
+    max_client_id: Positive = 256  #: bytes of a client id
+    max_topic_alias: TwoBytes = 16  #: topic aliases a client may use towards the node
+    max_user_properties: Count = 64  #: user properties per packet; 0: unlimited
+    write_high: Positive = 1_048_576  #: bytes waiting in a client's socket at which it counts as slow
+    write_low: Count = 262_144  #: bytes at which a slow client is served again
+    stall_timeout: Seconds = 30.0  #: seconds a slow client may take no byte before it is disconnected; 0: for ever
+    keep_alive_factor: Factor = 1.5  #: silence, in keep-alives, after which a client counts as gone
+    flapping_count: Count = 120  #: connects within `flapping_window` that ban a client id; 0: never
+    flapping_window: Seconds = 60.0  #: seconds
+    flapping_ban: Seconds = 60.0  #: seconds a flapping client is refused
+    flapping_by_address: bool = False  #: count connects per address too
+
+
+class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Log on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"  #: least severe event that is written
+    format: Literal["auto", "console", "json"] = "auto"  #: auto: console on a terminal, else one JSON object per line
+
+
+class DataOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Files of the node."""
+
+    dir: str = "./motorcade-data"  #: folder for everything the node writes; made when first needed
+
+
+class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where what must outlive a connection is kept."""
+
+    url: str = "memory://"  #: `memory://` is the only engine so far: sessions and retained messages end with the node
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything. One attribute per section of the file."""
+
+    broker: BrokerOptions = BrokerOptions()
+    listeners: ListenersOptions = ListenersOptions()
+    http: HttpOptions = HttpOptions()
+    session: SessionOptions = SessionOptions()
+    limits: LimitsOptions = LimitsOptions()
+    plugins: dict[str, dict[str, Any]] = {}
+    log: LogOptions = LogOptions()
+    data: DataOptions = DataOptions()
+    store: StoreOptions = StoreOptions()
+
+
+#: Keys that have a flag of `motorcade serve`.
+FLAGS: Final[Mapping[str, str]] = {
+    "listeners.tcp.bind": "--mqtt",
+    "listeners.ws.bind": "--ws",
+    "http.bind": "--http",
+    "data.dir": "--data",
+    "store.url": "--store",
+    "broker.node": "--node",
+    "log.level": "--log-level",
+    "log.format": "--log-format",
+}
+
+PREFIX: Final = "MOTORCADE_"
+DEFAULT: Final = "default"
+
+#: On unless `[plugins.NAME] enabled = false`.
+DEFAULT_PLUGINS: Final = ("retained", "systopics")
+#: Loaded before all others, because a client must not slip in before its access can be checked.
+FIRST_PLUGIN: Final = "access"
+
+Path_ = tuple[str, ...]
+
+
+class Address(NamedTuple):
+    """Where to listen. An empty host is every interface; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+
+class PluginSetting(NamedTuple):
+    """One plugin that should run."""
+
+    name: str
+    path: str | None  #: None: found by entry point
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A leaf of a tree before it is checked."""
+
+    value: Any
+    origin: str
+    text: str | None = None  #: an environment variable as written, in case a plain string is wanted
+    reference: str | None = None  #: `file://…` that the value was read from
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A valid configuration and where it came from."""
+
+    config: Config
+    path: Path | None
+    leaves: dict[Path_, _Value] = field(repr=False)
+    _environ: Mapping[str, str] = field(repr=False)
+    _overrides: Mapping[str, object] = field(repr=False)
+
+    def origin(self, key: str) -> str:
+        """Where the value of `session.window` came from: default, file, environment or command line."""
+        wanted = tuple(key.split("."))
+        if wanted in self.leaves:
+            return self.leaves[wanted].origin
+        below = {leaf.origin for path, leaf in self.leaves.items() if path[: len(wanted)] == wanted}
+        return ", ".join(sorted(below)) or DEFAULT
+
+    def entries(self) -> Iterator[tuple[str, object, str]]:
+        """Every key with its value and origin, secrets hidden."""
+        for path, value in _flatten(msgspec.to_builtins(self.config), ()):
+            leaf = self.leaves.get(path)
+            shown = leaf.reference if leaf is not None and leaf.reference else _hide(path, value)
+            yield ".".join(path), shown, leaf.origin if leaf is not None else DEFAULT
+
+    def again(self) -> Loaded:
+        """Read the same file once more, with the same environment and command line."""
+        return load(self.path, self._environ, self._overrides)
+
+
+def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Loaded:
+    """Read, merge and check. `overrides` are dotted keys from the command line. Raises `ConfigError`."""
+    leaves: dict[Path_, _Value] = {}
+    for layer in (_from_file(path), _from_environment(environ), _from_command_line(overrides)):
+        _lay_over(leaves, layer)
+    _resolve_references(leaves)
+    checked = _check_section(Config, (), leaves)
+    config = msgspec.convert(checked, Config)
+    for key, problem in _contradictions(config):
+        raise ConfigError(f"{_where(leaves, key)}: {'.'.join(key)}: {problem}")
+    return Loaded(config, path, leaves, dict(environ), dict(overrides))
+
+
+# --- questions the node asks about a configuration --------------------------------------------------------------------
+
+
+def addresses(bind: Bind) -> list[Address]:
+    """What `bind` says; empty for `off`. Raises `ConfigError`."""
+    texts = (bind,) if isinstance(bind, str) else bind
+    return [parse_address(text) for text in texts if text != OFF]
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT`, `[IPV6]:PORT` or `*:PORT`."""
+    match = re.fullmatch(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})", text.strip())
+    if match is None or int(match["port"]) > 65535:
+        raise ConfigError(f"{text!r} is not an address; write HOST:PORT, [IPV6]:PORT, *:PORT or off")
+    host = match["v6"] or match["host"]
+    return Address("" if host == "*" else host, int(match["port"]))
+
+
+def plugins_to_load(config: Config) -> list[PluginSetting]:
+    """The plugins of this configuration in the order of loading: access, the built-in ones, then as in the file."""
+    names = [name for name in (FIRST_PLUGIN,) if name in config.plugins]
+    names += [name for name in (*DEFAULT_PLUGINS, *config.plugins) if name not in names]
+    settings = []
+    for name in dict.fromkeys(names):
+        table = dict(config.plugins.get(name, {}))
+        path = table.pop("path", None)
+        if table.pop("enabled", True):
+            settings.append(PluginSetting(name, path, table))
+    return settings
+
+
+def check_plugins(loaded: Loaded) -> None:
+    """Check the tables of installed plugins against their own records, so that errors name the line.
+
+    A plugin with a `path` is not imported here: looking at a configuration must not run somebody's file.
+    """
+    installed = {entry.name: entry for entry in importlib.metadata.entry_points(group="motorcade.plugins")}
+    for name, path, table in plugins_to_load(loaded.config):
+        if path is not None:
+            continue
+        section = ("plugins", name)
+        if name not in installed:
+            problem = (
+                f"there is no plugin {name!r}{_nearest(name, installed)}; one that is not installed needs a `path`"
+            )
+            raise ConfigError(f"{_where(loaded.leaves, section)}: {problem}")
+        try:
+            record = installed[name].load().Config
+        except Exception as error:
+            raise ConfigError(f"plugin {name!r} ({installed[name].value}) cannot be imported: {error!r}") from error
+        own = {key: leaf for key, leaf in loaded.leaves.items() if key[:2] == section and key[2] in table}
+        _check_section(record, section, own)
+
+
+# --- the three sources ------------------------------------------------------------------------------------------------
+
+
+def _from_file(path: Path | None) -> dict[Path_, _Value]:
+    if path is None:
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error}") from error
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        raise ConfigError(f"{path}{':' + line[1] if line else ''}: not valid TOML: {error}") from error
+    lines = _key_lines(text)
+    return {key: _Value(value, f"file {path}:{_line_of(key, lines)}") for key, value in _flatten(tree, ())}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[Path_, _Value]:
+    """Variables `MOTORCADE_A__B__C`. `MOTORCADE_CONFIG` and the like have no `__`, so they are no keys."""
+    leaves: dict[Path_, _Value] = {}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or "__" not in name:
+            continue
+        key = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        if not all(key):
+            raise ConfigError(f"environment {name}: an empty part; write {PREFIX}SECTION__KEY")
+        value = _parse_value(environ[name])
+        for path, leaf in _flatten(value, key):
+            leaves[path] = _Value(leaf, f"environment {name}", environ[name] if path == key else None)
+    return leaves
+
+
+def _parse_value(text: str) -> object:
+    """A TOML value if it is one, else the text itself."""
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return tree["value"] if tree.keys() == {"value"} else text
+
+
+def _from_command_line(overrides: Mapping[str, object]) -> dict[Path_, _Value]:
+    leaves = {}
+    for key, value in overrides.items():
+        leaves[tuple(key.split("."))] = _Value(value, f"command line {FLAGS.get(key, key)}")
+    return leaves
+
+
+def _lay_over(leaves: dict[Path_, _Value], layer: dict[Path_, _Value]) -> None:
+    """Later wins, leaf by leaf; a value also replaces a table of the same name, and the other way round."""
+    for key in layer:
+        for other in [o for o in leaves if o[: len(key)] == key or key[: len(o)] == o]:
+            if other not in layer:
+                del leaves[other]
+    leaves.update(layer)
+
+
+def _resolve_references(leaves: dict[Path_, _Value]) -> None:
+    for key, leaf in leaves.items():
+        if not (isinstance(leaf.value, str) and leaf.value.startswith("file://")):
+            continue
+        try:
+            value = Path(leaf.value.removeprefix("file://")).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{leaf.origin}: {'.'.join(key)}: cannot read {leaf.value}: {error}") from error
+        leaves[key] = _Value(value, leaf.origin, reference=leaf.value)
+
+
+def _flatten(tree: object, prefix: Path_) -> Iterator[tuple[Path_, object]]:
+    if not isinstance(tree, dict) or (not tree and prefix):
+        yield prefix, tree
+        return
+    for key, value in tree.items():
+        yield from _flatten(value, (*prefix, key))
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def _check_section(record: type[msgspec.Struct], section: Path_, leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
+    """The tree below `section`, checked against a record; `ConfigError` names the first wrong key."""
+    fields = {info.encode_name: info.type for info in msgspec.structs.fields(record)}
+    depth = len(section)
+    result: dict[str, Any] = {}
+    for key, leaf in leaves.items():
+        if key[:depth] != section:
+            continue
+        if len(key) == depth:
+            if leaf.value != {}:
+                raise ConfigError(f"{leaf.origin}: [{'.'.join(section)}] is a section; write keys below it")
+            continue
+        name = key[depth]
+        if name not in fields:
+            raise ConfigError(f"{leaf.origin}: unknown key {'.'.join(key[: depth + 1])!r}{_nearest(name, fields)}")
+        if name in result:
+            continue
+        kind = fields[name]
+        inner = (*section, name)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            result[name] = _check_section(kind, inner, leaves)
+        elif inner == ("plugins",):
+            result[name] = _plugin_tables(leaves)
+        elif inner in leaves:
+            result[name] = _convert(leaf, kind, inner)
+        else:
+            result[name] = _convert(_Value(_tree(inner, leaves), leaf.origin), kind, inner)
+    return result
+
+
+def _plugin_tables(leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
+    tree = _tree(("plugins",), leaves)
+    for key, leaf in leaves.items():
+        if key[0] != "plugins":
+            continue
+        if len(key) == 2 and leaf.value != {}:
+            raise ConfigError(f"{leaf.origin}: plugins.{key[1]} must be a section [plugins.{key[1]}]")
+        if key[2:] == ("enabled",):
+            _convert(leaf, bool, key)
+        elif key[2:] == ("path",):
+            _convert(leaf, str, key)
+    return tree
+
+
+def _tree(section: Path_, leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, leaf in leaves.items():
+        if key[: len(section)] != section or len(key) == len(section):
+            continue
+        node = tree
+        for part in key[len(section) : -1]:
+            node = node.setdefault(part, {})
+        node[key[-1]] = leaf.value
+    return tree
+
+
+def _convert(leaf: _Value, kind: object, key: Path_) -> object:
+    try:
+        return msgspec.to_builtins(msgspec.convert(leaf.value, kind))
+    except msgspec.ValidationError as error:
+        if leaf.text is not None and leaf.value != leaf.text:
+            try:  # MOTORCADE_BROKER__NODE=7 means the text 7
+                return msgspec.to_builtins(msgspec.convert(leaf.text, kind))
+            except msgspec.ValidationError:
+                pass
+        shown = "***" if is_secret(key[-1]) else repr(leaf.value)
+        raise ConfigError(f"{leaf.origin}: {'.'.join(key)} = {shown}: {_plain(str(error))}") from error
+
+
+def _plain(message: str) -> str:
+    return message.replace("`", "").removesuffix(" - at $")
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are: {', '.join(sorted(known)) or 'none'}"
+
+
+def _where(leaves: Mapping[Path_, _Value], key: Path_) -> str:
+    for path, leaf in leaves.items():
+        if path[: len(key)] == key:
+            return leaf.origin
+    return DEFAULT
+
+
+def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
+    """Values that have the right type and still make no sense."""
+    listeners = config.listeners
+    for name, bind in (
+        *((("listeners", n, "bind"), getattr(listeners, n).bind) for n in ("tcp", "tls", "ws", "wss")),
+        (("http", "bind"), config.http.bind),
+    ):
+        try:
+            addresses(bind)
+        except ConfigError as error:
+            yield name, str(error)
+    for name_, secure in (("tls", listeners.tls), ("wss", listeners.wss)):
+        if not addresses(secure.bind):
+            continue
+        for needed in ("certificate", "key") + (("ca",) if secure.require_client_certificate else ()):
+            if not getattr(secure, needed):
+                yield ("listeners", name_), f"needs {needed!r} (a PEM file) to listen on {secure.bind}"
+    for name_ in ("ws", "wss"):
+        if not getattr(listeners, name_).path.startswith("/"):
+            yield ("listeners", name_, "path"), "must begin with /"
+    for name_ in ("allow", "deny"):
+        for network in getattr(config.limits, name_):
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                yield ("limits", name_), f"{error}; write networks like 10.0.0.0/8 or fd00::/8"
+    if config.limits.write_low > config.limits.write_high:
+        yield ("limits", "write_low"), f"must not be above limits.write_high ({config.limits.write_high})"
+    if config.store.url != "memory://":
+        yield ("store", "url"), f"{config.store.url!r} is not available in this version; use memory://"
+
+
+def _hide(path: Path_, value: object) -> object:
+    return "***" if value not in ("", None) and any(map(is_secret, path)) else value
+
+
+# --- lines of a TOML file ---------------------------------------------------------------------------------------------
+
+_KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+_KEY = rf"{_KEY_PART}(?:\s*\.\s*{_KEY_PART})*"
+_HEADER = re.compile(rf"\s*\[\[?\s*({_KEY})\s*\]\]?")
+_ASSIGNMENT = re.compile(rf"\s*({_KEY})\s*=")
+_MULTILINE = re.compile(r'"""|\'\'\'')
+
+
+def _key_lines(text: str) -> dict[Path_, int]:
+    """Line (from 1) of every section header and every key, found by reading the text; tomllib keeps no positions."""
+    lines: dict[Path_, int] = {}
+    section: Path_ = ()
+    inside: str | None = None  # the quotes of a string that goes on over lines
+    for number, line in enumerate(text.splitlines(), 1):
+        if inside is None:
+            if header := _HEADER.match(line):
+                section = _split_key(header[1])
+                lines.setdefault(section, number)
+            elif assignment := _ASSIGNMENT.match(line):
+                lines.setdefault(section + _split_key(assignment[1]), number)
+        for quotes in _MULTILINE.findall(line):
+            if inside is None:
+                inside = quotes
+            elif inside == quotes:
+                inside = None
+    return lines
+
+
+def _split_key(text: str) -> Path_:
+    return tuple(part.strip("\"'") for part in re.findall(_KEY_PART, text))
+
+
+def _line_of(key: Path_, lines: Mapping[Path_, int]) -> int:
+    """The line of the key, or of the inline table or section that it stands in."""
+    for end in range(len(key), 0, -1):
+        if key[:end] in lines:
+            return lines[key[:end]]
+    return 1
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+
+
+def reference() -> str:
+    """The page docs/configuration.md: every section, key, type, default and comment."""
+    parts = [_REFERENCE_HEAD]
+    for section, record in _sections(Config, ()):
+        parts.append(f"## `[{'.'.join(section)}]`\n\n{inspect.getdoc(record)}\n")
+        parts.append("| key | type | default | meaning |\n|---|---|---|---|")
+        comments = _comments(record)
+        for info in msgspec.structs.fields(record):
+            default = _toml(info.default)
+            parts.append(f"| `{info.name}` | {_type_name(info.type)} | `{default}` | {comments[info.name]} |")
+        parts.append("")
+    parts.append(_REFERENCE_TAIL)
+    return "\n".join(parts)
+
+
+def _sections(record: type[msgspec.Struct], prefix: Path_) -> Iterator[tuple[Path_, type[msgspec.Struct]]]:
+    for info in msgspec.structs.fields(record):
+        if not (isinstance(info.type, type) and issubclass(info.type, msgspec.Struct)):
+            continue
+        inner = (*prefix, info.name)
+        below = list(_sections(info.type, inner))
+        yield from below or [(inner, info.type)]
+
+
+def _comments(record: type[msgspec.Struct]) -> dict[str, str]:
+    """The `#:` comment of each field: at the end of its line or on the line before."""
+    comments: dict[str, str] = {}
+    before = ""
+    for line in inspect.getsource(record).splitlines():
+        code, _, comment = line.partition("#:")
+        if match := re.match(r"    (\w+):", code):
+            comments[match[1]] = comment.strip() or before
+        before = comment.strip() if not code.strip() else ""
+    return comments
+
+
+def _type_name(kind: object) -> str:
+    known = {
+        Bind: "address or list",
+        str: "text",
+        bool: "true or false",
+        Count: "integer ≥ 0",
+        Positive: "integer ≥ 1",
+        TwoBytes: "integer 0…65535",
+        Window: "integer 1…65535",
+        Seconds: "number ≥ 0",
+        Factor: "number ≥ 1",
+        tuple[str, ...]: "list of text",
+    }
+    for candidate, name in known.items():
+        if kind == candidate:
+            return name
+    return ", ".join(f"`{choice}`" for choice in get_args(kind))
+
+
+def _toml(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{value}"'
+        case tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case _:
+            return str(value)
+
+
+_REFERENCE_HEAD = """\
+# Configuration
+
+<!-- Made by `motorcade config reference`; a test keeps it in step with src/motorcade/config.py. -->
+
+One TOML file, given by `motorcade serve --config FILE` or the variable `MOTORCADE_CONFIG`. Every key can also be set by
+an environment variable, `MOTORCADE_SECTION__KEY`: `MOTORCADE_SESSION__WINDOW=64`,
+`MOTORCADE_LISTENERS__TCP__BIND='["127.0.0.1:1883", "[::1]:1883"]'`. The value is read as TOML if it is TOML, else as
+text. The command line is stronger than the environment, the environment than the file, the file than the default.
+
+- An unknown key or a value of the wrong type is an error that names file, line and key.
+- 0 means unlimited (or off) wherever the table says so.
+- A text value `file://PATH` is replaced by the contents of that file (without its last line break): for secrets.
+- `motorcade config check` says whether a file is good; `motorcade config show --origin` shows what is in force and why.
+- Without a file the node listens on loopback only.
+"""
+
+_REFERENCE_TAIL = (
+    """\
+## `[plugins.NAME]`
+
+One section per plugin; its keys are the plugin's own, and the plugin checks them. Two keys work for all of them:
+
+| key | type | default | meaning |
+|---|---|---|---|
+| `enabled` | true or false | `true` | false: the plugin is not loaded |
+| `path` | text | none | load the plugin from this `.py` file or package folder instead of an installed package |
+
+`retained` and `systopics` are loaded unless `enabled = false`; every other plugin is loaded when its section is there.
+`access` is always loaded first.
+
+## Flags of `motorcade serve`
+
+| flag | key |
+|---|---|
+"""
+    + "\n".join(f"| `{flag}` | `{key}` |" for key, flag in FLAGS.items())
+    + "\n"
+)
