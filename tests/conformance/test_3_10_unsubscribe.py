@@ -160,9 +160,7 @@ def test_a_qos2_delivery_under_way_is_completed(connect: Connect, name: str, ver
 @both_versions
 def test_an_unacknowledged_delivery_is_repeated_after_a_reconnect(connect: Connect, name: str, version: int) -> None:
     """A QoS 1 message that was sent before the UNSUBSCRIBE stays the session's until its PUBACK [MQTT-3.10.4-3]."""
-    lasting = {"version": version, "clean": False}
-    if version == 5:
-        lasting["properties"] = prop(0x11, 60)
+    lasting = {"version": version, "clean": False, "properties": prop(0x11, 60)}  # 3.1.1 has no properties
     client, other = connect(name, **lasting), connect(version=version)
     client.subscribe(name, 1)
     other.publish(name, b"m", 1)

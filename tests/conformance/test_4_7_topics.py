@@ -150,7 +150,7 @@ def test_levels_are_compared_literally(
         ("{}/\ufffd", "{}/\U0001f697"),
         ("{}/\u00df", "{}/ss"),
     ],
-    ids=lambda text: ascii(text),
+    ids=ascii,
 )
 def test_characters_are_not_normalised(
     connect: Connect, name: str, version: int, topic_filter: str, topic: str

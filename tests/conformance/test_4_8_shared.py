@@ -68,9 +68,7 @@ def answer(client: Client, kind: int, message: Packet, reason: int | None = None
 @clause(v5=("MQTT-4.8.2-1", "MQTT-4.8.2-2"))
 @both_versions
 @pytest.mark.parametrize("wrong", ["$share//{}", "$share/+/{}", "$share/#/{}", "$share/a+/{}", "$share/a#b/{}"])
-def test_a_share_name_is_not_empty_and_has_no_wildcards(
-    connect: Connect, name: str, version: int, wrong: str
-) -> None:
+def test_a_share_name_is_not_empty_and_has_no_wildcards(connect: Connect, name: str, version: int, wrong: str) -> None:
     """A share name has at least one character and neither + nor # [MQTT-4.8.2-1] [MQTT-4.8.2-2]."""
     assert_filter_refused(connect(version=version), wrong.format(name))
 
