@@ -155,7 +155,7 @@ def test_each_matching_topic_gives_its_last_retained_message(connect: Connect, n
 @every_version
 @clause(v3="MQTT-3.3.1-7", v5="MQTT-3.3.1-5")
 def test_a_retained_qos_0_message_replaces_the_retained_one(connect: Connect, name: str, version: int) -> None:
-    """The message retained before is gone once a QoS 0 message was retained; this broker stores the new one. [MQTT-3.3.1-7]"""
+    """A retained QoS 0 message ends the one retained before; this broker stores the new one. [MQTT-3.3.1-7]"""
     publisher = connect(version=version)
     publisher.publish(name, b"old", 1, retain=True)
     publisher.publish(name, b"new", 0, retain=True)
@@ -363,7 +363,7 @@ def test_overlapping_subscriptions_give_the_highest_qos(connect: Connect, name: 
 
 @clause(v5=("MQTT-3.3.4-3", "MQTT-3.3.4-4", "MQTT-3.3.4-5"))
 def test_overlapping_subscriptions_give_all_their_identifiers(connect: Connect, name: str) -> None:
-    """One copy carries all matching identifiers; of several copies each carries that of its subscription. [MQTT-3.3.4-4]"""
+    """One copy carries all matching identifiers; of several copies each carries its own. [MQTT-3.3.4-4]"""
     subscriber, publisher = connect(), connect()
     subscriber.subscribe(f"{name}/#", 1, properties=prop(SUBSCRIPTION_ID, 1))
     subscriber.subscribe(f"{name}/a", 1, properties=prop(SUBSCRIPTION_ID, 268_435_455))

@@ -134,5 +134,5 @@ def expect_refused(client: Client, *reasons: int) -> None:
 
 
 def let_pass(seconds: float) -> None:
-    """Let an interval of the specification pass: the broker counts real seconds and nothing tells that they are over."""
+    """Let an interval of the protocol pass: the broker counts real seconds, and nothing tells that they are over."""
     time.sleep(seconds)
