@@ -1,0 +1,238 @@
+"""The report: Markdown for people, JSON for programs. Both show the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from .measure import Plan, Sample
+from .verdict import YARDSTICK, BarResult, Outcome, Row, Rows
+from .workloads import Bar, Metric, Workload
+
+#: Cores used by other processes, above which the report warns that its rates suffered.
+NOISE = 0.15
+
+DETAILS = (
+    "CPU: the broker's processor seconds for a million messages delivered (connect rows: connections made). "
+    "Loads are in cores; foreign is what neither broker nor generator used. Counts are sums over the rounds."
+)
+
+
+def human(number: float) -> str:
+    """Three significant digits with k or M."""
+    if number >= 999_500:
+        return f"{number / 1e6:.2f}M"
+    if number >= 99_500:
+        return f"{number / 1e3:.0f}k"
+    if number >= 1000:
+        return f"{number / 1e3:.1f}k"
+    return f"{number:.0f}"
+
+
+def duration(microseconds: float) -> str:
+    """A latency in the unit that reads best."""
+    if microseconds >= 999_500:
+        return f"{microseconds / 1e6:.1f} s"
+    if microseconds >= 995:
+        return f"{microseconds / 1e3:.3g} ms"
+    return f"{microseconds:.0f} µs"
+
+
+def result(metric: Metric, value: float) -> str:
+    """A value of a metric with its unit."""
+    if metric is Metric.P99:
+        return duration(value)
+    if metric is Metric.MEMORY:
+        return f"{value / 1024:.1f} KiB"
+    return f"{human(value)}/s"
+
+
+def times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}×"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(line)} |" for line in lines), ""]
+
+
+def markdown(rows: Rows, plan: Plan, versions: dict[str, str], subjects: Sequence[str], notes: Sequence[str]) -> str:
+    """The whole report."""
+    parts = [
+        _head(rows, plan, versions, notes),
+        _summary(rows, list(versions)),
+        _details(rows),
+        _bars(rows.bars(subjects), subjects),
+    ]
+    return "\n".join(line for part in parts for line in part)
+
+
+def _head(rows: Rows, plan: Plan, versions: dict[str, str], notes: Sequence[str]) -> list[str]:
+    lines = ["# Benchmark", ""]
+    lines += [f"- {name}: {version}" for name, version in versions.items()]
+    lines.append(
+        f"- broker on core {plan.broker_core}, generator on core {plan.generator_core}; "
+        f"median of {plan.rounds} interleaved round(s), {plan.seconds:g} s of publishing each"
+    )
+    lines += [f"- {note}" for note in notes]
+    foreign = [sample.foreign_load for row in rows.rows for sample in row.samples]
+    if foreign and median(foreign) > NOISE:
+        lines.append(
+            f"- **noisy machine**: other processes used {median(foreign):.2f} cores (median), up to {max(foreign):.2f};"
+            " rates and latencies suffer from that, CPU per message least"
+        )
+    return [*lines, ""]
+
+
+def _workloads(rows: Rows) -> list[Workload]:
+    return list({row.workload.name: row.workload for row in rows.rows}.values())
+
+
+def _summary(rows: Rows, brokers: Sequence[str]) -> list[str]:
+    def cell(workload: Workload, broker: str) -> str:
+        row = rows.get(workload.name, broker)
+        if row is None:
+            return "left out"
+        if row.value is None:
+            return "failed"
+        ratio = "" if broker == YARDSTICK else f" ({times(rows.ratio(row))})"
+        return result(workload.metric, row.value) + ratio + ("" if row.valid else " **invalid**")
+
+    lines = [
+        [workload.name, workload.metric, *(cell(workload, broker) for broker in brokers)]
+        for workload in _workloads(rows)
+    ]
+    return [
+        "## Summary",
+        "",
+        f"In brackets the ratio to {YARDSTICK}; for latency and memory a lower one is better.",
+        "",
+        *_table(["workload", "figure", *brokers], lines),
+    ]
+
+
+def _cpu(sample: Sample) -> float:
+    return sample.cpu_per_million
+
+
+def _detail(rows: Rows, row: Row) -> list[str]:
+    head = [row.workload.name, row.broker]
+    if row.value is None:
+        return [*head, *["–"] * 9, "failed: " + row.errors[-1].replace("|", "/")]
+    values = [sample.value for sample in row.samples]
+    p50, p99 = row.middle(lambda sample: sample.p50), row.middle(lambda sample: sample.p99)
+    generator, broker = row.middle(lambda sample: sample.generator_load), row.middle(lambda sample: sample.broker_load)
+    counted = row.workload.metric in (Metric.MESSAGES, Metric.P99)
+    return [
+        *head,
+        result(row.workload.metric, row.value),
+        f"{result(row.workload.metric, min(values))} – {result(row.workload.metric, max(values))}",
+        times(rows.ratio(row)),
+        f"{duration(p50)} / {duration(p99)}" if p50 is not None and p99 is not None else "–",
+        f"{row.middle(_cpu) or 0:.2f}",
+        times(rows.ratio(row, _cpu)),
+        f"{generator:.2f} / {broker:.2f}",
+        f"{row.middle(lambda sample: sample.foreign_load):.2f}",
+        _counts(row) if counted else "–",
+        "valid" if row.valid else "**not valid**: " + "; ".join(row.flaws),
+    ]
+
+
+def _counts(row: Row) -> str:
+    return " / ".join(
+        str(row.total(get))
+        for get in (
+            lambda sample: sample.lost,
+            lambda sample: sample.duplicated,
+            lambda sample: sample.reordered,
+        )
+    )
+
+
+def _details(rows: Rows) -> list[str]:
+    head = [
+        "workload",
+        "broker",
+        "median",
+        "lowest – highest",
+        f"to {YARDSTICK}",
+        "p50 / p99",
+        "CPU s per M",
+        f"CPU to {YARDSTICK}",
+        "load gen / broker",
+        "foreign",
+        "lost / dup / reordered",
+        "verdict",
+    ]
+    legend = [f"- `{workload.name}`: {workload.what}" for workload in _workloads(rows)]
+    return [
+        "## Details",
+        "",
+        DETAILS,
+        "",
+        *_table(head, [_detail(rows, row) for row in rows.rows]),
+        *legend,
+        "",
+    ]
+
+
+def _limit(bar: Bar) -> str:
+    if bar.ratio_at_least is not None:
+        return f"≥ {bar.ratio_at_least:g}×"
+    if bar.ratio_at_most is not None:
+        return f"≤ {bar.ratio_at_most:g}×"
+    return f"≤ {(bar.value_at_most or 0) / 1024:g} KiB"
+
+
+def _bars(results: Sequence[BarResult], subjects: Sequence[str]) -> list[str]:
+    lines = ["## Bars", ""]
+    if not results:
+        return [*lines, f"None measured: no row of {' or '.join(subjects) or 'the broker under test'} has a bar.", ""]
+
+    def line(entry: BarResult) -> list[str]:
+        on_value = entry.bar.value_at_most is not None
+        figure = "–"
+        if entry.figure is not None:
+            figure = result(entry.row.workload.metric, entry.figure) if on_value else times(entry.figure)
+        outcome = f"{entry.outcome}" + (f" ({entry.note})" if entry.note else "")
+        return [entry.bar.name, entry.row.workload.name, entry.row.broker, _limit(entry.bar), figure, outcome]
+
+    counts = {outcome: sum(entry.outcome is outcome for entry in results) for outcome in Outcome}
+    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    return [*lines, *_table(["bar", "workload", "broker", "limit", "figure", ""], map(line, results)), said, ""]
+
+
+def as_json(rows: Rows, plan: Plan, versions: dict[str, str], subjects: Sequence[str]) -> dict[str, Any]:
+    """Everything the Markdown shows, and each sample with the generator's own words."""
+    return {
+        "brokers": versions,
+        "rounds": plan.rounds,
+        "seconds": plan.seconds,
+        "rows": [
+            {
+                "workload": row.workload.name,
+                "broker": row.broker,
+                "metric": row.workload.metric.value,
+                "value": row.value,
+                "ratio": rows.ratio(row),
+                "cpu_seconds_per_million": row.middle(_cpu),
+                "cpu_ratio": rows.ratio(row, _cpu),
+                "flaws": [flaw.value for flaw in row.flaws],
+                "errors": list(row.errors),
+                "samples": [asdict(sample) for sample in row.samples],
+            }
+            for row in rows.rows
+        ],
+        "bars": [
+            {
+                "bar": entry.bar.name,
+                "workload": entry.row.workload.name,
+                "broker": entry.row.broker,
+                "figure": entry.figure,
+                "outcome": entry.outcome.value,
+                "note": entry.note,
+            }
+            for entry in rows.bars(subjects)
+        ],
+    }
