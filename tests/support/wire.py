@@ -437,6 +437,14 @@ class Client:
             raise Closed(f"connection closed; unread: {bytes(self.buffer).hex(' ')}")
         self.buffer += data
 
+    def recv_some(self, timeout: float = PATIENCE) -> bytes:
+        """Some bytes as they come, uninterpreted; `Closed` at the end of the connection."""
+        if not self.buffer:
+            self._fill(time.monotonic() + timeout)
+        data = bytes(self.buffer)
+        self.buffer.clear()
+        return data
+
     # --- expectations ---
 
     def expect(self, type: int, timeout: float = PATIENCE) -> Packet:  # noqa: A002 - the name the specification uses
