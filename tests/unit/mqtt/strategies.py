@@ -36,6 +36,7 @@ from motorcade.mqtt.properties import NONE, Properties
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 topics = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0+#"), min_size=1, max_size=12)
+filters = topics | st.sampled_from(("#", "+", "/", "a/+/#", "+/+", "$share/g/a/#", "$SYS/#"))
 blobs = st.binary(max_size=12)
 payloads = st.binary(max_size=200)
 flags = st.integers(0, 1)
@@ -190,13 +191,14 @@ def publishes(draw: st.DrawFn, version: int) -> Publish:
 @st.composite
 def subscribes(draw: st.DrawFn, version: int) -> Subscribe:
     if version != 5:
-        old = st.builds(Subscription, texts, qualities)
+        old = st.builds(Subscription, filters, qualities)
         return Subscribe(draw(packet_ids), tuple(draw(st.lists(old, min_size=1, max_size=4))))
     properties = draw(_properties())
     identifier = draw(st.just(0) | subscription_ids)
     if identifier:
         properties = replace(properties, subscription_ids=(identifier,))
-    new = st.builds(Subscription, texts, qualities, st.booleans(), st.booleans(), qualities, st.just(identifier))
+    new = st.builds(Subscription, filters, qualities, st.booleans(), st.booleans(), qualities, st.just(identifier))
+    new = new.filter(lambda wanted: not (wanted.no_local and wanted.filter.startswith("$share/")))
     return Subscribe(draw(packet_ids), tuple(draw(st.lists(new, min_size=1, max_size=4))), properties)
 
 
@@ -223,7 +225,7 @@ def packets(version: int) -> st.SearchStrategy[Packet]:
             st.builds(Pubrel, packet_ids, _released, answer_properties),
             st.builds(Pubcomp, packet_ids, _released, answer_properties),
             st.builds(Suback, packet_ids, _lists(_subscribed), answer_properties),
-            st.builds(Unsubscribe, packet_ids, _lists(texts), _properties()),
+            st.builds(Unsubscribe, packet_ids, _lists(filters), _properties()),
             st.builds(Unsuback, packet_ids, _lists(_unsubscribed), answer_properties),
             st.builds(Disconnect, _disconnected, disconnect_properties),
             auths(),
@@ -235,7 +237,7 @@ def packets(version: int) -> st.SearchStrategy[Packet]:
             st.builds(Pubrel, packet_ids),
             st.builds(Pubcomp, packet_ids),
             st.builds(Suback, packet_ids, _lists(_reasons(0x00, 0x01, 0x02, 0x80))),
-            st.builds(Unsubscribe, packet_ids, _lists(texts)),
+            st.builds(Unsubscribe, packet_ids, _lists(filters)),
             st.builds(Unsuback, packet_ids),
             st.builds(Disconnect),
         ]
