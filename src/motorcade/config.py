@@ -2,9 +2,10 @@
 
     command line  >  environment MOTORCADE_SECTION__KEY  >  one TOML file  >  default
 
-The records below are the only list of options; docs/configuration.md is made from them and their `#:` comments. Each
-source becomes a tree of plain values, the trees are laid over each other with the origin of every leaf, and only the
-result is checked, so that an error can always name file and line (or variable, or flag) of the value that is wrong.
+Each section is a record of the part that uses it, or stands below; there is no other list of options, and
+docs/configuration.md is made from the records and their `#:` comments. Each source becomes a tree of plain values, the
+trees are laid over each other with the origin of every leaf, and only the result is checked, so that an error can
+always name file and line (or variable, or flag) of the value that is wrong.
 
 Rule 1: an unknown key is an error, never ignored. `[plugins.NAME]` is checked by the plugin's own record.
 Rule 2: 0 means unlimited (or off) wherever a limit may be lifted.
@@ -17,24 +18,23 @@ import difflib
 import importlib.metadata
 import inspect
 import ipaddress
+import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
+from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.core.errors import ConfigError
 from motorcade.log import is_secret
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 TwoBytes = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Window = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Factor = Annotated[float, msgspec.Meta(ge=1)]
 Bind = str | tuple[str, ...]
 
 OFF: Final = "off"
@@ -45,12 +45,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     node: str = ""  #: name of the node; empty: host name and port
     server_reference: str = ""  #: where MQTT 5 clients are sent at shutdown (`host:port`); empty: nowhere
-    #: who of a shared group gets a message
-    shared_strategy: Literal["round_robin", "random", "sticky", "hash_topic", "hash_client", "least_inflight"] = (
-        "round_robin"
-    )
     server_keep_alive: TwoBytes = 0  #: seconds; imposed on MQTT 5 clients; 0: the client decides
-    max_keep_alive: TwoBytes = 0  #: seconds; longer wishes (and none) are lowered for MQTT 5 clients; 0: no maximum
     drain_timeout: Seconds = 5.0  #: seconds that stopping may take to write out what clients still have to get
 
 
@@ -109,48 +104,6 @@ class HttpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     bind: Bind = "127.0.0.1:18083"  #: as for listeners
 
 
-class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the node keeps for each client."""
-
-    window: Window = 32  #: messages sent but not acknowledged; the client's receive maximum may lower it
-    queue: Positive = 1000  #: messages waiting for room in the window; when full, the oldest QoS 0 goes first
-    queue_bytes: Count = 8_388_608  #: bytes of waiting payload and topic; 0: unlimited
-    max_awaiting_rel: Window = 100  #: QoS 2 messages received but not released; told as receive maximum
-    await_rel_timeout: Seconds = 300  #: seconds after which an unreleased QoS 2 packet id is forgotten; 0: never
-    expiry_default_v3: Count = 604_800  #: seconds a session without clean start of MQTT 3 is kept after disconnect
-    expiry_max: Count = 604_800  #: seconds; longer wishes of MQTT 5 clients are lowered to this
-    store_qos0: bool = False  #: keep QoS 0 messages for clients that are away
-    max_subscriptions: Count = 1000  #: filters per client; 0: unlimited
-
-
-class LimitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Defences, per client unless said otherwise."""
-
-    max_packet_size: Positive = 1_048_576  #: bytes of one packet, told to MQTT 5 clients
-    max_connect_size: Positive = 16_384  #: bytes of a CONNECT packet
-    connect_timeout: Seconds = 5.0  #: seconds between opening a connection and a complete CONNECT
-    max_connections: Count = 100_000  #: clients on all listeners together; 0: unlimited
-    connect_rate: Count = 1000  #: new connections per second, whole node; 0: unlimited
-    connect_burst: Count = 20_000  #: connections accepted at once before `connect_rate` holds
-    message_rate: Count = 1_000_000  #: messages per second from one client; 0: unlimited
-    message_burst: Count = 2_000_000  #: messages taken at once before `message_rate` holds
-    byte_rate: Count = 0  #: bytes per second from one client; 0: unlimited
-    allow: tuple[str, ...] = ()  #: networks (CIDR) that may connect; empty: all
-    deny: tuple[str, ...] = ()  #: networks (CIDR) that may not connect; stronger than `allow`
-    max_topic_levels: Count = 128  #: levels of a topic name or filter; 0: unlimited
-    max_client_id: Positive = 256  #: bytes of a client id
-    max_topic_alias: TwoBytes = 16  #: topic aliases a client may use towards the node
-    max_user_properties: Count = 64  #: user properties per packet; 0: unlimited
-    write_high: Positive = 1_048_576  #: bytes waiting in a client's socket at which it counts as slow
-    write_low: Count = 262_144  #: bytes at which a slow client is served again
-    stall_timeout: Seconds = 30.0  #: seconds a slow client may take no byte before it is disconnected; 0: for ever
-    keep_alive_factor: Factor = 1.5  #: silence, in keep-alives, after which a client counts as gone
-    flapping_count: Count = 120  #: connects within `flapping_window` that ban a client id; 0: never
-    flapping_window: Seconds = 60.0  #: seconds
-    flapping_ban: Seconds = 60.0  #: seconds a flapping client is refused
-    flapping_by_address: bool = False  #: count connects per address too
-
-
 class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Log on standard error."""
 
@@ -177,7 +130,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     listeners: ListenersOptions = ListenersOptions()
     http: HttpOptions = HttpOptions()
     session: SessionOptions = SessionOptions()
-    limits: LimitsOptions = LimitsOptions()
+    limits: Limits = Limits()
     plugins: dict[str, dict[str, Any]] = {}
     log: LogOptions = LogOptions()
     data: DataOptions = DataOptions()
@@ -343,7 +296,7 @@ def _from_file(path: Path | None) -> dict[Path_, _Value]:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
-        raise ConfigError(f"{path}{':' + line[1] if line else ''}: not valid TOML: {error}") from error
+        raise ConfigError(f"file {path}{':' + line[1] if line else ''}: not valid TOML: {error}") from error
     lines = _key_lines(text)
     return {key: _Value(value, f"file {path}:{_line_of(key, lines)}") for key, value in _flatten(tree, ())}
 
@@ -483,7 +436,7 @@ def _plain(message: str) -> str:
     return message.replace("`", "").removesuffix(" - at $")
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -497,8 +450,39 @@ def _where(leaves: Mapping[Path_, _Value], key: Path_) -> str:
     return DEFAULT
 
 
+#: Smallest and largest sensible value, where that is not 0 and unlimited.
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "session.window": (1, 65535),
+    "session.queue": (1, math.inf),
+    "session.max_awaiting_rel": (1, 65535),
+    "limits.max_packet_size": (1, 268_435_460),
+    "limits.max_connect_size": (1, 268_435_460),
+    "limits.max_client_id": (1, 65535),
+    "limits.max_topic_alias": (0, 65535),
+    "limits.max_topic_alias_out": (0, 65535),
+    "limits.max_keep_alive": (0, 65535),
+    "limits.keep_alive_factor": (1, math.inf),
+}
+SHARED_STRATEGIES: Final = ("round_robin", "random", "sticky", "hash_topic", "hash_client", "least_inflight")
+
+
+def _out_of_range(config: Config) -> Iterator[tuple[Path_, str]]:
+    for section in ("session", "limits"):
+        for name, value in msgspec.structs.asdict(getattr(config, section)).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            least, most = _RANGES.get(f"{section}.{name}", (0, math.inf))
+            if not least <= value <= most:
+                bounds = f"at least {least}" if most == math.inf else f"between {least} and {most}"
+                yield (section, name), f"{value} must be {bounds}"
+    strategy = config.session.shared_strategy
+    if strategy not in SHARED_STRATEGIES:
+        yield ("session", "shared_strategy"), f"unknown strategy {strategy!r}{_nearest(strategy, SHARED_STRATEGIES)}"
+
+
 def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
     """Values that have the right type and still make no sense."""
+    yield from _out_of_range(config)
     listeners = config.listeners
     for name, bind in (
         *((("listeners", n, "bind"), getattr(listeners, n).bind) for n in ("tcp", "tls", "ws", "wss")),
@@ -520,7 +504,7 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
     for name_ in ("allow", "deny"):
         for network in getattr(config.limits, name_):
             try:
-                ipaddress.ip_network(network)
+                ipaddress.ip_network(network, strict=False)
             except ValueError as error:
                 yield ("limits", name_), f"{error}; write networks like 10.0.0.0/8 or fd00::/8"
     if config.limits.write_low > config.limits.write_high:
@@ -619,11 +603,10 @@ def _type_name(kind: object) -> str:
         str: "text",
         bool: "true or false",
         Count: "integer ≥ 0",
-        Positive: "integer ≥ 1",
         TwoBytes: "integer 0…65535",
-        Window: "integer 1…65535",
         Seconds: "number ≥ 0",
-        Factor: "number ≥ 1",
+        int: "integer",
+        float: "number",
         tuple[str, ...]: "list of text",
     }
     for candidate, name in known.items():
