@@ -1,0 +1,195 @@
+"""Reads the small part of Erlang's term syntax in which rule files are written.
+
+    {allow, {user, "dashboard"}, subscribe, ["$SYS/#", {eq, "#"}]}.   % atoms, strings, tuples, lists
+
+`parse` gives one `Term` per full stop, each with the line it starts on and its text, or raises `AccessFileError`
+that names file and line and says what was expected. Nothing is guessed: whoever reads rules wrongly opens doors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+from motorcade.core.errors import AccessFileError
+
+MAX_DEPTH = 32  #: tuples and lists inside each other
+
+
+class Kind(StrEnum):
+    """What a term is."""
+
+    ATOM = auto()
+    STRING = auto()
+    TUPLE = auto()
+    LIST = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term. Atoms and strings have `text`, tuples and lists have `items`; `source` is how it was written."""
+
+    kind: Kind
+    line: int
+    source: str
+    text: str = ""
+    items: tuple[Term, ...] = ()
+
+    def is_atom(self, *names: str) -> bool:
+        """Whether this is one of these atoms."""
+        return self.kind is Kind.ATOM and self.text in names
+
+
+_TOKEN = re.compile(
+    r"""(?P<space>(?:\s+|%[^\n]*)+)
+      | (?P<string>"(?:[^"\\\n]|\\[^\n])*")
+      | (?P<quoted>'(?:[^'\\\n]|\\[^\n])*')
+      | (?P<atom>[a-z][A-Za-z0-9_@]*)
+      | (?P<mark><<|>>|[{}\[\],.])
+    """,
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\(x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{2}|.)")
+_ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "r": "\r", "t": "\t", "s": " "}
+_END = "the end of the file"
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str  #: string, atom, a mark, or `_END`
+    text: str
+    line: int
+    start: int
+    end: int
+
+
+def parse(text: str, name: str) -> list[Term]:
+    """All terms of a file; `name` is what error messages call it."""
+    return _Parser(text, name).terms()
+
+
+class _Parser:
+    def __init__(self, text: str, name: str) -> None:
+        self._text = text
+        self._name = name
+        self._tokens = self._split()
+        self._at = 0
+
+    def terms(self) -> list[Term]:
+        found: list[Term] = []
+        while self._peek().kind != _END:
+            found.append(self._term("a rule, such as {allow, all}.", 0))
+            self._take(".", "'.' at the end of the rule")
+        return found
+
+    # --- tokens ---
+
+    def _split(self) -> list[_Token]:
+        tokens: list[_Token] = []
+        at, line = 0, 1
+        while at < len(self._text):
+            match = _TOKEN.match(self._text, at)
+            if match is None:
+                raise self._fail(
+                    line, f"cannot read {self._text[at : at + 20].splitlines()[0]!r}{_hint(self._text[at])}"
+                )
+            kind, raw = str(match.lastgroup), match.group()
+            if kind in ("string", "quoted"):
+                value = self._unescape(raw[1:-1], line)
+                tokens.append(_Token("string" if kind == "string" else "atom", value, line, at, match.end()))
+            elif kind == "atom":
+                tokens.append(_Token("atom", raw, line, at, match.end()))
+            elif kind == "mark":
+                tokens.append(_Token(raw, raw, line, at, match.end()))
+            line += raw.count("\n")
+            at = match.end()
+        tokens.append(_Token(_END, "", line, at, at))
+        return tokens
+
+    def _unescape(self, raw: str, line: int) -> str:
+        def replace(match: re.Match[str]) -> str:
+            code = match.group(1)
+            if code in _ESCAPES:
+                return _ESCAPES[code]
+            number = int(code[1:].strip("{}"), 16) if len(code) > 1 else -1
+            if 0 <= number < 0xD800 or 0xDFFF < number <= 0x10FFFF:
+                return chr(number)
+            raise self._fail(
+                line, f"unknown escape \\{code}; a backslash in a regular expression is written twice: \\\\{code}"
+            )
+
+        return _ESCAPE.sub(replace, raw)
+
+    def _peek(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _next(self) -> _Token:
+        token = self._tokens[self._at]
+        self._at = min(self._at + 1, len(self._tokens) - 1)
+        return token
+
+    def _take(self, kind: str, expected: str) -> _Token:
+        token = self._next()
+        if token.kind != kind:
+            raise self._expected(expected, token)
+        return token
+
+    # --- terms ---
+
+    def _term(self, expected: str, depth: int) -> Term:
+        if depth > MAX_DEPTH:
+            raise self._fail(self._peek().line, f"more than {MAX_DEPTH} tuples and lists inside each other")
+        token = self._next()
+        match token.kind:
+            case "atom":
+                return Term(Kind.ATOM, token.line, self._source(token), text=token.text)
+            case "string":
+                return Term(Kind.STRING, token.line, self._source(token), text=token.text)
+            case "<<":
+                inner = self._take("string", "a string after '<<'")
+                self._take(">>", "'>>'")
+                return Term(Kind.STRING, token.line, self._source(token), text=inner.text)
+            case "{":
+                items = self._items("}", depth + 1)
+                return Term(Kind.TUPLE, token.line, self._source(token), items=items)
+            case "[":
+                items = self._items("]", depth + 1)
+                return Term(Kind.LIST, token.line, self._source(token), items=items)
+        raise self._expected(expected, token)
+
+    def _items(self, close: str, depth: int) -> tuple[Term, ...]:
+        items: list[Term] = []
+        if self._peek().kind == close:
+            self._next()
+            return ()
+        while True:
+            items.append(self._term("a value", depth))
+            token = self._next()
+            if token.kind == close:
+                return tuple(items)
+            if token.kind != ",":
+                raise self._expected(f"',' or '{close}'", token)
+
+    def _source(self, start: _Token) -> str:
+        """The text from a token to the last one taken, on one line."""
+        return " ".join(self._text[start.start : self._tokens[self._at - 1].end].split())
+
+    # --- errors ---
+
+    def _expected(self, expected: str, token: _Token) -> AccessFileError:
+        found = _END if token.kind == _END else repr(self._text[token.start : token.end])
+        return self._fail(token.line, f"expected {expected}, found {found}")
+
+    def _fail(self, line: int, problem: str) -> AccessFileError:
+        return AccessFileError(f"{self._name}:{line}: {problem}")
+
+
+def _hint(character: str) -> str:
+    if character == '"':
+        return ": the string does not end on its line"
+    if character == "'":
+        return ": the quoted atom does not end on its line"
+    if character == "#":
+        return ": comments begin with %"
+    return ""
