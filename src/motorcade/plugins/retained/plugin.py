@@ -1,0 +1,136 @@
+"""The plugin around the store: when a message is kept, and who gets it later.
+
+It listens to `message.publish` with the lowest priority in use (`LAST`), because it must keep the message as other
+plugins leave it: a rewritten topic, a changed payload, a dropped message. A plugin that ends the chain before it
+(`Stop`, `STOP`, `Handled`) decides against keeping too. It never changes or holds up a message: what cannot be kept
+is routed all the same.
+
+A subscriber gets the messages by an iterator that the broker reads as the client's window has room. Nothing is copied
+for it, however many topics its filter matches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
+from motorcade.core.topic import SHARE, check_filter
+from motorcade.extension.hooks import Handled
+from motorcade.extension.plugin import Context, Plugin, hook
+from motorcade.plugins.retained.store import Store
+
+LAST = -1000  #: priority on `message.publish`: after everybody who may change or drop the message
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RetainedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bounds of what is kept. 0 lifts a bound. A message beyond one is routed but not kept."""
+
+    max_messages: Count = 100_000  #: topics with a retained message
+    max_payload: Count = 1024 * 1024  #: bytes of one payload
+    max_bytes: Count = 256 * 1024 * 1024  #: bytes of all topics, payloads and properties together
+    sweep_interval: Annotated[float, msgspec.Meta(gt=0)] = 1.0  #: seconds between two looks for expired messages
+    sweep_budget: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: messages looked at each time
+
+
+class RetainedPlugin(Plugin):
+    """Keeps the last message of each topic that was published with the retain flag."""
+
+    Config: ClassVar[type[msgspec.Struct]] = RetainedConfig
+    description: ClassVar[str] = "keeps the last retained message of each topic for later subscribers"
+
+    config: RetainedConfig
+
+    def __init__(self, context: Context, config: RetainedConfig) -> None:
+        super().__init__(context, config)
+        self._store = Store(config.max_messages, config.max_payload, config.max_bytes)
+
+    async def start(self) -> None:
+        self.context.spawn(self._sweep(), "sweep")
+
+    async def reload(self, config: RetainedConfig) -> None:
+        """New bounds hold for what comes; what is kept already stays."""
+        self.config = config
+        self._store.max_messages = config.max_messages
+        self._store.max_payload = config.max_payload
+        self._store.max_bytes = config.max_bytes
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.sweep_interval)
+            self._count_expired(self._store.sweep(self.context.hub.now(), self.config.sweep_budget))
+
+    def _count_expired(self, gone: int) -> None:
+        if gone:
+            self.context.counters["expired"] += gone
+
+    # -- what is kept
+
+    @hook("message.publish", priority=LAST, retained_only=True)
+    def on_publish(self, _client: ClientInfo | None, message: Message | Handled) -> None:
+        """Keep the message, or forget the old one if it is empty."""
+        if isinstance(message, Handled) or not message.retain:  # another plugin may have taken the flag away
+            return
+        counters = self.context.counters
+        if not message.payload:
+            counters["deleted"] += self._store.delete(message.topic)  # [MQTT-3.3.1-6], [MQTT-3.3.1-7]
+            return
+        # The headers are notes of plugins about this one publish; a retained copy must not repeat them.
+        kept = replace(message, headers={}) if message.headers else message
+        refusal = self._store.put(kept, self.context.hub.now(), self.config.sweep_budget)  # [MQTT-3.3.1-5]
+        if refusal is None:
+            counters["stored"] += 1
+            return
+        counters[f"refused_{refusal}"] += 1
+        self.context.log.debug("not_retained", topic=message.topic, limit=str(refusal))
+
+    # -- who gets it
+
+    @hook("session.subscribed")
+    def on_subscribed(self, client: ClientInfo, subscription: Subscription, is_new: bool) -> None:
+        """Hand the matching messages over, as the subscription's retain handling says."""
+        if subscription.retain_handling == 2:
+            return  # [MQTT-3.3.1-11]
+        if subscription.retain_handling == 1 and not is_new:
+            return  # [MQTT-3.3.1-10]
+        if subscription.filter.startswith(f"{SHARE}/"):
+            return  # a group would get them once per member: none, as the specification has it (4.8.2)
+        if next(self._messages(client, subscription), None) is None:
+            return  # most subscriptions match nothing; they cost no iterator in the client's window
+        self.context.hub.deliver(client.client_id, subscription, self._messages(client, subscription))
+
+    def _messages(self, client: ClientInfo, subscription: Subscription) -> Iterator[Message]:
+        """What a subscription gets. `retain` is set in every message, so they go out as retained ones."""
+        for message in self._store.walk(subscription.filter, self.context.hub.now):
+            if subscription.no_local and message.publisher and message.publisher == client.client_id:
+                continue  # [MQTT-3.8.3-3]
+            yield message
+
+    # -- for operators
+
+    def topics(self, filter_: str = "#") -> Iterator[str]:
+        """Topics with a retained message. `#` does not show `$…` topics; ask for `$SYS/#` to see those."""
+        check_filter(filter_)
+        return (message.topic for message in self._store.walk(filter_, self.context.hub.now))
+
+    def get(self, topic: str) -> Message | None:
+        """The retained message of a topic."""
+        return self._store.get(topic, self.context.hub.now())
+
+    def clear(self, filter_: str) -> int:
+        """Forget all messages whose topics a filter matches; how many."""
+        gone = sum(self._store.delete(topic) for topic in list(self.topics(filter_)))
+        self.context.counters["deleted"] += gone
+        return gone
+
+    def gauges(self) -> dict[str, float]:
+        """What is kept now."""
+        return {"retained_messages": len(self._store), "retained_bytes": self._store.bytes}

@@ -1,0 +1,154 @@
+"""The last message of each topic, in memory, within bounds.
+
+    tree      topic -> message, by topic level, so that a filter with wildcards visits only branches that can match
+    expiring  topic -> time at which its message expires; only of messages that do. Its order is the order in which
+              `sweep` looks at them: what was looked at goes to the end, so each call goes on where the last one stopped
+
+Rule 1: a message that does not fit is refused, and the old message of its topic goes away all the same: a subscriber
+        must never take an outdated message for the current one. [MQTT-3.3.1-5]
+Rule 2: an expired message is gone at its very second, whether it was swept or not: every reader says what time it is.
+Rule 3: `walk` reads the tree while it changes. It keeps nodes, never messages: what is deleted meanwhile is not seen,
+        what is replaced meanwhile is seen as it is then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from itertools import islice
+
+from motorcade.core.message import Message
+from motorcade.core.trie import TopicTree, _Node
+
+
+class Refusal(StrEnum):
+    """Which bound a message did not fit in. The values are the names of the options."""
+
+    MAX_PAYLOAD = "max_payload"
+    MAX_MESSAGES = "max_messages"
+    MAX_BYTES = "max_bytes"
+
+
+class Store:
+    """Retained messages. A bound of 0 is none; `now` is always in seconds since the epoch."""
+
+    def __init__(self, max_messages: int, max_payload: int, max_bytes: int) -> None:
+        self.max_messages = max_messages
+        self.max_payload = max_payload
+        self.max_bytes = max_bytes
+        self.bytes = 0  #: of all topics, payloads and properties
+        self._tree = _Tree()
+        self._expiring: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        """How many there are, with those that have expired but were not swept yet."""
+        return len(self._tree)
+
+    def put(self, message: Message, now: float, sweep_budget: int = 0) -> Refusal | None:
+        """Keep a message as the last one of its topic; which bound it broke if that was not possible.
+
+        When there is no room, up to `sweep_budget` expired messages are looked for first.
+        """
+        if self.max_payload and len(message.payload) > self.max_payload:
+            self.delete(message.topic)
+            return Refusal.MAX_PAYLOAD
+        refusal = self._bound_of(message)
+        if refusal is not None and sweep_budget and self.sweep(now, sweep_budget):
+            refusal = self._bound_of(message)
+        if refusal is not None:
+            self.delete(message.topic)
+            return refusal
+        self._replace(message)
+        return None
+
+    def _bound_of(self, message: Message) -> Refusal | None:
+        """The bound that would be broken if this message took the place of its topic's old one."""
+        old = self._tree.get(message.topic)
+        if self.max_messages and old is None and len(self._tree) >= self.max_messages:
+            return Refusal.MAX_MESSAGES
+        freed = 0 if old is None else size_of(old)
+        if self.max_bytes and self.bytes - freed + size_of(message) > self.max_bytes:
+            return Refusal.MAX_BYTES
+        return None
+
+    def _replace(self, message: Message) -> None:
+        # In place, never by deleting first: whoever walks the tree holds on to the topic's node (rule 3).
+        old = self._tree.get(message.topic)
+        self._tree.set(message.topic, message)
+        self.bytes += size_of(message) - (0 if old is None else size_of(old))
+        self._expiring.pop(message.topic, None)
+        if message.expires_at is not None:
+            self._expiring[message.topic] = message.expires_at
+
+    def delete(self, topic: str) -> bool:
+        """Forget the message of a topic; False if there was none."""
+        message = self._tree.remove(topic)
+        if message is None:
+            return False
+        self.bytes -= size_of(message)
+        self._expiring.pop(topic, None)
+        return True
+
+    def get(self, topic: str, now: float) -> Message | None:
+        """The message of a topic."""
+        message = self._tree.get(topic)
+        return None if message is None or message.expired(now) else message
+
+    def walk(self, filter_: str, clock: Callable[[], float]) -> Iterator[Message]:
+        """The messages of all topics that a filter matches, in no particular order; see rule 3."""
+        return (message for message in self._tree.walk(filter_) if not message.expired(clock()))
+
+    def sweep(self, now: float, budget: int) -> int:
+        """Look at up to `budget` messages that can expire; how many had, and are gone now."""
+        gone = 0
+        for topic in list(islice(self._expiring, budget)):
+            at = self._expiring.pop(topic)
+            if at <= now:
+                gone += self.delete(topic)
+            else:
+                self._expiring[topic] = at
+        return gone
+
+
+def size_of(message: Message) -> int:
+    """Bytes that a message counts for `max_bytes`."""
+    size = len(message.topic) + len(message.payload) + len(message.correlation_data or b"")
+    size += len(message.content_type or "") + len(message.response_topic or "")
+    return size + sum(len(name) + len(value) for name, value in message.user_properties)
+
+
+class _Tree(TopicTree[Message]):
+    """Topics, read with a filter while they change."""
+
+    __slots__ = ()
+
+    def walk(self, filter_: str) -> Iterator[Message]:
+        """The messages a filter matches. One step costs the nodes up to the next match, and no copy of any message.
+
+        What waits is one list of references per level; the children of a node are listed when it is entered.
+        """
+        wanted = filter_.split("/")
+        waiting: list[Iterator[tuple[_Node[Message], int]]] = [self._below(self._root, 0, wanted)]
+        while waiting:
+            step = next(waiting[-1], None)
+            if step is None:
+                waiting.pop()
+                continue
+            node, depth = step
+            if node.value is not None and (depth == len(wanted) or wanted[depth] == "#"):
+                yield node.value
+            if depth < len(wanted) and node.children:
+                waiting.append(self._below(node, depth, wanted))
+
+    def _below(self, node: _Node[Message], depth: int, wanted: list[str]) -> Iterator[tuple[_Node[Message], int]]:
+        """The children that can match, each with the place in the filter at which it goes on."""
+        level = wanted[depth]
+        if level not in ("+", "#"):
+            child = node.children.get(level)
+            return iter(()) if child is None else iter(((child, depth + 1),))
+        deeper = depth if level == "#" else depth + 1  # '#' stays in force all the way down
+        if node is self._root:  # [MQTT-4.7.2-1]
+            children = [child for name, child in node.children.items() if not name.startswith("$")]
+        else:
+            children = list(node.children.values())
+        return ((child, deeper) for child in children)

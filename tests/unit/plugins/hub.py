@@ -1,0 +1,72 @@
+"""A hub in memory: enough of a broker to run a plugin in, with a clock that stands until it is moved."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import Handled, Hooks
+
+
+@dataclass
+class MemoryHub:
+    """Runs the hooks as the broker does; routes nothing, but remembers what would have been routed or delivered."""
+
+    hooks: Hooks = field(default_factory=Hooks)
+    time: float = 1000.0
+    figures: dict[str, float] = field(default_factory=dict)
+    routed: list[Message] = field(default_factory=list)
+    delivered: list[tuple[str, Subscription, Iterator[Message]]] = field(default_factory=list)
+    _routed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def publish(self, message: Message, client: ClientInfo | None = None) -> int:
+        chain = self.hooks.publish_chains(message.topic)[1 if message.retain else 0]
+        if chain is not None:
+            result: Any = chain.fold(client, acc=replace(message, timestamp=self.time))
+            result = await result if inspect.isawaitable(result) else result
+            if isinstance(result, Handled):
+                return 0
+            message = result
+        self.routed.append(message)
+        self._routed.set()
+        return 1
+
+    async def seen(self, topic: str) -> None:
+        """Wait until a message of a topic was routed."""
+        while all(message.topic != topic for message in self.routed):
+            self._routed.clear()
+            await self._routed.wait()
+
+    def deliver(self, client_id: str, subscription: Subscription, messages: Iterator[Message]) -> bool:
+        self.delivered.append((client_id, subscription, messages))
+        return True
+
+    async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
+        return False
+
+    def client(self, client_id: str) -> ClientInfo | None:
+        return None
+
+    def clients(self) -> Iterable[ClientInfo]:
+        return ()
+
+    def recheck_access(self) -> None:
+        """Nobody asks."""
+
+    def statistics(self) -> Mapping[str, float]:
+        return dict(self.figures)
+
+    def now(self) -> float:
+        return self.time
+
+    def subscribe(self, subscription: Subscription, *, is_new: bool = True, client_id: str = "car") -> None:
+        """What the broker does after it has granted a subscription."""
+        if self.hooks.session_subscribed is not None:
+            self.hooks.session_subscribed.notify(ClientInfo(client_id), subscription, is_new)
