@@ -1,0 +1,442 @@
+"""What an operator may see and do. Command line, API and pages come through here, never past it.
+
+Everything handed out is a copy: a frozen record that stays as it is while the broker goes on.
+
+Rule 1: every method runs in the broker's event loop, between two packets. What may be large is bounded (`limit`,
+        `MOST_…`) or done in steps that let the loop go on (`SCAN`).
+Rule 2: nothing secret is copied: no passwords, no payloads, no attributes from tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import stat
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import StrEnum, auto
+from heapq import nsmallest
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from motorcade import __version__
+from motorcade.broker.plane import Plane
+from motorcade.broker.session import Session
+from motorcade.core.errors import MotorcadeError, PluginError
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import POINTS, Hooks
+from motorcade.extension.plugin import Hub, Loaded, Plugins, available
+
+PAGE: Final = 100  #: clients on a page unless the caller says otherwise
+MOST_CLIENTS: Final = 1000  #: clients on a page
+MOST_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
+SCAN: Final = 2000  #: client ids looked at before the loop may go on with messages; about a millisecond
+
+
+class NodeState(StrEnum):
+    """Where a node is in its life."""
+
+    STARTING = auto()
+    READY = auto()
+    STOPPING = auto()
+
+
+class SubscriptionView(msgspec.Struct, frozen=True, kw_only=True):
+    """One subscription of a client."""
+
+    filter: str
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    retain_handling: int
+    identifier: int
+
+    @classmethod
+    def of(cls, subscription: Subscription) -> SubscriptionView:
+        """A copy."""
+        return cls(
+            filter=subscription.filter,
+            qos=subscription.qos,
+            no_local=subscription.no_local,
+            retain_as_published=subscription.retain_as_published,
+            retain_handling=subscription.retain_handling,
+            identifier=subscription.identifier,
+        )
+
+
+class ClientView(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the client list. Times are seconds since the epoch, sizes bytes."""
+
+    client_id: str
+    username: str | None
+    connected: bool
+    host: str
+    port: int
+    listener: str  #: tcp, tls, ws or wss
+    protocol: str  #: `3.1`, `3.1.1` or `5`
+    keep_alive: int  #: seconds; 0 is none
+    clean_start: bool
+    connected_at: float
+    disconnected_at: float | None
+    expires_at: float | None  #: while disconnected: when the session ends
+    subscriptions: int
+    inflight: int  #: messages sent, not acknowledged
+    queued: int  #: messages waiting
+    queued_bytes: int
+
+
+class WillView(msgspec.Struct, frozen=True, kw_only=True):
+    """The will of a client, without its payload."""
+
+    topic: str
+    qos: int
+    retain: bool
+    delay: int  #: seconds
+
+
+class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one client."""
+
+    client: ClientView
+    created_at: float
+    session_expiry: int  #: seconds the session outlives its connection
+    superuser: bool
+    certificate: str | None  #: subject
+    window: int  #: messages that may be in flight
+    inflight_ids: list[int]  #: packet ids sent and not acknowledged, oldest first
+    awaiting_release: list[int]  #: packet ids of QoS 2 messages of the client that it has not released
+    feeds: int  #: sources still being read for it, retained messages for example
+    max_packet_size: int  #: the client takes no larger packets; 0 is any
+    topic_aliases: int  #: the client takes so many
+    published: int  #: messages the client has sent
+    will: WillView | None
+    subscriptions: list[
+        SubscriptionView
+    ]  #: the first MOST_SUBSCRIPTIONS; `client.subscriptions` tells how many there are
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some clients, in the order of their ids."""
+
+    clients: list[ClientView]
+    count: int  #: clients that match the search, on all pages
+    cursor: str | None  #: pass it to get the next page; None: this is the last
+
+
+class HookView(msgspec.Struct, frozen=True, kw_only=True):
+    """A callback a plugin has registered."""
+
+    point: str
+    priority: int
+    errors: int  #: times it raised or ran out of time
+
+
+class PluginView(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin that runs."""
+
+    name: str
+    origin: str  #: entry point or path
+    description: str
+    hooks: list[HookView]
+    counters: dict[str, int]
+    gauges: dict[str, float]
+    tasks: int  #: running in the background
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """The node as a whole."""
+
+    node: str
+    version: str
+    state: NodeState
+    uptime: float  #: seconds
+    pid: int
+    python: str
+    listeners: dict[str, list[str]]  #: name: addresses
+    connections: int
+    sessions: int
+    subscriptions: int
+    plugins: list[str]
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """How late the event loop was, as a histogram."""
+
+    buckets: tuple[tuple[float, int], ...]  #: (upper bound in seconds, samples up to it)
+    total: float  #: seconds, of all samples
+    count: int
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """All counters and gauges at one moment."""
+
+    figures: dict[str, float]  #: `hub.statistics()`
+    dropped: dict[str, int]
+    refused: dict[str, int]
+    protocol_errors: dict[str, int]
+    session_events: dict[str, int]
+    auth: dict[str, int]  #: allowed, denied
+    acl: dict[str, int]
+    plugins: list[PluginView]
+    lag: Lag
+
+
+class NotFoundError(MotorcadeError):
+    """There is no client or plugin of that name."""
+
+
+class LagMeter:
+    """Measures how late timers fire, twice a second: what a message may have to wait because the loop was busy."""
+
+    INTERVAL = 0.5  #: seconds
+    BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)  #: seconds
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(self.BOUNDS) + 1)
+        self._total = 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + self.INTERVAL
+            await asyncio.sleep(self.INTERVAL)
+            self.observe(max(0.0, loop.time() - due))
+
+    def observe(self, lag: float) -> None:
+        """Count one sample, in seconds."""
+        self._counts[bisect_left(self.BOUNDS, lag)] += 1
+        self._total += lag
+
+    def view(self) -> Lag:
+        """A copy."""
+        below = 0
+        buckets = []
+        for bound, count in zip(self.BOUNDS, self._counts, strict=False):
+            below += count
+            buckets.append((bound, below))
+        return Lag(buckets=tuple(buckets), total=self._total, count=sum(self._counts))
+
+
+Reload = Callable[[], Awaitable[list[str]]]
+
+
+class Control:
+    """The control plane of one node."""
+
+    def __init__(
+        self, plane: Plane, hub: Hub, plugins: Plugins, reload: Reload, listeners: Mapping[str, list[str]] | None = None
+    ) -> None:
+        """`reload` reads the configuration again and tells what has changed; `MotorcadeError` if it is wrong."""
+        self.state = NodeState.STARTING  #: set by the node
+        self.lag = LagMeter()  #: the node runs it
+        self.listeners: dict[str, list[str]] = dict(listeners or {})  #: set by the node when they are open
+        self._plane = plane
+        self._hub = hub
+        self._plugins = plugins
+        self._reload = reload
+
+    # -- clients
+
+    async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "") -> Page:
+        """A page of clients after `cursor`, connected or away, whose id or user name contains `search`."""
+        limit = min(max(limit, 1), MOST_CLIENTS)
+        sessions = self._plane.registry.sessions
+        wanted = search.casefold()
+        matching = 0
+        found: list[str] = []
+        ids = iter(list(sessions))
+        while step := list(islice(ids, SCAN)):
+            if wanted:
+                step = [name for name in step if name in sessions and _matches(sessions[name], wanted)]
+            matching += len(step)
+            found = nsmallest(limit + 1, [*found, *(name for name in step if name > cursor)])
+            await asyncio.sleep(0)
+        more = len(found) > limit
+        views = []
+        for name in found[:limit]:
+            session = sessions.get(name)
+            if session is not None:  # else it has ended since we looked
+                views.append(_client_view(session))
+        return Page(clients=views, count=matching, cursor=found[limit - 1] if more else None)
+
+    async def client(self, client_id: str) -> ClientDetail:
+        """Everything about one client; `NotFoundError` if it has no session."""
+        return _client_detail(self._session(client_id))
+
+    async def kick(self, client_id: str) -> str:
+        """Send a client away; what was done. If it is away already, its session is removed and its will published."""
+        session = self._session(client_id)
+        if session.link is not None:
+            await self._hub.disconnect(client_id)
+            return "disconnected"
+        for will in self._plane.registry.end(client_id, self._hub.now()):
+            await self._hub.publish(will)
+        return "session removed"
+
+    def _session(self, client_id: str) -> Session:
+        session = self._plane.registry.sessions.get(client_id)
+        if session is None:
+            raise NotFoundError(f"there is no client {client_id!r}")
+        return session
+
+    # -- plugins
+
+    async def plugins(self) -> list[PluginView]:
+        """The plugins that run, in the order of loading."""
+        hooks = self._plane.hooks
+        return [_plugin_view(loaded, hooks) for loaded in self._plugins.loaded()]
+
+    @staticmethod
+    def installed() -> dict[str, str]:
+        """Names and origins of plugins that could be loaded. Reads files: the one method to call in another thread."""
+        return available()
+
+    async def load_plugin(
+        self, name: str, config: Mapping[str, Any] | None = None, path: str | None = None
+    ) -> PluginView:
+        """Load a plugin; `PluginError` says why it could not be."""
+        if path is not None:
+            _check_ownership(path)
+        loaded = await self._plugins.load(name, config, path)
+        return _plugin_view(loaded, self._plane.hooks)
+
+    async def unload_plugin(self, name: str) -> None:
+        """Unload a plugin; `NotFoundError` if it does not run."""
+        if all(loaded.name != name for loaded in self._plugins.loaded()):
+            raise NotFoundError(f"plugin {name!r} is not loaded")
+        await self._plugins.unload(name)
+
+    # -- the node
+
+    async def reload(self) -> list[str]:
+        """Read the configuration again; what has changed. `MotorcadeError` says what is wrong, and the old stays."""
+        return await self._reload()
+
+    async def node(self) -> NodeView:
+        """The node as a whole."""
+        plane = self._plane
+        return NodeView(
+            node=plane.options.node,
+            version=__version__,
+            state=self.state,
+            uptime=self._hub.statistics().get("uptime", 0.0),
+            pid=os.getpid(),
+            python=platform.python_version(),
+            listeners=dict(self.listeners),
+            connections=plane.connections,
+            sessions=len(plane.registry.sessions),
+            subscriptions=plane.pubsub.subscriptions + plane.pubsub.shared_subscriptions,
+            plugins=[loaded.name for loaded in self._plugins.loaded()],
+        )
+
+    async def health(self) -> NodeState:
+        """Where the node is in its life. That this answers at all means that the event loop turns."""
+        return self.state
+
+    async def statistics(self) -> Statistics:
+        """All counters and gauges."""
+        stats = self._plane.stats
+        return Statistics(
+            figures=dict(self._hub.statistics()),
+            dropped=dict(stats.dropped),
+            refused=dict(stats.refused),
+            protocol_errors=dict(stats.protocol_errors),
+            session_events=dict(stats.sessions),
+            auth={"allowed": stats.auth_allowed, "denied": stats.auth_denied},
+            acl={"allowed": stats.acl_allowed, "denied": stats.acl_denied},
+            plugins=await self.plugins(),
+            lag=self.lag.view(),
+        )
+
+
+def _matches(session: Session, wanted: str) -> bool:
+    client = session.client
+    return wanted in client.client_id.casefold() or wanted in (client.username or "").casefold()
+
+
+_PROTOCOLS = {3: "3.1", 4: "3.1.1", 5: "5"}
+
+
+def _client_view(session: Session) -> ClientView:
+    client = session.client
+    return ClientView(
+        client_id=client.client_id,
+        username=client.username,
+        connected=session.link is not None,
+        host=client.host,
+        port=client.port,
+        listener=client.listener,
+        protocol=_PROTOCOLS.get(client.version, str(client.version)),
+        keep_alive=client.keep_alive,
+        clean_start=client.clean_start,
+        connected_at=session.connected_at,
+        disconnected_at=session.disconnected_at,
+        expires_at=session.expires_at,
+        subscriptions=len(session.subscriptions),
+        inflight=len(session.inflight),
+        queued=len(session.queue or ()),
+        queued_bytes=session.queue_bytes,
+    )
+
+
+def _client_detail(session: Session) -> ClientDetail:
+    will = session.will
+    certificate = session.client.certificate
+    shown: Iterable[Subscription] = islice(session.subscriptions.values(), MOST_SUBSCRIPTIONS)
+    return ClientDetail(
+        client=_client_view(session),
+        created_at=session.created_at,
+        session_expiry=session.expiry,
+        superuser=session.client.superuser,
+        certificate=certificate.subject if certificate else None,
+        window=session.limit,
+        inflight_ids=list(session.inflight),
+        awaiting_release=list(session.awaiting or ()),
+        feeds=len(session.feeds or ()),
+        max_packet_size=session.max_packet,
+        topic_aliases=session.alias_limit,
+        published=session.received,
+        will=WillView(topic=will.topic, qos=will.qos, retain=will.retain, delay=session.will_delay) if will else None,
+        subscriptions=[SubscriptionView.of(subscription) for subscription in shown],
+    )
+
+
+def _plugin_view(loaded: Loaded, hooks: Hooks) -> PluginView:
+    gauges: Callable[[], Mapping[str, float]] | None = getattr(loaded.plugin, "gauges", None)
+    return PluginView(
+        name=loaded.name,
+        origin=loaded.origin,
+        description=loaded.plugin.description,
+        hooks=[
+            HookView(point=point, priority=callback.priority, errors=callback.errors)
+            for point in POINTS
+            for callback in hooks.lookup(point)
+            if callback.owner == loaded.name
+        ],
+        counters=dict(loaded.context.counters),
+        gauges=dict(gauges()) if gauges is not None else {},
+        tasks=len(loaded.context.tasks),
+    )
+
+
+def _check_ownership(path: str) -> None:
+    """Refuse a plugin file that somebody else could have written.
+
+    Whoever can reach the control port can name a path. On loopback that may be any user of the machine, who must not
+    get the rights of the node by it.
+    """
+    try:
+        about = Path(path).expanduser().stat()
+    except OSError as error:
+        raise PluginError(f"there is no plugin at {path}: {error.strerror}") from error
+    if about.st_uid not in (os.geteuid(), 0):
+        raise PluginError(f"{path} belongs to another user; it must belong to the user the node runs as, or to root")
+    if about.st_mode & stat.S_IWOTH:
+        raise PluginError(
+            f"{path} can be written by everybody (mode {stat.S_IMODE(about.st_mode):o}); take that right away"
+        )
