@@ -1,0 +1,252 @@
+"""The broker of one node: the flow plane with a clock, an event loop and its connections; what plugins call the hub.
+
+Periodic work runs in `_tick`, four times a second, in bounded steps: session expiry, delayed wills, keep alive,
+connect time-outs, stalled writers, unreleased QoS 2 messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from time import monotonic, time
+
+import structlog
+
+from motorcade.broker.connection import Connection, Outbox
+from motorcade.broker.plane import Plane
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.core.topic import check_topic
+from motorcade.extension.hooks import Handled
+
+log = structlog.stdlib.get_logger("motorcade.broker")
+
+TICK = 0.25  #: seconds between looks at what is due
+SWEEP_STEP = 2000  #: connections looked at per tick
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #: seconds
+
+
+class Broker:
+    """Implements `extension.plugin.Hub`."""
+
+    def __init__(self, plane: Plane, loop: asyncio.AbstractEventLoop) -> None:
+        self.plane = plane
+        self.loop = loop
+        self.outbox = Outbox(plane.shared.dirty, loop)
+        self.started = time()
+        self.connections: set[Connection] = set()
+        self.lag = [0] * (len(LAG_BUCKETS) + 1)  #: histogram of how late ticks were
+        self.lag_sum = 0.0
+        self._by_listener: Counter[str] = Counter()
+        self._listener_limits: dict[str, int] = {}
+        self._sweep: list[Connection] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._publishing: set[asyncio.Task[int]] = set()
+        plane.hooks.on_change(self._hooks_changed)
+
+    # -- connections
+
+    def limit_listener(self, kind: str, most: int) -> None:
+        """At most so many connections through listeners of a kind."""
+        if most:
+            self._listener_limits[kind] = most
+
+    def add(self, connection: Connection, host: str) -> bool:
+        """A new network connection; False if it is not wanted."""
+        plane = self.plane
+        kind = connection.listener
+        plane.stats.connections_accepted += 1
+        if not plane.networks.admits(host):
+            plane.refuse("network")
+            return False
+        limit = plane.limits.max_connections
+        if limit and plane.connections >= limit + 1000:  # some are let in far enough to be told why not
+            plane.refuse("max_connections")
+            return False
+        if kind in self._listener_limits and self._by_listener[kind] >= self._listener_limits[kind]:
+            plane.refuse("max_connections")
+            return False
+        plane.connections += 1
+        self._by_listener[kind] += 1
+        self.connections.add(connection)
+        return True
+
+    def remove(self, connection: Connection) -> None:
+        """A network connection is gone."""
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self.plane.connections -= 1
+            self._by_listener[connection.listener] -= 1
+            self.plane.stats.connections_closed += 1
+
+    # -- time
+
+    def start(self) -> None:
+        """Begin the periodic work."""
+        self._schedule()
+
+    def _schedule(self) -> None:
+        self._timer = self.loop.call_later(TICK, self._tick, self.loop.time() + TICK)
+
+    def _tick(self, planned: float) -> None:
+        late = max(0.0, self.loop.time() - planned)
+        self.lag_sum += late
+        self.lag[bisect_left(LAG_BUCKETS, late)] += 1
+        self._schedule()
+        for will in self.plane.registry.due(time()):
+            self.publish_soon(will)
+        if not self._sweep:
+            self._sweep = list(self.connections)
+        now, wall = monotonic(), time()
+        for _ in range(min(len(self._sweep), max(SWEEP_STEP, len(self.connections) // 4))):
+            self._look_at(self._sweep.pop(), now, wall)
+        if self.plane.shared.dirty:
+            self.outbox.later()
+
+    def _look_at(self, connection: Connection, now: float, wall: float) -> None:
+        """End a connection that has been silent or stuck for too long."""
+        if connection.closing:
+            return
+        plane, limits = self.plane, self.plane.limits
+        session = connection.session
+        if session is None:
+            if limits.connect_timeout and now - connection.opened > limits.connect_timeout:
+                plane.refuse("connect_timeout")
+                connection.close("no CONNECT in time")
+            return
+        if connection.deadline and now - connection.seen > connection.deadline:
+            plane.refuse("keep_alive")
+            connection.end(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing heard within the keep alive time")  # [MQTT-3.1.2-22]
+        elif connection.stalled_since is not None and now - connection.stalled_since > limits.stall_timeout > 0:
+            plane.refuse("stall_timeout")
+            connection.abort("takes no data")
+        elif connection.expires_at is not None and wall >= connection.expires_at:
+            connection.end(ReasonCode.NOT_AUTHORIZED, "the credentials have expired")
+        elif session.awaiting and plane.session_options.await_rel_timeout:
+            forgotten = session.forget_unreleased(wall - plane.session_options.await_rel_timeout)
+            plane.stats.refused["await_rel_timeout"] += forgotten
+
+    async def drain(self, timeout: float) -> None:
+        """Send everybody away and wait until their sockets are empty, for a bounded time."""
+        self.plane.draining = True
+        for connection in list(self.connections):
+            if connection.session is None:
+                connection.close("shutting down")
+            else:
+                connection.end(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
+        deadline = monotonic() + timeout
+        while self.connections and monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for connection in list(self.connections):
+            connection.abort("shutting down")
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.sleep(0)
+
+    # -- hub
+
+    async def publish(self, message: Message) -> int:
+        """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
+        check_topic(message.topic)
+        if not message.guid:
+            message.timestamp = message.timestamp or time()
+            message.guid = self.plane.guids.next(int(message.timestamp * 1_000_000))
+        route = self.plane.pubsub.route(message.topic)
+        chain = route.retain_hooks if message.retain else route.publish_hooks
+        if chain is not None:
+            result = chain.fold(None, acc=message)
+            if inspect.isawaitable(result):
+                result = await result
+            if isinstance(result, Handled):
+                return 0
+            message = result
+        count = self.plane.pubsub.publish(message, time())
+        self.outbox.later()
+        return count
+
+    def publish_soon(self, message: Message) -> None:
+        """Publish a will; not while everybody is being sent away."""
+        if self.plane.draining:
+            return
+        message.timestamp = time()
+        message.guid = self.plane.guids.next(int(message.timestamp * 1_000_000))
+        task = self.loop.create_task(self.publish(message), name="will")
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
+
+    def deliver(self, client_id: str, subscription: Subscription, messages: Iterator[Message]) -> bool:
+        """Send messages to one client as fast as its window allows."""
+        session = self.plane.registry.sessions.get(client_id)
+        if session is None:
+            return False
+        session.feed(subscription, messages)
+        if session.online:
+            if session.pump(time()) and session.link is not None:
+                session.link.pump_later()
+            self.outbox.later()
+        return True
+
+    async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
+        """Send a client away; False if it is not connected."""
+        session = self.plane.registry.sessions.get(client_id)
+        if session is None or session.link is None:
+            return False
+        session.link.end(reason, "disconnected by an operator")
+        return True
+
+    def client(self, client_id: str) -> ClientInfo | None:
+        """A connected client."""
+        session = self.plane.registry.sessions.get(client_id)
+        return session.client if session is not None and session.link is not None else None
+
+    def clients(self) -> Iterable[ClientInfo]:
+        """All connected clients, as they are now."""
+        return [s.client for s in self.plane.registry.sessions.values() if s.link is not None]
+
+    def recheck_access(self) -> None:
+        """Forget cached access decisions, and take away subscriptions that are no longer allowed."""
+        for connection in list(self.connections):
+            connection.recheck()
+
+    def _hooks_changed(self) -> None:
+        for connection in self.connections:
+            if connection.channel is not None:
+                connection.channel.use_routes()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time()
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and gauges of the node by name."""
+        plane = self.plane
+        stats, registry = plane.stats, plane.registry
+        total = len(registry.sessions)
+        return {
+            "uptime": time() - self.started,
+            "connections": plane.connections,
+            "connections_accepted": stats.connections_accepted,
+            "connections_closed": stats.connections_closed,
+            "clients_connected": registry.connected,
+            "clients_disconnected": total - registry.connected,
+            "clients_total": total,
+            "clients_maximum": registry.maximum,
+            "clients_expired": stats.expired_sessions,
+            "bytes_received": stats.bytes_received,
+            "bytes_sent": stats.bytes_sent,
+            "messages_received": stats.packets_received + stats.publish_received,
+            "messages_sent": stats.publish_sent,
+            "publish_received": stats.publish_received,
+            "publish_sent": stats.publish_sent,
+            "publish_dropped": sum(stats.dropped.values()),
+            "publish_bytes_received": stats.publish_bytes_received,
+            "publish_bytes_sent": stats.publish_bytes_sent,
+            "subscriptions": plane.pubsub.subscriptions,
+            "shared_subscriptions": plane.pubsub.shared_subscriptions,
+            "sockets_opened": stats.connections_accepted,
+        }

@@ -1,0 +1,672 @@
+"""The rules of MQTT for one connection: packets in, effects out.
+
+`receive` is a generator. It works on session, pub/sub and registry itself, and yields what it cannot do:
+
+    Send(packet)        write a packet to this client
+    Ask(chain, …)       run a hook chain, which may wait; the answer is sent back into the generator
+    RECEIVE             wait for the client's next packet; it is sent back into the generator
+    Opened(session)     the client is let in: bind this connection to the session
+    Emit(message)       publish a will of some session
+    Close(with_will)    close the connection; with_will tells whether the client's will is due
+
+A `ProtocolError` out of the generator ends the connection; `connection.py` tells the client. It also owns the
+byte loop for the frequent packets: what is done there must mean the same as what is done here, and a test compares.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from motorcade.broker.frames import is_released, message_of, qos_of, released
+from motorcade.broker.plane import Plane
+from motorcade.broker.pubsub import Route
+from motorcade.broker.session import Session
+from motorcade.core.client import ClientInfo, Credentials
+from motorcade.core.errors import TopicError
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
+from motorcade.core.topic import check_filter, check_topic, split_share
+from motorcade.extension.hooks import Allow, Chain, Challenge, Decision, Deny, Handled
+from motorcade.mqtt.packets import (
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    Will,
+)
+from motorcade.mqtt.properties import NONE, Properties
+from motorcade.mqtt.reasons import ProtocolError, ReasonCode
+
+ALLOWED_TOPICS = 256  #: topics per connection whose access decision is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write a packet to this client."""
+
+    packet: Packet
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Run a hook chain and send its result back."""
+
+    chain: Chain
+    args: tuple[object, ...]
+    acc: object
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The client is let in."""
+
+    session: Session
+    keep_alive: int  #: seconds
+    expires_at: float | None  #: when its credentials end, seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Publish a will."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection."""
+
+    with_will: bool
+
+
+class _Receive:
+    __slots__ = ()
+
+
+RECEIVE: Final = _Receive()
+Effect = Send | Ask | Opened | Emit | Close | _Receive
+Steps = Generator[Effect, Any, None]
+
+
+class Refused(ProtocolError):
+    """The client is not let in; CONNACK tells why."""
+
+
+class Channel:
+    """One connection's view of the rules."""
+
+    __slots__ = ("_aliases", "_method", "_told_problems", "client", "plane", "routes", "session", "version")
+
+    def __init__(self, plane: Plane, client: ClientInfo) -> None:
+        self.plane = plane
+        self.client = client
+        self.version = 4  # until CONNECT tells
+        self.session: Session | None = None
+        self.routes: dict[bytes, Route] = {}  #: topics this client may publish to; the byte loop reads it
+        self._aliases: dict[int, str] | None = None
+        self._method: str | None = None  # of enhanced authentication
+        self._told_problems = True  # the client wants reason strings
+
+    def receive(self, packet: Packet, wall: float) -> Steps:
+        """What a packet sets off. `wall`: seconds since the epoch."""
+        session = self.session
+        if session is None:
+            if not isinstance(packet, Connect):
+                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
+            return self._connect(packet, wall)
+        if isinstance(packet, Publish):
+            return self._publish(session, packet, wall)
+        if isinstance(packet, Puback):
+            return self._puback(session, packet, wall)
+        if isinstance(packet, Pubrec):
+            return self._pubrec(session, packet, wall)
+        if isinstance(packet, Pubrel):
+            return self._pubrel(session, packet)
+        if isinstance(packet, Pubcomp):
+            return self._pubcomp(session, packet, wall)
+        if isinstance(packet, Subscribe):
+            return self._subscribe(session, packet)
+        if isinstance(packet, Unsubscribe):
+            return self._unsubscribe(session, packet)
+        if isinstance(packet, Pingreq):
+            return self._ping()
+        if isinstance(packet, Disconnect):
+            return self._disconnect(session, packet)
+        if isinstance(packet, Auth):
+            return self._reauthenticate(packet)
+        name = type(packet).__name__.upper()
+        detail = "second CONNECT" if isinstance(packet, Connect) else f"a client must not send {name}"
+        raise ProtocolError(ReasonCode.PROTOCOL_ERROR, detail)  # [MQTT-3.1.0-2]
+
+    def problem(self, detail: str) -> Properties:
+        """A reason string, if the client wants one. [MQTT-3.1.2-29]"""
+        return Properties(reason_string=detail) if detail and self._told_problems and self.version == 5 else NONE
+
+    # -- CONNECT
+
+    def _connect(self, packet: Connect, wall: float) -> Steps:
+        client, plane = self.client, self.plane
+        self.version = client.version = packet.version
+        properties = packet.properties
+        self._told_problems = properties.request_problem_information != 0
+        client.username = packet.username
+        client.clean_start = packet.clean_start
+        client.user_properties = properties.user_properties
+        client.connected_at = wall
+        assigned = self._identify(packet)
+        self._admit(wall)
+        if plane.hooks.client_connect is not None:
+            reason = yield Ask(plane.hooks.client_connect, (client,), ReasonCode.SUCCESS)
+            if reason >= 0x80:
+                raise Refused(reason, "refused by a plugin")
+        allow = yield from self._authenticate(packet)
+        will = yield from self._check_will(packet.will, wall)
+        if plane.draining:
+            raise Refused(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
+        session, present, wills = plane.registry.open(client, clean=packet.clean_start, wall=wall)
+        for message in wills:
+            yield Emit(message)
+        keep_alive = self._keep_alive(packet.keep_alive)
+        client.keep_alive = keep_alive
+        self._settle(session, packet, present=present, wall=wall)
+        session.will = will
+        session.will_delay = (packet.will.properties.will_delay or 0) if packet.will else 0
+        yield Opened(session, keep_alive, allow.expires_at)
+        yield Send(self._connack(packet, session, present, assigned, keep_alive, allow))
+        hooks = plane.hooks
+        event = hooks.session_resumed if present else hooks.session_created
+        if event is not None:
+            event.notify(client)
+        if hooks.client_connected is not None:
+            hooks.client_connected.notify(client)
+        session.resend()
+        if session.pump(wall) and session.link is not None:
+            session.link.pump_later()
+
+    def _identify(self, packet: Connect) -> bool:
+        """Find the client id; True if we made it up."""
+        client_id = packet.client_id
+        limit = self.plane.limits.max_client_id
+        if limit and len(client_id.encode()) > limit:
+            self.plane.refuse("max_client_id")
+            raise Refused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, f"client id is longer than {limit} bytes")
+        if "+" in client_id or "#" in client_id:
+            # It would become a wildcard wherever a rule or a topic is made from it.
+            raise Refused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "client id contains a wildcard")
+        if client_id:
+            self.client.client_id = client_id
+            return False
+        if packet.version == 3 or (packet.version == 4 and not packet.clean_start):  # [MQTT-3.1.3-8] of 3.1.1
+            raise Refused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs a clean session")
+        self.client.client_id = f"auto-{secrets.token_hex(10)}"  # [MQTT-3.1.3-6]
+        return True
+
+    def _admit(self, wall: float) -> None:
+        """Limits on connecting, before any credentials are looked at."""
+        plane, client = self.plane, self.client
+        if plane.draining:
+            raise Refused(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
+        limit = plane.limits.max_connections
+        if limit and plane.connections > limit:
+            plane.refuse("max_connections")
+            raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node has its {limit} connections")
+        if not plane.connect_bucket.admits(wall):
+            plane.refuse("connect_rate")
+            raise Refused(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many connects per second, try again later")
+        calm = plane.flapping.admits(f"id:{client.client_id}", wall)
+        if calm and plane.limits.flapping_by_address:
+            calm = plane.flapping.admits(f"address:{client.host}", wall)
+        if not calm:
+            plane.refuse("flapping")
+            raise Refused(ReasonCode.BANNED, "connects too often, banned for a while")
+
+    def _authenticate(self, packet: Connect) -> Generator[Effect, Any, Allow]:
+        """Ask who this is, in as many steps as the method needs."""
+        method, data = packet.properties.authentication_method, packet.properties.authentication_data
+        self._method = method
+        decision = yield from self._decide(Credentials(packet.password, method, data))
+        while isinstance(decision, Challenge):
+            if method is None:
+                raise Refused(ReasonCode.NOT_AUTHORIZED, "the client did not ask for enhanced authentication")
+            yield Send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, _auth_properties(method, decision.data)))
+            answer = yield RECEIVE
+            if not isinstance(answer, Auth) or answer.reason is not ReasonCode.CONTINUE_AUTHENTICATION:
+                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "AUTH 0x18 must follow")  # [MQTT-4.12.0-3]
+            if answer.properties.authentication_method != method:
+                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the method changed")  # [MQTT-4.12.0-5]
+            decision = yield from self._decide(Credentials(None, method, answer.properties.authentication_data))
+        if isinstance(decision, Deny):
+            self.plane.stats.auth_denied += 1
+            raise Refused(decision.reason, decision.detail)
+        self.plane.stats.auth_allowed += 1
+        client = self.client
+        client.superuser = decision.superuser
+        client.attributes = decision.attributes
+        if decision.username is not None:
+            client.username = decision.username
+        if decision.client_id is not None:
+            client.client_id = decision.client_id
+        return decision
+
+    def _decide(self, credentials: Credentials) -> Generator[Effect, Any, Decision]:
+        """The chain's word; if nobody decides, only clients on this machine are let in."""
+        chain = self.plane.hooks.client_authenticate
+        decision: Decision | None = None
+        if chain is not None:
+            decision = yield Ask(chain, (self.client, credentials), None)
+        if decision is not None:
+            return decision
+        if credentials.method is not None:
+            return Deny(ReasonCode.BAD_AUTHENTICATION_METHOD, f"unknown method {credentials.method!r}")
+        if self.client.is_loopback:
+            return Allow()
+        return Deny(ReasonCode.NOT_AUTHORIZED, "no access control is configured, so only this machine may connect")
+
+    def _check_will(self, will: Will | None, wall: float) -> Generator[Effect, Any, Message | None]:
+        if will is None:
+            return None
+        try:
+            check_topic(will.topic, self.plane.limits.max_topic_levels)
+        except TopicError as error:
+            raise Refused(ReasonCode.TOPIC_NAME_INVALID, f"will: {error}") from error
+        if not (yield from self._may("publish", will.topic)):
+            raise Refused(ReasonCode.NOT_AUTHORIZED, f"may not publish the will to {will.topic}")
+        return self._message(will.topic, will.payload, will.qos, will.retain, will.properties, wall)
+
+    def _keep_alive(self, wanted: int) -> int:
+        if self.version == 5 and self.plane.options.server_keep_alive:
+            return self.plane.options.server_keep_alive
+        limit = self.plane.limits.max_keep_alive
+        return limit if limit and (not wanted or wanted > limit) else wanted
+
+    def _settle(self, session: Session, packet: Connect, *, present: bool, wall: float) -> None:
+        """Give the session the properties of this connection."""
+        options, limits = self.plane.session_options, self.plane.limits
+        properties = packet.properties
+        if packet.version == 5:
+            wanted = properties.session_expiry or 0
+        else:
+            wanted = 0 if packet.clean_start else options.expiry_default_v3
+        session.expiry = min(wanted, options.expiry_max) if options.expiry_max else wanted
+        was_special, was_version = session.special, session.version
+        session.speak(packet.version, wall)
+        session.attach(
+            packet.version,
+            min(options.window, properties.receive_maximum or 65535),  # [MQTT-3.3.4-9]
+            properties.maximum_packet_size or 0,
+            min(properties.topic_alias_maximum or 0, limits.max_topic_alias_out),  # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
+        )
+        if present and (was_special or session.special or was_version != session.version):
+            self.plane.pubsub.refresh(session)
+        self.session = session
+        self.use_routes()
+
+    def use_routes(self) -> None:
+        """Begin with no remembered access decisions; without access control all channels share the node's routes."""
+        unguarded = self.plane.hooks.client_authorize is None or self.client.superuser
+        self.routes = self.plane.pubsub.routes if unguarded else {}
+
+    def _connack(  # noqa: PLR0913 - everything CONNACK tells
+        self, packet: Connect, session: Session, present: bool, assigned: bool, keep_alive: int, allow: Allow
+    ) -> Connack:
+        if packet.version != 5:
+            return Connack(session_present=present and packet.version == 4)
+        plane = self.plane
+        wanted = packet.properties.session_expiry or 0
+        information = None
+        if packet.properties.request_response_information == 1 and plane.options.response_information:
+            information = plane.options.response_information.replace("${clientid}", self.client.client_id)
+        return Connack(
+            session_present=present,
+            properties=Properties(
+                session_expiry=session.expiry if session.expiry != wanted else None,
+                receive_maximum=plane.session_options.max_awaiting_rel or None,
+                maximum_packet_size=plane.limits.max_packet_size or None,
+                assigned_client_id=self.client.client_id if assigned or self.client.client_id != packet.client_id else None,
+                topic_alias_maximum=plane.limits.max_topic_alias or None,
+                server_keep_alive=keep_alive if keep_alive != packet.keep_alive else None,
+                response_information=information,
+                authentication_method=self._method,
+                authentication_data=allow.data,
+            ),
+        )
+
+    # -- access
+
+    def _may(self, action: str, topic: str) -> Generator[Effect, Any, bool]:
+        chain = self.plane.hooks.client_authorize
+        if chain is None or self.client.superuser:
+            return True
+        answer = yield Ask(chain, (self.client, action, topic), None)
+        allowed: bool = answer is not False  # nobody decided: no rule forbids it
+        if allowed:
+            self.plane.stats.acl_allowed += 1
+        else:
+            self.plane.stats.acl_denied += 1
+        return allowed
+
+    # -- PUBLISH
+
+    def _publish(self, session: Session, packet: Publish, wall: float) -> Steps:
+        properties = packet.properties
+        plane = self.plane
+        if properties.subscription_ids:  # [MQTT-3.3.4-6]
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers")
+        topic = self._topic(packet)
+        if packet.qos == 2:
+            if session.expects_release(packet.packet_id):  # [MQTT-4.3.3-10]: acknowledged again, not routed again
+                yield Send(Pubrec(packet.packet_id))
+                return
+            self._check_awaiting(session)
+        session.received += 1
+        plane.stats.publish_received += 1
+        plane.stats.publish_bytes_received += len(packet.payload)
+        reason, detail, extra = yield from self._accept(topic, packet, wall)
+        if packet.qos == 0:
+            return
+        answer = self._answer(reason, detail, extra)
+        told = reason if self.version == 5 else ReasonCode.SUCCESS
+        if packet.qos == 1:
+            yield Send(Puback(packet.packet_id, told, answer))
+            return
+        if told < 0x80:
+            session.await_release(packet.packet_id, wall)
+        yield Send(Pubrec(packet.packet_id, told, answer))
+
+    def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
+        """Properties of a PUBACK or PUBREC: a reason for errors if the client wants to hear it, and what a plugin adds."""
+        text = detail if reason >= 0x80 and self._told_problems else ""
+        if self.version != 5 or not (text or extra):
+            return NONE
+        return Properties(reason_string=text or None, user_properties=extra if self._told_problems else ())
+
+    def _topic(self, packet: Publish) -> str:
+        """The topic of a PUBLISH, from its alias if it has one."""
+        alias = packet.properties.topic_alias
+        if alias is None:
+            self._check_topic(packet.topic)
+            return packet.topic
+        limit = self.plane.limits.max_topic_alias
+        if alias > limit:
+            self.plane.refuse("max_topic_alias")
+            raise ProtocolError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above {limit}")  # [MQTT-3.3.2-9]
+        if self._aliases is None:
+            self._aliases = {}
+        if packet.topic:
+            self._check_topic(packet.topic)
+            self._aliases[alias] = packet.topic
+            return packet.topic
+        known = self._aliases.get(alias)
+        if known is None:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, f"topic alias {alias} was never set")
+        return known
+
+    def _check_topic(self, topic: str) -> None:
+        try:
+            check_topic(topic, self.plane.limits.max_topic_levels)
+        except TopicError as error:
+            if "levels" in str(error):
+                self.plane.refuse("max_topic_levels")
+            raise ProtocolError(ReasonCode.TOPIC_NAME_INVALID, str(error)) from error  # [MQTT-3.3.2-2]
+
+    def _check_awaiting(self, session: Session) -> None:
+        limit = self.plane.session_options.max_awaiting_rel
+        if limit and session.awaiting is not None and len(session.awaiting) >= limit:
+            self.plane.refuse("max_awaiting_rel")
+            raise ProtocolError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, f"more than {limit} unreleased QoS 2 messages")
+
+    def _accept(
+        self, topic: str, packet: Publish, wall: float
+    ) -> Generator[Effect, Any, tuple[ReasonCode, str, tuple[tuple[str, str], ...]]]:
+        """Access, hooks, routing: (reason, detail, user properties) for the publisher."""
+        plane = self.plane
+        route = self.routes.get(topic.encode())
+        if route is None or route.stale:
+            if not (yield from self._may("publish", topic)):
+                plane.stats.dropped["not_authorized"] += 1
+                return ReasonCode.NOT_AUTHORIZED, f"may not publish to {topic}", ()
+            route = self._remember(topic)
+        message = self._message(topic, packet.payload, packet.qos, packet.retain, packet.properties, wall)
+        chain = route.retain_hooks if packet.retain else route.publish_hooks
+        if chain is not None:
+            result: Message | Handled = yield Ask(chain, (self.client,), message)
+            if isinstance(result, Handled):
+                if result.reason >= 0x80 and self.version != 5:
+                    raise ProtocolError(result.reason, result.reason_string or "")
+                return result.reason, result.reason_string or "", result.user_properties
+            if result.topic != topic:
+                self._check_topic(result.topic)
+                if not (yield from self._may("publish", result.topic)):  # a rewritten topic passes the rules too
+                    plane.stats.dropped["not_authorized"] += 1
+                    return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()
+            message = result
+        count = plane.pubsub.publish(message, wall)
+        return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
+
+    def _remember(self, topic: str) -> Route:
+        """Remember that this client may publish to a topic."""
+        route = self.plane.pubsub.route(topic)
+        routes = self.routes
+        if routes is not self.plane.pubsub.routes:
+            if len(routes) >= ALLOWED_TOPICS:
+                routes.clear()
+            routes[topic.encode()] = route
+        return route
+
+    def _message(  # noqa: PLR0913 - the parts of a PUBLISH or a will
+        self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties, wall: float
+    ) -> Message:
+        expiry = properties.message_expiry
+        return Message(
+            topic,
+            payload,
+            qos,
+            retain,
+            self.client.client_id,
+            self.client.username,
+            self.plane.guids.next(int(wall * 1_000_000)),
+            wall,
+            properties.payload_format,
+            wall + expiry if expiry is not None else None,
+            properties.content_type,
+            properties.response_topic,
+            properties.correlation_data,
+            properties.user_properties,
+        )
+
+    # -- acknowledgements of what we sent
+
+    def _puback(self, session: Session, packet: Puback, wall: float) -> Steps:
+        frame = session.inflight.get(packet.packet_id)
+        if frame is None:
+            return  # late or wrong; nothing waits for it
+        if is_released(frame) or qos_of(frame) != 1:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")
+        del session.inflight[packet.packet_id]
+        hooks = self.plane.hooks
+        if hooks.message_acked is not None:
+            hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
+        if hooks.delivery_completed is not None:
+            hooks.delivery_completed.notify(self.client, message_of(frame, session.version), packet.reason)
+        self._pump(session, wall)
+        yield from ()
+
+    def _pubrec(self, session: Session, packet: Pubrec, wall: float) -> Steps:
+        frame = session.inflight.get(packet.packet_id)
+        if frame is None:
+            reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self.version == 5 else ReasonCode.SUCCESS
+            if packet.reason < 0x80:
+                yield Send(Pubrel(packet.packet_id, reason))
+            return
+        if is_released(frame):
+            yield Send(Pubrel(packet.packet_id))
+            return
+        if qos_of(frame) != 2:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBREC for a QoS 1 message")
+        hooks = self.plane.hooks
+        if hooks.message_acked is not None:
+            hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
+        if packet.reason >= 0x80:  # [MQTT-4.3.3-4]: the client refused it; its id is free
+            del session.inflight[packet.packet_id]
+            if hooks.delivery_completed is not None:
+                hooks.delivery_completed.notify(self.client, message_of(frame, session.version), packet.reason)
+            self._pump(session, wall)
+            return
+        session.inflight[packet.packet_id] = released(frame)
+        yield Send(Pubrel(packet.packet_id))
+
+    def _pubcomp(self, session: Session, packet: Pubcomp, wall: float) -> Steps:
+        frame = session.inflight.get(packet.packet_id)
+        if frame is None:
+            return
+        if not is_released(frame):
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBCOMP before PUBREC")
+        del session.inflight[packet.packet_id]
+        hooks = self.plane.hooks
+        if hooks.delivery_completed is not None and isinstance(frame[2], Message):
+            hooks.delivery_completed.notify(self.client, frame[2], packet.reason)
+        self._pump(session, wall)
+        yield from ()
+
+    def _pump(self, session: Session, wall: float) -> None:
+        if not session.ready and session.pump(wall) and session.link is not None:
+            session.link.pump_later()
+
+    def _pubrel(self, session: Session, packet: Pubrel) -> Steps:
+        known = session.release(packet.packet_id)
+        reason = ReasonCode.SUCCESS if known or self.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+        yield Send(Pubcomp(packet.packet_id, reason))
+
+    # -- SUBSCRIBE, UNSUBSCRIBE
+
+    def _subscribe(self, session: Session, packet: Subscribe) -> Steps:
+        plane = self.plane
+        limit = plane.limits.max_filters
+        if limit and len(packet.subscriptions) > limit:
+            plane.refuse("max_filters")
+            yield Send(Suback(packet.packet_id, (ReasonCode.QUOTA_EXCEEDED,) * len(packet.subscriptions)))
+            return
+        wanted: list[Subscription | ReasonCode] = list(packet.subscriptions)
+        if plane.hooks.client_subscribe is not None:
+            changed = yield Ask(plane.hooks.client_subscribe, (self.client, packet.properties.user_properties), wanted)
+            if len(changed) != len(wanted):
+                raise ProtocolError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin changed the number of filters")
+            wanted = changed
+        reasons: list[ReasonCode] = []
+        granted: list[tuple[Subscription, bool]] = []
+        problem = ""
+        for item in wanted:
+            if isinstance(item, ReasonCode):
+                reasons.append(item)
+                continue
+            reason, detail = yield from self._judge(session, item)
+            problem = problem or detail
+            reasons.append(reason)
+            if reason < 0x80:
+                session.unfeed(item.filter)
+                granted.append((item, plane.pubsub.subscribe(session, item)))
+        yield Send(Suback(packet.packet_id, tuple(reasons), self.problem(problem)))
+        chain = plane.hooks.session_subscribed
+        if chain is not None:
+            for subscription, is_new in granted:
+                chain.notify(self.client, subscription, is_new)
+
+    def _judge(self, session: Session, subscription: Subscription) -> Generator[Effect, Any, tuple[ReasonCode, str]]:
+        """(reason, detail) for one filter of a SUBSCRIBE."""
+        plane = self.plane
+        try:
+            group, filter_ = split_share(subscription.filter)
+            check_filter(filter_, plane.limits.max_topic_levels)
+        except TopicError as error:
+            if "levels" in str(error):
+                plane.refuse("max_topic_levels")
+            return ReasonCode.TOPIC_FILTER_INVALID, str(error)
+        if group is not None and subscription.no_local:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "no local on a shared subscription")  # [MQTT-3.8.3-4]
+        limit = plane.session_options.max_subscriptions
+        if limit and len(session.subscriptions) >= limit and subscription.filter not in session.subscriptions:
+            plane.refuse("max_subscriptions")
+            return ReasonCode.QUOTA_EXCEEDED, f"a session may have {limit} subscriptions"
+        if not (yield from self._may("subscribe", filter_)):
+            return ReasonCode.NOT_AUTHORIZED, f"may not subscribe to {subscription.filter}"
+        return ReasonCode(subscription.qos), ""
+
+    def _unsubscribe(self, session: Session, packet: Unsubscribe) -> Steps:
+        plane = self.plane
+        filters = list(packet.filters)
+        if plane.hooks.client_unsubscribe is not None:
+            changed = yield Ask(plane.hooks.client_unsubscribe, (self.client, packet.properties.user_properties), filters)
+            if len(changed) == len(filters):
+                filters = changed
+        reasons: list[ReasonCode] = []
+        removed: list[str] = []
+        for filter_ in filters:
+            if plane.pubsub.unsubscribe(session, filter_):
+                session.unfeed(filter_)
+                removed.append(filter_)
+                reasons.append(ReasonCode.SUCCESS)
+            else:
+                reasons.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        yield Send(Unsuback(packet.packet_id, tuple(reasons)))
+        chain = plane.hooks.session_unsubscribed
+        if chain is not None:
+            for filter_ in removed:
+                chain.notify(self.client, filter_)
+
+    # -- the rest
+
+    def _ping(self) -> Steps:
+        yield Send(Pingresp())
+
+    def _disconnect(self, session: Session, packet: Disconnect) -> Steps:
+        expiry = packet.properties.session_expiry
+        if expiry is not None:
+            if expiry and not session.expiry:  # [MQTT-3.14.2-2]
+                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "session expiry was 0 and cannot be raised")
+            limit = self.plane.session_options.expiry_max
+            session.expiry = min(expiry, limit) if limit else expiry
+        yield Close(with_will=packet.reason is not ReasonCode.SUCCESS)
+
+    def _reauthenticate(self, packet: Auth) -> Steps:
+        method = packet.properties.authentication_method
+        if packet.reason is not ReasonCode.RE_AUTHENTICATE or self._method is None or method != self._method:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "AUTH out of place")  # [MQTT-4.12.1-1]
+        decision = yield from self._decide(Credentials(None, method, packet.properties.authentication_data))
+        while isinstance(decision, Challenge):
+            yield Send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, _auth_properties(method, decision.data)))
+            answer = yield RECEIVE
+            if not isinstance(answer, Auth) or answer.properties.authentication_method != method:
+                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "AUTH 0x18 must follow")
+            decision = yield from self._decide(Credentials(None, method, answer.properties.authentication_data))
+        if isinstance(decision, Deny):
+            raise ProtocolError(decision.reason, decision.detail)  # [MQTT-4.12.1-2]
+        yield Send(Auth(ReasonCode.SUCCESS, _auth_properties(method, decision.data)))
+
+    def recheck(self, session: Session) -> Steps:
+        """Access rules have changed: forget decisions, take away subscriptions that are no longer allowed."""
+        self.use_routes()
+        for text in list(session.subscriptions):
+            if not (yield from self._may("subscribe", split_share(text)[1])):
+                self.plane.pubsub.unsubscribe(session, text)
+                session.unfeed(text)
+                if self.plane.hooks.session_unsubscribed is not None:
+                    self.plane.hooks.session_unsubscribed.notify(self.client, text)
+
+
+def _auth_properties(method: str | None, data: bytes | None) -> Properties:
+    return replace(NONE, authentication_method=method, authentication_data=data)

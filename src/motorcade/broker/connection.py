@@ -1,0 +1,853 @@
+"""One network connection: the byte loop, what must wait, and the way out.
+
+Two speeds, one meaning. `_run` is the byte loop: it takes every whole packet of a read in one go and does PUBLISH
+without properties, the acknowledgements and PINGREQ right there, with local variables and no object per packet.
+Everything else goes packet by packet through `channel.py`, as does every packet while somebody observes deliveries.
+A test runs the same conversations both ways and compares.
+
+    read -> _run -> window of each receiver: bytes appended to `out`, window marked dirty
+    end of the loop turn -> Outbox.flush: one write per dirty connection
+
+While a hook chain is waited for, the connection is suspended: it reads nothing, so its packets stay in order;
+others are not held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from dataclasses import replace
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused, Send, Steps
+from motorcade.broker.frames import IDS, RELEASED, Frame, build, read_varint
+from motorcade.broker.limits import LeakyBucket
+from motorcade.broker.plane import Plane
+from motorcade.broker.session import Session
+from motorcade.broker.tls import certificate_of
+from motorcade.core.client import Certificate, ClientInfo
+from motorcade.core.errors import MotorcadeError
+from motorcade.mqtt import codec
+from motorcade.mqtt.packets import Connack, Connect, Disconnect, Packet, Pingreq, Pingresp
+from motorcade.mqtt.properties import Properties
+from motorcade.mqtt.reasons import ProtocolError, ReasonCode, connack_code_v3
+
+if TYPE_CHECKING:
+    from motorcade.broker.broker import Broker
+    from motorcade.broker.pubsub import Receivers, Route
+    from motorcade.broker.window import Window
+
+log = structlog.stdlib.get_logger("motorcade.connection")
+
+MAX_PACKET = 268_435_460  #: bytes of the largest packet MQTT can express
+READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
+CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
+
+
+class Outbox:
+    """Writes what the turn of the loop has produced: one write per connection."""
+
+    __slots__ = ("_dirty", "_loop", "_scheduled", "reads")
+
+    def __init__(self, dirty: list[Window], loop: asyncio.AbstractEventLoop) -> None:
+        self._dirty = dirty
+        self._loop = loop
+        self._scheduled = False
+        self.reads = 0
+
+    def later(self) -> None:
+        """Write at the end of this turn."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn_over)
+
+    def _turn_over(self) -> None:
+        self._scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Write now."""
+        self.reads = 0
+        dirty = self._dirty
+        for window in dirty:
+            out = window.out
+            if out:
+                data = out[0] if len(out) == 1 else b"".join(out)
+                out.clear()
+                link = window.link
+                if link is not None:
+                    link.write(data)
+        dirty.clear()
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection, from the first byte to the last."""
+
+    __slots__ = (
+        "_chunks",
+        "_have",
+        "_need",
+        "_steps",
+        "_suspended",
+        "_task",
+        "bytes_bucket",
+        "broker",
+        "channel",
+        "closing",
+        "deadline",
+        "expires_at",
+        "listener",
+        "messages_bucket",
+        "opened",
+        "seen",
+        "session",
+        "stalled_since",
+        "transport",
+        "why",
+        "with_will",
+    )
+
+    def __init__(self, broker: Broker, listener: str) -> None:
+        self.broker = broker
+        self.listener = listener
+        self.transport: asyncio.Transport | None = None
+        self.channel: Channel | None = None
+        self.session: Session | None = None
+        self.opened = 0.0  # monotonic seconds; so are the others
+        self.seen = 0.0
+        self.deadline = 0.0  # silence allowed, in seconds; 0 is any
+        self.expires_at: float | None = None  # end of the credentials, seconds since the epoch
+        self.stalled_since: float | None = None
+        self.closing = False
+        self.with_will = True
+        self.why = "connection lost"
+        self.messages_bucket: LeakyBucket | None = None
+        self.bytes_bucket: LeakyBucket | None = None
+        self._chunks: list[bytes] | None = None  # an unfinished packet
+        self._have = 0
+        self._need = 0
+        self._steps: Steps | None = None  # a conversation that waits for the client's next packet
+        self._suspended = False
+        self._task: asyncio.Task[None] | None = None
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - streams only
+        self.transport = transport
+        peer = transport.get_extra_info("peername")
+        host, port = (peer[0], peer[1]) if isinstance(peer, tuple) else ("", 0)
+        self.opened = self.seen = monotonic()
+        plane = self.broker.plane
+        if not self.broker.add(self, host):
+            self.closing = True
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(plane.limits.write_high, plane.limits.write_low)
+        client = ClientInfo("", host=host, port=port, listener=self.listener, certificate=_certificate(transport))
+        self.channel = Channel(plane, client)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closing = True
+        self.transport = None
+        if self._task is not None:
+            self._task.cancel()
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        self._leave()
+        self.broker.remove(self)
+
+    def pause_writing(self) -> None:
+        self.stalled_since = monotonic()
+        if self.session is not None:
+            self.session.set_writable(False)
+
+    def resume_writing(self) -> None:
+        self.stalled_since = None
+        if self.session is not None:
+            self.session.set_writable(True)
+            self.pump()
+
+    def eof_received(self) -> bool | None:
+        return None  # close
+
+    def data_received(self, data: bytes) -> None:
+        self.seen = monotonic()
+        broker = self.broker
+        broker.plane.stats.bytes_received += len(data)
+        if self._chunks is not None:
+            # An unfinished packet: collect without copying until it is complete, however small the pieces are.
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need or self._suspended:
+                return
+            data = b"".join(self._chunks)
+            self._chunks = None
+        if self.closing or self._suspended:
+            if not self.closing:
+                self._keep(data, len(data))
+            return
+        try:
+            self._run(data)
+        except ProtocolError as error:
+            self._fail(error)
+        except Exception as error:
+            self._crash(error)
+        outbox = broker.outbox
+        if broker.plane.shared.dirty:
+            outbox.reads += 1
+            if outbox.reads >= READS_PER_FLUSH:
+                outbox.flush()
+            else:
+                outbox.later()
+
+    # -- the byte loop
+
+    def _run(self, data: bytes) -> None:  # noqa: C901, PLR0912, PLR0915 - one loop on purpose, see the module's head
+        """Take every whole packet of `data`; keep the rest."""
+        broker = self.broker
+        plane = broker.plane
+        channel = self.channel
+        session = self.session
+        if session is None or plane.observed or channel is None:
+            self._walk(data, 0)
+            return
+        routes = channel.routes
+        pubsub = plane.pubsub
+        dirty = plane.shared.dirty
+        client = channel.client
+        inflight = session.inflight
+        out = session.out
+        v5 = channel.version == 5
+        max_size = self._max_size()
+        max_awaiting = plane.session_options.max_awaiting_rel or 65536
+        n = len(data)
+        i = received = sent = octets = 0
+        now = 0.0
+        while i + 1 < n:
+            first = data[i]
+            length = data[i + 1]
+            body = i + 2
+            if length > 127:
+                found = codec.split(data, i, max_size)
+                if found is None:
+                    break
+                body, end = found
+                length = end - body
+            else:
+                end = body + length
+                if end > n:
+                    break
+            if first <= 0x34 and first >= 0x30 and not first & 1 and length > 2:
+                # PUBLISH, not retained, not a duplicate
+                stop = body + 2 + (data[body] << 8 | data[body + 1])
+                if stop < end:
+                    route = routes.get(data[body + 2 : stop])
+                else:
+                    route = None
+                if route is None or route.stale or route.publish_hooks is not None:
+                    pass
+                elif first == 0x30:
+                    if not v5 or not data[stop]:
+                        # QoS 0. A run of packets with the same header is one slice.
+                        size = end - i
+                        last = end
+                        head = data[i:stop]
+                        while data.startswith(head, last) and last + size <= n and (not v5 or not data[last + stop - i]):
+                            last += size
+                        count = (last - i) // size
+                        received += count
+                        octets += count * (end - stop)
+                        if route.count:
+                            sent += count * self._qos0(route, data, i, stop, end, last, v5, dirty)
+                            if route.rest or route.groups:
+                                now = now or time()
+                                for at in range(i, last, size):
+                                    frame = (head, data[at + stop - i : at + size], client)
+                                    pubsub.deliver_rest(route, frame, channel.version, client, now)
+                        else:
+                            plane.stats.dropped["no_subscribers"] += count
+                        i = last
+                        continue
+                elif stop + 2 <= end - v5 and (not v5 or not data[stop + 2]):
+                    number = data[stop : stop + 2]
+                    if first == 0x32 and number != b"\0\0":
+                        received += 1
+                        octets += end - stop - 2
+                        if not out:
+                            dirty.append(session)
+                        if route.count:
+                            frame = (data[i:stop], data[stop + 2 : end], client)
+                            sent += self._qos1(route, frame, v5, dirty)
+                            if route.rest or route.groups:
+                                now = now or time()
+                                pubsub.deliver_rest(route, frame, channel.version, client, now)
+                            out.append(b"\x40\x02")
+                            out.append(number)
+                        else:
+                            plane.stats.dropped["no_subscribers"] += 1
+                            if v5:
+                                out.append(b"\x40\x03" + number + b"\x10")
+                            else:
+                                out.append(b"\x40\x02" + number)
+                        i = end
+                        continue
+                    if first == 0x34 and number != b"\0\0":
+                        key = data[stop] << 8 | data[stop + 1]
+                        awaiting = session.awaiting
+                        if awaiting is None:
+                            awaiting = session.awaiting = {}
+                        if key not in awaiting and len(awaiting) < max_awaiting:
+                            received += 1
+                            octets += end - stop - 2
+                            now = now or time()
+                            awaiting[key] = now
+                            if not out:
+                                dirty.append(session)
+                            if route.count:
+                                frame = (data[i:stop], data[stop + 2 : end], client)
+                                sent += self._qos2(route, frame, v5, dirty)
+                                if route.rest or route.groups:
+                                    pubsub.deliver_rest(route, frame, channel.version, client, now)
+                                out.append(b"\x50\x02")
+                                out.append(number)
+                            else:
+                                plane.stats.dropped["no_subscribers"] += 1
+                                if v5:
+                                    out.append(b"\x50\x03" + number + b"\x10")
+                                else:
+                                    out.append(b"\x50\x02" + number)
+                            i = end
+                            continue
+            elif length == 2:
+                key = data[body] << 8 | data[body + 1]
+                if first == 0x40:
+                    frame_or_none = inflight.get(key)
+                    if frame_or_none is not None and frame_or_none[0][0] & 6 == 2:
+                        del inflight[key]
+                        if not session.ready:
+                            now = now or time()
+                            if session.pump(now):
+                                self.pump_later()
+                        i = end
+                        continue
+                elif first == 0x50:
+                    frame_or_none = inflight.get(key)
+                    if frame_or_none is not None and frame_or_none[0][0] & 6 == 4:
+                        inflight[key] = RELEASED
+                        if not out:
+                            dirty.append(session)
+                        out.append(b"\x62\x02")
+                        out.append(data[body:end])
+                        i = end
+                        continue
+                elif first == 0x62:
+                    if session.awaiting and session.awaiting.pop(key, None) is not None:
+                        if not out:
+                            dirty.append(session)
+                        out.append(b"\x70\x02")
+                        out.append(data[body:end])
+                        i = end
+                        continue
+                elif first == 0x70 and inflight.get(key) is RELEASED:
+                    del inflight[key]
+                    if not session.ready:
+                        now = now or time()
+                        if session.pump(now):
+                            self.pump_later()
+                    i = end
+                    continue
+            elif first == 0xC0 and length == 0:
+                if not out:
+                    dirty.append(session)
+                out.append(b"\xd0\x00")
+                i = end
+                continue
+            # Anything else, and anything unusual: the channel knows.
+            if not self._packet(first, data[body:end], time()):
+                self._keep(data[end:], 0)
+                i = n
+                break
+            i = end
+            if self.closing or plane.observed or channel.routes is not routes or session.inflight is not inflight:
+                self._count(plane, session, received, sent, octets)
+                received = sent = octets = 0
+                if not self.closing and i < n:
+                    self._run(data[i:])
+                return
+        if i < n:
+            self._keep_packet(data[i:] if i else data)
+        self._count(plane, session, received, sent, octets)
+        if received and (self.messages_bucket is not None or self.bytes_bucket is not None):
+            self._throttle(received, n)
+
+    @staticmethod
+    def _count(plane: Plane, session: Session, received: int, sent: int, octets: int) -> None:
+        if received:
+            session.received += received
+            stats = plane.stats
+            stats.publish_received += received
+            stats.publish_bytes_received += octets
+            stats.publish_sent += sent
+            if sent:
+                stats.publish_bytes_sent += octets * sent // received
+
+    def _qos0(  # noqa: PLR0913 - called once per run of messages from the byte loop
+        self, route: Route, data: bytes, i: int, stop: int, end: int, last: int, v5: bool, dirty: list[Window]
+    ) -> int:
+        """Deliver a run of QoS 0 packets data[i:last], each as long as the first, to the plain receivers."""
+        same, other = (route.v5_all, route.v3_all) if v5 else (route.v3_all, route.v5_all)
+        if same:
+            packets = data[i:last]
+            for session in same:
+                if session.ready:
+                    out = session.out
+                    if not out:
+                        dirty.append(session)
+                    out.append(packets)
+                else:
+                    for at in range(i, last, end - i):
+                        session.hold((data[at : at + end - i], b"", None))
+        if other:
+            size = end - i
+            topic = route.topic.encode()
+            for at in range(i, last, size):
+                tail = data[at + stop - i : at + size]
+                frame = build(topic, tail[1:] if v5 else b"\x00" + tail, 0, None)
+                packet = frame[0] + frame[1]
+                for session in other:
+                    if session.ready:
+                        out = session.out
+                        if not out:
+                            dirty.append(session)
+                        out.append(packet)
+                    else:
+                        session.hold(frame)
+        return len(same) + len(other)
+
+    def _qos1(self, route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
+        """Deliver a QoS 1 message to the plain receivers, QoS 0 ones among them."""
+        if v5:
+            same, other, low, low_other = route.v5_from_1, route.v3_from_1, route.v5_qos0, route.v3_qos0
+        else:
+            same, other, low, low_other = route.v3_from_1, route.v5_from_1, route.v3_qos0, route.v5_qos0
+        if same:
+            self._windowed(same, frame, dirty)
+        if other:
+            self._windowed(other, _for_other(route, frame, 1, v5), dirty)
+        if low:
+            self._unwindowed(low, _with_qos0(route, frame), dirty)
+        if low_other:
+            self._unwindowed(low_other, _for_other(route, frame, 0, v5), dirty)
+        return len(same) + len(other) + len(low) + len(low_other)
+
+    def _qos2(self, route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
+        """Deliver a QoS 2 message to the plain receivers, each at its granted QoS."""
+        count = 0
+        for same, granted in ((True, 2), (True, 1), (True, 0), (False, 2), (False, 1), (False, 0)):
+            receivers = _receivers(route, v5 if same else not v5, granted)
+            if not receivers:
+                continue
+            count += len(receivers)
+            if not same:
+                copy = _for_other(route, frame, granted, v5)
+            elif granted == 2:
+                copy = frame
+            elif granted == 1:
+                copy = (b"\x32" + frame[0][1:], frame[1], frame[2])
+            else:
+                copy = _with_qos0(route, frame)
+            if granted:
+                self._windowed(receivers, copy, dirty)
+            else:
+                self._unwindowed(receivers, copy, dirty)
+        return count
+
+    @staticmethod
+    def _windowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> None:
+        """QoS 1 and 2 to many: the inside of `Window.send`, without a call per receiver."""
+        head, tail, _ = frame
+        ids = IDS
+        for session in receivers:
+            inflight = session.inflight
+            if session.ready and len(inflight) < session.limit:
+                number = session.next_id
+                if number in inflight:
+                    number = session.take_id()
+                else:
+                    session.next_id = number + 1 if number < 65535 else 1
+                inflight[number] = frame
+                out = session.out
+                if not out:
+                    dirty.append(session)
+                out.append(head)
+                out.append(ids[number])
+                out.append(tail)
+            else:
+                session.hold(frame)
+
+    @staticmethod
+    def _unwindowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> None:
+        packet = frame[0] + frame[1]
+        for session in receivers:
+            if session.ready:
+                out = session.out
+                if not out:
+                    dirty.append(session)
+                out.append(packet)
+            else:
+                session.hold(frame)
+
+    # -- packet by packet
+
+    def _walk(self, data: bytes, i: int) -> None:
+        """The same as `_run`, every packet through the channel."""
+        plane = self.broker.plane
+        n = len(data)
+        while i < n and not self.closing:
+            found = codec.split(data, i, self._max_size())
+            if found is None:
+                self._keep_packet(data[i:])
+                return
+            body, end = found
+            if not self._packet(data[i], data[body:end], time()):
+                self._keep(data[end:], 0)
+                return
+            i = end
+            if self.session is not None and not plane.observed and not self.closing:
+                if i < n:
+                    self._run(data[i:])
+                return
+
+    def _max_size(self) -> int:
+        """Bytes a packet of this client may have; little until it is let in."""
+        limits = self.broker.plane.limits
+        limit = limits.max_packet_size or MAX_PACKET
+        return limit if self.session is not None else min(limits.max_connect_size or limit, limit)
+
+    def _packet(self, first: int, body: bytes, wall: float) -> bool:
+        """One packet through the channel; False if the connection is suspended now."""
+        channel = self.channel
+        assert channel is not None  # noqa: S101 - made with the connection
+        plane = self.broker.plane
+        plane.stats.packets_received += 1
+        if channel.session is None and self._steps is None and first >> 4 != 1:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
+        try:
+            packet = codec.decode(first, body, channel.version, plane.codec_limits)
+        except ProtocolError:
+            if channel.session is None and _is_v5_connect(body):
+                channel.version = 5
+            raise
+        steps = self._steps
+        if steps is not None:
+            self._steps = None
+            if isinstance(packet, Connect):
+                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "second CONNECT")
+            return self._drive(steps, packet)
+        return self._drive(channel.receive(packet, wall), None)
+
+    def _drive(self, steps: Steps, answer: Any) -> bool:
+        """Carry out what the channel yields; False if it must wait for a hook."""
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration:
+                return True
+            answer = None
+            if isinstance(effect, Send):
+                self.send(effect)
+            elif isinstance(effect, Ask):
+                answer = effect.chain.fold(*effect.args, acc=effect.acc)
+                if inspect.isawaitable(answer):
+                    self._suspend(steps, answer)
+                    return False
+            elif isinstance(effect, Opened):
+                self._open(effect)
+            elif isinstance(effect, Emit):
+                self.broker.publish_soon(effect.message)
+            elif isinstance(effect, Close):
+                self.with_will = effect.with_will
+                self.close("client disconnected")
+            else:  # RECEIVE
+                self._steps = steps
+                return True
+
+    def _open(self, effect: Opened) -> None:
+        """The channel has let the client in."""
+        session = self.session = effect.session
+        session.link = self
+        plane = self.broker.plane
+        plane.registry.connect(session)
+        self.deadline = effect.keep_alive * plane.limits.keep_alive_factor
+        self.expires_at = effect.expires_at
+        limits = plane.limits
+        now = monotonic()
+        if limits.message_rate:
+            self.messages_bucket = LeakyBucket(limits.message_rate, limits.message_burst, now)
+        if limits.byte_rate:
+            self.bytes_bucket = LeakyBucket(limits.byte_rate, limits.byte_burst, now)
+
+    # -- waiting
+
+    def _suspend(self, steps: Steps, waiting: Any) -> None:
+        """Read nothing more until a hook chain has answered."""
+        self._suspended = True
+        if self.transport is not None:
+            self.transport.pause_reading()
+        self._task = asyncio.create_task(self._wait(steps, waiting), name="hook")
+
+    async def _wait(self, steps: Steps, waiting: Any) -> None:
+        answer = await waiting
+        self._task = None
+        if self.closing:
+            steps.close()
+            return
+        self._suspended = False
+        try:
+            done = self._drive(steps, answer)
+        except ProtocolError as error:
+            self._fail(error)
+            return
+        except Exception as error:
+            self._crash(error)
+            return
+        finally:
+            self.broker.outbox.later()
+        if done and not self.closing and self.transport is not None:
+            self.transport.resume_reading()
+            self._need = 0
+            if self._chunks is not None:
+                self.data_received(b"")
+
+    def _keep(self, data: bytes, need: int) -> None:
+        """Keep bytes for later; they are looked at again when `need` bytes are there."""
+        if data:
+            self._chunks = [data]
+            self._have = len(data)
+            self._need = need
+
+    def _keep_packet(self, data: bytes) -> None:
+        """Keep the beginning of a packet until the rest has come; its length field, if complete, tells how much."""
+        need = len(data) + 1
+        for width in range(1, min(len(data), 5)):
+            if data[width] < 128:
+                need = 1 + width + read_varint(data, 1)[0]
+                break
+        self._keep(data, need)
+
+    def _throttle(self, messages: int, octets: int) -> None:
+        """Leaky buckets: pause reading while the client is over its rate."""
+        now = self.seen
+        wait = 0.0
+        if self.messages_bucket is not None:
+            wait = self.messages_bucket.pour(messages, now)
+            if wait:
+                self.broker.plane.refuse("message_rate")
+        if self.bytes_bucket is not None:
+            byte_wait = self.bytes_bucket.pour(octets, now)
+            if byte_wait:
+                self.broker.plane.refuse("byte_rate")
+                wait = max(wait, byte_wait)
+        if wait and self.transport is not None:
+            self.transport.pause_reading()
+            self.broker.loop.call_later(wait, self._unthrottle)
+
+    def _unthrottle(self) -> None:
+        if self.transport is not None and not self.closing and not self._suspended:
+            self.transport.resume_reading()
+
+    # -- out
+
+    def send(self, effect: Send) -> None:
+        """Write a packet, in order with everything else."""
+        channel = self.channel
+        assert channel is not None  # noqa: S101 - made with the connection
+        data = codec.encode(effect.packet, channel.version)
+        session = self.session
+        if session is None or session.link is not self:
+            self.write(data)
+            return
+        limit = session.max_packet
+        if limit and len(data) > limit and channel.version == 5:
+            data = _without_extras(effect.packet, channel.version)  # [MQTT-3.2.2-19] and its kin
+        if not session.out:
+            session.shared.dirty.append(session)
+        session.out.append(data)
+
+    def write(self, data: bytes) -> None:
+        """Hand bytes to the socket."""
+        transport = self.transport
+        if transport is not None:
+            self.broker.plane.stats.bytes_sent += len(data)
+            transport.write(data)
+
+    def pump(self) -> None:
+        """Send what waits in the session."""
+        session = self.session
+        if session is not None:
+            if session.pump(time()):
+                self.pump_later()
+            if session.out:
+                self.broker.outbox.later()
+
+    def pump_later(self) -> None:
+        """`pump` again in the next turn."""
+        self.broker.loop.call_soon(self.pump)
+
+    # -- the end
+
+    def end(self, reason: ReasonCode, detail: str = "") -> None:
+        """Say goodbye with a reason (MQTT 5) and close. The session stays with the registry."""
+        channel = self.channel
+        if self.closing or channel is None:
+            return
+        self.why = detail or reason.name.lower()
+        if channel.version == 5 and channel.session is not None:
+            properties = channel.problem(detail)
+            reference = self.broker.plane.options.server_reference
+            if reference and reason in (ReasonCode.SERVER_SHUTTING_DOWN, ReasonCode.USE_ANOTHER_SERVER):
+                reason = ReasonCode.USE_ANOTHER_SERVER
+                properties = replace(properties, server_reference=reference)
+            self._flush_own()
+            self.write(codec.encode(Disconnect(reason, properties), 5))
+        else:
+            self._flush_own()
+        self.close(self.why)
+
+    def _flush_own(self) -> None:
+        session = self.session
+        if session is not None and session.link is self and session.out:
+            data = b"".join(session.out)
+            session.out.clear()
+            self.write(data)
+
+    def _fail(self, error: ProtocolError) -> None:
+        """The client broke the rules, or is not let in: tell it and close."""
+        plane, channel = self.broker.plane, self.channel
+        assert channel is not None  # noqa: S101 - made with the connection
+        if not isinstance(error, Refused):
+            name = error.reason.name.lower()
+            plane.stats.protocol_errors[name] = plane.stats.protocol_errors.get(name, 0) + 1
+            if error.reason is ReasonCode.PACKET_TOO_LARGE:
+                plane.refuse("max_packet_size" if channel.session else "max_connect_size")
+            elif error.reason is ReasonCode.QUOTA_EXCEEDED:
+                plane.refuse("max_user_properties")
+        log.info(
+            "client_refused" if channel.session is None else "client_failed",
+            client_id=channel.client.client_id,
+            peer=channel.client.host,
+            reason=error.reason.name.lower(),
+            detail=str(error),
+        )
+        if channel.session is not None:
+            self.end(error.reason, str(error))
+            return
+        self.why = str(error)
+        if error.reason is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+            self.write(b"\x20\x02\x00\x01")  # [MQTT-3.1.2-2]
+        elif channel.version == 5:
+            self.write(codec.encode(Connack(error.reason, properties=self._refusal(error)), 5))
+        elif isinstance(error, Refused):
+            code = connack_code_v3(error.reason)
+            if code is not None:
+                self.write(bytes((0x20, 2, 0, code)))
+        self.close(self.why)
+
+    def _refusal(self, error: ProtocolError) -> Properties:
+        assert self.channel is not None  # noqa: S101 - made with the connection
+        properties = self.channel.problem(str(error))
+        reference = self.broker.plane.options.server_reference
+        if reference and error.reason is ReasonCode.SERVER_SHUTTING_DOWN:
+            properties = replace(properties, server_reference=reference)
+        return properties
+
+    def _crash(self, error: Exception) -> None:
+        """A defect of ours: this client is sent away, all others are served on."""
+        channel = self.channel
+        log.error(
+            "connection_failed",
+            client_id=channel.client.client_id if channel else "",
+            error=repr(error),
+            exc_info=not isinstance(error, MotorcadeError),
+        )
+        self.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
+        self.close("the server failed")
+
+    def close(self, why: str) -> None:
+        """Close after what is left has been written."""
+        if self.closing:
+            return
+        self.closing = True
+        self.why = why
+        self._flush_own()
+        self._leave()
+        transport = self.transport
+        if transport is not None:
+            transport.close()
+            self.broker.loop.call_later(CLOSE_GRACE, self._abort)
+
+    def abort(self, why: str) -> None:
+        """Close at once, whatever is still to be written."""
+        self.close(why)
+        self._abort()
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def recheck(self) -> None:
+        """Access rules have changed."""
+        if self.channel is not None and self.session is not None and not self.closing and not self._suspended:
+            self._drive(self.channel.recheck(self.session), None)
+
+    def _leave(self) -> None:
+        """Give the session back to the registry, if it is still ours."""
+        session, self.session = self.session, None
+        if session is None or self.channel is None:
+            return
+        client = self.channel.client
+        if session.link is self:
+            for will in self.broker.plane.registry.disconnect(session, time(), with_will=self.with_will):
+                self.broker.publish_soon(will)
+        hooks = self.broker.plane.hooks
+        if hooks.client_disconnected is not None:
+            hooks.client_disconnected.notify(client, self.why)
+
+
+def _receivers(route: Route, v5: bool, granted: int) -> Receivers:
+    if v5:
+        return (route.v5_qos0, route.v5_qos1, route.v5_qos2)[granted]
+    return (route.v3_qos0, route.v3_qos1, route.v3_qos2)[granted]
+
+
+def _with_qos0(route: Route, frame: Frame) -> Frame:
+    return build(route.topic.encode(), frame[1], 0, frame[2])
+
+
+def _for_other(route: Route, frame: Frame, qos: int, v5: bool) -> Frame:
+    """A message without properties for receivers of the other protocol family."""
+    tail = frame[1]
+    return build(route.topic.encode(), tail[1:] if v5 else b"\x00" + tail, qos, frame[2])
+
+
+def _without_extras(packet: Packet, version: int) -> bytes:
+    """A packet without reason string and user properties, for a client that takes only small packets."""
+    if isinstance(packet, Pingreq | Pingresp):
+        return codec.encode(packet, version)
+    slim = replace(packet.properties, reason_string=None, user_properties=())
+    return codec.encode(replace(packet, properties=slim), version)
+
+
+def _is_v5_connect(body: bytes) -> bool:
+    return body[:7] == b"\x00\x04MQTT\x05"
+
+
+def _certificate(transport: asyncio.BaseTransport) -> Certificate | None:
+    """The client's verified certificate, if it showed one."""
+    ssl_object = transport.get_extra_info("ssl_object")
+    return None if ssl_object is None else certificate_of(ssl_object)

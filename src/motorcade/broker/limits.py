@@ -1,0 +1,155 @@
+"""Every bound of the flow plane: its name, its default, its unit. 0 is "no limit" unless the comment says otherwise.
+
+`docs/limits.md` tells for each of them what the client hears and which counter grows.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+import msgspec
+
+
+class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one session may hold."""
+
+    window: int = 32  #: messages sent but not acknowledged; the client's receive maximum may lower it
+    queue: int = 1000  #: messages waiting; when full, the oldest QoS 0 message goes first, else the oldest
+    queue_bytes: int = 8 * 1024 * 1024  #: bytes waiting; whichever of both bounds is reached first
+    store_qos0: bool = False  #: queue QoS 0 messages for clients that are away
+    max_awaiting_rel: int = 100  #: QoS 2 messages of a client not yet released; announced as receive maximum
+    await_rel_timeout: float = 300.0  #: seconds after which an unreleased QoS 2 message is forgotten
+    expiry_default_v3: int = 7 * 86400  #: seconds a persistent MQTT 3 session outlives its connection
+    expiry_max: int = 7 * 86400  #: seconds; longer wishes are lowered, and CONNACK says so
+    max_subscriptions: int = 1000  #: filters per session
+    shared_strategy: str = "round_robin"  #: round_robin, random, sticky, hash_topic, hash_client or least_inflight
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one connection, and all together, may do."""
+
+    max_packet_size: int = 1024 * 1024  #: bytes, both ways; announced in CONNACK
+    max_connect_size: int = 16 * 1024  #: bytes of the CONNECT packet, before anybody is let in
+    connect_timeout: float = 5.0  #: seconds from the TCP connection to a complete CONNECT
+    max_connections: int = 100_000  #: network connections of this node
+    connect_rate: float = 1000.0  #: CONNECTs per second, sustained (leaky bucket)
+    connect_burst: float = 20_000.0  #: CONNECTs at once after a quiet time
+    message_rate: float = 1_000_000.0  #: PUBLISHes per second of one client, sustained; above it, its reads pause
+    message_burst: float = 2_000_000.0  #: PUBLISHes at once after a quiet time
+    byte_rate: float = 0.0  #: bytes per second of one client, sustained; above it, its reads pause
+    byte_burst: float = 64 * 1024 * 1024.0  #: bytes at once after a quiet time
+    allow: tuple[str, ...] = ()  #: CIDR networks that may connect; empty is all
+    deny: tuple[str, ...] = ()  #: CIDR networks that may not connect; goes before `allow`
+    max_topic_levels: int = 128  #: levels of a topic or filter
+    max_client_id: int = 256  #: bytes of a client id
+    max_topic_alias: int = 16  #: aliases a client may set up; announced in CONNACK; 0 is none
+    max_topic_alias_out: int = 16  #: aliases we set up towards a client that allows it; 0 is none
+    max_user_properties: int = 64  #: user properties of one packet
+    max_filters: int = 256  #: filters of one SUBSCRIBE or UNSUBSCRIBE
+    write_high: int = 1024 * 1024  #: bytes waiting in a socket at which a client counts as slow: QoS 0 is dropped
+    write_low: int = 256 * 1024  #: bytes at which it no longer does
+    stall_timeout: float = 30.0  #: seconds after which a slow client that takes nothing at all is sent away
+    keep_alive_factor: float = 1.5  #: of the keep alive time, after which a silent client is gone
+    max_keep_alive: int = 0  #: seconds; longer wishes (and none) are lowered, and MQTT 5 clients are told
+    flapping_count: int = 120  #: connects of one client id within the window that get it banned
+    flapping_window: float = 60.0  #: seconds
+    flapping_ban: float = 60.0  #: seconds
+    flapping_by_address: bool = False  #: count by address too; off, since fleets sit behind few addresses
+
+
+class LeakyBucket:
+    """A bucket that leaks `rate` units per second and holds `burst`. A rate of 0 never fills."""
+
+    __slots__ = ("_at", "_burst", "_level", "_rate")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = max(burst, 1.0)
+        self._level = 0.0
+        self._at = now
+
+    def pour(self, units: float, now: float) -> float:
+        """Add units. Returns for how many seconds to hold back: 0.0 while they fit."""
+        if not self._rate:
+            return 0.0
+        self._level = max(0.0, self._level - (now - self._at) * self._rate) + units
+        self._at = now
+        over = self._level - self._burst
+        return over / self._rate if over > 0 else 0.0
+
+    def admits(self, now: float) -> bool:
+        """Add one unit if it fits; False leaves the bucket as it is."""
+        if not self._rate:
+            return True
+        level = max(0.0, self._level - (now - self._at) * self._rate)
+        self._at = now
+        if level + 1.0 > self._burst:
+            self._level = level
+            return False
+        self._level = level + 1.0
+        return True
+
+
+class Networks:
+    """CIDR rules on the peer's address: `deny` first, then `allow`; an empty `allow` lets all in."""
+
+    __slots__ = ("_allow", "_deny")
+
+    def __init__(self, allow: tuple[str, ...], deny: tuple[str, ...]) -> None:
+        self._allow = tuple(ip_network(text, strict=False) for text in allow)
+        self._deny = tuple(ip_network(text, strict=False) for text in deny)
+
+    def admits(self, host: str) -> bool:
+        """Whether a peer of this address may connect."""
+        if not self._allow and not self._deny:
+            return True
+        try:
+            address = ip_address(host.partition("%")[0])
+        except ValueError:
+            return not self._allow
+        mapped = getattr(address, "ipv4_mapped", None)
+        address = mapped or address
+        if any(address in network for network in self._deny):
+            return False
+        return not self._allow or any(address in network for network in self._allow)
+
+
+Network = IPv4Network | IPv6Network
+
+
+class Flapping:
+    """Bans client ids (and addresses, if told to) that connect too often. The table is bounded by forgetting the oldest."""
+
+    __slots__ = ("_banned", "_ban", "_count", "_seen", "_window")
+
+    SIZE = 100_000  #: names remembered
+
+    def __init__(self, count: int, window: float, ban: float) -> None:
+        self._count = count
+        self._window = window
+        self._ban = ban
+        self._seen: dict[str, tuple[float, int]] = {}
+        self._banned: dict[str, float] = {}
+
+    def admits(self, name: str, now: float) -> bool:
+        """Count a connect; False while the name is banned."""
+        if not self._count:
+            return True
+        until = self._banned.get(name)
+        if until is not None:
+            if now < until:
+                return False
+            del self._banned[name]
+        began, times = self._seen.get(name, (now, 0))
+        if now - began > self._window:
+            began, times = now, 0
+        self._seen[name] = (began, times + 1)
+        if len(self._seen) > self.SIZE:
+            del self._seen[next(iter(self._seen))]
+        if times + 1 > self._count:
+            self._banned[name] = now + self._ban
+            if len(self._banned) > self.SIZE:
+                del self._banned[next(iter(self._banned))]
+            del self._seen[name]
+            return False
+        return True

@@ -1,0 +1,75 @@
+"""Where clients come in: TCP, TLS, WebSocket and WebSocket over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from motorcade.broker.broker import Broker
+from motorcade.broker.connection import Connection
+from motorcade.broker.websocket import WebSocketProtocol
+from motorcade.core.errors import ConfigError
+
+BACKLOG = 4096  #: connections the kernel may hold until they are accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One address to listen on."""
+
+    kind: str  #: tcp, tls, ws or wss
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+    path: str = "/mqtt"  #: of WebSockets
+    origins: tuple[str, ...] = ()  #: of WebSockets; empty is any
+    max_connections: int = 0  #: of all endpoints of this kind; 0 is any number
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.kind}://{host}:{self.port}"
+
+
+class Listener:
+    """Accepts connections on one endpoint."""
+
+    def __init__(self, broker: Broker, endpoint: Endpoint) -> None:
+        self._broker = broker
+        self.endpoint = endpoint
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Begin to accept; `ConfigError` if the address cannot be had."""
+        endpoint = self.endpoint
+        self._broker.limit_listener(endpoint.kind, endpoint.max_connections)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                self._factory(), endpoint.host or None, endpoint.port, backlog=BACKLOG, ssl=endpoint.tls
+            )
+        except (OSError, socket.gaierror) as error:
+            raise ConfigError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
+
+    @property
+    def port(self) -> int:
+        """The port in use, also when 0 was asked for."""
+        if self._server is None or not self._server.sockets:
+            return self.endpoint.port
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def _factory(self) -> Callable[[], asyncio.Protocol]:
+        broker, endpoint = self._broker, self.endpoint
+        kind = endpoint.kind
+        if kind in ("tcp", "tls"):
+            return lambda: Connection(broker, kind)
+        path, origins, max_frame = endpoint.path, endpoint.origins, broker.plane.limits.max_packet_size
+        return lambda: WebSocketProtocol(lambda: Connection(broker, kind), path, origins, max_frame)
+
+    async def close(self) -> None:
+        """Accept nobody new; connections that exist stay."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None

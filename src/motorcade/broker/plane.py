@@ -1,0 +1,60 @@
+"""The flow plane's state in one place: what every channel of a node works on. Pure; `broker.py` gives it time and I/O."""
+
+from __future__ import annotations
+
+import msgspec
+
+from motorcade.broker.limits import Flapping, LeakyBucket, Limits, Networks, SessionOptions
+from motorcade.broker.pubsub import PubSub
+from motorcade.broker.registry import Registry
+from motorcade.broker.stats import Stats
+from motorcade.broker.window import Shared
+from motorcade.core.guid import GuidFactory
+from motorcade.extension.hooks import Hooks
+from motorcade.mqtt.codec import Limits as CodecLimits
+
+
+class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the broker says about itself."""
+
+    node: str = ""  #: name of this node; empty takes the machine's name
+    server_reference: str = ""  #: where clients should go instead when this node shuts down (MQTT 5)
+    response_information: str = ""  #: told to MQTT 5 clients that ask for it; may contain ${clientid}
+    server_keep_alive: int = 0  #: seconds; if set, MQTT 5 clients must use it instead of their own
+    drain_timeout: float = 5.0  #: seconds that stopping may take to write out what clients still have to get
+
+
+class Plane:
+    """Sessions, subscriptions, limits and counters of one node."""
+
+    def __init__(  # noqa: PLR0913 - the composition root names every part
+        self, options: BrokerOptions, session: SessionOptions, limits: Limits, hooks: Hooks, guids: GuidFactory, now: float
+    ) -> None:
+        self.options = options
+        self.session_options = session
+        self.limits = limits
+        self.hooks = hooks
+        self.guids = guids
+        self.stats = Stats()
+        self.shared = Shared(session, hooks, self.stats)
+        self.pubsub = PubSub(self.shared)
+        self.registry = Registry(self.shared, self.pubsub)
+        self.codec_limits = CodecLimits(max_user_properties=limits.max_user_properties)
+        self.connect_bucket = LeakyBucket(limits.connect_rate, limits.connect_burst, now)
+        self.networks = Networks(limits.allow, limits.deny)
+        self.flapping = Flapping(limits.flapping_count, limits.flapping_window, limits.flapping_ban)
+        self.draining = False  #: shutting down: nobody new is let in
+        self.connections = 0  #: network connections now, whether a client is let in or not
+        self.observed = False  #: somebody listens to every delivery: the byte loop hands all messages to the channel
+        hooks.on_change(self._look_at_hooks)
+        self._look_at_hooks()
+
+    def _look_at_hooks(self) -> None:
+        hooks = self.hooks
+        self.observed = any(
+            chain is not None for chain in (hooks.message_delivered, hooks.message_acked, hooks.delivery_completed)
+        )
+
+    def refuse(self, limit: str) -> None:
+        """Count that a limit was hit."""
+        self.stats.refused[limit] += 1

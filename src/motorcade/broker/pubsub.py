@@ -1,0 +1,393 @@
+"""Who gets a message: subscriptions of this node, shared groups, and the delivery to sessions.
+
+A topic's answer is a `Route`: the receivers, sorted by how they are served, so that a delivery is a loop over a
+tuple without decisions in it.
+
+    plain receivers      by protocol (3.x or 5) and granted QoS; all get the very same bytes
+    targets              receivers with something of their own: subscription identifiers, no-local,
+                         a packet size limit, topic aliases
+    groups               shared subscriptions; each gives the message to one of its members
+
+A session with several matching subscriptions gets one copy, with the highest QoS of them and all their identifiers.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+
+from motorcade.broker.frames import IDS, Frame, build, frame_of, message_of, payload_of, qos_of, topic_of
+from motorcade.broker.router import Router, Routes
+from motorcade.broker.session import Session
+from motorcade.broker.window import Shared
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
+from motorcade.core.topic import split_share
+from motorcade.extension.hooks import Chain
+
+ROUTES = 100_000  #: topics whose route is remembered
+
+
+class Target:
+    """One receiver of a topic that needs its own treatment."""
+
+    __slots__ = ("identifiers", "no_local", "qos", "retain_as_published", "session")
+
+    def __init__(self, session: Session, subscription: Subscription) -> None:
+        self.session = session
+        self.qos = subscription.qos
+        self.no_local = subscription.no_local
+        self.retain_as_published = subscription.retain_as_published
+        self.identifiers: tuple[int, ...] = (subscription.identifier,) if subscription.identifier else ()
+
+    def merge(self, subscription: Subscription) -> None:
+        """The same session has one more matching subscription."""
+        self.qos = max(self.qos, subscription.qos)
+        self.no_local = self.no_local and subscription.no_local
+        self.retain_as_published = self.retain_as_published or subscription.retain_as_published
+        if subscription.identifier:
+            self.identifiers += (subscription.identifier,)  # [MQTT-3.3.4-3]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the shared bytes serve this receiver."""
+        return not self.identifiers and not self.no_local and not self.session.special
+
+
+Receivers = tuple[Session, ...]
+
+
+class Route:
+    """Receivers of one topic. `from_N` are those with a granted QoS of at least N."""
+
+    __slots__ = (
+        "as_published",
+        "count",
+        "groups",
+        "publish_hooks",
+        "retain_hooks",
+        "rest",
+        "stale",
+        "topic",
+        "v3_all",
+        "v3_from_1",
+        "v3_qos0",
+        "v3_qos1",
+        "v3_qos2",
+        "v5_all",
+        "v5_from_1",
+        "v5_qos0",
+        "v5_qos1",
+        "v5_qos2",
+    )
+
+    def __init__(
+        self, topic: str, targets: list[Target], groups: tuple[SharedGroup, ...], hooks: tuple[Chain | None, Chain | None]
+    ) -> None:
+        self.topic = topic
+        self.stale = False
+        self.groups = groups
+        self.publish_hooks, self.retain_hooks = hooks
+        self.count = len(targets) + len(groups)
+        plain = [t for t in targets if t.plain]
+        self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
+        self.as_published = frozenset(t.session for t in plain if t.retain_as_published)
+        v3 = [t for t in plain if t.session.version != 5]
+        v5 = [t for t in plain if t.session.version == 5]
+        self.v3_all, self.v3_qos0, self.v3_qos1, self.v3_qos2, self.v3_from_1 = _by_qos(v3)
+        self.v5_all, self.v5_qos0, self.v5_qos1, self.v5_qos2, self.v5_from_1 = _by_qos(v5)
+
+
+def _by_qos(targets: list[Target]) -> tuple[Receivers, Receivers, Receivers, Receivers, Receivers]:
+    qos0, qos1, qos2 = (tuple(t.session for t in targets if t.qos == qos) for qos in (0, 1, 2))
+    return qos0 + qos1 + qos2, qos0, qos1, qos2, qos1 + qos2
+
+
+class SharedGroup:
+    """Members of `$share/{group}/{filter}`; a message goes to one of them. [MQTT-4.8.2-4]"""
+
+    __slots__ = ("_next", "_sticky", "filter", "members", "name", "pick")
+
+    def __init__(self, name: str, filter_: str, strategy: str) -> None:
+        self.name = name
+        self.filter = filter_
+        self.members: dict[Session, Subscription] = {}
+        self._next = 0
+        self._sticky: Session | None = None
+        self.pick: Callable[[list[Session], str, str], Session] = STRATEGIES[strategy].__get__(self)
+
+    def choose(self, topic: str, publisher: str, *, qos: int, without: Session | None = None) -> Session | None:
+        """The member that gets the next message: a connected one if there is any, else one that keeps it for later."""
+        online = [s for s in self.members if s.online and s is not without]
+        if online:
+            with_room = [s for s in online if s.ready and len(s.inflight) < s.limit]
+            return self.pick(with_room or online, topic, publisher)
+        away = [s for s in self.members if s is not without] if qos else []
+        return self.pick(away, topic, publisher) if away else None
+
+    def round_robin(self, members: list[Session], _topic: str, _publisher: str) -> Session:
+        """One after the other."""
+        self._next += 1
+        return members[self._next % len(members)]
+
+    def random(self, members: list[Session], _topic: str, _publisher: str) -> Session:
+        """Any."""
+        return random.choice(members)  # noqa: S311 - spreads load, guards nothing
+
+    def sticky(self, members: list[Session], topic: str, publisher: str) -> Session:
+        """The same until it goes away."""
+        if self._sticky not in members:
+            self._sticky = self.random(members, topic, publisher)
+        return self._sticky  # type: ignore[return-value] # set above
+
+    def hash_topic(self, members: list[Session], topic: str, _publisher: str) -> Session:
+        """The same for the same topic, as long as the members stay the same."""
+        return members[zlib.crc32(topic.encode()) % len(members)]
+
+    def hash_client(self, members: list[Session], _topic: str, publisher: str) -> Session:
+        """The same for the same publisher, as long as the members stay the same."""
+        return members[zlib.crc32(publisher.encode()) % len(members)]
+
+    def least_inflight(self, members: list[Session], _topic: str, _publisher: str) -> Session:
+        """The one with the fewest unacknowledged messages."""
+        return min(members, key=lambda s: len(s.inflight) + len(s.queue or ()))
+
+
+STRATEGIES = {
+    "round_robin": SharedGroup.round_robin,
+    "random": SharedGroup.random,
+    "sticky": SharedGroup.sticky,
+    "hash_topic": SharedGroup.hash_topic,
+    "hash_client": SharedGroup.hash_client,
+    "least_inflight": SharedGroup.least_inflight,
+}
+
+
+class Audience:
+    """Everybody who subscribed to one filter."""
+
+    __slots__ = ("groups", "members")
+
+    def __init__(self) -> None:
+        self.members: dict[Session, Subscription] = {}
+        self.groups: dict[str, SharedGroup] = {}
+
+
+class PubSub:
+    """Subscriptions and delivery of one node."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.subscriptions = 0
+        self.shared_subscriptions = 0
+        self._router: Router[Audience] = Router()
+        self._routes: Routes[Route] = Routes(ROUTES)
+        self.routes = self._routes.table  #: topic bytes -> route, read by the byte loop
+        shared.hooks.on_change(self.forget_routes)
+
+    def forget_routes(self) -> None:
+        """Hooks have changed: every route may now be served differently."""
+        self._routes.clear()
+
+    # -- subscriptions
+
+    def subscribe(self, session: Session, subscription: Subscription) -> bool:
+        """Add or replace a subscription; True if it is new. [MQTT-3.8.4-3]"""
+        group, filter_ = split_share(subscription.filter)
+        is_new = subscription.filter not in session.subscriptions
+        session.subscriptions[subscription.filter] = subscription
+        audience = self._router.get(filter_)
+        if audience is None:
+            audience = Audience()
+            self._router.set(filter_, audience)
+        if group is None:
+            audience.members[session] = subscription
+            self.subscriptions += is_new
+        else:
+            if group not in audience.groups:
+                audience.groups[group] = SharedGroup(group, filter_, self.shared.options.shared_strategy)
+            audience.groups[group].members[session] = subscription
+            self.shared_subscriptions += is_new
+        self._routes.invalidate(filter_)
+        return is_new
+
+    def unsubscribe(self, session: Session, text: str) -> bool:
+        """Remove a subscription, given as the client wrote it; False if there was none."""
+        if session.subscriptions.pop(text, None) is None:
+            return False
+        group, filter_ = split_share(text)
+        audience = self._router.get(filter_)
+        if audience is None:
+            return True
+        if group is None:
+            audience.members.pop(session, None)
+            self.subscriptions -= 1
+        else:
+            shared = audience.groups[group]
+            shared.members.pop(session, None)
+            if not shared.members:
+                del audience.groups[group]
+            self.shared_subscriptions -= 1
+        if not audience.members and not audience.groups:
+            self._router.remove(filter_)
+        self._routes.invalidate(filter_)
+        return True
+
+    def unsubscribe_all(self, session: Session) -> None:
+        """The session ends."""
+        for text in list(session.subscriptions):
+            self.unsubscribe(session, text)
+
+    def refresh(self, session: Session) -> None:
+        """The session came back with other properties: it may be served another way from now on."""
+        for text in session.subscriptions:
+            self._routes.invalidate(split_share(text)[1])
+
+    # -- routes
+
+    def route(self, topic: str) -> Route:
+        """The receivers of a valid topic."""
+        route = self.routes.get(topic.encode())
+        if route is None:
+            route = self._resolve(topic)
+            self._routes.put(topic, route)
+        return route
+
+    def _resolve(self, topic: str) -> Route:
+        targets: dict[Session, Target] = {}
+        groups: list[SharedGroup] = []
+        for audience in self._router.match(topic):
+            groups.extend(audience.groups.values())
+            for session, subscription in audience.members.items():
+                known = targets.get(session)
+                if known is None:
+                    targets[session] = Target(session, subscription)
+                else:
+                    known.merge(subscription)
+        return Route(topic, list(targets.values()), tuple(groups), self.shared.hooks.publish_chains(topic))
+
+    # -- delivery of any message
+
+    def publish(self, message: Message, now: float) -> int:
+        """Deliver a message to everybody it concerns; to how many."""
+        route = self.route(message.topic)
+        if not route.count:
+            self.shared.stats.dropped["no_subscribers"] += 1
+            chain = self.shared.hooks.message_dropped
+            if chain is not None:
+                chain.notify(None, message, "no_subscribers")
+            return 0
+        qos = message.qos
+        for version, qos0, qos1, qos2 in (
+            (4, route.v3_qos0, route.v3_qos1, route.v3_qos2),
+            (5, route.v5_qos0, route.v5_qos1, route.v5_qos2),
+        ):
+            for granted, receivers in ((0, qos0), (1, qos1), (2, qos2)):
+                if receivers:
+                    self._send_plain(message, version, min(qos, granted), receivers, route, now)
+        for target in route.rest:
+            self._send_target(message, target, now)
+        for group in route.groups:
+            self.share(group, message, now)
+        return route.count
+
+    def _send_plain(
+        self, message: Message, version: int, qos: int, receivers: Receivers, route: Route, now: float
+    ) -> None:
+        frame = frame_of(message, version, qos, now)
+        if not message.retain or not route.as_published:
+            for session in receivers:
+                session.offer(frame, now)
+            return
+        retained = frame_of(message, version, qos, now, retain=True)
+        for session in receivers:  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
+            session.offer(retained if session in route.as_published else frame, now)
+
+    def _send_target(self, message: Message, target: Target, now: float) -> None:
+        session = target.session
+        if target.no_local and message.publisher == session.client.client_id:
+            return  # [MQTT-3.8.3-3]
+        qos = min(message.qos, target.qos)
+        retain = message.retain and target.retain_as_published
+        if target.identifiers:
+            message = _noted(message, target.identifiers)
+        session.offer(
+            frame_of(message, session.version, qos, now, retain=retain, identifiers=target.identifiers), now
+        )
+
+    def share(self, group: SharedGroup, message: Message, now: float, without: Session | None = None) -> bool:
+        """Give a message to one member of a group; False if there is nobody to give it to."""
+        session = group.choose(message.topic, message.publisher, qos=message.qos, without=without)
+        if session is None:
+            self.shared.stats.dropped["no_subscribers"] += 1
+            return False
+        subscription = group.members[session]
+        qos = min(message.qos, subscription.qos)
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        copy = _noted(message, identifiers, group)
+        retain = message.retain and subscription.retain_as_published
+        session.offer(frame_of(copy, session.version, qos, now, retain=retain, identifiers=identifiers), now)
+        return True
+
+    def hand_on(self, session: Session, now: float) -> None:
+        """A session ends: its shared messages that nobody acknowledged go to other members. [MQTT-4.8.2-5]"""
+        frames = [*session.inflight.values(), *(session.queue or ())]
+        for frame in frames:
+            origin = frame[2]
+            group = origin.headers.get("shared_group") if isinstance(origin, Message) else None
+            if isinstance(group, SharedGroup) and qos_of(frame) == 1 and isinstance(origin, Message):
+                self.share(group, origin, now, without=session)
+            elif qos_of(frame):
+                session.drop(frame, "session_ended")
+
+    # -- delivery from the byte loop
+
+    def deliver_rest(self, route: Route, frame: Frame, version: int, publisher: ClientInfo, now: float) -> None:
+        """What `route` has besides plain receivers, for a message that came as bytes."""
+        message = message_of(frame, version)
+        message.publisher = publisher.client_id
+        message.username = publisher.username
+        message.qos = qos_of(frame)
+        for target in route.rest:
+            self._send_target(message, target, now)
+        for group in route.groups:
+            self.share(group, message, now)
+
+
+def _noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | None = None) -> Message:
+    """The message with notes for its way to one receiver; the original is left as it is."""
+    headers = dict(message.headers)
+    if identifiers:
+        headers["subscription_ids"] = identifiers
+    if group is not None:
+        headers["shared_group"] = group
+    return Message(
+        message.topic,
+        message.payload,
+        message.qos,
+        message.retain,
+        message.publisher,
+        message.username,
+        message.guid,
+        message.timestamp,
+        message.payload_format,
+        message.expires_at,
+        message.content_type,
+        message.response_topic,
+        message.correlation_data,
+        message.user_properties,
+        headers,
+    )
+
+
+def as_version(frame: Frame, old: int, new: int) -> Frame:
+    """The same property-less message for receivers of the other protocol family."""
+    if (old == 5) == (new == 5):
+        return frame
+    payload = payload_of(frame, old)
+    return build(topic_of(frame), b"\x00" + payload if new == 5 else payload, qos_of(frame), frame[2])
+
+
+__all__ = ["IDS", "Audience", "PubSub", "Route", "SharedGroup", "Target", "as_version"]

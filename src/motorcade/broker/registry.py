@@ -1,0 +1,172 @@
+"""All sessions of a node by client id: opened, taken over, resumed, ended, and what their ends set off.
+
+A session ends when its client starts anew (discarded), when it expires (terminated), or with its connection if it
+is not to outlive it (terminated). Its will goes out when the will's delay is over or the session ends, whichever
+comes first; never if the client said goodbye.  [MQTT-3.1.2-8], [MQTT-3.1.3-9]
+
+Time comes in as an argument: `wall` in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from motorcade.broker.pubsub import PubSub
+from motorcade.broker.session import Session
+from motorcade.broker.window import Shared
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+
+
+class Registry:
+    """The sessions of one node."""
+
+    def __init__(self, shared: Shared, pubsub: PubSub) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.connected = 0
+        self.maximum = 0  #: most clients ever connected at once
+        self._shared = shared
+        self._pubsub = pubsub
+        self._timers: list[tuple[float, int, Session]] = []  # heap of (when, tie-breaker, session)
+        self._count = 0
+
+    def open(self, client: ClientInfo, *, clean: bool, wall: float) -> tuple[Session, bool, list[Message]]:
+        """(session, whether it was there before, wills to publish) for a client that has been let in.
+
+        A connection the client already has is ended: [MQTT-3.1.4-2], [MQTT-3.1.4-3].
+        """
+        old = self.sessions.get(client.client_id)
+        if old is None:
+            return self._create(client, wall), False, []
+        resume = not clean and old.expiry > 0
+        wills = self._take_over(old, resume=resume, wall=wall) if old.link is not None else []
+        if not resume:
+            wills += self._end(old, "discarded", wall)  # [MQTT-3.1.2-4]
+            return self._create(client, wall), False, wills
+        old.will = old.will_at = old.expires_at = old.disconnected_at = None
+        old.client = client
+        old.connected_at = wall
+        self._shared.stats.sessions["resumed"] += 1
+        return old, True, wills
+
+    def _create(self, client: ClientInfo, wall: float) -> Session:
+        session = self.sessions[client.client_id] = Session(self._shared, client, wall)
+        self._shared.stats.sessions["created"] += 1
+        return session
+
+    def _take_over(self, session: Session, *, resume: bool, wall: float) -> list[Message]:
+        """End the connection a session has now; the wills to publish."""
+        link = session.link
+        if resume and session.will_delay:
+            session.will = None  # the client is back before the delay is over: [MQTT-3.1.3-9]
+        wills = self._disconnect(session, wall)
+        self._notify("takenover", session)
+        if link is not None:
+            link.end(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
+        return wills
+
+    def connect(self, session: Session) -> None:
+        """Count a session whose connection is now attached."""
+        self.connected += 1
+        self.maximum = max(self.maximum, self.connected)
+
+    def disconnect(self, session: Session, wall: float, *, with_will: bool) -> list[Message]:
+        """The connection of a session is gone; the wills to publish now."""
+        if not with_will:
+            session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
+        wills = self._disconnect(session, wall)
+        if not session.expiry:
+            wills += self._end(session, "terminated", wall, "disconnected")
+        return wills
+
+    def _disconnect(self, session: Session, wall: float) -> list[Message]:
+        session.link = None
+        session.detach()
+        session.disconnected_at = wall
+        self.connected -= 1
+        hooks = self._shared.hooks
+        if hooks.session_disconnected is not None:
+            hooks.session_disconnected.notify(session.client)
+        session.expires_at = wall + session.expiry
+        if session.expiry:
+            self._wake(session, session.expires_at)
+        if session.will is None:
+            return []
+        if not session.will_delay or not session.expiry:
+            return self._take_will(session)
+        session.will_at = wall + session.will_delay
+        self._wake(session, session.will_at)
+        return []
+
+    def end(self, client_id: str, wall: float) -> list[Message]:
+        """Remove a session that is not connected; the wills to publish."""
+        session = self.sessions.get(client_id)
+        return [] if session is None else self._end(session, "terminated", wall, "removed")
+
+    def _end(self, session: Session, event: str, wall: float, why: str = "") -> list[Message]:
+        self.sessions.pop(session.client.client_id, None)
+        self._pubsub.hand_on(session, wall)
+        self._pubsub.unsubscribe_all(session)
+        session.unfeed()
+        session.queue = None
+        session.inflight.clear()
+        session.expires_at = None
+        session.ended = True
+        self._notify(event, session, why)
+        return self._take_will(session)
+
+    def _take_will(self, session: Session) -> list[Message]:
+        will, session.will, session.will_at = session.will, None, None
+        return [] if will is None else [will]
+
+    def _notify(self, event: str, session: Session, why: str = "") -> None:
+        self._shared.stats.sessions[event] += 1
+        hooks = self._shared.hooks
+        if event == "takenover" and hooks.session_takenover is not None:
+            hooks.session_takenover.notify(session.client)
+        elif event == "discarded" and hooks.session_discarded is not None:
+            hooks.session_discarded.notify(session.client)
+        elif event == "terminated" and hooks.session_terminated is not None:
+            hooks.session_terminated.notify(session.client, why)
+
+    # -- what happens later
+
+    def _wake(self, session: Session, when: float) -> None:
+        """Look at a session again at a time. One entry per session is enough: the earliest."""
+        if session.wake_at is not None and session.wake_at <= when:
+            return
+        session.wake_at = when
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, session))
+        if len(self._timers) > 2 * len(self.sessions) + 1000:  # entries of sessions that ended long before their time
+            self._timers = [entry for entry in self._timers if entry[2].wake_at == entry[0] and not entry[2].ended]
+            heapq.heapify(self._timers)
+
+    def due(self, wall: float, budget: int = 1000) -> list[Message]:
+        """End what has expired, at most `budget` sessions; the wills to publish now."""
+        wills: list[Message] = []
+        timers = self._timers
+        while timers and timers[0][0] <= wall and budget:
+            when, _, session = heapq.heappop(timers)
+            if session.wake_at != when:
+                continue  # an earlier entry took its place
+            session.wake_at = None
+            budget -= 1
+            if session.link is not None or session.ended:
+                continue
+            if session.expires_at is not None and session.expires_at <= wall:
+                self._shared.stats.expired_sessions += 1
+                wills += self._end(session, "terminated", wall, "expired")
+                continue
+            if session.will_at is not None and session.will_at <= wall:
+                wills += self._take_will(session)
+            for later in (session.will_at, session.expires_at):
+                if later is not None:
+                    self._wake(session, later)
+        return wills
+
+    def away(self) -> Iterator[Session]:
+        """Sessions without a connection."""
+        return (session for session in self.sessions.values() if session.link is None)

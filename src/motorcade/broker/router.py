@@ -1,0 +1,104 @@
+"""Which filters match a topic: a table for filters without wildcards, a trie for the rest.
+
+Beside them stands a cache of whole answers (`Routes`): topic bytes as they arrive -> route. A cached route is
+right or marked stale: whoever holds one looks at `stale` before using it.
+
+    subscribe t/+/x -> every cached topic the filter matches is dropped and marked stale; others are untouched
+    cache full      -> the oldest entry is dropped and marked stale
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from motorcade.core.topic import is_wildcard
+from motorcade.core.trie import FilterTrie, TopicTree
+
+E = TypeVar("E")
+
+
+class Router(Generic[E]):
+    """One entry per filter."""
+
+    __slots__ = ("_exact", "_wild")
+
+    def __init__(self) -> None:
+        self._exact: dict[str, E] = {}
+        self._wild: FilterTrie[E] = FilterTrie()
+
+    def __len__(self) -> int:
+        return len(self._exact) + len(self._wild)
+
+    def get(self, filter_: str) -> E | None:
+        """The entry of this very filter."""
+        return self._wild.get(filter_) if is_wildcard(filter_) else self._exact.get(filter_)
+
+    def set(self, filter_: str, entry: E) -> None:
+        """Put an entry."""
+        if is_wildcard(filter_):
+            self._wild.set(filter_, entry)
+        else:
+            self._exact[filter_] = entry
+
+    def remove(self, filter_: str) -> None:
+        """Take an entry away."""
+        if is_wildcard(filter_):
+            self._wild.remove(filter_)
+        else:
+            self._exact.pop(filter_, None)
+
+    def match(self, topic: str) -> list[E]:
+        """The entries of all filters that match a topic."""
+        found = self._wild.match(topic) if self._wild else []
+        exact = self._exact.get(topic)
+        if exact is not None:
+            found.append(exact)
+        return found
+
+
+class Staleable(Protocol):
+    """A cached answer."""
+
+    stale: bool
+
+
+R = TypeVar("R", bound=Staleable)
+
+
+class Routes(Generic[R]):
+    """Bounded cache of routes by topic, dropped exactly when a filter that matches the topic changes."""
+
+    __slots__ = ("_limit", "_tree", "table")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._tree: TopicTree[R] = TopicTree()
+        self.table: dict[bytes, R] = {}  #: read by the byte loop
+
+    def put(self, topic: str, route: R) -> None:
+        """Remember a route."""
+        if len(self.table) >= self._limit:
+            self._drop(next(iter(self.table)).decode())
+        self.table[topic.encode()] = route
+        self._tree.set(topic, route)
+
+    def invalidate(self, filter_: str) -> None:
+        """Subscriptions of a filter have changed."""
+        if not is_wildcard(filter_):
+            self._drop(filter_)
+            return
+        for topic in [topic for topic, _ in self._tree.match(filter_)]:
+            self._drop(topic)
+
+    def clear(self) -> None:
+        """Everything may have changed."""
+        for route in self.table.values():
+            route.stale = True
+        self.table.clear()
+        self._tree = TopicTree()
+
+    def _drop(self, topic: str) -> None:
+        route = self._tree.remove(topic)
+        if route is not None:
+            route.stale = True
+            del self.table[topic.encode()]

@@ -1,0 +1,89 @@
+"""A session: what the broker remembers of a client across connections. [MQTT-4.1.0-1]
+
+It is a window (what the client still has to get) plus subscriptions, QoS 2 messages of the client that are not
+released yet, the will, and when it ends.
+"""
+
+from __future__ import annotations
+
+from motorcade.broker.frames import converted
+from motorcade.broker.window import Shared, Window
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
+
+
+class Session(Window):
+    """One client's session."""
+
+    __slots__ = (
+        "awaiting",
+        "connected_at",
+        "created_at",
+        "disconnected_at",
+        "ended",
+        "expires_at",
+        "expiry",
+        "received",
+        "subscriptions",
+        "wake_at",
+        "will",
+        "will_at",
+        "will_delay",
+    )
+
+    def __init__(self, shared: Shared, client: ClientInfo, now: float) -> None:
+        super().__init__(shared, client)
+        self.subscriptions: dict[str, Subscription] = {}
+        self.awaiting: dict[int, float] | None = None  #: QoS 2 packet ids of the client, and when they came
+        self.expiry = 0  #: seconds the session outlives its connection
+        self.expires_at: float | None = None  #: while disconnected: when it ends
+        self.will: Message | None = None
+        self.will_delay = 0  #: seconds
+        self.will_at: float | None = None  #: while disconnected: when the will is published
+        self.wake_at: float | None = None  #: the registry's timer
+        self.ended = False
+        self.created_at = now
+        self.connected_at = now
+        self.disconnected_at: float | None = None
+        self.received = 0  #: messages this client has published
+
+    @property
+    def special(self) -> bool:
+        """Whether messages must be encoded for this client alone: it limits packet sizes or takes topic aliases."""
+        return bool(self.max_packet or self.alias_limit)
+
+    def speak(self, version: int, now: float) -> None:
+        """The client came back with another protocol version: what waits is encoded anew."""
+        old = self.version
+        if (old == 5) == (version == 5):
+            return
+        self.inflight = {n: converted(frame, old, version, now) for n, frame in self.inflight.items()}
+        if self.queue:
+            frames = [converted(frame, old, version, now) for frame in self.queue]
+            self.queue.clear()
+            self.queue.extend(frames)
+            self.queue_bytes = sum(len(head) + len(tail) + (2 if head[0] & 6 else 0) for head, tail, _ in frames)
+
+    def expects_release(self, number: int) -> bool:
+        """Whether a QoS 2 message of the client with this id is already here."""
+        return self.awaiting is not None and number in self.awaiting
+
+    def await_release(self, number: int, now: float) -> None:
+        """A QoS 2 message of the client has come and been routed; its id is taken until PUBREL."""
+        if self.awaiting is None:
+            self.awaiting = {}
+        self.awaiting[number] = now
+
+    def release(self, number: int) -> bool:
+        """PUBREL has come; False if the id was not known."""
+        return self.awaiting is not None and self.awaiting.pop(number, None) is not None
+
+    def forget_unreleased(self, before: float) -> int:
+        """Forget QoS 2 ids of the client that came before a time; how many there were."""
+        if not self.awaiting:
+            return 0
+        old = [number for number, at in self.awaiting.items() if at < before]
+        for number in old:
+            del self.awaiting[number]
+        return len(old)

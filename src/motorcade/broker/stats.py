@@ -1,0 +1,85 @@
+"""Counters of one node. They only grow; whoever shows them takes a copy.
+
+The byte loop counts in local variables and adds here once per read.
+"""
+
+from __future__ import annotations
+
+
+class Stats:
+    """What has happened since the node started."""
+
+    __slots__ = (
+        "acl_allowed",
+        "acl_denied",
+        "auth_allowed",
+        "auth_denied",
+        "bytes_received",
+        "bytes_sent",
+        "connections_accepted",
+        "connections_closed",
+        "dropped",
+        "expired_sessions",
+        "packets_received",
+        "protocol_errors",
+        "publish_bytes_received",
+        "publish_bytes_sent",
+        "publish_received",
+        "publish_sent",
+        "refused",
+        "sessions",
+    )
+
+    def __init__(self) -> None:
+        self.connections_accepted = 0
+        self.connections_closed = 0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.packets_received = 0
+        self.publish_received = 0
+        self.publish_sent = 0
+        self.publish_bytes_received = 0
+        self.publish_bytes_sent = 0
+        self.auth_allowed = 0
+        self.auth_denied = 0
+        self.acl_allowed = 0
+        self.acl_denied = 0
+        self.expired_sessions = 0
+        self.dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)  #: messages not delivered, by reason
+        self.refused: dict[str, int] = dict.fromkeys(LIMIT_NAMES, 0)  #: times a limit was hit, by its name
+        self.protocol_errors: dict[str, int] = {}  #: connections closed for breaking the rules, by reason code
+        self.sessions: dict[str, int] = dict.fromkeys(SESSION_EVENTS, 0)
+
+
+DROP_REASONS = (
+    "no_subscribers",
+    "queue_full",
+    "expired",
+    "too_large",
+    "slow_consumer",
+    "offline_qos0",
+    "session_ended",
+    "not_authorized",
+)
+LIMIT_NAMES = (
+    "max_packet_size",
+    "max_connect_size",
+    "connect_timeout",
+    "max_connections",
+    "connect_rate",
+    "message_rate",
+    "byte_rate",
+    "network",
+    "max_topic_levels",
+    "max_client_id",
+    "max_topic_alias",
+    "max_user_properties",
+    "max_filters",
+    "max_subscriptions",
+    "max_awaiting_rel",
+    "await_rel_timeout",
+    "stall_timeout",
+    "keep_alive",
+    "flapping",
+)
+SESSION_EVENTS = ("created", "resumed", "takenover", "discarded", "terminated")

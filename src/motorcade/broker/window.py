@@ -1,0 +1,352 @@
+"""What one client still has to get: a bounded queue, then the inflight window, then the bytes for its socket.
+
+    publish -> [ queue: waits, may drop ]-[ window: sent, not acknowledged ]-> out -> vehicle
+                queue, queue_bytes         limit (receive maximum)
+    feeds ---->^  (retained messages and the like: read only while there is room)
+
+Rule 1: only this file hands out packet ids; an id is free again when its message leaves the window.
+Rule 2: order in is order out. Nothing overtakes inside one session: while something waits in the queue,
+        everything waits, QoS 0 too.
+Rule 3: `ready` is True exactly while a message may go straight to `out`: connected, the socket takes bytes,
+        nothing waits. QoS 1 and 2 need room in the window besides. The byte loop relies on it.
+Rule 4: a full queue drops its oldest QoS 0 message (which may be the one arriving), else its oldest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from motorcade.broker.frames import IDS, Frame, aliased, frame_of, is_released, message_of, qos_of, size_of, topic_of
+from motorcade.broker.limits import SessionOptions
+from motorcade.broker.stats import Stats
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import Hooks
+
+FEED_STEP = 256  #: messages a feed may send per turn of the event loop
+
+
+class Link(Protocol):
+    """The connection of a session, as far as a session may know it."""
+
+    def write(self, data: bytes) -> None:
+        """Hand bytes to the socket."""
+
+    def end(self, reason: ReasonCode, detail: str = "") -> None:
+        """Say goodbye with a reason (MQTT 5) and close."""
+
+    def pump_later(self) -> None:
+        """Call `pump` again in the next turn of the event loop."""
+
+
+class Shared:
+    """What all windows of a node share: one object, so that a session needs one reference."""
+
+    __slots__ = ("dirty", "hooks", "options", "stats")
+
+    def __init__(self, options: SessionOptions, hooks: Hooks, stats: Stats) -> None:
+        self.options = options
+        self.hooks = hooks
+        self.stats = stats
+        self.dirty: list[Window] = []  #: windows with bytes in `out`, to be written at the end of this turn
+
+
+class Feed:
+    """Messages for one subscription that do not come from live publishing, read as there is room."""
+
+    __slots__ = ("messages", "subscription")
+
+    def __init__(self, subscription: Subscription, messages: Iterator[Message]) -> None:
+        self.subscription = subscription
+        self.messages = messages
+
+
+class Window:
+    """Queue and inflight window of one session."""
+
+    __slots__ = (
+        "alias_limit",
+        "aliases",
+        "client",
+        "feeds",
+        "inflight",
+        "limit",
+        "link",
+        "max_packet",
+        "next_id",
+        "online",
+        "out",
+        "queue",
+        "queue_bytes",
+        "queued_qos0",
+        "ready",
+        "shared",
+        "version",
+        "writable",
+    )
+
+    def __init__(self, shared: Shared, client: ClientInfo) -> None:
+        self.shared = shared
+        self.client = client
+        self.version = client.version
+        self.link: Link | None = None  # its connection; a window knows no more of it
+        self.online = False  # a connection is attached
+        self.writable = False  # its socket takes bytes
+        self.ready = False
+        self.out: list[bytes] = []
+        self.inflight: dict[int, Frame] = {}  # in the order of sending, which is the order of resending
+        self.limit = shared.options.window
+        self.next_id = 1
+        self.queue: deque[Frame] | None = None  # made when first needed: most sessions never wait
+        self.queue_bytes = 0
+        self.queued_qos0 = 0
+        self.feeds: list[Feed] | None = None
+        self.max_packet = 0  # bytes the client takes; 0 is any
+        self.alias_limit = 0  # aliases the client takes; 0 is none
+        self.aliases: dict[bytes, int] | None = None
+
+    # -- the connection comes and goes
+
+    def attach(self, version: int, limit: int, max_packet: int, alias_limit: int) -> None:
+        """A connection with these properties is there; `resend` and `pump` follow when CONNACK is out."""
+        self.version = version
+        self.limit = limit
+        self.max_packet = max_packet
+        self.alias_limit = alias_limit
+        self.aliases = {} if alias_limit else None
+        self.out.clear()
+        self.online = self.writable = True
+        self.ready = False
+
+    def detach(self) -> None:
+        """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
+        self.online = self.writable = self.ready = False
+        self.aliases = None
+        self.out.clear()
+
+    def set_writable(self, writable: bool) -> None:
+        """The socket is full, or takes bytes again (call `pump` then)."""
+        self.writable = writable
+        self.settle()
+
+    def settle(self) -> None:
+        """Bring `ready` up to date (rule 3)."""
+        self.ready = self.online and self.writable and not self.queue and not self.feeds
+
+    # -- messages in
+
+    def offer(self, frame: Frame, now: float) -> None:
+        """Send a frame now if the rules allow it, else let it wait or drop it. `now`: seconds since the epoch."""
+        qos = qos_of(frame)
+        if self.ready and (not qos or len(self.inflight) < self.limit):
+            self.send(frame, now)
+        else:
+            self.hold(frame)
+
+    def hold(self, frame: Frame) -> None:
+        """A frame that cannot go out now."""
+        qos = qos_of(frame)
+        if qos == 0:
+            if not self.online and not self.shared.options.store_qos0:
+                self.drop(frame, "offline_qos0")
+                return
+            if self.online and not self.writable:
+                self.drop(frame, "slow_consumer")
+                return
+        if self.shared.hooks.message_nack is not None and self._taken_back(frame):
+            return
+        if self.queue is None:
+            self.queue = deque()
+        self._make_room(frame, qos)
+        self.settle()
+
+    def _taken_back(self, frame: Frame) -> bool:
+        chain = self.shared.hooks.message_nack
+        return bool(chain and chain.fold(self.client, message_of(frame, self.version), acc=False) is True)
+
+    def _make_room(self, frame: Frame, qos: int) -> None:
+        """Append to the queue, dropping by rule 4 until it fits."""
+        options = self.shared.options
+        queue = self.queue
+        assert queue is not None  # noqa: S101 - made by the caller
+        size = size_of(frame)
+        while queue and (
+            (options.queue and len(queue) >= options.queue)
+            or (options.queue_bytes and self.queue_bytes + size > options.queue_bytes)
+        ):
+            if self.queued_qos0:
+                index = next(i for i, waiting in enumerate(queue) if not qos_of(waiting))
+                victim = queue[index]
+                del queue[index]
+                self.queued_qos0 -= 1
+            elif qos == 0:
+                self.drop(frame, "queue_full")
+                return
+            else:
+                victim = queue.popleft()
+            self.queue_bytes -= size_of(victim)
+            self.drop(victim, "queue_full")
+        queue.append(frame)
+        self.queue_bytes += size
+        self.queued_qos0 += not qos
+
+    def feed(self, subscription: Subscription, messages: Iterator[Message]) -> None:
+        """Messages to be read as there is room; `pump` begins with it."""
+        if self.feeds is None:
+            self.feeds = []
+        self.feeds.append(Feed(subscription, messages))
+        self.settle()
+
+    def unfeed(self, filter_: str | None = None) -> None:
+        """Drop the feeds of an ended subscription, or all."""
+        if self.feeds:
+            self.feeds = [f for f in self.feeds if filter_ is not None and f.subscription.filter != filter_] or None
+            self.settle()
+
+    # -- messages out
+
+    def send(self, frame: Frame, now: float) -> None:
+        """Put a frame on the wire; QoS 1 and 2 enter the window. The caller has checked that there is room."""
+        head, tail, origin = frame
+        if self.max_packet and size_of(frame) > self.max_packet:
+            self.drop(frame, "too_large")  # [MQTT-3.1.2-24], [MQTT-3.1.2-25]
+            return
+        if self.aliases is not None:
+            head, tail = self._with_alias(frame)
+        out = self.out
+        if not out:
+            self.shared.dirty.append(self)
+        if head[0] & 6:
+            number = self.take_id()
+            self.inflight[number] = frame
+            out.append(head)
+            out.append(IDS[number])
+        else:
+            out.append(head)
+        out.append(tail)
+        stats = self.shared.stats
+        stats.publish_sent += 1
+        stats.publish_bytes_sent += len(tail)
+        hooks = self.shared.hooks
+        if hooks.message_delivered is not None:
+            hooks.message_delivered.notify(self.client, message_of(frame, self.version))
+        if hooks.delivery_completed is not None and not head[0] & 6:
+            hooks.delivery_completed.notify(self.client, message_of(frame, self.version), 0)
+
+    def take_id(self) -> int:
+        """A packet id that is not in use. There is one: the window is smaller than the id space."""
+        number = self.next_id
+        while number in self.inflight:
+            number = number + 1 if number < 65535 else 1
+        self.next_id = number + 1 if number < 65535 else 1
+        return number
+
+    def _with_alias(self, frame: Frame) -> tuple[bytes, bytes]:
+        aliases = self.aliases
+        assert aliases is not None  # noqa: S101 - checked by the caller
+        topic = topic_of(frame)
+        alias = aliases.get(topic)
+        if alias is not None:
+            return aliased(frame, alias, known=True)
+        if len(aliases) < self.alias_limit:
+            aliases[topic] = alias = len(aliases) + 1
+            return aliased(frame, alias, known=False)
+        return frame[0], frame[1]
+
+    def pump(self, now: float) -> bool:
+        """Send what waits, as far as window and socket allow. True if feeds could go on in the next turn."""
+        queue = self.queue
+        while queue and self.writable:
+            frame = queue[0]
+            qos = qos_of(frame)
+            if qos and len(self.inflight) >= self.limit:
+                break
+            queue.popleft()
+            self.queue_bytes -= size_of(frame)
+            self.queued_qos0 -= not qos
+            self._send_waited(frame, now)
+        if queue is not None and not queue:
+            self.queue = None
+        more = False
+        if not self.queue and self.feeds and self.writable:
+            more = self._pump_feeds(now)
+        self.settle()
+        return more
+
+    def _send_waited(self, frame: Frame, now: float) -> None:
+        """Send a frame that has waited: it may have expired, and what is left of its life is told anew."""
+        origin = frame[2]
+        if isinstance(origin, Message) and origin.expires_at is not None:
+            if origin.expired(now):
+                self.drop(frame, "expired")  # [MQTT-3.3.2-5]
+                return
+            if self.version == 5:
+                frame = self._retimed(frame, origin, now)
+        self.send(frame, now)
+
+    def _retimed(self, frame: Frame, message: Message, now: float) -> Frame:
+        identifiers = message.headers.get("subscription_ids")
+        ids = identifiers if isinstance(identifiers, tuple) else ()
+        return frame_of(message, 5, qos_of(frame), now, retain=bool(frame[0][0] & 1), identifiers=ids)
+
+    def _pump_feeds(self, now: float) -> bool:
+        """Read from the feeds in turn; True if one stopped only because its step was over."""
+        feeds = self.feeds
+        for _ in range(FEED_STEP):
+            if not feeds:
+                self.feeds = None
+                return False
+            if len(self.inflight) >= self.limit or not self.writable:
+                return False
+            feed = feeds[0]
+            message = next(feed.messages, None)
+            if message is None:
+                del feeds[0]
+                continue
+            if message.expired(now):
+                continue
+            identifiers = (feed.subscription.identifier,) if feed.subscription.identifier else ()
+            qos = min(message.qos, feed.subscription.qos)
+            self.send(frame_of(message, self.version, qos, now, retain=message.retain, identifiers=identifiers), now)
+            if len(feeds) > 1:
+                feeds.append(feeds.pop(0))  # fair between feeds
+        return bool(feeds)
+
+    # -- acknowledgements
+
+    def resend(self) -> None:
+        """After a reconnect: everything unacknowledged again, in the original order, with its id. [MQTT-4.4.0-1]"""
+        out = self.out
+        if self.inflight and not out:
+            self.shared.dirty.append(self)
+        for number, frame in self.inflight.items():
+            if is_released(frame):
+                out.append(b"\x62\x02" + IDS[number])
+                continue
+            head, tail, _ = frame
+            out.append(bytes((head[0] | 8,)) + head[1:])  # [MQTT-3.3.1-1]: DUP
+            out.append(IDS[number])
+            out.append(tail)
+        if self.max_packet:
+            self._drop_oversized()
+
+    def _drop_oversized(self) -> None:
+        """The client came back with a smaller maximum packet size than the messages it has not acknowledged."""
+        large = [n for n, frame in self.inflight.items() if not is_released(frame) and size_of(frame) > self.max_packet]
+        if not large:
+            return
+        for number in large:
+            self.drop(self.inflight.pop(number), "too_large")
+        self.out.clear()
+        self.resend()
+
+    def drop(self, frame: Frame, why: str) -> None:
+        """Count a message that this client will not get, and tell whoever listens."""
+        self.shared.stats.dropped[why] += 1
+        chain = self.shared.hooks.message_dropped
+        if chain is not None:
+            chain.notify(self.client, message_of(frame, self.version), why)

@@ -1,0 +1,192 @@
+"""The composition root: the only place that picks implementations and puts the parts together."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import ssl
+import sys
+from pathlib import Path
+from time import time
+from typing import Any
+
+import structlog
+import uvloop
+
+from motorcade import __version__
+from motorcade.broker.broker import Broker
+from motorcade.broker.listener import Endpoint, Listener
+from motorcade.broker.plane import BrokerOptions, Plane
+from motorcade.broker.tls import server_context
+from motorcade.config import Config, Loaded, TlsOptions, WssOptions, addresses, plugins_to_load
+from motorcade.control import Control, NodeState
+from motorcade.core.errors import ConfigError, MotorcadeError
+from motorcade.core.guid import GuidFactory
+from motorcade.extension.hooks import Hooks
+from motorcade.extension.plugin import Plugins
+
+log = structlog.stdlib.get_logger("motorcade.node")
+
+GC_THRESHOLD = 50_000  #: new objects between collections; full passes over many sessions would show as pauses
+
+
+class Node:
+    """One node: starts, serves until told to stop, drains."""
+
+    def __init__(self, loaded: Loaded, loop: asyncio.AbstractEventLoop) -> None:
+        self._loaded = loaded
+        config = loaded.config
+        hooks = Hooks()
+        options = _broker_options(config)
+        guids = GuidFactory(options.node, os.getpid())
+        self.plane = Plane(options, config.session, config.limits, hooks, guids, time())
+        self.broker = Broker(self.plane, loop)
+        self.plugins = Plugins(self.broker, hooks, Path(config.data.dir) / "plugins")
+        self.control = Control(self.broker, self.plugins, self.reload)
+        self.listeners: list[Listener] = []
+        self.http: list[Any] = []
+        self.stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until `stopping` is set, then drain."""
+        try:
+            await self._start()
+            self._announce()
+            await self.stopping.wait()
+        finally:
+            await self._stop()
+
+    async def _start(self) -> None:
+        config = self._loaded.config
+        for name, path, options in plugins_to_load(config):  # before the listeners: nobody slips in unchecked
+            await self.plugins.load(name, options, path)
+        for endpoint in _endpoints(config):
+            listener = Listener(self.broker, endpoint)
+            await listener.open()
+            self.listeners.append(listener)
+        for address in addresses(config.http.bind):
+            from motorcade.http.server import HttpServer
+
+            server = HttpServer(self.control, address.host, address.port, config.http.token)
+            await server.start()
+            self.http.append(server)
+        self.broker.start()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD, 20, 100)
+
+    def _announce(self) -> None:
+        for listener in self.listeners:
+            endpoint = listener.endpoint
+            self.control.listeners.setdefault(endpoint.kind, []).append(f"{endpoint.host or '*'}:{listener.port}")
+        for server in self.http:
+            self.control.listeners.setdefault("http", []).append(server.address)
+        self.control.state = NodeState.READY
+        where = "  ".join(f"{kind} {' '.join(at)}" for kind, at in self.control.listeners.items())
+        print(f"motorcade {__version__} ready  {where}", flush=True)  # noqa: T201 - the line others wait for
+
+    async def _stop(self) -> None:
+        self.control.state = NodeState.STOPPING
+        # Listeners first: no new client may arrive while the others are sent away.
+        for listener in self.listeners:
+            await listener.close()
+        await self.broker.drain(self.plane.options.drain_timeout)
+        await self.plugins.unload_all()
+        for server in self.http:
+            await server.stop()
+
+    async def reload(self) -> list[str]:
+        """Read the configuration again and give plugins their new tables; on any error the old stays in force."""
+        loaded = self._loaded.again()
+        running = {plugin.name for plugin in self.plugins.loaded()}
+        changed: list[str] = []
+        for name, _, options in plugins_to_load(loaded.config):
+            if name in running:
+                await self.plugins.reload(name, options)
+                changed.append(f"plugin {name} reloaded")
+            else:
+                changed.append(f"plugin {name} is not running: restart, or `motorcade plugin load {name}`")
+        old = self._loaded.config
+        for section in ("broker", "listeners", "http", "session", "limits", "log", "data", "store"):
+            if getattr(old, section) != getattr(loaded.config, section):
+                changed.append(f"section [{section}] has changed: takes effect at the next start")
+        log.info("reloaded", changes=changed)
+        return changed
+
+    async def reload_on_signal(self) -> None:
+        """SIGHUP."""
+        try:
+            await self.reload()
+        except MotorcadeError as error:
+            log.error("reload_refused", error=str(error), consequence="the old configuration stays in force")
+
+
+def run(loaded: Loaded) -> int:
+    """Run a node until SIGTERM or SIGINT; the exit code."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(loaded))
+    except MotorcadeError as error:
+        print(f"motorcade: {error}", file=sys.stderr)  # noqa: T201 - for the person who started it
+        return 1
+    return 0
+
+
+async def _serve(loaded: Loaded) -> None:
+    loop = asyncio.get_running_loop()
+    node = Node(loaded, loop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.stopping.set)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = asyncio.create_task(node.reload_on_signal(), name="reload")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await node.run()
+
+
+def _broker_options(config: Config) -> BrokerOptions:
+    options = config.broker
+    if options.node:
+        return options
+    first = next((a.port for a in addresses(config.listeners.tcp.bind)), 0)
+    return BrokerOptions(
+        f"{socket.gethostname()}-{first}",
+        options.server_reference,
+        options.response_information,
+        options.server_keep_alive,
+        options.drain_timeout,
+    )
+
+
+def _endpoints(config: Config) -> list[Endpoint]:
+    """All addresses of all listeners."""
+    found: list[Endpoint] = []
+    listeners = config.listeners
+    for address in addresses(listeners.tcp.bind):
+        found.append(Endpoint("tcp", address.host, address.port, None, "", (), listeners.tcp.max_connections))
+    for address in addresses(listeners.tls.bind):
+        context = _tls(listeners.tls)
+        found.append(Endpoint("tls", address.host, address.port, context, "", (), listeners.tls.max_connections))
+    for address in addresses(listeners.ws.bind):
+        ws = listeners.ws
+        found.append(Endpoint("ws", address.host, address.port, None, ws.path, ws.origins, ws.max_connections))
+    for address in addresses(listeners.wss.bind):
+        wss = listeners.wss
+        context = _tls(wss)
+        found.append(Endpoint("wss", address.host, address.port, context, wss.path, wss.origins, wss.max_connections))
+    if not found:
+        raise ConfigError("all listeners are off: nobody could connect")
+    return found
+
+
+def _tls(options: TlsOptions | WssOptions) -> ssl.SSLContext:
+    return server_context(
+        options.certificate, options.key, options.ca, require_client_certificate=options.require_client_certificate
+    )
