@@ -13,23 +13,22 @@ import asyncio
 import os
 import platform
 import stat
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum, auto
 from heapq import nsmallest
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from motorcade import __version__
-from motorcade.broker.plane import Plane
+from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import POINTS, Hooks
-from motorcade.extension.plugin import Hub, Loaded, Plugins, available
+from motorcade.extension.plugin import Loaded, Plugins, available
 
 PAGE: Final = 100  #: clients on a page unless the caller says otherwise
 MOST_CLIENTS: Final = 1000  #: clients on a page
@@ -83,9 +82,9 @@ class ClientView(msgspec.Struct, frozen=True, kw_only=True):
     connected_at: float
     disconnected_at: float | None
     expires_at: float | None  #: while disconnected: when the session ends
-    subscriptions: int
-    inflight: int  #: messages sent, not acknowledged
-    queued: int  #: messages waiting
+    subscription_count: int
+    inflight_count: int  #: messages sent, not acknowledged
+    queued_count: int  #: messages waiting
     queued_bytes: int
 
 
@@ -98,10 +97,9 @@ class WillView(msgspec.Struct, frozen=True, kw_only=True):
     delay: int  #: seconds
 
 
-class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
+class ClientDetail(ClientView, frozen=True, kw_only=True):
     """Everything about one client."""
 
-    client: ClientView
     created_at: float
     session_expiry: int  #: seconds the session outlives its connection
     superuser: bool
@@ -114,9 +112,7 @@ class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
     topic_aliases: int  #: the client takes so many
     published: int  #: messages the client has sent
     will: WillView | None
-    subscriptions: list[
-        SubscriptionView
-    ]  #: the first MOST_SUBSCRIPTIONS; `client.subscriptions` tells how many there are
+    subscriptions: list[SubscriptionView]  #: the first MOST_SUBSCRIPTIONS of them
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,54 +185,18 @@ class NotFoundError(MotorcadeError):
     """There is no client or plugin of that name."""
 
 
-class LagMeter:
-    """Measures how late timers fire, twice a second: what a message may have to wait because the loop was busy."""
-
-    INTERVAL = 0.5  #: seconds
-    BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)  #: seconds
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(self.BOUNDS) + 1)
-        self._total = 0.0
-
-    async def run(self) -> None:
-        """Measure until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + self.INTERVAL
-            await asyncio.sleep(self.INTERVAL)
-            self.observe(max(0.0, loop.time() - due))
-
-    def observe(self, lag: float) -> None:
-        """Count one sample, in seconds."""
-        self._counts[bisect_left(self.BOUNDS, lag)] += 1
-        self._total += lag
-
-    def view(self) -> Lag:
-        """A copy."""
-        below = 0
-        buckets = []
-        for bound, count in zip(self.BOUNDS, self._counts, strict=False):
-            below += count
-            buckets.append((bound, below))
-        return Lag(buckets=tuple(buckets), total=self._total, count=sum(self._counts))
-
-
 Reload = Callable[[], Awaitable[list[str]]]
 
 
 class Control:
     """The control plane of one node."""
 
-    def __init__(
-        self, plane: Plane, hub: Hub, plugins: Plugins, reload: Reload, listeners: Mapping[str, list[str]] | None = None
-    ) -> None:
+    def __init__(self, broker: Broker, plugins: Plugins, reload: Reload) -> None:
         """`reload` reads the configuration again and tells what has changed; `MotorcadeError` if it is wrong."""
         self.state = NodeState.STARTING  #: set by the node
-        self.lag = LagMeter()  #: the node runs it
-        self.listeners: dict[str, list[str]] = dict(listeners or {})  #: set by the node when they are open
-        self._plane = plane
-        self._hub = hub
+        self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
+        self._broker = broker
+        self._plane = broker.plane
         self._plugins = plugins
         self._reload = reload
 
@@ -272,10 +232,10 @@ class Control:
         """Send a client away; what was done. If it is away already, its session is removed and its will published."""
         session = self._session(client_id)
         if session.link is not None:
-            await self._hub.disconnect(client_id)
+            await self._broker.disconnect(client_id)
             return "disconnected"
-        for will in self._plane.registry.end(client_id, self._hub.now()):
-            await self._hub.publish(will)
+        for will in self._plane.registry.end(client_id, self._broker.now()):
+            self._broker.publish_soon(will)
         return "session removed"
 
     def _session(self, client_id: str) -> Session:
@@ -324,7 +284,7 @@ class Control:
             node=plane.options.node,
             version=__version__,
             state=self.state,
-            uptime=self._hub.statistics().get("uptime", 0.0),
+            uptime=self._broker.statistics().get("uptime", 0.0),
             pid=os.getpid(),
             python=platform.python_version(),
             listeners=dict(self.listeners),
@@ -342,7 +302,7 @@ class Control:
         """All counters and gauges."""
         stats = self._plane.stats
         return Statistics(
-            figures=dict(self._hub.statistics()),
+            figures=dict(self._broker.statistics()),
             dropped=dict(stats.dropped),
             refused=dict(stats.refused),
             protocol_errors=dict(stats.protocol_errors),
@@ -350,8 +310,13 @@ class Control:
             auth={"allowed": stats.auth_allowed, "denied": stats.auth_denied},
             acl={"allowed": stats.acl_allowed, "denied": stats.acl_denied},
             plugins=await self.plugins(),
-            lag=self.lag.view(),
+            lag=_lag(self._broker),
         )
+
+
+def _lag(broker: Broker) -> Lag:
+    buckets = tuple(zip(LAG_BUCKETS, accumulate(broker.lag), strict=False))  # the last count is above all bounds
+    return Lag(buckets=buckets, total=broker.lag_sum, count=sum(broker.lag))
 
 
 def _matches(session: Session, wanted: str) -> bool:
@@ -377,9 +342,9 @@ def _client_view(session: Session) -> ClientView:
         connected_at=session.connected_at,
         disconnected_at=session.disconnected_at,
         expires_at=session.expires_at,
-        subscriptions=len(session.subscriptions),
-        inflight=len(session.inflight),
-        queued=len(session.queue or ()),
+        subscription_count=len(session.subscriptions),
+        inflight_count=len(session.inflight),
+        queued_count=len(session.queue or ()),
         queued_bytes=session.queue_bytes,
     )
 
@@ -389,7 +354,7 @@ def _client_detail(session: Session) -> ClientDetail:
     certificate = session.client.certificate
     shown: Iterable[Subscription] = islice(session.subscriptions.values(), MOST_SUBSCRIPTIONS)
     return ClientDetail(
-        client=_client_view(session),
+        **msgspec.structs.asdict(_client_view(session)),
         created_at=session.created_at,
         session_expiry=session.expiry,
         superuser=session.client.superuser,

@@ -1,0 +1,53 @@
+"""`/plugins`: what runs, what could run, loading and unloading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from motorcade.control import Control
+from motorcade.http.answers import answer, body, listing
+from motorcade.http.bridge import Bridge
+
+
+class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to load a plugin."""
+
+    path: str | None = None  #: file or folder on the node's machine; None: an installed plugin
+    config: dict[str, Any] = {}
+
+
+def routes(control: Control, bridge: Bridge) -> list[Route]:
+    """Plugins by name."""
+
+    async def index(_request: Request) -> Response:
+        """Those that run with all about them, then installed ones that do not run, with name and origin."""
+        running = await bridge.call(control.plugins)
+        names = {plugin.name for plugin in running}
+        data = [msgspec.structs.asdict(plugin) | {"loaded": True} for plugin in running]
+        data += [
+            {"name": name, "origin": origin, "loaded": False}
+            for name, origin in control.installed().items()
+            if name not in names
+        ]
+        return listing(data)
+
+    async def load(request: Request) -> Response:
+        wanted = await body(request, LoadRequest)
+        name = request.path_params["name"]
+        return answer(await bridge.call_slow(control.load_plugin, name, wanted.config, wanted.path), 201)
+
+    async def unload(request: Request) -> Response:
+        name = request.path_params["name"]
+        await bridge.call_slow(control.unload_plugin, name)
+        return answer({"name": name, "result": "unloaded"})
+
+    return [
+        Route("/plugins", index, methods=["GET"]),
+        Route("/plugins/{name}", load, methods=["POST"]),
+        Route("/plugins/{name}", unload, methods=["DELETE"]),
+    ]

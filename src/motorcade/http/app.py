@@ -1,0 +1,27 @@
+"""The application: routes, who may ask, and how errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+from motorcade.control import Control
+from motorcade.http import api, health, metrics
+from motorcade.http.answers import HANDLERS
+from motorcade.http.bridge import Bridge
+from motorcade.http.guard import Guard
+
+
+def make_app(
+    control: Control, loop: asyncio.AbstractEventLoop, token: str = "", hosts: Iterable[str] | None = None
+) -> Starlette:
+    """The application for a broker that runs in `loop`. `hosts`: names to answer to, None is any."""
+    bridge = Bridge(loop)
+    return Starlette(
+        routes=[*health.routes(control, bridge), *metrics.routes(control, bridge), *api.routes(control, bridge)],
+        middleware=[Middleware(Guard, token=token, hosts=hosts)],
+        exception_handlers=HANDLERS,
+    )

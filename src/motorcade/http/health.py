@@ -1,0 +1,31 @@
+"""`/healthz`: the event loop turns. `/readyz` and `/status`: clients are served. Open to all, so no details."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from motorcade.control import Control, NodeState
+from motorcade.http.answers import RETRY_AFTER, answer, refusal
+from motorcade.http.bridge import Bridge
+
+
+def routes(control: Control, bridge: Bridge) -> list[Route]:
+    """The probes."""
+
+    async def healthz(_request: Request) -> Response:
+        """Alive: restart the node if this fails. It fails (503) when the broker's loop does not answer."""
+        await bridge.call(control.health)
+        return answer({"status": "ok"})
+
+    async def readyz(_request: Request) -> Response:
+        """Ready: send clients elsewhere while this says 503."""
+        state = await bridge.call(control.health)
+        if state is not NodeState.READY:
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"the node is {state}", {"Retry-After": RETRY_AFTER})
+        return answer({"status": "ready"})
+
+    return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/status", readyz)]

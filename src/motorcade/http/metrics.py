@@ -1,0 +1,163 @@
+"""`/metrics` in the text format of Prometheus (version 0.0.4).
+
+Names end in `_total` if they only grow, units are base units (bytes, seconds), and no label has a client id in it:
+the number of series depends on the configuration, never on the fleet. docs/metrics.md lists all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from motorcade import __version__
+from motorcade.control import Control, Lag, PluginView, Statistics
+from motorcade.http.bridge import Bridge
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "motorcade_"
+
+Labels = Mapping[str, str]
+
+
+class Family(NamedTuple):
+    """One metric with all its series."""
+
+    name: str
+    kind: str  #: counter, gauge or histogram
+    help: str
+    samples: list[tuple[str, Labels, float]]  #: (suffix of the name, labels, value)
+
+
+def routes(control: Control, bridge: Bridge) -> list[Route]:
+    """The scrape."""
+
+    async def metrics(_request: Request) -> Response:
+        statistics = await bridge.call(control.statistics)
+        return Response(render([*families(statistics), *process_families()]), media_type=CONTENT_TYPE)
+
+    return [Route("/metrics", metrics)]
+
+
+def families(statistics: Statistics) -> Iterator[Family]:
+    """Everything the node counts."""
+    yield _gauge("build_info", "Always 1; the version is in the label.", [({"version": __version__}, 1)])
+    figures = statistics.figures
+    for name, key, text in _GAUGES:
+        yield _gauge(name, text, [({}, figures.get(key, 0.0))])
+    for name, key, text in _COUNTERS:
+        yield _counter(name, text, [({}, figures.get(key, 0.0))])
+    for name, received, sent, text in _BOTH_WAYS:
+        ways = [({"direction": "in"}, figures.get(received, 0.0)), ({"direction": "out"}, figures.get(sent, 0.0))]
+        yield _counter(name, text, ways)
+    for name, label, counts, text in (
+        ("messages_dropped_total", "reason", statistics.dropped, "Messages that a client did not get."),
+        ("limit_refused_total", "limit", statistics.refused, "Times a limit was hit."),
+        ("protocol_errors_total", "reason", statistics.protocol_errors, "Connections closed for breaking the rules."),
+        ("session_events_total", "event", statistics.session_events, "What happened to sessions."),
+        ("auth_total", "result", statistics.auth, "Decisions on who may connect."),
+        ("acl_total", "result", statistics.acl, "Decisions on what a client may do."),
+    ):
+        yield _counter(name, text, [({label: key}, value) for key, value in counts.items()])
+    yield from _plugin_families(statistics.plugins)
+    yield _lag_family(statistics.lag)
+
+
+_GAUGES = (
+    ("uptime_seconds", "uptime", "Time since the node started."),
+    ("connections", "connections", "Network connections now."),
+    ("clients_connected", "clients_connected", "Clients connected now."),
+    ("clients_connected_max", "clients_maximum", "Most clients that were connected at once."),
+    ("sessions", "clients_total", "Sessions, of connected clients and of those away."),
+    ("subscriptions", "subscriptions", "Subscriptions, without shared ones."),
+    ("shared_subscriptions", "shared_subscriptions", "Shared subscriptions."),
+    ("queued_messages", "messages_stored", "Messages waiting or in flight for all clients."),
+    ("queued_bytes", "messages_stored_bytes", "Bytes of these messages."),
+)
+_COUNTERS = (
+    ("connections_accepted_total", "connections_accepted", "Network connections opened."),
+    ("connections_closed_total", "connections_closed", "Network connections ended."),
+    ("sessions_expired_total", "clients_expired", "Sessions that ended because their client stayed away too long."),
+)
+_BOTH_WAYS = (
+    ("packets_total", "messages_received", "messages_sent", "MQTT packets of all types."),
+    ("messages_total", "publish_received", "publish_sent", "PUBLISH packets."),
+    ("message_bytes_total", "publish_bytes_received", "publish_bytes_sent", "Bytes of messages' payloads."),
+    ("network_bytes_total", "bytes_received", "bytes_sent", "Bytes from and to clients."),
+)
+
+
+def _plugin_families(plugins: list[PluginView]) -> Iterator[Family]:
+    counters = [({"plugin": p.name, "event": event}, value) for p in plugins for event, value in p.counters.items()]
+    yield _counter("plugin_total", "What plugins count.", counters)
+    gauges = [({"plugin": p.name, "name": name}, value) for p in plugins for name, value in p.gauges.items()]
+    yield _gauge("plugin_gauge", "What plugins measure.", gauges)
+    errors: dict[tuple[str, str], int] = {}
+    for plugin in plugins:
+        for hook in plugin.hooks:
+            key = (plugin.name, hook.point)
+            errors[key] = errors.get(key, 0) + hook.errors
+    failed = [({"plugin": plugin, "point": point}, count) for (plugin, point), count in errors.items()]
+    yield _counter("hook_errors_total", "Callbacks of plugins that raised or ran out of time.", failed)
+
+
+def _lag_family(lag: Lag) -> Family:
+    samples: list[tuple[str, Labels, float]] = [("_bucket", {"le": f"{le:g}"}, count) for le, count in lag.buckets]
+    samples += [("_bucket", {"le": "+Inf"}, lag.count), ("_sum", {}, lag.total), ("_count", {}, lag.count)]
+    return Family("loop_lag_seconds", "histogram", "How late the event loop that serves the clients was.", samples)
+
+
+def process_families() -> Iterator[Family]:
+    """What every process has, under the names that Prometheus' own clients use."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = usage.ru_utime + usage.ru_stime
+    yield Family("process_cpu_seconds_total", "counter", "CPU time of the process.", [("", {}, seconds)])
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are enough
+    except OSError:  # not Linux
+        return
+    memory = pages * resource.getpagesize()
+    yield Family("process_resident_memory_bytes", "gauge", "Memory of the process.", [("", {}, memory)])
+    yield Family("process_open_fds", "gauge", "Open file descriptors.", [("", {}, files)])
+
+
+def _counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+    return Family(name, "counter", text, [("", labels, value) for labels, value in samples])
+
+
+def _gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+    return Family(name, "gauge", text, [("", labels, value) for labels, value in samples])
+
+
+def render(metrics: Iterable[Family]) -> str:
+    """The page. Families without samples are left out."""
+    lines: list[str] = []
+    for family in metrics:
+        if not family.samples:
+            continue
+        name = family.name if family.name.startswith("process_") else PREFIX + family.name
+        lines.append(f"# HELP {name} {family.help}")
+        lines.append(f"# TYPE {name} {family.kind}")
+        lines += [f"{name}{suffix}{_labels(labels)} {_number(value)}" for suffix, labels, value in family.samples]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,164 @@
+"""The HTTP server in a thread with an event loop of its own, so that no request delays a message.
+
+The two threads share the interpreter. The time after which one hands it to the other (5 ms by default) is what a
+message could wait for a busy request; it is lowered while the server runs.
+
+Sockets are bound in `start`, in the caller's thread: an address that is taken is an error of the node's start, not a
+message in a log. `stop` has a bound: a thread that hangs is left behind and ends with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+import structlog
+import uvicorn
+
+from motorcade.control import Control
+from motorcade.core.errors import ConfigError
+from motorcade.http.app import make_app
+
+SWITCH_INTERVAL = 0.0005  #: seconds until the interpreter is handed to the other thread
+MAX_CONNECTIONS = 64  #: connections and requests at once; more are answered with 503
+MAX_HEAD = 16 * 1024  #: bytes of request line and headers
+KEEP_ALIVE = 5  #: seconds an idle connection is kept
+STOP_PATIENCE = 3.0  #: seconds for requests that are being answered when the server stops
+
+log = structlog.stdlib.get_logger("motorcade.http")
+
+Address = tuple[str, int]
+
+
+class HttpServer:
+    """Serves `Control` at some addresses. An empty host is every interface, and port 0 lets the system choose."""
+
+    def __init__(
+        self, control: Control, loop: asyncio.AbstractEventLoop, bind: Sequence[Address], token: str = ""
+    ) -> None:
+        """`loop` is the broker's. `ConfigError` if others than this machine could reach it without a token."""
+        exposed = [f"{host or '*'}:{port}" for host, port in bind if not is_loopback(host)]
+        if exposed and not token:
+            raise ConfigError(f"http.bind: {', '.join(exposed)} is not loopback; set http.token, or bind to 127.0.0.1")
+        self.addresses: list[str] = []  #: `host:port` of what is listened on
+        self._bind = bind
+        self._loop = loop
+        self._app = make_app(control, loop, token, None if exposed else [host for host, _ in bind])
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
+        self._old_interval = sys.getswitchinterval()
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError` if an address cannot be had."""
+        sockets = _open_sockets(self._bind)
+        self.addresses = [_text(sock) for sock in sockets]
+        self._old_interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        started = asyncio.Event()
+        self._server = _Server(self._config(), self._loop, started)
+        self._thread = threading.Thread(target=self._run, args=(self._server, sockets), name="http", daemon=True)
+        self._thread.start()
+        waits = [asyncio.create_task(event.wait()) for event in (started, self._ended)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not started.is_set():
+            raise OSError("the HTTP server could not start; the log says why")
+
+    async def stop(self) -> None:
+        """Finish what is being answered, within a bound."""
+        if self._server is None:
+            return
+        self._server.should_exit = True
+        try:
+            # uvicorn looks at should_exit ten times a second, then gives requests STOP_PATIENCE.
+            await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE + 2.0)
+        except TimeoutError:
+            log.warning("http_thread_left_behind")
+        self._server = None
+        sys.setswitchinterval(self._old_interval)
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=int(STOP_PATIENCE),
+            h11_max_incomplete_event_size=MAX_HEAD,
+        )
+
+    def _run(self, server: _Server, sockets: list[socket.socket]) -> None:
+        """The thread."""
+        try:
+            asyncio.run(server.serve(sockets))
+        except Exception:
+            log.exception("http_thread_failed")
+        finally:
+            _tell(self._loop, self._ended)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, that says when it is listening."""
+
+    def __init__(self, config: uvicorn.Config, loop: asyncio.AbstractEventLoop, listening: asyncio.Event) -> None:
+        super().__init__(config)
+        self._broker_loop = loop
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        _tell(self._broker_loop, self._listening)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set an event of another thread's loop."""
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:  # that loop has ended: nobody waits any more
+        pass
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _open_sockets(bind: Sequence[Address]) -> list[socket.socket]:
+    """Listening sockets for all addresses, or none and an `OSError`."""
+    sockets: list[socket.socket] = []
+    try:
+        for host, port in bind:
+            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, address in found:
+                sock = socket.socket(family, kind, protocol)
+                sockets.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(address)
+                sock.setblocking(False)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _text(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
