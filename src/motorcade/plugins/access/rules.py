@@ -164,6 +164,9 @@ def network(text: str) -> Network:
 
 def pattern(text: str) -> re.Pattern[str]:
     """A regular expression, compiled once; `RuleError` if it is none."""
+    # `$` would also let a line break at the end of a client's name pass.
+    if text.endswith("$") and not text.endswith("\\$"):
+        text = text[:-1] + r"\Z"
     try:
         return re.compile(text)
     except re.error as error:
