@@ -5,7 +5,8 @@
 Rule 1: no task and no future per received message. One read may hold many packets; they are handled in one go, and
         everything that is written in one turn of the event loop leaves in one write.
 Rule 2: nothing grows without bound. Received messages wait in a buffer of `buffer` entries; when it is full, reading
-        stops and TCP holds the broker back. At most `receive_maximum` of the broker are in flight towards it.
+        stops and TCP holds the broker back; then acknowledgements are not read either, so a client that publishes
+        to itself must take its messages meanwhile. At most the broker's receive maximum is in flight towards it.
 Rule 3: a client is one connection. Reconnecting is the caller's decision: give the old client's `state` to the new one,
         and what was not acknowledged is sent again if the broker kept the session.
 

@@ -18,6 +18,7 @@ import difflib
 import importlib.metadata
 import inspect
 import ipaddress
+import json
 import math
 import re
 import tomllib
@@ -29,8 +30,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 import msgspec
 
 from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.broker.plane import BrokerOptions
 from motorcade.core.errors import ConfigError
-from motorcade.log import is_secret
+from motorcade.log import HIDDEN, is_secret
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 TwoBytes = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -38,15 +40,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bind = str | tuple[str, ...]
 
 OFF: Final = "off"
-
-
-class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The node as a whole."""
-
-    node: str = ""  #: name of the node; empty: host name and port
-    server_reference: str = ""  #: where MQTT 5 clients are sent at shutdown (`host:port`); empty: nowhere
-    server_keep_alive: TwoBytes = 0  #: seconds; imposed on MQTT 5 clients; 0: the client decides
-    drain_timeout: Seconds = 5.0  #: seconds that stopping may take to write out what clients still have to get
 
 
 class TcpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,6 +95,7 @@ class HttpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Control port: `/api/v1`, `/metrics`, `/healthz`, `/readyz`."""
 
     bind: Bind = "127.0.0.1:18083"  #: as for listeners
+    token: str = ""  #: bearer token callers must show; without one the port may only be bound to loopback
 
 
 class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -279,7 +273,11 @@ def check_plugins(loaded: Loaded) -> None:
         except Exception as error:
             raise ConfigError(f"plugin {name!r} ({installed[name].value}) cannot be imported: {error!r}") from error
         own = {key: leaf for key, leaf in loaded.leaves.items() if key[:2] == section and key[2] in table}
-        _check_section(record, section, own)
+        checked = _check_section(record, section, own)
+        try:
+            msgspec.convert(checked, record)
+        except msgspec.ValidationError as error:  # a key that must be there and is not
+            raise ConfigError(f"{_where(loaded.leaves, section)}: [plugins.{name}]: {_plain(str(error))}") from error
 
 
 # --- the three sources ------------------------------------------------------------------------------------------------
@@ -428,7 +426,7 @@ def _convert(leaf: _Value, kind: object, key: Path_) -> object:
                 return msgspec.to_builtins(msgspec.convert(leaf.text, kind))
             except msgspec.ValidationError:
                 pass
-        shown = "***" if is_secret(key[-1]) else repr(leaf.value)
+        shown = HIDDEN if is_secret(key[-1]) else repr(leaf.value)
         raise ConfigError(f"{leaf.origin}: {'.'.join(key)} = {shown}: {_plain(str(error))}") from error
 
 
@@ -452,6 +450,7 @@ def _where(leaves: Mapping[Path_, _Value], key: Path_) -> str:
 
 #: Smallest and largest sensible value, where that is not 0 and unlimited.
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "broker.server_keep_alive": (0, 65535),
     "session.window": (1, 65535),
     "session.queue": (1, math.inf),
     "session.max_awaiting_rel": (1, 65535),
@@ -467,7 +466,7 @@ SHARED_STRATEGIES: Final = ("round_robin", "random", "sticky", "hash_topic", "ha
 
 
 def _out_of_range(config: Config) -> Iterator[tuple[Path_, str]]:
-    for section in ("session", "limits"):
+    for section in ("broker", "session", "limits"):
         for name, value in msgspec.structs.asdict(getattr(config, section)).items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
@@ -492,6 +491,9 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
             addresses(bind)
         except ConfigError as error:
             yield name, str(error)
+        else:
+            if name == ("http", "bind") and not config.http.token and not all(map(_is_loopback, addresses(bind))):
+                yield name, f"{bind!r} can be reached from outside: set http.token, or bind it to loopback"
     for name_, secure in (("tls", listeners.tls), ("wss", listeners.wss)):
         if not addresses(secure.bind):
             continue
@@ -513,8 +515,19 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
         yield ("store", "url"), f"{config.store.url!r} is not available in this version; use memory://"
 
 
+def _is_loopback(address: Address) -> bool:
+    try:
+        return ipaddress.ip_address(address.host).is_loopback
+    except ValueError:
+        return address.host == "localhost"
+
+
 def _hide(path: Path_, value: object) -> object:
-    return "***" if value not in ("", None) and any(map(is_secret, path)) else value
+    if isinstance(value, dict):
+        return {key: _hide((key,), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hide(path, inner) for inner in value]
+    return HIDDEN if value not in ("", None) and is_secret(path[-1]) else value
 
 
 # --- lines of a TOML file ---------------------------------------------------------------------------------------------
@@ -569,7 +582,7 @@ def reference() -> str:
         parts.append("| key | type | default | meaning |\n|---|---|---|---|")
         comments = _comments(record)
         for info in msgspec.structs.fields(record):
-            default = _toml(info.default)
+            default = toml(info.default)
             parts.append(f"| `{info.name}` | {_type_name(info.type)} | `{default}` | {comments[info.name]} |")
         parts.append("")
     parts.append(_REFERENCE_TAIL)
@@ -615,14 +628,17 @@ def _type_name(kind: object) -> str:
     return ", ".join(f"`{choice}`" for choice in get_args(kind))
 
 
-def _toml(value: object) -> str:
+def toml(value: object) -> str:
+    """A value as TOML writes it."""
     match value:
         case bool():
             return str(value).lower()
         case str():
-            return f'"{value}"'
-        case tuple():
-            return f"[{', '.join(map(_toml, value))}]"
+            return json.dumps(value, ensure_ascii=False)  # TOML's basic strings escape as JSON does
+        case list() | tuple():
+            return f"[{', '.join(map(toml, value))}]"
+        case dict():
+            return "{" + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
         case _:
             return str(value)
 

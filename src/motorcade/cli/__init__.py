@@ -1,0 +1,61 @@
+"""The command line: `motorcade NOUN VERB [--json]`, one file per noun.
+
+A verb imports what it needs when it runs, so that `motorcade --help` and shell completion stay quick.
+Exit codes: 0 done, 1 refused or failed (the message is on standard error), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from motorcade import __version__
+from motorcade.cli import acl, client, config, demo, passwd, plugin, pub, serve, sub
+from motorcade.core.errors import MotorcadeError
+
+app = typer.Typer(
+    name="motorcade",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback of ours is for a bug report, not for decoration
+    help="A message hub for vehicle fleets: an MQTT 3.1, 3.1.1 and 5 broker with plugins.",
+)
+app.command("serve")(serve.serve)
+app.command("pub")(pub.pub)
+app.command("sub")(sub.sub)
+app.command("demo")(demo.demo)
+app.add_typer(config.app, name="config")
+app.add_typer(client.app, name="client")
+app.add_typer(plugin.app, name="plugin")
+app.command("passwd")(passwd.passwd)
+app.add_typer(acl.app, name="acl")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"motorcade {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the noun."""
+
+
+def main() -> None:
+    """Entry point of the `motorcade` command."""
+    try:
+        app()
+    except MotorcadeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except BrokenPipeError:
+        # `motorcade sub … | head` is no failure; keep Python from complaining once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None

@@ -1,0 +1,104 @@
+"""Talking to a running node over its HTTP control port."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+import typer
+
+from motorcade.core.errors import MotorcadeError
+
+Http = Annotated[
+    str, typer.Option("--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of the node.")
+]
+Token = Annotated[
+    str | None, typer.Option("--token", envvar="MOTORCADE_TOKEN", help="Bearer token, if the node has `http.token`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+DEFAULT = "127.0.0.1:18083"
+_PATIENCE = 30.0  # seconds; loading a plugin may take a while
+_PAGE = 500
+
+
+class ControlError(MotorcadeError):
+    """The node could not be reached, or said no."""
+
+
+class Control:
+    """The verbs of one node."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self.address = address
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        # Never through a proxy: the control port is on loopback or in the operator's own network.
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+    def call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - whatever JSON the node answers
+        """One request below `/api/v1`. Raises `ControlError` with the node's own words."""
+        request = urllib.request.Request(
+            f"http://{self.address}/api/v1/{path}",
+            method=method,
+            data=json.dumps(body).encode() if body is not None else None,
+            headers=self._headers,
+        )
+        try:
+            with self._open(request, timeout=_PATIENCE) as answer:
+                return _decoded(answer.read(), self.address)
+        except urllib.error.HTTPError as error:
+            raise ControlError(_refusal(error)) from error
+        except urllib.error.URLError as error:
+            raise ControlError(self._unreachable(error.reason)) from error
+        except (OSError, ValueError) as error:
+            raise ControlError(self._unreachable(error)) from error
+
+    def _unreachable(self, cause: object) -> str:
+        text = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        return (
+            f"no node answers at http://{self.address} ({text}); start one with `motorcade serve`,"
+            " or say where it is with --http HOST:PORT"
+        )
+
+    def pages(self, path: str, limit: int | None = None) -> Iterator[Any]:
+        """All entries of a list, page by page, at most `limit`."""
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            query: dict[str, object] = {"limit": _PAGE if left is None else min(_PAGE, left)}
+            if cursor is not None:
+                query["cursor"] = cursor
+            answer = self.call("GET", f"{path}?{urlencode(query)}")
+            yield from answer["data"]
+            cursor = answer["meta"].get("cursor")
+            if cursor is None:
+                return
+            if left is not None:
+                left -= len(answer["data"])
+
+
+def name(text: str) -> str:
+    """A client id or plugin name as one part of a path."""
+    return quote(text, safe="")
+
+
+def _decoded(body: bytes, address: str) -> Any:  # noqa: ANN401 - whatever JSON the node answers
+    if not body:
+        return None
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise ControlError(f"what answers at http://{address} is not a Motorcade node: no JSON came back") from error
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    try:
+        answer = json.loads(error.read())
+        return f"{answer['message']} ({answer['code']})"
+    except (ValueError, KeyError, TypeError):
+        return f"the node answered {error.code} {error.reason} to {error.url}"

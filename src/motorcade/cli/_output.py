@@ -1,0 +1,53 @@
+"""Tables for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table; on a pipe it is as wide as its contents, so that nothing is cut off for grep."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console = Console()
+    console.print(table, width=console.width if console.is_terminal else 10_000)
+
+
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """One line per field."""
+    pairs = [(name, _cell(value)) for name, value in fields]
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def when(seconds: float | None) -> str:
+    """A time since the epoch, in local time."""
+    return "" if not seconds else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple() | dict():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return str(value)

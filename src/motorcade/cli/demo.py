@@ -1,0 +1,370 @@
+"""`motorcade demo`: a node and real clients, narrated, in about ten seconds.
+
+The node is a process of its own on free loopback ports with a temporary folder; everything is gone afterwards. Each
+scene checks what it shows: a message that does not arrive ends the demonstration with exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from motorcade.core.errors import MotorcadeError
+
+if TYPE_CHECKING:
+    from motorcade.client import Client
+    from motorcade.mqtt.packets import Publish
+
+_PATIENCE = 20.0  # seconds for anything that should happen at once
+
+_RULES = """\
+%% Nobody may publish what only the workshop decides; a vehicle may write below its own name; the rest is open.
+{deny, all, publish, ["workshop/#"]}.
+{allow, {user, "vehicle"}, publish, ["vehicles/${clientid}/#"]}.
+{allow, all}.
+"""
+
+
+class SceneError(MotorcadeError):
+    """A scene did not go as told."""
+
+
+@dataclass
+class Stage:
+    """Where the demonstration happens, and what has happened so far."""
+
+    port: int
+    ws_port: int
+    http_port: int
+    folder: Path
+    output: list[str] = field(default_factory=list)  #: of the node
+    messages: int = 0
+    scenes: list[tuple[str, str]] = field(default_factory=list)  #: title, outcome
+
+    @contextlib.asynccontextmanager
+    async def client(self, name: str, **options: object) -> AsyncIterator[Client]:
+        """One of our own clients, gone at the end of the scene."""
+        from motorcade.client import Client
+
+        client = await Client.connect(port=self.port, client_id=name, **options)  # type: ignore[arg-type]  # passed on
+        try:
+            yield client
+        finally:
+            await client.disconnect()
+
+    def say(self, text: str) -> None:
+        print(f"     {text}", flush=True)
+
+    def sends(self, who: str, topic: str, payload: str, note: str) -> None:
+        self.say(f"{who:>12} ──▶ {topic}  {payload!r}  {typer.style(note, dim=True)}")
+
+    async def takes(self, who: str, client: Client, payload: str) -> Publish:
+        """The next message of `client`, which must be this one."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                message = await anext(client)
+        except TimeoutError:
+            raise SceneError(f"{who} did not get {payload!r} within {_PATIENCE:g} s") from None
+        self.say(
+            f"{who:>12} ◀── {message.topic}  {message.payload.decode()!r}  {typer.style(_note(message), dim=True)}"
+        )
+        if message.payload.decode() != payload:
+            raise SceneError(f"{who} got {message.payload!r} instead of {payload!r}")
+        self.messages += 1
+        return message
+
+
+def _note(message: Publish) -> str:
+    return f"QoS {message.qos}{', retained' if message.retain else ''}"
+
+
+def demo(
+    keep_log: Annotated[bool, typer.Option("--show-log", help="Print the node's log at the end.")] = False,
+) -> None:
+    """Start a node, let real clients exchange messages, show what happens, clean up."""
+    with tempfile.TemporaryDirectory(prefix="motorcade-demo-") as folder:
+        stage = Stage(_free_port(), _free_port(), _free_port(), Path(folder))
+        try:
+            asyncio.run(_play(stage))
+        except (MotorcadeError, OSError) as error:
+            print("\n".join(stage.output[-20:]), file=sys.stderr)
+            where = f"scene {len(stage.scenes) + 1}" if stage.output else "start"
+            raise SceneError(f"the demonstration stopped ({where}): {error}") from error
+        if keep_log:
+            print("\n".join(stage.output))
+    _report(stage)
+
+
+def _report(stage: Stage) -> None:
+    print()
+    for title, outcome in stage.scenes:
+        print(f"  {typer.style('✓', fg='green')} {title:<42} {outcome}")
+    print(
+        f"\n{len(stage.scenes)} scenes, {stage.messages} messages delivered and checked; the node has stopped cleanly."
+    )
+    print("Next: `motorcade serve` in one terminal, `motorcade sub -t '#' -v` in another, `motorcade pub -t a -m b`.")
+
+
+async def _play(stage: Stage) -> None:
+    print("Starting a node …", flush=True)
+    async with _node(stage):
+        for number, (title, scene) in enumerate(_scenes(), 1):
+            print(f"\n  {number}. {typer.style(title, bold=True)}", flush=True)
+            stage.scenes.append((title, await scene(stage)))
+        print("\nStopping the node …", flush=True)
+
+
+def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
+    scenes: list[tuple[str, Callable[[Stage], Awaitable[str]]]] = [
+        ("Telemetry with QoS 0, 1 and 2", _telemetry),
+        ("A retained message waits for latecomers", _retained),
+        ("A vehicle vanishes: its will is published", _will),
+        ("A shared subscription divides the work", _shared),
+        ("An offline vehicle finds its messages", _offline),
+        ("MQTT over WebSocket, and MQTT 3.1.1", _web),
+        ("Access rules: what is not allowed is refused", _denied),
+    ]
+    if importlib.util.find_spec("paho") is not None:
+        scenes.append(("Another implementation: paho-mqtt", _paho))
+    return scenes
+
+
+# --- scenes -----------------------------------------------------------------------------------------------------------
+
+
+async def _telemetry(stage: Stage) -> str:
+    async with stage.client("dashboard") as dashboard, stage.client("car-1") as car:
+        await dashboard.subscribe(("vehicles/+/speed", 2))
+        for qos, speed in enumerate(("48", "50", "53")):
+            stage.sends("car-1", "vehicles/car-1/speed", speed, f"QoS {qos}")
+            await car.publish("vehicles/car-1/speed", speed.encode(), qos)
+            await stage.takes("dashboard", dashboard, speed)
+    return "3 messages, each once and in order"
+
+
+async def _retained(stage: Stage) -> str:
+    topic = "vehicles/car-1/position"
+    async with stage.client("car-1") as car:
+        stage.sends("car-1", topic, "52.52,13.40", "QoS 1, retain")
+        await car.publish(topic, b"52.52,13.40", 1, retain=True)
+        async with stage.client("latecomer") as latecomer:
+            stage.say("   latecomer connects only now and subscribes")
+            await latecomer.subscribe((topic, 1))
+            await stage.takes("latecomer", latecomer, "52.52,13.40")
+        await car.publish(topic, b"", 1, retain=True)
+    return "the last value was there"
+
+
+async def _will(stage: Stage) -> str:
+    from motorcade.client import Client, Will
+
+    async with stage.client("dashboard") as dashboard:
+        await dashboard.subscribe(("vehicles/+/state", 1))
+        will = Will("vehicles/car-2/state", b"lost", 1)
+        car = await Client.connect(port=stage.port, client_id="car-2", will=will)
+        stage.say("       car-2 drives into a tunnel (connection cut, no goodbye)")
+        car.abort()
+        await stage.takes("dashboard", dashboard, "lost")
+    return "the node spoke for the vehicle"
+
+
+async def _shared(stage: Stage) -> str:
+    taken: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    def worker(name: str) -> contextlib.AbstractAsyncContextManager[Client]:
+        return stage.client(name, on_message=lambda message: taken.put_nowait((name, message.payload.decode())))
+
+    async with worker("worker-a") as a, worker("worker-b") as b, stage.client("car-3") as car:
+        for member in (a, b):
+            await member.subscribe(("$share/workers/jobs/#", 1))
+        wanted = [f"trip {number}" for number in range(4)]
+        done: list[str] = []
+        for trip in wanted:
+            stage.sends("car-3", "jobs/trip", trip, "QoS 1")
+            await car.publish("jobs/trip", trip.encode(), 1)
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    name, payload = await taken.get()
+            except TimeoutError:
+                raise SceneError(f"no worker got {trip!r} within {_PATIENCE:g} s") from None
+            stage.say(f"{name:>12} ◀── jobs/trip  {payload!r}")
+            stage.messages += 1
+            done.append(payload)
+        if done != wanted or not taken.empty() or not (a.received and b.received):
+            raise SceneError(f"the group got {done}: {a.received} and {b.received}")
+    return f"{a.received} to one worker, {b.received} to the other, none twice"
+
+
+async def _offline(stage: Stage) -> str:
+    from motorcade.mqtt.properties import Properties
+
+    keep = Properties(session_expiry=60)
+    topic = "vehicles/car-4/command"
+    async with stage.client("car-4", clean_start=True, properties=keep) as car:
+        await car.subscribe((topic, 1))
+    stage.say("       car-4 subscribed and went offline")
+    async with stage.client("fleet-desk") as desk:
+        for command in ("unlock", "update maps"):
+            stage.sends("fleet-desk", topic, command, "QoS 1")
+            await desk.publish(topic, command.encode(), 1)
+    async with stage.client("car-4", clean_start=False, properties=Properties(session_expiry=0)) as car:
+        stage.say(f"       car-4 is back (session present: {'yes' if car.session_present else 'no'})")
+        await stage.takes("car-4", car, "unlock")
+        await stage.takes("car-4", car, "update maps")
+    return "2 messages kept and delivered in order"
+
+
+async def _web(stage: Stage) -> str:
+    from motorcade.client import Client
+
+    browser = await Client.connect(port=stage.ws_port, client_id="browser", ws_path="/mqtt")
+    try:
+        await browser.subscribe(("vehicles/#", 1))
+        async with stage.client("old-car", version=4) as car:
+            stage.sends("old-car", "vehicles/old-car/fuel", "31 %", "QoS 1, MQTT 3.1.1")
+            await car.publish("vehicles/old-car/fuel", b"31 %", 1)
+            await stage.takes("browser", browser, "31 %")
+    finally:
+        await browser.disconnect()
+    return "two protocols, one message"
+
+
+async def _denied(stage: Stage) -> str:
+    from motorcade.client import Client, RefusedError
+
+    async with stage.client("car-5", username="vehicle", password=b"demo") as car:
+        await car.publish("vehicles/car-5/state", b"parked", 1)
+        stage.sends("car-5", "vehicles/car-5/state", "parked", "accepted")
+        try:
+            await car.publish("workshop/recall", b"everybody!", 1)
+        except RefusedError as error:
+            stage.sends("car-5", "workshop/recall", "everybody!", "refused")
+            stage.say(f"              {error}")
+        else:
+            raise SceneError("a forbidden message was accepted")
+    try:
+        await Client.connect(port=stage.port, client_id="stranger", username="vehicle", password=b"guess")
+    except RefusedError as error:
+        stage.say(f"    stranger with a wrong password: {error}")
+    else:
+        raise SceneError("a wrong password was accepted")
+    return "1 message and 1 log-in refused"
+
+
+async def _paho(stage: Stage) -> str:
+    import threading
+
+    from paho.mqtt import client as paho
+    from paho.mqtt.enums import CallbackAPIVersion
+
+    loop = asyncio.get_running_loop()
+    subscribed = asyncio.Event()
+    got: asyncio.Queue[str] = asyncio.Queue()
+
+    def connected(*_: object) -> None:
+        other.subscribe("vehicles/paho/ask", qos=2)
+
+    def heard(*_: object) -> None:
+        loop.call_soon_threadsafe(subscribed.set)
+
+    def received(_client: object, _data: object, message: paho.MQTTMessage) -> None:
+        loop.call_soon_threadsafe(got.put_nowait, message.payload.decode())
+
+    other = paho.Client(CallbackAPIVersion.VERSION2, client_id="paho", protocol=paho.MQTTv5)
+    other.on_connect, other.on_subscribe, other.on_message = connected, heard, received
+    other.connect("127.0.0.1", stage.port)
+    thread = threading.Thread(target=other.loop_forever, name="paho", daemon=True)
+    thread.start()
+    try:
+        async with asyncio.timeout(_PATIENCE), stage.client("fleet-desk") as desk:
+            await subscribed.wait()
+            await desk.subscribe(("vehicles/paho/answer", 2))
+            stage.sends("fleet-desk", "vehicles/paho/ask", "ready?", "QoS 2")
+            await desk.publish("vehicles/paho/ask", b"ready?", 2)
+            question = await got.get()
+            stage.say(f"{'paho':>12} ◀── vehicles/paho/ask  {question!r}")
+            stage.messages += 1
+            stage.sends("paho", "vehicles/paho/answer", "yes", "QoS 2")
+            other.publish("vehicles/paho/answer", b"yes", qos=2)
+            await stage.takes("fleet-desk", desk, "yes")
+    except TimeoutError:
+        raise SceneError("paho-mqtt and the node did not understand each other") from None
+    finally:
+        other.disconnect()
+        await asyncio.to_thread(thread.join, _PATIENCE)
+    return f"question and answer, version {importlib.import_module('paho.mqtt').__version__}"
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _node(stage: Stage) -> AsyncIterator[None]:
+    """A node as a process; it must become ready, and exit with 0 when it is asked to stop."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "motorcade", "serve", "--config", str(_write_configuration(stage.folder))),
+        *("--mqtt", f"127.0.0.1:{stage.port}", "--ws", f"127.0.0.1:{stage.ws_port}"),
+        *("--http", f"127.0.0.1:{stage.http_port}", "--data", str(stage.folder / "data")),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    ready = asyncio.Event()
+    reading = asyncio.create_task(_collect(process, stage.output, ready), name="node-output")
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await ready.wait()
+        if process.returncode is not None or not any("ready" in line for line in stage.output):
+            raise SceneError("the node did not become ready; its last lines are above")
+        print(f"  {stage.output[-1]}", flush=True)
+        yield
+        process.terminate()
+        async with asyncio.timeout(_PATIENCE):
+            code = await process.wait()
+        if code != 0:
+            raise SceneError(f"the node exited with {code}")
+    except TimeoutError:
+        raise SceneError(f"the node did not stop within {_PATIENCE:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await reading
+
+
+async def _collect(process: asyncio.subprocess.Process, output: list[str], ready: asyncio.Event) -> None:
+    if process.stdout is not None:
+        async for line in process.stdout:
+            output.append(line.decode(errors="replace").rstrip())
+            if b"ready" in line:
+                ready.set()
+    ready.set()  # the end of the output is an answer too
+
+
+def _write_configuration(folder: Path) -> Path:
+    from motorcade.config import toml
+    from motorcade.plugins.access import passwords
+
+    rules, users, file = folder / "demo.acl", folder / "demo.passwd", folder / "demo.toml"
+    rules.write_text(_RULES)
+    passwords.set_password(users, "vehicle", b"demo")
+    password = {"type": "password", "file": str(users)}
+    file.write_text(f"[plugins.access]\nacl_file = {toml(str(rules))}\nauthentication = [{toml(password)}]\n")
+    return file
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
