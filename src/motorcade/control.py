@@ -82,9 +82,9 @@ class ClientView(msgspec.Struct, frozen=True, kw_only=True):
     connected_at: float
     disconnected_at: float | None
     expires_at: float | None  #: while disconnected: when the session ends
-    subscription_count: int
-    inflight_count: int  #: messages sent, not acknowledged
-    queued_count: int  #: messages waiting
+    subscriptions: int
+    inflight: int  #: messages sent, not acknowledged
+    queued: int  #: messages waiting
     queued_bytes: int
 
 
@@ -97,9 +97,10 @@ class WillView(msgspec.Struct, frozen=True, kw_only=True):
     delay: int  #: seconds
 
 
-class ClientDetail(ClientView, frozen=True, kw_only=True):
+class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one client."""
 
+    client: ClientView
     created_at: float
     session_expiry: int  #: seconds the session outlives its connection
     superuser: bool
@@ -342,9 +343,9 @@ def _client_view(session: Session) -> ClientView:
         connected_at=session.connected_at,
         disconnected_at=session.disconnected_at,
         expires_at=session.expires_at,
-        subscription_count=len(session.subscriptions),
-        inflight_count=len(session.inflight),
-        queued_count=len(session.queue or ()),
+        subscriptions=len(session.subscriptions),
+        inflight=len(session.inflight),
+        queued=len(session.queue or ()),
         queued_bytes=session.queue_bytes,
     )
 
@@ -354,7 +355,7 @@ def _client_detail(session: Session) -> ClientDetail:
     certificate = session.client.certificate
     shown: Iterable[Subscription] = islice(session.subscriptions.values(), MOST_SUBSCRIPTIONS)
     return ClientDetail(
-        **msgspec.structs.asdict(_client_view(session)),
+        client=_client_view(session),
         created_at=session.created_at,
         session_expiry=session.expiry,
         superuser=session.client.superuser,

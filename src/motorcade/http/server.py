@@ -14,7 +14,6 @@ import ipaddress
 import socket
 import sys
 import threading
-from collections.abc import Sequence
 
 import structlog
 import uvicorn
@@ -31,44 +30,46 @@ STOP_PATIENCE = 3.0  #: seconds for requests that are being answered when the se
 
 log = structlog.stdlib.get_logger("motorcade.http")
 
-Address = tuple[str, int]
-
 
 class HttpServer:
-    """Serves `Control` at some addresses. An empty host is every interface, and port 0 lets the system choose."""
+    """Serves `Control` at one address. An empty host is every interface, and port 0 lets the system choose."""
 
-    def __init__(
-        self, control: Control, loop: asyncio.AbstractEventLoop, bind: Sequence[Address], token: str = ""
-    ) -> None:
-        """`loop` is the broker's. `ConfigError` if others than this machine could reach it without a token."""
-        exposed = [f"{host or '*'}:{port}" for host, port in bind if not is_loopback(host)]
-        if exposed and not token:
-            raise ConfigError(f"http.bind: {', '.join(exposed)} is not loopback; set http.token, or bind to 127.0.0.1")
-        self.addresses: list[str] = []  #: `host:port` of what is listened on
-        self._bind = bind
-        self._loop = loop
-        self._app = make_app(control, loop, token, None if exposed else [host for host, _ in bind])
+    def __init__(self, control: Control, host: str, port: int, token: str = "") -> None:
+        """`ConfigError` if others than this machine could reach it without a token."""
+        local = is_loopback(host)
+        if not local and not token:
+            raise ConfigError(f"http.bind: {host or '*'}:{port} is not loopback; set http.token, or bind to 127.0.0.1")
+        self.address = ""  #: `host:port` that is listened on
+        self._host = host
+        self._port = port
+        self._control = control
+        self._token = token
+        self._names = [host] if local else None
+        self._loop = asyncio.get_running_loop()  # the broker's
         self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
         self._old_interval = sys.getswitchinterval()
 
     async def start(self) -> None:
-        """Listen. Raises `OSError` if an address cannot be had."""
-        sockets = _open_sockets(self._bind)
-        self.addresses = [_text(sock) for sock in sockets]
+        """Listen. Call it in the broker's event loop. `ConfigError` if the address cannot be had."""
+        try:
+            sockets = _open_sockets(self._host, self._port)
+        except OSError as error:
+            raise ConfigError(
+                f"http.bind: cannot listen on {self._host or '*'}:{self._port}: {error.strerror}"
+            ) from error
+        self.address = _text(sockets[0])
         self._old_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        started = asyncio.Event()
-        self._server = _Server(self._config(), self._loop, started)
-        self._thread = threading.Thread(target=self._run, args=(self._server, sockets), name="http", daemon=True)
-        self._thread.start()
-        waits = [asyncio.create_task(event.wait()) for event in (started, self._ended)]
+        listening = asyncio.Event()
+        self._server = _Server(self._config(), self._loop, listening)
+        threading.Thread(target=self._run, args=(self._server, sockets), name="http", daemon=True).start()
+        waits = [asyncio.create_task(event.wait()) for event in (listening, self._ended)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        if not started.is_set():
-            raise OSError("the HTTP server could not start; the log says why")
+        if not listening.is_set():
+            raise ConfigError("the HTTP server could not start; the log says why")
 
     async def stop(self) -> None:
         """Finish what is being answered, within a bound."""
@@ -79,13 +80,13 @@ class HttpServer:
             # uvicorn looks at should_exit ten times a second, then gives requests STOP_PATIENCE.
             await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE + 2.0)
         except TimeoutError:
-            log.warning("http_thread_left_behind")
+            log.warning("http_thread_left_behind", address=self.address)
         self._server = None
         sys.setswitchinterval(self._old_interval)
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
-            self._app,
+            make_app(self._control, self._loop, self._token, self._names),
             http="h11",
             ws="none",
             lifespan="off",
@@ -138,20 +139,20 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _open_sockets(bind: Sequence[Address]) -> list[socket.socket]:
-    """Listening sockets for all addresses, or none and an `OSError`."""
+def _open_sockets(host: str, port: int) -> list[socket.socket]:
+    """Bound sockets for all addresses that the host has, or none and an `OSError`."""
     sockets: list[socket.socket] = []
     try:
-        for host, port in bind:
-            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, kind, protocol, _, address in found:
-                sock = socket.socket(family, kind, protocol)
-                sockets.append(sock)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                sock.bind(address)
-                sock.setblocking(False)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+            sock.setblocking(False)
+            sock.listen()  # here, so that an address in use is found now
     except OSError:
         for sock in sockets:
             sock.close()

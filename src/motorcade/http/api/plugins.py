@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from motorcade.control import Control
-from motorcade.http.answers import answer, body, listing
+from motorcade.http.answers import answer, body
 from motorcade.http.bridge import Bridge
 
 
@@ -25,16 +25,11 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     """Plugins by name."""
 
     async def index(_request: Request) -> Response:
-        """Those that run with all about them, then installed ones that do not run, with name and origin."""
+        """Those that run; `meta.available` has name and origin of installed ones that do not."""
         running = await bridge.call(control.plugins)
         names = {plugin.name for plugin in running}
-        data = [msgspec.structs.asdict(plugin) | {"loaded": True} for plugin in running]
-        data += [
-            {"name": name, "origin": origin, "loaded": False}
-            for name, origin in control.installed().items()
-            if name not in names
-        ]
-        return listing(data)
+        others = {name: origin for name, origin in control.installed().items() if name not in names}
+        return answer({"data": running, "meta": {"count": len(running), "cursor": None, "available": others}})
 
     async def load(request: Request) -> Response:
         wanted = await body(request, LoadRequest)
