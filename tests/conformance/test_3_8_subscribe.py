@@ -18,7 +18,18 @@ from tests.support.checks import (
     subscribe_and_take,
 )
 from tests.support.clauses import clause
-from tests.support.wire import PUBLISH, SUBACK, Client, packet, prop, props, subscribe_packet, utf8
+from tests.support.wire import (
+    PUBACK,
+    PUBLISH,
+    SUBACK,
+    Client,
+    packet,
+    prop,
+    props,
+    publish_packet,
+    subscribe_packet,
+    utf8,
+)
 
 Connect = Callable[..., Client]
 
@@ -135,6 +146,21 @@ def test_no_local_belongs_to_one_subscription(connect: Connect, name: str) -> No
     client.publish(f"{name}/a", b"own")
     assert b"own" == client.receive().payload
     client.expect_nothing()
+
+
+@clause(v5="MQTT-3.8.3-3")
+def test_no_local_adds_nothing_to_an_overlapping_subscription(connect: Connect, name: str) -> None:
+    """To its own messages a client's No Local subscription contributes neither QoS nor identifier [MQTT-3.8.3-3]."""
+    client, other = connect(), connect()
+    client.subscribe(f"{name}/a", 1 | NO_LOCAL, properties=prop(SUBSCRIPTION_ID, 1))
+    client.subscribe(f"{name}/+", 0, properties=prop(SUBSCRIPTION_ID, 2))
+    client.send(publish_packet(f"{name}/a", b"own", qos=1, packet_id=9))
+    found = {answer.type: answer for answer in (client.recv(), client.recv())}
+    assert {PUBLISH, PUBACK} == found.keys()
+    assert (0, [2]) == (found[PUBLISH].qos, found[PUBLISH].prop_all(SUBSCRIPTION_ID))
+    client.expect_nothing()
+    other.publish(f"{name}/a", b"foreign", 1)
+    assert [1, 2] == sorted(client.receive().prop_all(SUBSCRIPTION_ID))
 
 
 @clause(v5="MQTT-3.8.3-3")
