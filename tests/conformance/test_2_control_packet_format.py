@@ -94,24 +94,18 @@ def test_reserved_flags_of_disconnect_are_checked(connect: Connect, version: int
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_broker_sends_the_flags_that_the_table_gives(connect: Connect, name: str, version: int) -> None:
     """Acknowledgements of the broker have zero flags, its PUBREL has 2 [MQTT-2.1.3-1]."""
-    client = connect(version=version)
-    assert client.connack is not None and 0 == client.connack.flags
-    assert 0 == client.subscribe(name, 2).flags
-    client.send(publish_packet(name, b"x", version=version, qos=2, packet_id=9))
-    flags = {}
-    for _ in range(2):
-        found = client.recv()
-        flags[found.type] = found.flags
-        if found.type == PUBLISH:
-            assert found.packet_id is not None
-            client.send(ack_packet(PUBREC, found.packet_id, version=version))
-            mine = found.packet_id
-    assert 0 == flags[PUBREC]
-    assert 2 == client.expect(PUBREL).flags
-    client.send(ack_packet(PUBCOMP, mine, version=version))
-    client.send(ack_packet(PUBREL, 9, version=version))
-    assert 0 == client.expect(PUBCOMP).flags
-    assert 0 == client.unsubscribe(name).flags
+    publisher, subscriber = connect(version=version), connect(version=version)
+    assert subscriber.connack is not None and 0 == subscriber.connack.flags
+    assert 0 == subscriber.subscribe(name, 2).flags
+    publisher.send(publish_packet(name, b"x", version=version, qos=2, packet_id=9))
+    assert 0 == publisher.expect(PUBREC).flags
+    publisher.send(ack_packet(PUBREL, 9, version=version))
+    assert 0 == publisher.expect(PUBCOMP).flags
+    packet_id = subscriber.expect(PUBLISH).packet_id
+    assert packet_id is not None
+    subscriber.send(ack_packet(PUBREC, packet_id, version=version))
+    assert 2 == subscriber.expect(PUBREL).flags
+    assert 0 == subscriber.unsubscribe(name).flags
 
 
 @clause(v3="MQTT-4.8.0-1", v5="MQTT-4.13.1-1")
@@ -155,9 +149,7 @@ def test_packets_that_only_a_server_sends_end_the_connection(connect: Connect, v
 @clause(v3="MQTT-2.3.1-1", v5="MQTT-2.2.1-3")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ("publish-1", "publish-2", "subscribe", "unsubscribe"))
-def test_a_packet_identifier_of_zero_ends_the_connection(
-    connect: Connect, name: str, version: int, kind: str
-) -> None:
+def test_a_packet_identifier_of_zero_ends_the_connection(connect: Connect, name: str, version: int, kind: str) -> None:
     """SUBSCRIBE, UNSUBSCRIBE and PUBLISH above QoS 0 need an identifier other than zero [MQTT-2.3.1-1]."""
     raw = {
         "publish-1": publish_packet(name, b"x", version=version, qos=1, packet_id=0),
@@ -184,9 +176,7 @@ def test_a_qos_0_publish_has_no_packet_identifier(connect: Connect, name: str, v
 @clause(v3=("MQTT-2.3.1-1", "MQTT-2.3.1-4"), v5="MQTT-2.2.1-4")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("qos", (1, 2))
-def test_identifiers_in_flight_are_not_handed_out_again(
-    connect: Connect, name: str, version: int, qos: int
-) -> None:
+def test_identifiers_in_flight_are_not_handed_out_again(connect: Connect, name: str, version: int, qos: int) -> None:
     """While messages wait for their acknowledgement every further one has another identifier [MQTT-2.2.1-4]."""
     subscriber, publisher = connect(version=version), connect(version=version)
     subscriber.subscribe(name, qos)

@@ -7,6 +7,7 @@ node never blocks on a full pipe, and is shown when a test fails to start or to 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from types import TracebackType
 from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
+
+READY = re.compile(r"\bready\b")
 
 #: Seconds a node may take to say `ready`, and to exit after a signal.
 START_PATIENCE = 30.0
@@ -73,7 +76,8 @@ class NodeProcess:
         self.data = data if data is not None else Path(self._own.name) / "data"
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
-        self._ready = threading.Event()
+        self._started = threading.Event()  # it is ready, or it will never be
+        self._ready = False
         self._reader: threading.Thread | None = None
 
     # An address for MQTT clients.
@@ -117,8 +121,8 @@ class NodeProcess:
         )
         self._reader = threading.Thread(target=self._collect, args=(self.process,), name="node-output", daemon=True)
         self._reader.start()
-        self._ready.wait(START_PATIENCE)
-        if not self._ready.is_set() or self.process.poll() is not None:
+        self._started.wait(START_PATIENCE)
+        if not self._ready:
             self.kill()
             raise AssertionError(f"the node did not become ready:\n{self.log}")
         return self
@@ -127,9 +131,10 @@ class NodeProcess:
         assert process.stdout is not None
         for line in process.stdout:
             self.output.append(line)
-            if "ready" in line:
-                self._ready.set()
-        self._ready.set()  # the end of the output: `start` looks at the exit code
+            if READY.search(line):
+                self._ready = True
+                self._started.set()
+        self._started.set()  # the end of the output
 
     @property
     def log(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -383,6 +384,7 @@ class Client:
         self.socket = socket.create_connection((address.host, address.port), timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = bytearray()
+        self.pending: deque[Packet] = deque()  #: read while something else was awaited; `recv` gives them first
 
     def __enter__(self) -> Self:
         return self
@@ -404,6 +406,9 @@ class Client:
 
     def recv(self, timeout: float = PATIENCE) -> Packet:
         """The next packet; `Closed` at the end of the connection, `TimeoutError` when nothing comes."""
+        return self.pending.popleft() if self.pending else self._read(timeout)
+
+    def _read(self, timeout: float = PATIENCE) -> Packet:
         deadline = time.monotonic() + timeout
         while True:
             length = self._whole()
@@ -472,6 +477,16 @@ class Client:
         self.send(PINGREQ)
         self.expect(PINGRESP)
 
+    def await_answer(self, type: int, packet_id: int | None) -> Packet:  # noqa: A002 - the name the specification uses
+        """The answer to a packet of ours. Messages that come in between are kept for `recv`; nothing else may come."""
+        while True:
+            found = self._read()
+            if found.type == type and found.packet_id == packet_id:
+                return found
+            wanted = f"{NAMES[type]} {packet_id}"
+            assert found.type == PUBLISH, f"expected {wanted}, got {found.name}: {found.raw.hex(' ')}"
+            self.pending.append(found)
+
     # --- whole exchanges ---
 
     def next_id(self) -> int:
@@ -509,12 +524,11 @@ class Client:
         self.send(publish_packet(topic, payload, version=self.version, qos=qos, packet_id=packet_id, **kw))
         if qos == 0:
             return None
-        answer = self.expect(PUBACK if qos == 1 else PUBREC)
-        assert answer.packet_id == packet_id
+        answer = self.await_answer(PUBACK if qos == 1 else PUBREC, packet_id)
         if qos == 2 and (answer.reason or 0) < 0x80:
             assert packet_id is not None
             self.send(ack_packet(PUBREL, packet_id, version=self.version))
-            assert self.expect(PUBCOMP).packet_id == packet_id
+            self.await_answer(PUBCOMP, packet_id)
         return answer
 
     def receive(self, timeout: float = PATIENCE) -> Packet:
@@ -524,7 +538,7 @@ class Client:
             assert message.packet_id is not None
             self.send(ack_packet(PUBACK if message.qos == 1 else PUBREC, message.packet_id, version=self.version))
             if message.qos == 2:
-                assert self.expect(PUBREL).packet_id == message.packet_id
+                self.await_answer(PUBREL, message.packet_id)
                 self.send(ack_packet(PUBCOMP, message.packet_id, version=self.version))
         return message
 

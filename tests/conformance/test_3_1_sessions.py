@@ -1,0 +1,306 @@
+"""Sections 3.1.2.4, 3.1.2.11.2, 3.1.4 and 4.1: sessions that are kept, resumed, taken over and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clauses import clause
+from tests.support.refusals import PROTOCOL_ERROR, refused
+from tests.support.wire import (
+    PUBACK,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    Client,
+    Will,
+    ack_packet,
+    disconnect_packet,
+    prop,
+    publish_packet,
+)
+
+VERSIONS = (4, 5)
+Connect = Callable[..., Client]
+
+EXPIRY = 0x11
+FOREVER = 0xFFFF_FFFF
+
+
+def present(client: Client) -> bool:
+    """Whether the CONNACK of a client told of a session."""
+    assert client.connack is not None
+    return client.connack.session_present
+
+
+@pytest.fixture
+def join(connect: Connect) -> Connect:
+    """`join(client_id, *, version, ...)`: connect to a session that outlives its connections."""
+
+    def joined(client_id: str, *, version: int, clean: bool = False, expiry: int = 300, **kw: object) -> Client:
+        properties = prop(EXPIRY, expiry) if version == 5 else b""
+        return connect(client_id, version=version, clean=clean, properties=properties, **kw)
+
+    return joined
+
+
+def let_time_pass(connect: Connect, name: str, seconds: int) -> None:
+    """Return when `seconds` have passed for the broker: a will that was delayed by them has arrived."""
+    observer = connect(f"{name}observer")
+    observer.subscribe(f"{name}/clock")
+    will = Will(f"{name}/clock", b"", properties=prop(0x18, seconds))
+    connect(f"{name}clock", properties=prop(EXPIRY, 300), will=will).close()
+    observer.expect(PUBLISH, timeout=seconds + 10)
+
+
+# --- clean start and clean session --------------------------------------------------------------------------------
+
+
+@clause(
+    v3=("MQTT-3.1.2-4", "MQTT-3.1.4-3", "MQTT-3.2.2-2", "MQTT-3.2.2-3", "MQTT-4.1.0-1"),
+    v5=("MQTT-3.1.2-5", "MQTT-3.1.2-6", "MQTT-3.1.2-23", "MQTT-3.1.4-4", "MQTT-3.2.2-3"),
+)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("end", ("disconnect", "close", "abort"))
+def test_a_session_is_made_kept_and_resumed(connect: Connect, join: Connect, name: str, version: int, end: str) -> None:
+    """Subscriptions survive the connection, and CONNACK tells new sessions from old ones [MQTT-3.1.2-5]."""
+    first = join(name, version=version)
+    assert not present(first)
+    first.subscribe(f"{name}/t", 1)
+    getattr(first, end)()
+    second = join(name, version=version)
+    assert present(second)
+    connect(version=version).publish(f"{name}/t", b"x", 1)
+    assert b"x" == second.receive().payload
+
+
+@clause(v3=("MQTT-3.1.2-5", "MQTT-4.1.0-1"), v5=("MQTT-3.1.2-5", "MQTT-3.1.2-23"))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_messages_for_an_absent_client_are_stored(connect: Connect, join: Connect, name: str, version: int) -> None:
+    """QoS 1 and 2 messages wait in the session, in order, at the QoS that was granted [MQTT-3.1.2-5]."""
+    away = join(name, version=version)
+    away.subscribe([(f"{name}/one", 1), (f"{name}/two", 2)])
+    away.disconnect()
+    publisher = connect(version=version)
+    for number in range(5):
+        publisher.publish(f"{name}/one", b"one %d" % number, 2)
+        publisher.publish(f"{name}/two", b"two %d" % number, 2)
+    back = join(name, version=version)
+    messages = [back.receive() for _ in range(10)]
+    assert [b"one %d" % n for n in range(5)] == [m.payload for m in messages if m.topic.endswith("one")]
+    assert [b"two %d" % n for n in range(5)] == [m.payload for m in messages if m.topic.endswith("two")]
+    assert {1} == {m.qos for m in messages if m.topic.endswith("one")}
+    assert {2} == {m.qos for m in messages if m.topic.endswith("two")}
+    back.expect_nothing()
+
+
+@clause(v3=("MQTT-3.1.2-4", "MQTT-4.1.0-1"), v5=("MQTT-3.1.2-5", "MQTT-3.1.2-23"))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_unfinished_exchanges_go_on_in_the_resumed_session(
+    connect: Connect, join: Connect, name: str, version: int
+) -> None:
+    """Messages sent and not acknowledged, and QoS 2 messages not released, are part of the state [MQTT-3.1.2-5]."""
+    first = join(name, version=version)
+    first.subscribe(f"{name}/t", 1)
+    observer = connect(version=version)
+    observer.subscribe(f"{name}/from", 2)
+    connect(version=version).publish(f"{name}/t", b"unacknowledged", 1)
+    sent = first.expect(PUBLISH)
+    first.send(publish_packet(f"{name}/from", b"unreleased", version=version, qos=2, packet_id=77))
+    first.expect(PUBREC)
+    first.close()
+    second = join(name, version=version)
+    again = second.expect(PUBLISH)
+    assert (sent.packet_id, b"unacknowledged", True) == (again.packet_id, again.payload, again.dup)
+    second.send(ack_packet(PUBACK, again.packet_id or 0, version=version))
+    second.send(publish_packet(f"{name}/from", b"unreleased", version=version, qos=2, packet_id=77, dup=True))
+    second.expect(PUBREC)
+    second.send(ack_packet(PUBREL, 77, version=version))
+    second.recv()
+    assert b"unreleased" == observer.receive().payload
+    observer.expect_nothing()  # once, although it came on both connections
+
+
+@clause(v3=("MQTT-3.1.2-6", "MQTT-3.2.2-1"), v5=("MQTT-3.1.2-4", "MQTT-3.2.2-2"))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_clean_start_discards_the_old_session(connect: Connect, join: Connect, name: str, version: int) -> None:
+    """Subscriptions, stored messages and unfinished exchanges of the old session are gone [MQTT-3.1.2-4]."""
+    first = join(name, version=version)
+    first.subscribe(f"{name}/t", 1)
+    publisher = connect(version=version)
+    publisher.publish(f"{name}/t", b"in flight", 1)
+    first.expect(PUBLISH)
+    first.close()
+    publisher.publish(f"{name}/t", b"stored", 1)
+    clean = join(name, version=version, clean=True)
+    assert not present(clean)
+    publisher.publish(f"{name}/t", b"new", 1)
+    clean.expect_nothing()
+
+
+@clause(v3="MQTT-3.1.2-6")
+@pytest.mark.parametrize("end", ("disconnect", "close"))
+def test_a_clean_session_ends_with_its_connection(connect: Connect, name: str, end: str) -> None:
+    """State of a clean session is not found by a later CONNECT without Clean Session [MQTT-3.1.2-6]."""
+    first = connect(name, version=4, clean=True)
+    first.subscribe(f"{name}/t", 1)
+    getattr(first, end)()
+    second = connect(name, version=4, clean=False)
+    assert not present(second)
+    connect(version=4).publish(f"{name}/t", b"x", 1)
+    second.expect_nothing()
+
+
+@clause(v5=("MQTT-3.1.2-23", "MQTT-4.1.0-2", "MQTT-3.2.2-3"))
+@pytest.mark.parametrize("properties", (b"", prop(EXPIRY, 0)), ids=("absent", "zero"))
+def test_without_an_expiry_the_session_ends_with_its_connection(connect: Connect, name: str, properties: bytes) -> None:
+    """A session expiry of zero or none means that nothing is kept, also without Clean Start [MQTT-4.1.0-2]."""
+    first = connect(name, clean=False, properties=properties)
+    first.subscribe(f"{name}/t", 1)
+    first.close()
+    second = connect(name, clean=False)
+    assert not present(second)
+
+
+@clause(v5="MQTT-3.1.2-23")
+def test_a_clean_start_may_begin_a_session_that_is_kept(connect: Connect, name: str) -> None:
+    """Clean Start is about the past, the session expiry about the future [MQTT-3.1.2-23]."""
+    connect(name, clean=True, properties=prop(EXPIRY, 300)).close()
+    assert present(connect(name, clean=False))
+
+
+@clause(v3="MQTT-3.1.2-7")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_retained_messages_outlive_the_session(connect: Connect, name: str, version: int) -> None:
+    """Retained messages stay when the session that published them ends and when it is discarded [MQTT-3.1.2-7]."""
+    publisher = connect(name, version=version)
+    publisher.publish(f"{name}/t", b"stays", 1, retain=True)
+    publisher.disconnect()
+    again = connect(name, version=version)
+    again.subscribe(f"{name}/t")
+    message = again.expect(PUBLISH)
+    assert (b"stays", True) == (message.payload, message.retain)
+    again.publish(f"{name}/t", b"", retain=True)
+
+
+# --- duration -----------------------------------------------------------------------------------------------------
+
+
+@clause(v3="MQTT-4.1.0-2", v5="MQTT-4.1.0-1")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_session_lasts_as_long_as_its_connection(connect: Connect, name: str, version: int) -> None:
+    """State stays while the connection is open, however short the session may live afterwards [MQTT-4.1.0-1]."""
+    properties = prop(EXPIRY, 1) if version == 5 else b""
+    client = connect(name, version=version, clean=True, keepalive=0, properties=properties)
+    client.subscribe(f"{name}/t", 1)
+    connect(version=version).publish(f"{name}/t", b"early", 1)
+    early = client.expect(PUBLISH)
+    let_time_pass(connect, name, 3)
+    connect(version=version).publish(f"{name}/t", b"late", 1)
+    late = client.expect(PUBLISH)
+    assert b"late" == late.payload
+    assert early.packet_id != late.packet_id  # the first one is still in flight
+    client.expect_nothing()
+
+
+@clause(v5="MQTT-4.1.0-2")
+def test_a_session_ends_when_its_expiry_is_over(connect: Connect, join: Connect, name: str) -> None:
+    """After the session expiry interval nothing of the session is left [MQTT-4.1.0-2]."""
+    expired = join(f"{name}short", version=5, expiry=1)
+    expired.subscribe(f"{name}/t", 1)
+    expired.close()
+    join(f"{name}long", version=5, expiry=300).close()
+    let_time_pass(connect, name, 3)
+    assert not present(join(f"{name}short", version=5))
+    assert present(join(f"{name}long", version=5))
+
+
+@clause(v5="MQTT-4.1.0-2")
+def test_the_expiry_starts_anew_with_each_connection(connect: Connect, join: Connect, name: str) -> None:
+    """Each CONNECT sets its own expiry, counted from the end of that connection [MQTT-4.1.0-2]."""
+    join(name, version=5, expiry=1).close()
+    join(name, version=5, expiry=300).close()
+    let_time_pass(connect, name, 3)
+    assert present(join(name, version=5))
+
+
+def test_disconnect_may_end_the_session(join: Connect, name: str) -> None:
+    """A session expiry of zero in DISCONNECT replaces that of the CONNECT."""
+    client = join(name, version=5, expiry=300)
+    client.disconnect(0, prop(EXPIRY, 0))
+    assert not present(join(name, version=5))
+
+
+def test_disconnect_may_shorten_and_lengthen_the_session(connect: Connect, join: Connect, name: str) -> None:
+    """DISCONNECT may set another session expiry when the CONNECT had one."""
+    join(f"{name}shorter", version=5, expiry=300).disconnect(0, prop(EXPIRY, 1))
+    join(f"{name}longer", version=5, expiry=1).disconnect(0, prop(EXPIRY, 300))
+    let_time_pass(connect, name, 3)
+    assert not present(join(f"{name}shorter", version=5))
+    assert present(join(f"{name}longer", version=5))
+
+
+@clause(v5="MQTT-4.13.1-1")
+@pytest.mark.parametrize("properties", (b"", prop(EXPIRY, 0)), ids=("absent", "zero"))
+def test_disconnect_may_not_prolong_a_session_of_no_length(connect: Connect, name: str, properties: bytes) -> None:
+    """An expiry in DISCONNECT after none in CONNECT is a protocol error and keeps nothing [MQTT-4.13.1-1]."""
+    client = connect(name, properties=properties)
+    client.send(disconnect_packet(reason=0, properties=prop(EXPIRY, 300)))
+    refused(client, PROTOCOL_ERROR)
+    assert not present(connect(name, clean=False))
+
+
+def test_a_lowered_expiry_is_told(connect: Connect, name: str) -> None:
+    """Who asks for a longer session than the broker keeps is told what it gets; others are told nothing."""
+    forever, modest = connect(properties=prop(EXPIRY, FOREVER)), connect(properties=prop(EXPIRY, 3600))
+    assert forever.connack is not None and modest.connack is not None
+    assert 7 * 86_400 == forever.connack.prop(EXPIRY)
+    assert modest.connack.prop(EXPIRY) in (None, 3600)
+
+
+# --- take-over ----------------------------------------------------------------------------------------------------
+
+
+@clause(v3="MQTT-3.1.4-2", v5=("MQTT-3.1.4-3", "MQTT-3.14.4-2", "MQTT-4.13.2-1"))
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("clean", (True, False), ids=("clean", "resumed"))
+def test_a_second_client_takes_the_place_of_the_first(
+    connect: Connect, join: Connect, name: str, version: int, clean: bool
+) -> None:
+    """The old connection hears 0x8E (MQTT 5) and is closed; the new one has the session or a new one [MQTT-3.1.4-3]."""
+    old = join(name, version=version)
+    old.subscribe(f"{name}/t", 1)
+    new = join(name, version=version, clean=clean)
+    assert present(new) is not clean
+    refused(old, 0x8E)
+    connect(version=version).publish(f"{name}/t", b"x", 1)
+    if clean:
+        new.expect_nothing()
+    else:
+        assert b"x" == new.receive().payload
+
+
+@clause(v3="MQTT-3.1.4-2", v5="MQTT-3.1.4-3")
+def test_a_take_over_works_between_versions(connect: Connect, join: Connect, name: str) -> None:
+    """The identifier decides, not the version: each kind of client may replace the other [MQTT-3.1.4-3]."""
+    five = join(name, version=5)
+    five.subscribe(f"{name}/t", 1)
+    four = join(name, version=4)
+    assert present(four)
+    refused(five, 0x8E)
+    five = join(name, version=5)
+    assert present(five)
+    refused(four)
+    connect().publish(f"{name}/t", b"x", 1)
+    assert b"x" == five.receive().payload
+
+
+@clause(v3="MQTT-3.1.4-2", v5="MQTT-3.1.4-3")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_many_take_overs_leave_one_client(join: Connect, name: str, version: int) -> None:
+    """Of many clients with one identifier the last one is served and all others are closed [MQTT-3.1.4-3]."""
+    clients = [join(name, version=version) for _ in range(10)]
+    for old in clients[:-1]:
+        refused(old, 0x8E)
+    clients[-1].expect_nothing()
