@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Sequence
+
+_WIDE = 10_000  # columns of a table that nobody's screen has to show
 
 
 def print_json(value: object) -> None:
@@ -19,13 +22,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    console = Console()
-    console.print(table, width=console.width if console.is_terminal else 10_000)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:

@@ -67,9 +67,9 @@ def kick(
     token: _control.Token = None,
     as_json: _control.AsJson = False,
 ) -> None:
-    """Send a client away. It may come back."""
+    """Send a client away (it may come back); if it is away already, end its session."""
     answer = _control.Control(http, token).call("DELETE", f"clients/{_control.name(client_id)}")
     if as_json:
-        _output.print_json(answer if answer is not None else {"client_id": client_id, "kicked": True})
+        _output.print_json(answer)
     else:
-        print(f"client {client_id!r} was sent away")
+        print(f"client {client_id!r}: {answer['result']}")

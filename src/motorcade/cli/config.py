@@ -66,8 +66,7 @@ def reload(
     if as_json:
         _output.print_json(answer)
         return
-    changes = answer.get("data", answer.get("changed", [])) if isinstance(answer, dict) else answer
-    print("\n".join(str(change) for change in changes or ["nothing has changed"]))
+    print("\n".join(answer["changed"] or ["nothing has changed"]))
 
 
 @app.command()

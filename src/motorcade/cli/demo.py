@@ -63,7 +63,7 @@ class Stage:
             await client.disconnect()
 
     def say(self, text: str) -> None:
-        print(f"     {text}", flush=True)
+        typer.echo(f"     {text}")
 
     def sends(self, who: str, topic: str, payload: str, note: str) -> None:
         self.say(f"{who:>12} ──▶ {topic}  {payload!r}  {typer.style(note, dim=True)}")
@@ -96,32 +96,36 @@ def demo(
         stage = Stage(_free_port(), _free_port(), _free_port(), Path(folder))
         try:
             asyncio.run(_play(stage))
+        except BrokenPipeError:
+            raise  # whoever watched has left
         except (MotorcadeError, OSError) as error:
-            print("\n".join(stage.output[-20:]), file=sys.stderr)
+            typer.echo("\n".join(stage.output[-20:]), err=True)
             where = f"scene {len(stage.scenes) + 1}" if stage.output else "start"
             raise SceneError(f"the demonstration stopped ({where}): {error}") from error
         if keep_log:
-            print("\n".join(stage.output))
+            typer.echo("\n".join(stage.output))
     _report(stage)
 
 
 def _report(stage: Stage) -> None:
-    print()
+    typer.echo()
     for title, outcome in stage.scenes:
-        print(f"  {typer.style('✓', fg='green')} {title:<42} {outcome}")
-    print(
+        typer.echo(f"  {typer.style('✓', fg='green')} {title:<46} {outcome}")
+    typer.echo(
         f"\n{len(stage.scenes)} scenes, {stage.messages} messages delivered and checked; the node has stopped cleanly."
     )
-    print("Next: `motorcade serve` in one terminal, `motorcade sub -t '#' -v` in another, `motorcade pub -t a -m b`.")
+    typer.echo(
+        "Next: `motorcade serve` in one terminal, `motorcade sub -t '#' -v` in another, `motorcade pub -t a -m b`."
+    )
 
 
 async def _play(stage: Stage) -> None:
-    print("Starting a node …", flush=True)
+    typer.echo("Starting a node …")
     async with _node(stage):
         for number, (title, scene) in enumerate(_scenes(), 1):
-            print(f"\n  {number}. {typer.style(title, bold=True)}", flush=True)
+            typer.echo(f"\n  {number}. {typer.style(title, bold=True)}")
             stage.scenes.append((title, await scene(stage)))
-        print("\nStopping the node …", flush=True)
+        typer.echo("\nStopping the node …")
 
 
 def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
@@ -327,7 +331,7 @@ async def _node(stage: Stage) -> AsyncIterator[None]:
                 await ready.wait()
         if process.returncode is not None or not any("ready" in line for line in stage.output):
             raise SceneError("the node did not become ready; its last lines are above")
-        print(f"  {stage.output[-1]}", flush=True)
+        typer.echo(f"  {stage.output[-1]}")
         yield
         process.terminate()
         async with asyncio.timeout(_PATIENCE):

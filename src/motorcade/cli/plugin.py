@@ -61,7 +61,7 @@ def unload(
     """Unload a plugin while clients stay connected."""
     answer = _control.Control(http, token).call("DELETE", f"plugins/{_control.name(name)}")
     if as_json:
-        _output.print_json(answer if answer is not None else {"name": name, "unloaded": True})
+        _output.print_json(answer)
     else:
         print(f"plugin {name!r} is unloaded")
 
