@@ -116,6 +116,9 @@ async def test_a_certificate_without_the_name_or_expired_is_refused(start: Start
     node = await start(authentication=[{"type": "certificate", "username": "san"}], anonymous="allow")
     bare = Certificate("car-7", "CN=car-7")
     assert isinstance(await node.authenticate(ClientInfo("c1", None, "::1", certificate=bare)), Deny)
+    node = await start(authentication=[{"type": "certificate", "client_id": "dn"}], anonymous="allow")
+    wild = Certificate("car-7", "CN=car-7+UID=7")
+    assert isinstance(await node.authenticate(ClientInfo("c1", None, "::1", certificate=wild)), Deny)
     old = Certificate("car-7", "CN=car-7", ("car-7.example",), not_after=node.time - 1)
     assert isinstance(await node.authenticate(ClientInfo("c1", None, "::1", certificate=old)), Deny)
 

@@ -22,8 +22,8 @@ class CertificateBackend:
             return None
         username = _part(certificate, self._config.username)
         client_id = _part(certificate, self._config.client_id) if self._config.client_id else None
-        if not username or client_id == "":
-            return Deny(ReasonCode.NOT_AUTHORIZED, "the certificate does not have the name that is asked for")
+        if not username or (client_id is not None and not _usable(client_id)):
+            return Deny(ReasonCode.NOT_AUTHORIZED, "the certificate does not have a usable name")
         expires_at = certificate.not_after or None
         if expires_at is not None and expires_at <= now:
             return Deny(ReasonCode.NOT_AUTHORIZED, "the certificate has expired")
@@ -34,6 +34,11 @@ class CertificateBackend:
 
     async def close(self) -> None:
         """There is nothing to give back."""
+
+
+def _usable(client_id: str) -> bool:
+    """The listener has checked the client id that this one replaces; so the same is asked of it here."""
+    return bool(client_id) and not any(character in client_id for character in "+#\0")
 
 
 def _part(certificate: Certificate, part: str) -> str:
