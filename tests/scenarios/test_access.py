@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import argon2
 import jwt
 import pytest
+import trustme
 
-from tests.support.node import NodeProcess
+from tests.support.node import Endpoint, NodeProcess, free_port
 from tests.support.wire import CONNACK, DISCONNECT, PUBACK, Client, Packet, Will, prop, publish_packet
 
 PATIENCE = 10.0  #: seconds until a condition must hold
@@ -19,7 +21,7 @@ HASHER = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)  # qui
 SECRET = "a secret of more than thirty-two bytes, shared"
 BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, CLIENT_IDENTIFIER_NOT_VALID = 0x86, 0x87, 0x85
 CONNECTION_RATE_EXCEEDED = 0x9F
-TOPIC_ALIAS, SESSION_EXPIRY = 0x23, 0x11
+TOPIC_ALIAS, SESSION_EXPIRY, ASSIGNED_CLIENT_ID = 0x23, 0x11, 0x12
 
 RULES = """
 {allow, {user, "admin"}, all, all}.
@@ -308,3 +310,36 @@ def test_a_node_with_a_broken_file_does_not_start(tmp_path: Path, broken: str) -
     with pytest.raises(AssertionError, match="did not become ready") as caught:
         setting.node.start()
     assert f"{file}:1:" in str(caught.value)
+
+
+def test_a_certificate_is_who_the_client_is(tmp_path: Path) -> None:
+    """User name and client id come from the certificate, whatever the client says."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    (tmp_path / "acl.conf").write_text('{allow, {user, "car-7"}, publish, ["cars/${clientid}/#"]}.')
+    address = Endpoint("127.0.0.1", free_port())
+    config = f"""
+        [listeners.tls]
+        bind = "{address}"
+        certificate = "{tmp_path}/server.pem"
+        key = "{tmp_path}/server.pem"
+        ca = "{tmp_path}/ca.pem"
+
+        [plugins.access]
+        anonymous = "deny"
+        acl_file = "{tmp_path}/acl.conf"
+        authentication = [{{ type = "certificate", client_id = "cn" }}]
+    """
+    context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    with NodeProcess(config=config):
+        with Client(address) as stranger:
+            stranger.socket = context.wrap_socket(stranger.socket, server_hostname="127.0.0.1")
+            assert BAD_USER_NAME_OR_PASSWORD == stranger.connect("car-7", username="car-7").reason
+        authority.issue_cert("car-7.example", common_name="car-7").configure_cert(context)
+        with Client(address) as car:
+            car.socket = context.wrap_socket(car.socket, server_hostname="127.0.0.1")
+            connack = car.connect("another", username="admin")
+            assert (0, "car-7") == (connack.reason, connack.prop(ASSIGNED_CLIENT_ID))
+            answers = [car.publish(topic, b"x", 1) for topic in ("cars/car-7/gps", "cars/another/gps")]
+            assert [True, False] == [answer is not None and answer.reason != NOT_AUTHORIZED for answer in answers]

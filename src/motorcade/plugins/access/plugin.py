@@ -237,7 +237,7 @@ class AccessPlugin(Plugin):
         allowed = rule.allow if rule is not None else self.config.no_match == "allow" and not empty
         if not allowed:
             self.context.counters[f"{action}_denied"] += 1
-            self.context.log.info(
+            self.context.log.debug(  # no louder: a client must not fill the log at the rate at which it can publish
                 "access_denied",
                 client_id=client.client_id,
                 username=client.username,
