@@ -1,0 +1,348 @@
+"""Section 4.3, the delivery protocols of QoS 0, 1 and 2, seen from both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clauses import clause
+from tests.support.flows import (
+    MESSAGE_EXPIRY,
+    RECEIVE_MAXIMUM,
+    acknowledge,
+    every_version,
+    lasting,
+    let_pass,
+    numbered,
+    payloads,
+    publish_many,
+    qos_1_and_2,
+    receive_until,
+)
+from tests.support.wire import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Client, ack_packet, prop, publish_packet
+
+Connect = Callable[..., Client]
+
+
+# --- QoS 0 --------------------------------------------------------------------------------------------------------
+
+
+@every_version
+@clause(v3="MQTT-4.3.1-1", v5="MQTT-4.3.1-1")
+def test_qos_0_is_sent_once_without_dup(connect: Connect, name: str, version: int) -> None:
+    """A QoS 0 message goes out with QoS 0, DUP 0 and no packet id, and is not repeated. [MQTT-4.3.1-1]"""
+    subscriber, publisher = connect(f"{name}-s", **lasting(version)), connect(version=version)
+    subscriber.subscribe(name, 2)
+    publisher.publish(name, b"once")
+    message = subscriber.expect(PUBLISH)
+    assert (b"once", 0, False, None) == (message.payload, message.qos, message.dup, message.packet_id)
+    subscriber.close()
+    again = connect(f"{name}-s", **lasting(version))
+    publisher.publish(name, b"end")
+    assert [b"end"] == payloads(receive_until(again, b"end"))
+
+
+# --- packet ids, QoS 1 and 2 --------------------------------------------------------------------------------------
+
+
+@every_version
+@qos_1_and_2
+@clause(v3=("MQTT-4.3.2-1", "MQTT-4.3.3-1"), v5=("MQTT-4.3.2-1", "MQTT-4.3.2-2", "MQTT-4.3.3-1", "MQTT-4.3.3-2"))
+def test_messages_in_flight_have_packet_ids_of_their_own(connect: Connect, name: str, version: int, qos: int) -> None:
+    """New messages go out with DUP 0 and packet ids that are not in use. [MQTT-4.3.2-1]"""
+    subscriber, publisher = connect(version=version), connect(version=version)
+    subscriber.subscribe(name, qos)
+    publish_many(publisher, name, numbered(10), qos)
+    first = [subscriber.expect(PUBLISH) for _ in range(10)]
+    settled = first[3]
+    acknowledge(subscriber, settled)
+    if qos == 2:
+        assert settled.packet_id == subscriber.expect(PUBREL).packet_id
+        subscriber.send(ack_packet(PUBCOMP, settled.packet_id or 0, version=version))
+    publish_many(publisher, name, numbered(10, start=10), qos)
+    second = [subscriber.expect(PUBLISH) for _ in range(10)]
+    assert numbered(20) == payloads(first + second)
+    assert {(qos, False)} == {(message.qos, message.dup) for message in first + second}
+    in_use = [message.packet_id for message in first + second if message is not settled]
+    assert all(in_use) and len(set(in_use)) == len(in_use)
+
+
+@clause(v3="MQTT-4.3.2-1", v5="MQTT-4.3.2-1")
+def test_a_packet_id_in_use_survives_the_wrap(connect: Connect, name: str) -> None:
+    """After more than 65,535 messages the id of one that is still in flight has not been used again. [MQTT-4.3.2-1]"""
+    subscriber, publisher = connect(version=4), connect(version=4)
+    subscriber.subscribe(name, 1)
+    publisher.publish(name, b"held", 1)
+    held = subscriber.expect(PUBLISH).packet_id
+    rounds, size = 2200, 30
+    batch = b"".join(publish_packet(name, b"x", version=4, qos=1, packet_id=number) for number in range(1, size + 1))
+    for _ in range(rounds):
+        publisher.send(batch)
+        messages = [subscriber.expect(PUBLISH) for _ in range(size)]
+        assert held not in {message.packet_id for message in messages}
+        subscriber.send(b"".join(ack_packet(PUBACK, message.packet_id or 0, version=4) for message in messages))
+        for _ in range(size):
+            publisher.expect(PUBACK)
+    assert rounds * size > 65535
+
+
+@every_version
+@clause(v3="MQTT-4.3.2-1", v5="MQTT-4.3.2-3")
+def test_a_qos_1_message_is_unacknowledged_until_puback(connect: Connect, name: str, version: int) -> None:
+    """Only PUBACK ends the broker's duty to deliver a QoS 1 message. [MQTT-4.3.2-3]"""
+    subscriber, publisher = connect(f"{name}-s", **lasting(version)), connect(version=version)
+    subscriber.subscribe(name, 1)
+    publisher.publish(name, b"one", 1)
+    publisher.publish(name, b"two", 1)
+    first = subscriber.expect(PUBLISH)
+    assert b"two" == subscriber.expect(PUBLISH).payload
+    acknowledge(subscriber, first)
+    subscriber.expect_nothing()
+    subscriber.close()
+    again = connect(f"{name}-s", **lasting(version))
+    message = again.receive()
+    assert (b"two", True) == (message.payload, message.dup)
+    again.expect_nothing()
+    again.close()
+    last = connect(f"{name}-s", **lasting(version))
+    publisher.publish(name, b"end", 1)
+    assert [b"end"] == payloads(receive_until(last, b"end"))
+
+
+@every_version
+@clause(v3="MQTT-4.3.2-2", v5=("MQTT-4.3.2-4", "MQTT-4.3.2-5"))
+def test_after_puback_the_same_packet_id_is_a_new_message(connect: Connect, name: str, version: int) -> None:
+    """After PUBACK a PUBLISH with the same id is delivered as well, whatever DUP says. [MQTT-4.3.2-5]"""
+    subscriber, publisher = connect(version=version), connect(version=version)
+    subscriber.subscribe(name, 1)
+    for payload, dup in ((b"one", False), (b"two", True), (b"three", False)):
+        publisher.send(publish_packet(name, payload, version=version, qos=1, packet_id=7, dup=dup))
+        assert 7 == publisher.expect(PUBACK).packet_id
+    assert [b"one", b"two", b"three"] == payloads(receive_until(subscriber, b"three"))
+
+
+# --- QoS 2, the broker as the sender ------------------------------------------------------------------------------
+
+
+@every_version
+@clause(v3="MQTT-4.3.3-1", v5=("MQTT-4.3.3-2", "MQTT-4.3.3-4"))
+def test_pubrec_is_answered_with_pubrel(connect: Connect, name: str, version: int) -> None:
+    """PUBREC gets a PUBREL of the same packet id, and PUBCOMP ends the flow. [MQTT-4.3.3-4]"""
+    subscriber = connect(version=version)
+    subscriber.subscribe(name, 2)
+    connect(version=version).publish(name, b"x", 2)
+    message = subscriber.expect(PUBLISH)
+    assert (2, False) == (message.qos, message.dup)
+    acknowledge(subscriber, message)
+    release = subscriber.expect(PUBREL)
+    assert (message.packet_id, 0) == (release.packet_id, release.reason or 0)
+    subscriber.send(ack_packet(PUBCOMP, message.packet_id or 0, version=version))
+    subscriber.expect_nothing()
+
+
+@every_version
+@clause(v3="MQTT-4.3.3-1", v5="MQTT-4.3.3-4")
+def test_a_repeated_pubrec_is_answered_with_pubrel_again(connect: Connect, name: str, version: int) -> None:
+    """A client that repeats PUBREC before PUBCOMP gets PUBREL of that packet id again. [MQTT-4.3.3-4]"""
+    subscriber = connect(version=version)
+    subscriber.subscribe(name, 2)
+    connect(version=version).publish(name, b"x", 2)
+    message = subscriber.expect(PUBLISH)
+    for _ in range(2):
+        acknowledge(subscriber, message)
+        assert message.packet_id == subscriber.expect(PUBREL).packet_id
+
+
+@pytest.mark.parametrize("reason", [0x00, 0x10], ids=hex)
+@clause(v5="MQTT-4.3.3-4")
+def test_pubrec_below_0x80_is_a_success(connect: Connect, name: str, reason: int) -> None:
+    """All reason codes below 0x80 are answered with PUBREL. [MQTT-4.3.3-4]"""
+    subscriber = connect()
+    subscriber.subscribe(name, 2)
+    connect().publish(name, b"x", 2)
+    message = subscriber.expect(PUBLISH)
+    acknowledge(subscriber, message, reason=reason)
+    assert message.packet_id == subscriber.expect(PUBREL).packet_id
+
+
+@every_version
+@clause(v3="MQTT-4.3.3-1", v5=("MQTT-4.3.3-3", "MQTT-4.3.3-5", "MQTT-4.3.3-6"))
+def test_each_step_is_repeated_until_it_is_acknowledged(connect: Connect, name: str, version: int) -> None:
+    """PUBLISH is repeated until PUBREC, then PUBREL until PUBCOMP, and PUBLISH no more. [MQTT-4.3.3-6]"""
+    publisher = connect(version=version)
+
+    def come_back() -> Client:
+        return connect(f"{name}-s", **lasting(version))
+
+    subscriber = come_back()
+    subscriber.subscribe(name, 2)
+    publisher.publish(name, b"x", 2)
+    number = subscriber.expect(PUBLISH).packet_id
+    for _ in range(2):  # before PUBREC: the PUBLISH again
+        subscriber.close()
+        subscriber = come_back()
+        message = subscriber.expect(PUBLISH)
+        assert (number, b"x", True) == (message.packet_id, message.payload, message.dup)
+    acknowledge(subscriber, message)
+    assert number == subscriber.expect(PUBREL).packet_id
+    for _ in range(2):  # before PUBCOMP: the PUBREL again
+        subscriber.close()
+        subscriber = come_back()
+        assert number == subscriber.expect(PUBREL).packet_id
+        subscriber.expect_nothing()
+    subscriber.send(ack_packet(PUBCOMP, number or 0, version=version))
+    subscriber.expect_nothing()
+    subscriber.close()
+    subscriber = come_back()  # after PUBCOMP: nothing
+    publisher.publish(name, b"end", 2)
+    assert [b"end"] == payloads(receive_until(subscriber, b"end"))
+
+
+@clause(v5="MQTT-4.3.3-7")
+def test_a_qos_2_message_that_was_sent_does_not_expire(connect: Connect, name: str) -> None:
+    """Once the PUBLISH is out the flow is finished even after the expiry interval. [MQTT-4.3.3-7]"""
+    subscriber, publisher = connect(f"{name}-s", **lasting(5)), connect()
+    subscriber.subscribe(name, 2)
+    publisher.publish(name, b"short", 2, properties=prop(MESSAGE_EXPIRY, 1))
+    assert b"short" == subscriber.expect(PUBLISH).payload
+    let_pass(2.1)
+    subscriber.close()
+    again = connect(f"{name}-s", **lasting(5))
+    message = again.receive()
+    assert (b"short", True) == (message.payload, message.dup)
+    again.expect_nothing()
+
+
+# --- QoS 2, the broker as the receiver ----------------------------------------------------------------------------
+
+
+@every_version
+@clause(v3="MQTT-4.3.3-2", v5=("MQTT-4.3.3-8", "MQTT-4.3.3-11"))
+def test_a_qos_2_message_is_taken_in_two_steps(connect: Connect, name: str, version: int) -> None:
+    """PUBLISH gets PUBREC and PUBREL gets PUBCOMP, each with the packet id of the client. [MQTT-4.3.3-8]"""
+    publisher = connect(version=version)
+    for number in (1, 255, 256, 65535):
+        publisher.send(publish_packet(name, b"x", version=version, qos=2, packet_id=number))
+        assert number == publisher.expect(PUBREC).packet_id
+    for number in (65535, 1, 256, 255):
+        publisher.send(ack_packet(PUBREL, number, version=version))
+        answer = publisher.expect(PUBCOMP)
+        assert (number, 0) == (answer.packet_id, answer.reason or 0)
+
+
+@every_version
+@pytest.mark.parametrize("dup", [True, False], ids=["dup", "no-dup"])
+@clause(v3="MQTT-4.3.3-2", v5="MQTT-4.3.3-10")
+def test_a_qos_2_message_is_delivered_once_however_often_it_is_sent(
+    connect: Connect, name: str, version: int, dup: bool
+) -> None:
+    """Until PUBREL each repetition gets PUBREC and reaches nobody again, even after a reconnection. [MQTT-4.3.3-10]"""
+    subscriber = connect(version=version)
+    subscriber.subscribe(name, 2)
+    publisher = connect(f"{name}-p", **lasting(version))
+    once = publish_packet(name, b"once", version=version, qos=2, packet_id=7)
+    again = publish_packet(name, b"once", version=version, qos=2, packet_id=7, dup=dup)
+    publisher.send(once)
+    assert 7 == publisher.expect(PUBREC).packet_id
+    publisher.send(again)
+    assert 7 == publisher.expect(PUBREC).packet_id
+    publisher.close()
+    publisher = connect(f"{name}-p", **lasting(version))
+    publisher.send(again)
+    assert 7 == publisher.expect(PUBREC).packet_id
+    publisher.send(ack_packet(PUBREL, 7, version=version))
+    assert 7 == publisher.expect(PUBCOMP).packet_id
+    publisher.publish(name, b"end", 2, packet_id=8)
+    assert [b"once", b"end"] == payloads(receive_until(subscriber, b"end"))
+
+
+@every_version
+@clause(v3="MQTT-4.3.3-2", v5=("MQTT-4.3.3-11", "MQTT-4.3.3-12"))
+def test_after_pubcomp_the_same_packet_id_is_a_new_message(connect: Connect, name: str, version: int) -> None:
+    """A finished packet id begins a new flow; a repeated PUBREL is answered again. [MQTT-4.3.3-12]"""
+    subscriber, publisher = connect(version=version), connect(version=version)
+    subscriber.subscribe(name, 2)
+    for payload, dup in ((b"one", False), (b"two", True), (b"three", False)):
+        publisher.send(publish_packet(name, payload, version=version, qos=2, packet_id=7, dup=dup))
+        assert 7 == publisher.expect(PUBREC).packet_id
+        for _ in range(2):
+            publisher.send(ack_packet(PUBREL, 7, version=version))
+            assert 7 == publisher.expect(PUBCOMP).packet_id
+    assert [b"one", b"two", b"three"] == payloads(receive_until(subscriber, b"three"))
+
+
+@every_version
+@clause(v3="MQTT-4.3.3-2", v5="MQTT-4.3.3-10")
+def test_each_client_has_packet_ids_of_its_own(connect: Connect, name: str, version: int) -> None:
+    """The same packet id from several clients is not a repetition. [MQTT-4.3.3-10]"""
+    subscriber = connect(version=version)
+    subscriber.subscribe(name, 2)
+    publishers = [connect(version=version) for _ in range(3)]
+    for index, publisher in enumerate(publishers):
+        publisher.send(publish_packet(name, b"%d" % index, version=version, qos=2, packet_id=7))
+        assert 7 == publisher.expect(PUBREC).packet_id
+    for publisher in publishers:
+        publisher.send(ack_packet(PUBREL, 7, version=version))
+        assert 7 == publisher.expect(PUBCOMP).packet_id
+    publishers[0].publish(name, b"end", 2)
+    assert [b"0", b"1", b"2", b"end"] == payloads(receive_until(subscriber, b"end"))
+
+
+@every_version
+def test_a_qos_2_message_is_routed_when_it_arrives(connect: Connect, name: str, version: int) -> None:
+    """Subscribers do not wait for PUBREL: a decision of this broker, the specification allows both."""
+    subscriber, publisher = connect(version=version), connect(version=version)
+    subscriber.subscribe(name, 2)
+    publisher.send(publish_packet(name, b"early", version=version, qos=2, packet_id=7))
+    publisher.expect(PUBREC)
+    assert b"early" == subscriber.receive().payload
+
+
+@clause(v5="MQTT-4.3.3-13")
+def test_an_expired_qos_2_message_is_still_finished(connect: Connect, name: str) -> None:
+    """PUBREL is answered with success although the message has expired meanwhile. [MQTT-4.3.3-13]"""
+    absent = connect(f"{name}-s", **lasting(5))
+    absent.subscribe(name, 2)
+    absent.disconnect()
+    publisher = connect()
+    publisher.send(publish_packet(name, b"short", qos=2, packet_id=7, properties=prop(MESSAGE_EXPIRY, 1)))
+    assert 7 == publisher.expect(PUBREC).packet_id
+    let_pass(2.1)
+    publisher.send(publish_packet(name, b"short", qos=2, packet_id=7, dup=True, properties=prop(MESSAGE_EXPIRY, 1)))
+    assert 7 == publisher.expect(PUBREC).packet_id
+    publisher.send(ack_packet(PUBREL, 7))
+    answer = publisher.expect(PUBCOMP)
+    assert (7, 0) == (answer.packet_id, answer.reason)
+
+
+# --- the QoS of a delivery ----------------------------------------------------------------------------------------
+
+
+@every_version
+@pytest.mark.parametrize("granted", [0, 1, 2])
+@pytest.mark.parametrize("published", [0, 1, 2])
+@clause(v3=("MQTT-4.3.1-1", "MQTT-4.3.2-1", "MQTT-4.3.3-1"), v5=("MQTT-4.3.1-1", "MQTT-4.3.2-2", "MQTT-4.3.3-2"))
+def test_each_end_has_its_own_flow(connect: Connect, name: str, version: int, published: int, granted: int) -> None:
+    """The flow towards a subscriber follows the lower of published and granted QoS. [MQTT-4.3.2-2]"""
+    subscriber = connect(version=version)
+    subscriber.subscribe(name, granted)
+    connect(version=version).publish(name, b"x", published)
+    message = subscriber.receive()
+    assert (b"x", min(published, granted)) == (message.payload, message.qos)
+    subscriber.expect_nothing()
+
+
+@qos_1_and_2
+@clause(v5=("MQTT-4.3.2-3", "MQTT-4.3.3-3"))
+def test_an_acknowledgement_of_the_other_qos_settles_nothing(connect: Connect, name: str, qos: int) -> None:
+    """PUBACK ends no QoS 2 flow and PUBREC no QoS 1 flow: the message is still owed. [MQTT-4.3.2-3]"""
+    options = lasting(5, prop(RECEIVE_MAXIMUM, 1))
+    subscriber, publisher = connect(f"{name}-s", **options), connect()
+    subscriber.subscribe(name, qos)
+    publisher.publish(name, b"x", qos)
+    message = subscriber.expect(PUBLISH)
+    subscriber.send(ack_packet(PUBREC if qos == 1 else PUBACK, message.packet_id or 0))
+    subscriber.close()
+    again = connect(f"{name}-s", **options).expect(PUBLISH)
+    assert (message.packet_id, b"x", True) == (again.packet_id, again.payload, again.dup)
