@@ -147,19 +147,19 @@ def main(arguments: list[str] | None = None) -> int:
         clauses = read_clauses()
         tests = covered(clauses, read_marks())
     except CatalogueError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 1
     page = render(clauses, tests)
     untested = missing(clauses, tests)
     for clause in untested:
-        print(f"no test covers {clause.id} of MQTT {clause.version}: {clause.says}", file=sys.stderr)
+        sys.stderr.write(f"no test covers {clause.id} of MQTT {clause.version}: {clause.says}\n")
     if not options.check:
         PAGE.write_text(page)
-        print(f"{PAGE.relative_to(ROOT)}: {len(clauses)} statements, {len(untested)} without the test they need")
+        sys.stdout.write(f"{PAGE.relative_to(ROOT)}: {len(clauses)} statements, {len(untested)} lack a test\n")
         return 0
     stale = not PAGE.exists() or PAGE.read_text() != page
     if stale:
-        print(f"{PAGE.relative_to(ROOT)} is stale; run scripts/conformance_table.py", file=sys.stderr)
+        sys.stderr.write(f"{PAGE.relative_to(ROOT)} is stale; run scripts/conformance_table.py\n")
     return 1 if untested or stale else 0
 
 

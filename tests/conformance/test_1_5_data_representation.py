@@ -104,14 +104,14 @@ def test_a_connect_with_a_bad_string_is_closed(
 
 
 @clause(v5=("MQTT-1.5.4-1", "MQTT-1.5.4-2"))
-@pytest.mark.parametrize("id", STRING_PROPERTIES, ids=hex)
+@pytest.mark.parametrize("key", STRING_PROPERTIES, ids=hex)
 @bad_strings(ILL_FORMED | NULL)
 def test_bad_strings_in_properties_close_the_connection(
-    connect: Callable[..., Client], name: str, id: int, bad: bytes
+    connect: Callable[..., Client], name: str, key: int, bad: bytes
 ) -> None:
     """String properties follow the rules of strings [MQTT-1.5.4-1]."""
     client = connect()
-    client.send(publish_packet(name, b"x", properties=prop(id, bad)))
+    client.send(publish_packet(name, b"x", properties=prop(key, bad)))
     refused(client, *BROKEN, 0x90)
 
 
@@ -163,9 +163,7 @@ def test_lengths_are_sent_in_their_shortest_form(
 
 @clause(v5="MQTT-1.5.5-1")
 @pytest.mark.parametrize("size", (1, 118, 119, 120, 121, 122, 123, 124, 125, 1_000))
-def test_property_lengths_are_sent_in_their_shortest_form(
-    connect: Callable[..., Client], name: str, size: int
-) -> None:
+def test_property_lengths_are_sent_in_their_shortest_form(connect: Callable[..., Client], name: str, size: int) -> None:
     """The property length of a PUBLISH from the broker takes as few bytes as it can [MQTT-1.5.5-1]."""
     client = connect()
     client.subscribe(name)

@@ -12,7 +12,9 @@ from tests.support.refusals import BROKEN, MALFORMED, PROTOCOL_ERROR, refused
 from tests.support.wire import (
     DISCONNECT,
     PINGREQ,
+    PUBLISH,
     Client,
+    Will,
     connect_packet,
     disconnect_packet,
     packet,
@@ -48,7 +50,7 @@ MISTAKES = {
 @clause(v3="MQTT-4.8.0-1", v5=("MQTT-3.14.2-1", "MQTT-3.14.2-2", "MQTT-3.14.4-1", "MQTT-3.14.4-2", "MQTT-4.13.2-1"))
 @pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_the_brokers_disconnect_is_the_last_word(connect: Connect, mistake: str) -> None:
-    """Its reason is one of the table, it has no session expiry, nothing follows, and the connection ends [MQTT-3.14.4-2]."""
+    """Its reason is one of the table, it has no session expiry, and nothing but the end follows [MQTT-3.14.4-2]."""
     client = connect()
     client.send(MISTAKES[mistake] + PINGREQ * 3)
     answer = refused(client)
@@ -90,7 +92,7 @@ def test_no_disconnect_instead_of_connack(open_client: Callable[..., Client], na
 @clause(v3="MQTT-3.14.4-3", v5="MQTT-3.14.4-3")
 @pytest.mark.parametrize("version", (3, 4, 5))
 def test_the_broker_closes_after_a_disconnect(connect: Connect, name: str, version: int) -> None:
-    """After DISCONNECT nothing more is sent or processed, and the broker closes if the client does not [MQTT-3.14.4-3]."""
+    """After DISCONNECT nothing is sent or processed, and the broker closes if the client does not [MQTT-3.14.4-3]."""
     observer = connect(version=version)
     observer.subscribe(f"{name}/t")
     client = connect(version=version)
@@ -121,8 +123,6 @@ def test_a_broken_disconnect_is_an_error(connect: Connect, raw: bytes, reasons: 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_disconnect_with_flags_is_not_a_goodbye(connect: Connect, name: str, version: int) -> None:
     """Reserved bits make DISCONNECT malformed, so the will is published [MQTT-3.14.1-1]."""
-    from tests.support.wire import PUBLISH, Will
-
     observer = connect(version=version)
     observer.subscribe(f"{name}/will")
     client = connect(version=version, will=Will(f"{name}/will", b"gone"))

@@ -1,4 +1,4 @@
-"""Section 3.1: CONNECT, its flags, its payload and what the broker makes of them (wills and sessions have own files)."""
+"""Section 3.1: CONNECT, its flags, its payload and what the broker makes of them (wills, sessions: own files)."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_will_qos_of_three_is_refused(open_client: Open, name: str, version: i
 
 def broken_payloads() -> list[object]:
     """Flags and payloads that do not fit each other."""
-    cases = []
+    cases: list[object] = []
     for version in VERSIONS:
         none = props() if version == 5 else b""
         will = none + utf8("will") + utf8("message")

@@ -186,7 +186,7 @@ def test_an_empty_will_is_a_message(connect: Connect, name: str, version: int) -
 
 @clause(v5="MQTT-3.1.3-10")
 def test_will_properties_reach_the_subscribers(connect: Connect, name: str) -> None:
-    """Format, expiry, content type, response topic, correlation and user properties come along, in order [MQTT-3.1.3-10]."""
+    """All properties of a message come along with the will, user properties in order [MQTT-3.1.3-10]."""
     pairs = [("b", "2"), ("a", "1"), ("b", "0"), ("", ""), ("a", "1")]
     properties = (
         prop(0x01, 1)
@@ -248,7 +248,7 @@ def test_a_new_connection_stops_a_delayed_will(connect: Connect, name: str) -> N
 
 @clause(v5="MQTT-3.1.3-9")
 def test_a_take_over_stops_a_delayed_will(connect: Connect, name: str) -> None:
-    """A client that takes its own place without Clean Start stops the delayed will of the old connection [MQTT-3.1.3-9]."""
+    """Taking one's own place without Clean Start stops the delayed will of the old connection [MQTT-3.1.3-9]."""
     observer = observer_of(connect, name)
     will = Will(f"{name}/will", b"gone", properties=prop(WILL_DELAY, 1))
     old = connect(name, clean=False, properties=prop(SESSION_EXPIRY, 300), will=will)

@@ -115,7 +115,7 @@ def test_connack_announces_what_the_broker_can_do(connect: Connect) -> None:
     assert len(connack.properties) == len({key for key, _ in connack.properties})
     assert (100, 16, 1_048_576) == tuple(map(connack.prop, (0x21, 0x22, 0x27)))
     # Retain, wildcards, subscription identifiers, shared subscriptions: absent means available.
-    assert {None, 1} >= {connack.prop(id) for id in (0x25, 0x28, 0x29, 0x2A)}
+    assert {None, 1} >= {connack.prop(key) for key in (0x25, 0x28, 0x29, 0x2A)}
     assert connack.prop(0x13) is None  # keep alive: the client's counts
 
 

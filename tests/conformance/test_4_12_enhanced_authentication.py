@@ -178,7 +178,8 @@ def test_reserved_flags_of_auth_are_checked(begin: Begin, flags: int) -> None:
     early = begin(b"1")
     challenged(early, 1)
     early.send(flagged)
-    connect_refused(early, MALFORMED)
+    # The statement asks for the end of the connection; words before it are welcome but not owed.
+    assert {CONNACK} >= {refusal.type for refusal in early.expect_closed()}
     late = begin(b"0")
     late.expect(CONNACK)
     late.send(flagged)
@@ -212,7 +213,7 @@ def test_a_refusal_during_authentication_fits_the_client(begin: Begin) -> None:
 @clause(v5=("MQTT-4.12.1-1", "MQTT-4.12.0-5", "MQTT-3.15.2-1"))
 @pytest.mark.parametrize("questions", (0, 1, 3))
 def test_a_client_may_authenticate_again(begin: Begin, name: str, questions: int) -> None:
-    """AUTH 0x19 starts over; the broker asks with 0x18 and ends with 0x00, and the client is served meanwhile [MQTT-4.12.1-1]."""
+    """AUTH 0x19 starts over: questions with 0x18, the end with 0x00, other packets meanwhile [MQTT-4.12.1-1]."""
     client = begin(b"0")
     client.expect(CONNACK)
     client.subscribe(f"{name}/t")

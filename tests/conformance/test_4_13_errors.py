@@ -26,7 +26,7 @@ Connect = Callable[..., Client]
 
 def mistakes() -> list[object]:
     """Packets of a connected client that break the rules, with the reasons that MQTT 5 may give."""
-    cases = []
+    cases: list[object] = []
     for version in VERSIONS:
         none = b"\x00" if version == 5 else b""
         for case, raw, reasons in (
@@ -59,7 +59,7 @@ def mistakes() -> list[object]:
 def test_an_error_ends_the_connection_it_came_on(
     connect: Connect, name: str, version: int, raw: bytes, reasons: tuple[int, ...]
 ) -> None:
-    """The offender is told (MQTT 5) and closed, what it sends behind is ignored, others are served on [MQTT-4.13.1-1]."""
+    """The offender is told (MQTT 5) and closed, what follows is ignored, others are served on [MQTT-4.13.1-1]."""
     bystander = connect(version=version)
     bystander.subscribe(name)
     offender = connect(version=version)

@@ -1,7 +1,7 @@
 """What a broker answers to a client that broke the rules.
 
-MQTT 5 tells the reason in a CONNACK (before the client was accepted) or a DISCONNECT (after); MQTT 3.1 and 3.1.1 have no
-words for it and the connection just ends. Either way the connection is closed and nothing follows the answer.
+MQTT 5 tells the reason in a CONNACK (before the client was accepted) or a DISCONNECT (after); MQTT 3.1 and 3.1.1 have
+no words for it and the connection just ends. Either way the connection is closed and nothing follows the answer.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ_TYPE, PINGRESP, DISCONNECT, AUTH = range(
 
 #: Names of the packet types, for readable assertion messages.
 NAMES = (
-    "RESERVED CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK "
-    "PINGREQ PINGRESP DISCONNECT AUTH"
-).split()
+    *("RESERVED", "CONNECT", "CONNACK", "PUBLISH", "PUBACK", "PUBREC", "PUBREL", "PUBCOMP"),
+    *("SUBSCRIBE", "SUBACK", "UNSUBSCRIBE", "UNSUBACK", "PINGREQ", "PINGRESP", "DISCONNECT", "AUTH"),
+)
 
 PINGREQ = b"\xc0\x00"
 
@@ -359,7 +359,7 @@ def parse(raw: bytes, version: int = 5) -> Packet:
     return found
 
 
-class Closed(AssertionError):
+class Closed(AssertionError):  # noqa: N818 - a state of the connection that most tests expect
     """The broker closed the connection where a packet was expected."""
 
 

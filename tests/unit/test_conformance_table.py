@@ -96,5 +96,5 @@ def test_a_wrong_mark_is_an_error(table: ModuleType, tmp_path: Path, mark: str) 
 )
 def test_a_wrong_catalogue_is_an_error(table: ModuleType, tmp_path: Path, entries: tuple[str, ...]) -> None:
     """A statement that is listed twice, or has an unknown side or version, is not accepted."""
-    with pytest.raises(table.CatalogueError, match="10-some.toml"):
+    with pytest.raises(table.CatalogueError, match=r"10-some\.toml"):
         table.read_clauses(catalogue(tmp_path / "c", *entries))
