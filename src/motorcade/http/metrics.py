@@ -86,7 +86,6 @@ _COUNTERS = (
     ("sessions_expired_total", "clients_expired", "Sessions that ended because their client stayed away too long."),
 )
 _BOTH_WAYS = (
-    ("packets_total", "messages_received", "messages_sent", "MQTT packets of all types."),
     ("messages_total", "publish_received", "publish_sent", "PUBLISH packets."),
     ("message_bytes_total", "publish_bytes_received", "publish_bytes_sent", "Bytes of messages' payloads."),
     ("network_bytes_total", "bytes_received", "bytes_sent", "Bytes from and to clients."),

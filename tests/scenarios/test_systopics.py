@@ -1,0 +1,124 @@
+"""What do `$SYS` subscribers of a real node see?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import motorcade
+from tests.support.node import NodeProcess
+from tests.support.wire import PATIENCE, PUBACK, Client
+
+NOT_AUTHORIZED = 0x87
+LOADS = (
+    "messages/received",
+    "messages/sent",
+    "publish/received",
+    "publish/sent",
+    "publish/dropped",
+    "bytes/received",
+    "bytes/sent",
+    "sockets",
+    "connections",
+)
+TREE = {
+    "version",
+    "uptime",
+    "timestamp",
+    *(f"clients/{name}" for name in ("connected", "disconnected", "expired", "maximum", "total")),
+    *(f"messages/{name}" for name in ("received", "sent", "stored")),
+    "store/messages/count",
+    "store/messages/bytes",
+    "subscriptions/count",
+    "shared_subscriptions/count",
+    "retained messages/count",
+    *(f"publish/messages/{name}" for name in ("received", "sent", "dropped")),
+    *(f"publish/bytes/{name}" for name in ("received", "sent")),
+    *(f"bytes/{name}" for name in ("received", "sent")),
+    *(f"load/{name}/{period}" for name in LOADS for period in ("1min", "5min", "15min")),
+    "heap/current",
+    "heap/maximum",
+}
+
+
+@pytest.fixture
+def node() -> Iterator[NodeProcess]:
+    with NodeProcess(config="[plugins.systopics]\ninterval = 0.1\n") as running:
+        yield running
+
+
+def connected(node: NodeProcess, client_id: str, **options: int) -> Client:
+    client = Client(node, **options)
+    assert 0 == client.connect(client_id).reason
+    return client
+
+
+def wait_for(watch: Client, topic: str, text: str) -> None:
+    """Read `$SYS` messages until a topic has a text."""
+    deadline = time.monotonic() + 2 * PATIENCE
+    seen = None
+    while time.monotonic() < deadline:
+        message = watch.receive()
+        if message.topic == f"$SYS/broker/{topic}":
+            seen = message.payload.decode()
+            if seen == text:
+                return
+    raise AssertionError(f"{topic} was {seen!r} to the end, not {text!r}")
+
+
+def test_a_new_subscriber_gets_the_whole_tree_at_once(node: NodeProcess) -> None:
+    """All customary topics are retained, so that a monitor need not wait for a change."""
+    with connected(node, "monitor") as monitor:
+        monitor.subscribe("$SYS/#")
+        retained: dict[str, str] = {}
+        while len(retained) < len(TREE):
+            message = monitor.receive()
+            if message.retain:
+                retained[message.topic.removeprefix("$SYS/broker/")] = message.payload.decode()
+    assert TREE == retained.keys()
+    assert f"motorcade version {motorcade.__version__}" == retained["version"]
+    assert retained["uptime"].endswith(" seconds")
+
+
+def test_figures_follow_what_happens(node: NodeProcess) -> None:
+    """Clients that come and go, subscriptions, and messages are counted."""
+    with connected(node, "monitor") as monitor:
+        monitor.subscribe("$SYS/broker/clients/connected")
+        wait_for(monitor, "clients/connected", "1")
+        with connected(node, "second") as second:
+            wait_for(monitor, "clients/connected", "2")
+            second.disconnect()
+        wait_for(monitor, "clients/connected", "1")
+        monitor.unsubscribe("$SYS/broker/clients/connected")
+    with connected(node, "counter") as counter:
+        counter.subscribe("$SYS/broker/publish/messages/received")
+        with connected(node, "sender") as sender:
+            for _ in range(7):
+                sender.publish("t", b"x", 1)
+        wait_for(counter, "publish/messages/received", "7")
+
+
+def test_a_wildcard_at_the_start_does_not_see_them(node: NodeProcess) -> None:
+    """`#` and `+/…` get ordinary messages only."""
+    with connected(node, "monitor") as monitor, connected(node, "all") as everything:
+        everything.subscribe([("#", 0), ("+/broker/#", 0)])
+        monitor.subscribe("$SYS/broker/uptime")
+        for _ in range(3):
+            monitor.receive()
+        everything.expect_nothing()
+
+
+def test_a_client_may_not_speak_for_the_broker(node: NodeProcess) -> None:
+    """MQTT 5 hears `not authorized`, MQTT 3.1.1 is sent away, and nobody sees the forged message."""
+    with connected(node, "monitor") as monitor, connected(node, "liar") as liar:
+        monitor.subscribe("$SYS/broker/version")
+        assert monitor.receive().retain
+        answer = liar.publish("$SYS/broker/version", b"forged", 1, retain=True)
+        assert answer is not None and (PUBACK, NOT_AUTHORIZED) == (answer.type, answer.reason)
+        with connected(node, "old liar", version=4) as old:
+            with pytest.raises(AssertionError):
+                old.publish("$SYS/broker/version", b"forged", 1)
+            old.expect_closed()
+        monitor.expect_nothing()
