@@ -4,6 +4,8 @@ user name `refused`             not authorised, with a long reason string
 PUBLISH to talkative/refuse     refused with 0x99, a long reason string and user properties
 method `steps`                  the client must answer each challenge n with b"answer n"; data of the first
                                 message tells how many challenges there are, e.g. b"2"; b"no" is refused
+
+An exchange that breaks off is remembered under its client id; a test that goes on takes another id.
 """
 
 from __future__ import annotations
