@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,7 @@ from tests.support.wire import (
     PUBREC,
     PUBREL,
     Client,
+    Closed,
     ack_packet,
     packet,
     prop,
@@ -78,8 +80,8 @@ def test_dup_on_an_incoming_qos_0_message_goes_no_further(connect: Connect, name
     subscriber.subscribe(name, 0)
     bad = connect(version=version)
     bad.send(publish_packet(name, b"odd", version=version, dup=True) + b"\xc0\x00")
-    bad.socket.settimeout(5)
-    assert bad.socket.recv(100), "the broker neither answers nor refuses"
+    with contextlib.suppress(Closed):
+        bad.recv()  # PINGRESP, DISCONNECT or the end: the message has been looked at
     good.publish(name, b"end")
     assert not any(message.dup for message in receive_until(subscriber, b"end"))
 

@@ -21,14 +21,14 @@ def test_every_matching_session_gets_the_message(connect: Connect, name: str, ve
     for client, wanted in zip(present, filters, strict=True):
         client.subscribe(wanted, qos)
     for number, wanted in enumerate(filters):
-        absent = connect(f"{name}-{number}", **lasting(version))
+        absent = connect(f"{name}-away{number}", **lasting(version))
         absent.subscribe(wanted, qos)
         absent.disconnect()
     other = connect(version=version)
     other.subscribe(f"{name}/b", qos)
     publisher = connect(version=version)
     publish_many(publisher, f"{name}/a", [*numbered(5), b"end"], qos)
-    back = [connect(f"{name}-{number}", **lasting(version)) for number in range(len(filters))]
+    back = [connect(f"{name}-away{number}", **lasting(version)) for number in range(len(filters))]
     for client in present + back:
         messages = [m for m in receive_until(client, b"end") if m.topic == f"{name}/a"]
         assert [*numbered(5), b"end"] == payloads(messages)

@@ -5,7 +5,9 @@ The specification leaves this to the server. When the queue is full its oldest Q
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import pytest
 
 from tests.support.clauses import clause
 from tests.support.flows import (
@@ -18,7 +20,8 @@ from tests.support.flows import (
     qos_1_and_2,
     receive_until,
 )
-from tests.support.wire import Client
+from tests.support.node import NodeProcess
+from tests.support.wire import Address, Client
 
 Connect = Callable[..., Client]
 
@@ -26,9 +29,16 @@ QUEUE = 1000
 WINDOW = 32
 
 
-def absent_subscriber(connect: Connect, name: str, version: int, qos: int) -> None:
+@pytest.fixture(scope="module")
+def keeping() -> Iterator[Address]:
+    """A broker that keeps QoS 0 messages for absent clients, which is not its default."""
+    with NodeProcess(config="[session]\nstore_qos0 = true\n") as node:
+        yield node
+
+
+def absent_subscriber(connect: Connect, name: str, version: int, qos: int, to: Address | None = None) -> None:
     """A session with one subscription and no connection."""
-    subscriber = connect(f"{name}-s", **lasting(version))
+    subscriber = connect(f"{name}-s", to=to, **lasting(version))
     subscriber.subscribe(name, qos)
     subscriber.disconnect()
 
@@ -55,41 +65,58 @@ def test_a_full_queue_of_an_absent_client_drops_the_oldest(connect: Connect, nam
 
 
 @both_versions
-def test_a_full_queue_of_an_absent_client_drops_qos_0_first(connect: Connect, name: str, version: int) -> None:
+def test_a_full_queue_of_an_absent_client_drops_qos_0_first(
+    connect: Connect, name: str, version: int, keeping: Address
+) -> None:
     """The oldest QoS 0 messages go before any QoS 1 message does, wherever they stand in the queue."""
-    absent_subscriber(connect, name, version, 1)
-    publisher = connect(version=version)
+    absent_subscriber(connect, name, version, 1, keeping)
+    publisher = connect(version=version, to=keeping)
     important, idle, later = numbered(100), [b"idle-%d" % n for n in range(10)], numbered(896, start=100)
     publish_many(publisher, name, important, 1)
     publish_many(publisher, name, idle, 0)
     publish_many(publisher, name, later, 1)  # 1006 in all: six of the ten QoS 0 messages go
-    messages = receive_until(connect(f"{name}-s", **lasting(version)), later[-1])
+    messages = receive_until(connect(f"{name}-s", to=keeping, **lasting(version)), later[-1])
     assert important + idle[6:] + later == payloads(messages)
 
 
 @both_versions
-def test_a_full_queue_drops_the_oldest_once_no_qos_0_is_left(connect: Connect, name: str, version: int) -> None:
+def test_a_full_queue_drops_the_oldest_once_no_qos_0_is_left(
+    connect: Connect, name: str, version: int, keeping: Address
+) -> None:
     """When all QoS 0 messages are gone the oldest of the others go."""
-    absent_subscriber(connect, name, version, 1)
-    publisher = connect(version=version)
+    absent_subscriber(connect, name, version, 1, keeping)
+    publisher = connect(version=version, to=keeping)
     publish_many(publisher, name, numbered(100), 1)
     publish_many(publisher, name, [b"idle"] * 10, 0)
     publish_many(publisher, name, numbered(905, start=100), 1)
-    messages = receive_until(connect(f"{name}-s", **lasting(version)), b"01004")
+    messages = receive_until(connect(f"{name}-s", to=keeping, **lasting(version)), b"01004")
     assert numbered(1000, start=5) == payloads(messages)
 
 
 @both_versions
-def test_qos_0_does_not_push_others_out_of_a_full_queue(connect: Connect, name: str, version: int) -> None:
+def test_qos_0_does_not_push_others_out_of_a_full_queue(
+    connect: Connect, name: str, version: int, keeping: Address
+) -> None:
     """A QoS 0 message that finds the queue full of QoS 1 messages is itself the oldest of its kind, and goes."""
-    absent_subscriber(connect, name, version, 1)
-    publisher = connect(version=version)
+    absent_subscriber(connect, name, version, 1, keeping)
+    publisher = connect(version=version, to=keeping)
     publish_many(publisher, name, numbered(QUEUE), 1)
     publish_many(publisher, name, [b"idle"] * 10, 0)
     publisher.expect_nothing()
-    subscriber = connect(f"{name}-s", **lasting(version))
+    subscriber = connect(f"{name}-s", to=keeping, **lasting(version))
     assert numbered(QUEUE) == payloads(receive_until(subscriber, b"00999"))
     subscriber.expect_nothing()
+
+
+@both_versions
+def test_qos_0_messages_are_not_kept_for_absent_clients(connect: Connect, name: str, version: int) -> None:
+    """By default only QoS 1 and 2 messages wait for a client that is away; the specification allows both."""
+    absent_subscriber(connect, name, version, 2)
+    publisher = connect(version=version)
+    for qos in (0, 1, 0, 2):
+        publisher.publish(name, b"qos %d" % qos, qos)
+    messages = receive_until(connect(f"{name}-s", **lasting(version)), b"qos 2")
+    assert [b"qos 1", b"qos 2"] == payloads(messages)
 
 
 @both_versions
