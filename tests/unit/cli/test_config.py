@@ -1,0 +1,88 @@
+"""`motorcade config`, and what `serve` refuses before it starts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.node import ROOT
+from tests.unit.cli.conftest import Run
+
+
+def test_a_good_file_passes(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text("[session]\nwindow = 5\n")
+    done = run("config", "check", "m.toml")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert {"ok": True, "file": "m.toml", "set": ["session.window"]} == json.loads(
+        run("config", "check", "m.toml", "--json").stdout
+    )
+
+
+def test_a_bad_file_is_refused_with_line_and_key(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text("[session]\nwindwo = 5\n")
+    for verb in (
+        ("config", "check", "m.toml"),
+        ("config", "show", "--config", "m.toml"),
+        ("serve", "--config", "m.toml"),
+    ):
+        done = run(*verb)
+        assert 1 == done.returncode
+        assert "error: file m.toml:2: unknown key 'session.windwo'; did you mean 'window'?\n" == done.stderr
+
+
+def test_a_bad_plugin_table_is_refused_with_its_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text("[plugins.retained]\n\nmax_mesages = 5\n")
+    for verb in (("config", "check", "m.toml"), ("serve", "--config", "m.toml")):
+        done = run(*verb)
+        assert 1 == done.returncode
+        assert "error: file m.toml:3: unknown key 'plugins.retained.max_mesages'" in done.stderr
+
+
+def test_show_names_origins_and_can_be_read_back(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text("[session]\nwindow = 5\n")
+    env = {"MOTORCADE_CONFIG": "m.toml", "MOTORCADE_SESSION__QUEUE": "7", "MOTORCADE_HTTP__TOKEN": "hush"}
+    shown = json.loads(run("config", "show", "--origin", "--json", env=env).stdout)
+    assert {"value": 5, "origin": "file m.toml:2"} == shown["session.window"]
+    assert {"value": 7, "origin": "environment MOTORCADE_SESSION__QUEUE"} == shown["session.queue"]
+    assert {"value": "***", "origin": "environment MOTORCADE_HTTP__TOKEN"} == shown["http.token"]
+    assert "default" == shown["limits.max_connections"]["origin"]
+    table = run("config", "show", "--origin", env=env).stdout
+    (line,) = [line for line in table.splitlines() if line.startswith("session.window ")]
+    assert ["session.window", "5", "file", "m.toml:2"] == line.split()
+    plain = run("config", "show", env=env)
+    assert 5 == tomllib.loads(plain.stdout)["session"]["window"]
+    assert "hush" not in plain.stdout + table
+
+
+def test_the_reference_is_the_page_in_docs(run: Run) -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == run("config", "reference").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "wanted"),
+    [
+        (("serve", "--nodes", "2"), 2, "--nodes"),
+        (("serve", "--store", "redis://x"), 1, "error: command line --store: store.url: 'redis://x' is not available"),
+        (("serve", "--mqtt", "1883"), 1, "error: command line --mqtt: listeners.tcp.bind: '1883' is not an address"),
+        (("serve", "--log-level", "loud"), 1, "error: command line --log-level: log.level = 'loud'"),
+        (
+            ("serve", "--http", "0.0.0.0:0"),
+            1,
+            "error: command line --http: http.bind: '0.0.0.0:0' can be reached from outside",
+        ),
+        (("serve", "--config", "none.toml"), 1, "error: cannot read the configuration file none.toml"),
+        (("serve", "--what"), 2, "No such option"),
+        (("config",), 2, ""),
+    ],
+)
+def test_what_cannot_be_served_is_said_at_once(run: Run, args: tuple[str, ...], code: int, wanted: str) -> None:
+    done = run(*args)
+    assert code == done.returncode
+    assert wanted in done.stderr
+
+
+def test_the_version_is_told(run: Run) -> None:
+    assert run("--version").stdout.startswith("motorcade ")

@@ -1,0 +1,19 @@
+"""`motorcade demo` tells a story that is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.unit.cli.conftest import Run
+
+
+def test_the_demonstration_plays_every_scene_and_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    """Exit code 0 means that every message it shows was checked; its folder and its node are gone."""
+    (tmp_path / "tmp").mkdir()
+    done = run("demo", env={"TMPDIR": str(tmp_path / "tmp")})
+    assert 0 == done.returncode, done.stderr
+    for scene in ("QoS 0, 1 and 2", "retained", "will", "shared", "offline", "WebSocket", "Access", "paho-mqtt"):
+        assert scene in done.stdout
+    assert 8 == done.stdout.count("✓")
+    assert [] == list((tmp_path / "tmp").iterdir())
+    assert [tmp_path / "tmp"] == list(tmp_path.iterdir())
