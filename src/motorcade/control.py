@@ -3,7 +3,7 @@
 Everything handed out is a copy: a frozen record that stays as it is while the broker goes on.
 
 Rule 1: every method runs in the broker's event loop, between two packets. What may be large is bounded (`limit`,
-        `MOST_…`) or done in steps that let the loop go on (`SCAN`).
+        `MOST_…`) or done in steps that let the loop go on (`SCAN`, `COPY`).
 Rule 2: nothing secret is copied: no passwords, no payloads, no attributes from tokens.
 """
 
@@ -15,7 +15,6 @@ import platform
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum, auto
-from heapq import nsmallest
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +32,8 @@ from motorcade.extension.plugin import Loaded, Plugins, available
 PAGE: Final = 100  #: clients on a page unless the caller says otherwise
 MOST_CLIENTS: Final = 1000  #: clients on a page
 MOST_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
-SCAN: Final = 2000  #: client ids looked at before the loop may go on with messages; about a millisecond
+SCAN: Final = 500  #: client ids looked at before the loop may go on with messages
+COPY: Final = 50  #: clients copied before the loop may go on with messages; like SCAN a tenth of a millisecond
 
 
 class NodeState(StrEnum):
@@ -215,14 +215,17 @@ class Control:
             if wanted:
                 step = [name for name in step if name in sessions and _matches(sessions[name], wanted)]
             matching += len(step)
-            found = nsmallest(limit + 1, [*found, *(name for name in step if name > cursor)])
+            last = found[-1] if len(found) > limit else None  # what lies behind it is for later pages
+            after = [name for name in step if name > cursor and (last is None or name < last)]
+            if after:
+                found = sorted([*found, *after])[: limit + 1]
             await asyncio.sleep(0)
         more = len(found) > limit
-        views = []
-        for name in found[:limit]:
-            session = sessions.get(name)
-            if session is not None:  # else it has ended since we looked
-                views.append(_client_view(session))
+        views: list[ClientView] = []
+        for start in range(0, min(limit, len(found)), COPY):
+            copied = [sessions.get(name) for name in found[start : min(start + COPY, limit)]]
+            views += [_client_view(session) for session in copied if session is not None]  # None: has ended meanwhile
+            await asyncio.sleep(0)
         return Page(clients=views, count=matching, cursor=found[limit - 1] if more else None)
 
     async def client(self, client_id: str) -> ClientDetail:
