@@ -27,6 +27,7 @@ from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
 from motorcade.http import bridge
+from motorcade.http import server as server_module
 from motorcade.http.answers import MAX_BODY
 from motorcade.http.server import HttpServer
 from tests.support.node import ROOT, NodeProcess
@@ -520,6 +521,32 @@ async def test_requests_run_outside_the_brokers_thread(control: Control) -> None
     await server.stop()
     assert 1 == len(threads)
     assert threading.get_ident() != threads[0]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GET /heal", b"POST /api/v1/plugins/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"]
+)
+async def test_connections_that_never_finish_a_request_are_closed(
+    control: Control, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    """More silent ones than there may be connections at all shut out nobody for long."""
+    monkeypatch.setattr(server_module, "REQUEST_PATIENCE", 0.2)
+    server = HttpServer(control, "127.0.0.1", 0)
+    await server.start()
+    host, port = server.address.split(":")
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(server_module.MAX_CONNECTIONS + 5)]
+    for _, writer in opened:
+        writer.write(data)
+    async with asyncio.timeout(2 * PATIENCE):
+        for reader, writer in opened:
+            try:
+                await reader.read()  # to the end, with or without an answer before it
+            except ConnectionError:
+                pass
+            writer.close()
+    async with httpx.AsyncClient(trust_env=False) as web:
+        assert 200 == (await web.get(f"http://{server.address}/healthz")).status_code
+    await server.stop()
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.0.2.1", "example.org"])

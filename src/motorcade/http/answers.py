@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from motorcade.control import NotFoundError
@@ -49,10 +49,13 @@ def refusal(status: HTTPStatus, message: str, headers: dict[str, str] | None = N
 async def body(request: Request, kind: type[T]) -> T:
     """The checked body of a request; an empty one counts as `{}`."""
     raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > MAX_BODY:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {MAX_BODY} bytes")
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > MAX_BODY:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {MAX_BODY} bytes")
+    except ClientDisconnect as error:  # nobody hears the answer, but it is not our failure either
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is cut off") from error
     if raw and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
     try:
@@ -82,8 +85,8 @@ async def on_busy(_request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """Something nobody thought of: the log has it, the caller only hears that it happened."""
-    log.error("http_request_failed", method=request.method, path=request.url.path, exc_info=error)
+    """Something nobody thought of: the log has it (the traceback by uvicorn), the caller hears that it happened."""
+    log.error("http_request_failed", method=request.method, path=request.url.path, error=repr(error))
     return refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "something went wrong; the log of the node says what")
 
 

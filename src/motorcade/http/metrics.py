@@ -50,11 +50,12 @@ def families(statistics: Statistics) -> Iterator[Family]:
     yield _gauge("build_info", "Always 1; the version is in the label.", [({"version": __version__}, 1)])
     figures = statistics.figures
     for name, key, text in _GAUGES:
-        yield _gauge(name, text, [({}, figures.get(key, 0.0))])
+        if key in figures:
+            yield _gauge(name, text, [({}, figures[key])])
     for name, key, text in _COUNTERS:
-        yield _counter(name, text, [({}, figures.get(key, 0.0))])
+        yield _counter(name, text, [({}, figures[key])])
     for name, received, sent, text in _BOTH_WAYS:
-        ways = [({"direction": "in"}, figures.get(received, 0.0)), ({"direction": "out"}, figures.get(sent, 0.0))]
+        ways = [({"direction": "in"}, figures[received]), ({"direction": "out"}, figures[sent])]
         yield _counter(name, text, ways)
     for name, label, counts, text in (
         ("messages_dropped_total", "reason", statistics.dropped, "Messages that a client did not get."),

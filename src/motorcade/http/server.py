@@ -14,9 +14,12 @@ import ipaddress
 import socket
 import sys
 import threading
+from time import monotonic
 
+import h11
 import structlog
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from motorcade.control import Control
 from motorcade.core.errors import ConfigError
@@ -26,6 +29,7 @@ SWITCH_INTERVAL = 0.0005  #: seconds until the interpreter is handed to the othe
 MAX_CONNECTIONS = 64  #: connections and requests at once; more are answered with 503
 MAX_HEAD = 16 * 1024  #: bytes of request line and headers
 KEEP_ALIVE = 5  #: seconds an idle connection is kept
+REQUEST_PATIENCE = 10.0  #: seconds for a whole request to arrive, so that silent connections cannot use up all
 STOP_PATIENCE = 3.0  #: seconds for requests that are being answered when the server stops
 
 log = structlog.stdlib.get_logger("motorcade.http")
@@ -111,16 +115,31 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, that says when it is listening."""
+    """uvicorn, that says when it is listening and does not wait for requests for ever."""
 
     def __init__(self, config: uvicorn.Config, loop: asyncio.AbstractEventLoop, listening: asyncio.Event) -> None:
         super().__init__(config)
         self._broker_loop = loop
         self._listening = listening
+        self._waiting: dict[H11Protocol, float] = {}  # connections without a whole request, and since when
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         _tell(self._broker_loop, self._listening)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        self._close_silent(monotonic())
+        return await super().on_tick(counter)
+
+    def _close_silent(self, now: float) -> None:
+        waiting: dict[H11Protocol, float] = {}
+        for connection in self.server_state.connections:
+            if isinstance(connection, H11Protocol) and connection.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+                since = waiting[connection] = self._waiting.get(connection, now)
+                if now - since > REQUEST_PATIENCE:
+                    connection.transport.abort()
+        self._waiting = waiting
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
