@@ -10,6 +10,7 @@ from tests.support.clauses import clause
 from tests.support.flows import (
     MESSAGE_EXPIRY,
     RECEIVE_MAXIMUM,
+    USER_PROPERTY,
     acknowledge,
     every_version,
     lasting,
@@ -287,6 +288,31 @@ def test_each_client_has_packet_ids_of_its_own(connect: Connect, name: str, vers
         assert 7 == publisher.expect(PUBCOMP).packet_id
     publishers[0].publish(name, b"end", 2)
     assert [b"0", b"1", b"2", b"end"] == payloads(receive_until(subscriber, b"end"))
+
+
+@every_version
+@pytest.mark.parametrize("properties", [b"", prop(USER_PROPERTY, ("a", "1"))], ids=["plain", "with-properties"])
+@clause(v3="MQTT-4.3.3-2", v5=("MQTT-4.3.3-10", "MQTT-4.3.3-12"))
+def test_a_run_of_packets_is_taken_like_single_ones(
+    connect: Connect, name: str, version: int, properties: bytes
+) -> None:
+    """Repetition, release and reuse of a packet id within one write are told apart. [MQTT-4.3.3-10]"""
+    subscriber, publisher = connect(version=version), connect(version=version)
+    subscriber.subscribe(name, 2)
+
+    def publish(payload: bytes, *, dup: bool = False) -> bytes:
+        return publish_packet(
+            name, payload, version=version, qos=2, packet_id=7, dup=dup, properties=properties if version == 5 else b""
+        )
+
+    release = ack_packet(PUBREL, 7, version=version)
+    publisher.send(
+        publish(b"one") + publish(b"one", dup=True) + release + publish(b"two") + release + release + publish(b"end")
+    )
+    answers = [publisher.recv() for _ in range(7)]
+    assert [PUBREC, PUBREC, PUBCOMP, PUBREC, PUBCOMP, PUBCOMP, PUBREC] == [answer.type for answer in answers]
+    assert {7} == {answer.packet_id for answer in answers}
+    assert [b"one", b"two", b"end"] == payloads(receive_until(subscriber, b"end"))
 
 
 @every_version

@@ -100,6 +100,29 @@ def test_qos_1_and_2_share_the_receive_maximum(connect: Connect, name: str) -> N
     subscriber.expect_nothing()
 
 
+@qos_1_and_2
+@clause(v5=("MQTT-3.3.4-9", "MQTT-4.9.0-2"))
+def test_retained_messages_stay_within_the_receive_maximum(connect: Connect, name: str, qos: int) -> None:
+    """What a SUBSCRIBE brings up is counted like live messages, and comes completely. [MQTT-3.3.4-9]"""
+    publisher, subscriber = connect(), connect(properties=prop(RECEIVE_MAXIMUM, 2))
+    for payload in numbered(10):
+        publisher.publish(f"{name}/{payload.decode()}", payload, qos, retain=True)
+    subscriber.subscribe(f"{name}/+", qos)
+    seen: list[bytes] = []
+    for _ in range(5):
+        held = [subscriber.expect(PUBLISH) for _ in range(2)]
+        subscriber.expect_nothing()
+        seen += payloads(held)
+        for message in held:
+            acknowledge(subscriber, message)
+        if qos == 2:
+            for message in held:
+                assert message.packet_id == subscriber.expect(PUBREL).packet_id
+            subscriber.send(b"".join(ack_packet(PUBCOMP, message.packet_id or 0) for message in held))
+    subscriber.expect_nothing()
+    assert numbered(10) == sorted(seen)
+
+
 @clause(v5="MQTT-4.9.0-2")
 def test_qos_0_does_not_use_the_receive_maximum(connect: Connect, name: str) -> None:
     """QoS 0 messages take no place: many of them go out to a client that allows one. [MQTT-4.9.0-2]"""
