@@ -35,8 +35,6 @@ from motorcade.core.errors import ConfigError
 from motorcade.log import HIDDEN, is_secret
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-TwoBytes = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bind = str | tuple[str, ...]
 
 OFF: Final = "off"
@@ -616,8 +614,6 @@ def _type_name(kind: object) -> str:
         str: "text",
         bool: "true or false",
         Count: "integer ≥ 0",
-        TwoBytes: "integer 0…65535",
-        Seconds: "number ≥ 0",
         int: "integer",
         float: "number",
         tuple[str, ...]: "list of text",

@@ -35,7 +35,6 @@ CaFile = Annotated[Path | None, typer.Option("--cafile", help="Over TLS; authori
 Cert = Annotated[Path | None, typer.Option("--cert", help="Our certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option("--key", help="Our private key (PEM).")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Over TLS without checking the broker's certificate.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No messages on standard error.")]
 
 
 @dataclass(frozen=True)
