@@ -119,12 +119,13 @@ class Broker:
                 plane.refuse("connect_timeout")
                 connection.close("no CONNECT in time")
             return
-        if connection.deadline and now - connection.seen > connection.deadline:
+        if connection.stalled_since is not None:  # nothing is read from it, so its keep alive says nothing
+            if connection.stalled(now) > limits.stall_timeout > 0:
+                plane.refuse("stall_timeout")
+                connection.abort("takes no data")
+        elif connection.deadline and now - connection.seen > connection.deadline:
             plane.refuse("keep_alive")
             connection.end(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing heard within the keep alive time")  # [MQTT-3.1.2-22]
-        elif connection.stalled_since is not None and now - connection.stalled_since > limits.stall_timeout > 0:
-            plane.refuse("stall_timeout")
-            connection.abort("takes no data")
         elif connection.expires_at is not None and wall >= connection.expires_at:
             connection.end(ReasonCode.NOT_AUTHORIZED, "the credentials have expired")
         elif session.awaiting and plane.session_options.await_rel_timeout:

@@ -5,7 +5,8 @@
     Send(packet)        write a packet to this client
     Ask(chain, …)       run a hook chain, which may wait; the answer is sent back into the generator
     RECEIVE             wait for the client's next packet; it is sent back into the generator
-    Opened(session)     the client is let in: bind this connection to the session
+    Opened(session, …)  the client is let in: bind this connection to the session
+    Renewed(expires_at) the client has shown new credentials
     Emit(message)       publish a will of some session
     Close(with_will)    close the connection; with_will tells whether the client's will is due
 
@@ -53,6 +54,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from motorcade.mqtt.reasons import ProtocolError, ReasonCode
 
 ALLOWED_TOPICS = 256  #: topics per connection whose access decision is remembered
+MAX_DETAIL = 200  #: characters of a reason string; it may quote what the client sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,13 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed:
+    """The client has authenticated again."""
+
+    expires_at: float | None  #: when its credentials end, seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """Publish a will."""
 
@@ -99,7 +108,7 @@ class _Receive:
 
 
 RECEIVE: Final = _Receive()
-Effect = Send | Ask | Opened | Emit | Close | _Receive
+Effect = Send | Ask | Opened | Renewed | Emit | Close | _Receive
 Steps = Generator[Effect, Any, None]
 
 
@@ -110,12 +119,13 @@ class Refused(ProtocolError):
 class Channel:
     """One connection's view of the rules."""
 
-    __slots__ = ("_aliases", "_method", "_told_problems", "client", "plane", "routes", "session", "version")
+    __slots__ = ("_aliases", "_method", "_told_problems", "client", "max_packet", "plane", "routes", "session", "version")
 
     def __init__(self, plane: Plane, client: ClientInfo) -> None:
         self.plane = plane
         self.client = client
         self.version = 4  # until CONNECT tells
+        self.max_packet = 0  # bytes of a packet the client takes; 0 is any
         self.session: Session | None = None
         self.routes: dict[bytes, Route] = {}  #: topics this client may publish to; the byte loop reads it
         self._aliases: dict[int, str] | None = None
@@ -155,7 +165,9 @@ class Channel:
 
     def problem(self, detail: str) -> Properties:
         """A reason string, if the client wants one. [MQTT-3.1.2-29]"""
-        return Properties(reason_string=detail) if detail and self._told_problems and self.version == 5 else NONE
+        if not detail or not self._told_problems or self.version != 5:
+            return NONE
+        return Properties(reason_string=detail[:MAX_DETAIL])
 
     # -- CONNECT
 
@@ -164,6 +176,7 @@ class Channel:
         self.version = client.version = packet.version
         properties = packet.properties
         self._told_problems = properties.request_problem_information != 0
+        self.max_packet = properties.maximum_packet_size or 0
         client.username = packet.username
         client.clean_start = packet.clean_start
         client.user_properties = properties.user_properties
@@ -184,6 +197,8 @@ class Channel:
         keep_alive = self._keep_alive(packet.keep_alive)
         client.keep_alive = keep_alive
         self._settle(session, packet, present=present, wall=wall)
+        if present:
+            yield from self.recheck(session)  # rules may have changed, or this is another user
         session.will = will
         session.will_delay = (packet.will.properties.will_delay or 0) if packet.will else 0
         yield Opened(session, keep_alive, allow.expires_at)
@@ -225,6 +240,10 @@ class Channel:
         if limit and plane.connections > limit:
             plane.refuse("max_connections")
             raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node has its {limit} connections")
+        most = plane.limits.max_sessions
+        if most and len(plane.registry.sessions) >= most and client.client_id not in plane.registry.sessions:
+            plane.refuse("max_sessions")
+            raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node has its {most} sessions")
         if not plane.connect_bucket.admits(wall):
             plane.refuse("connect_rate")
             raise Refused(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many connects per second, try again later")
@@ -236,13 +255,30 @@ class Channel:
             raise Refused(ReasonCode.BANNED, "connects too often, banned for a while")
 
     def _authenticate(self, packet: Connect) -> Generator[Effect, Any, Allow]:
-        """Ask who this is, in as many steps as the method needs."""
+        """Ask who this is."""
         method, data = packet.properties.authentication_method, packet.properties.authentication_data
         self._method = method
-        decision = yield from self._decide(Credentials(packet.password, method, data))
+        decision = yield from self._converse(Credentials(packet.password, method, data))
+        if isinstance(decision, Deny):
+            self.plane.stats.auth_denied += 1
+            raise Refused(decision.reason, decision.detail)
+        self.plane.stats.auth_allowed += 1
+        client = self.client
+        if decision.username is not None:
+            client.username = decision.username
+        if decision.client_id is not None:
+            client.client_id = decision.client_id
+        client.superuser = decision.superuser
+        client.attributes = decision.attributes
+        return decision
+
+    def _converse(self, credentials: Credentials) -> Generator[Effect, Any, Allow | Deny]:
+        """Ask the chain, in as many steps as the method of enhanced authentication needs."""
+        method = credentials.method
+        decision = yield from self._decide(credentials)
         while isinstance(decision, Challenge):
             if method is None:
-                raise Refused(ReasonCode.NOT_AUTHORIZED, "the client did not ask for enhanced authentication")
+                return Deny(ReasonCode.NOT_AUTHORIZED, "the client did not ask for enhanced authentication")
             yield Send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, _auth_properties(method, decision.data)))
             answer = yield RECEIVE
             if not isinstance(answer, Auth) or answer.reason is not ReasonCode.CONTINUE_AUTHENTICATION:
@@ -250,17 +286,6 @@ class Channel:
             if answer.properties.authentication_method != method:
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the method changed")  # [MQTT-4.12.0-5]
             decision = yield from self._decide(Credentials(None, method, answer.properties.authentication_data))
-        if isinstance(decision, Deny):
-            self.plane.stats.auth_denied += 1
-            raise Refused(decision.reason, decision.detail)
-        self.plane.stats.auth_allowed += 1
-        client = self.client
-        client.superuser = decision.superuser
-        client.attributes = decision.attributes
-        if decision.username is not None:
-            client.username = decision.username
-        if decision.client_id is not None:
-            client.client_id = decision.client_id
         return decision
 
     def _decide(self, credentials: Credentials) -> Generator[Effect, Any, Decision]:
@@ -281,9 +306,11 @@ class Channel:
         if will is None:
             return None
         try:
-            check_topic(will.topic, self.plane.limits.max_topic_levels)
-        except TopicError as error:
-            raise Refused(ReasonCode.TOPIC_NAME_INVALID, f"will: {error}") from error
+            self._check_topic(will.topic)
+        except ProtocolError as error:
+            raise Refused(error.reason, f"will: {error}") from error
+        if will.retain and not self.plane.retains and self.version == 5:
+            raise Refused(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")  # [MQTT-3.2.2-13]
         if not (yield from self._may("publish", will.topic)):
             raise Refused(ReasonCode.NOT_AUTHORIZED, f"may not publish the will to {will.topic}")
         return self._message(will.topic, will.payload, will.qos, will.retain, will.properties, wall)
@@ -308,7 +335,7 @@ class Channel:
         session.attach(
             packet.version,
             min(options.window, properties.receive_maximum or 65535),  # [MQTT-3.3.4-9]
-            properties.maximum_packet_size or 0,
+            self.max_packet,
             min(properties.topic_alias_maximum or 0, limits.max_topic_alias_out),  # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
         )
         if present and (was_special or session.special or was_version != session.version):
@@ -336,6 +363,7 @@ class Channel:
             properties=Properties(
                 session_expiry=session.expiry if session.expiry != wanted else None,
                 receive_maximum=plane.session_options.max_awaiting_rel or None,
+                retain_available=None if plane.retains else 0,
                 maximum_packet_size=plane.limits.max_packet_size or None,
                 assigned_client_id=self.client.client_id if assigned or self.client.client_id != packet.client_id else None,
                 topic_alias_maximum=plane.limits.max_topic_alias or None,
@@ -367,6 +395,8 @@ class Channel:
         plane = self.plane
         if properties.subscription_ids:  # [MQTT-3.3.4-6]
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers")
+        if packet.retain and not plane.retains and self.version == 5:  # [MQTT-3.2.2-14]
+            raise ProtocolError(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")
         topic = self._topic(packet)
         if packet.qos == 2:
             if session.expects_release(packet.packet_id):  # [MQTT-4.3.3-10]: acknowledged again, not routed again
@@ -390,7 +420,7 @@ class Channel:
 
     def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
         """Properties of a PUBACK or PUBREC: a reason for errors if the client wants to hear it, and what a plugin adds."""
-        text = detail if reason >= 0x80 and self._told_problems else ""
+        text = detail[:MAX_DETAIL] if reason >= 0x80 and self._told_problems else ""
         if self.version != 5 or not (text or extra):
             return NONE
         return Properties(reason_string=text or None, user_properties=extra if self._told_problems else ())
@@ -556,9 +586,7 @@ class Channel:
 
     def _subscribe(self, session: Session, packet: Subscribe) -> Steps:
         plane = self.plane
-        limit = plane.limits.max_filters
-        if limit and len(packet.subscriptions) > limit:
-            plane.refuse("max_filters")
+        if self._too_many(len(packet.subscriptions)):
             yield Send(Suback(packet.packet_id, (ReasonCode.QUOTA_EXCEEDED,) * len(packet.subscriptions)))
             return
         wanted: list[Subscription | ReasonCode] = list(packet.subscriptions)
@@ -586,6 +614,13 @@ class Channel:
             for subscription, is_new in granted:
                 chain.notify(self.client, subscription, is_new)
 
+    def _too_many(self, filters: int) -> bool:
+        limit = self.plane.limits.max_filters
+        if not limit or filters <= limit:
+            return False
+        self.plane.refuse("max_filters")
+        return True
+
     def _judge(self, session: Session, subscription: Subscription) -> Generator[Effect, Any, tuple[ReasonCode, str]]:
         """(reason, detail) for one filter of a SUBSCRIBE."""
         plane = self.plane
@@ -609,6 +644,11 @@ class Channel:
     def _unsubscribe(self, session: Session, packet: Unsubscribe) -> Steps:
         plane = self.plane
         filters = list(packet.filters)
+        if self._too_many(len(filters)):
+            if self.version != 5:  # its UNSUBACK cannot say no
+                raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, "too many filters in one UNSUBSCRIBE")
+            yield Send(Unsuback(packet.packet_id, (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,) * len(filters)))
+            return
         if plane.hooks.client_unsubscribe is not None:
             changed = yield Ask(plane.hooks.client_unsubscribe, (self.client, packet.properties.user_properties), filters)
             if len(changed) == len(filters):
@@ -646,20 +686,23 @@ class Channel:
         method = packet.properties.authentication_method
         if packet.reason is not ReasonCode.RE_AUTHENTICATE or self._method is None or method != self._method:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "AUTH out of place")  # [MQTT-4.12.1-1]
-        decision = yield from self._decide(Credentials(None, method, packet.properties.authentication_data))
-        while isinstance(decision, Challenge):
-            yield Send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, _auth_properties(method, decision.data)))
-            answer = yield RECEIVE
-            if not isinstance(answer, Auth) or answer.properties.authentication_method != method:
-                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "AUTH 0x18 must follow")
-            decision = yield from self._decide(Credentials(None, method, answer.properties.authentication_data))
+        decision = yield from self._converse(Credentials(None, method, packet.properties.authentication_data))
         if isinstance(decision, Deny):
+            self.plane.stats.auth_denied += 1
             raise ProtocolError(decision.reason, decision.detail)  # [MQTT-4.12.1-2]
+        self.plane.stats.auth_allowed += 1
+        self.client.superuser = decision.superuser
+        self.client.attributes = decision.attributes
+        yield Renewed(decision.expires_at)
         yield Send(Auth(ReasonCode.SUCCESS, _auth_properties(method, decision.data)))
+        if self.session is not None:
+            yield from self.recheck(self.session)
 
     def recheck(self, session: Session) -> Steps:
         """Access rules have changed: forget decisions, take away subscriptions that are no longer allowed."""
         self.use_routes()
+        if session.will is not None and not (yield from self._may("publish", session.will.topic)):
+            session.will = None
         for text in list(session.subscriptions):
             if not (yield from self._may("subscribe", split_share(text)[1])):
                 self.plane.pubsub.unsubscribe(session, text)

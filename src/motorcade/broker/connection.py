@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from dataclasses import replace
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
-from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused, Send, Steps
+from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused, Renewed, Send, Steps
 from motorcade.broker.frames import IDS, RELEASED, Frame, build, read_varint
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.plane import Plane
@@ -31,7 +32,7 @@ from motorcade.broker.tls import certificate_of
 from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import MotorcadeError
 from motorcade.mqtt import codec
-from motorcade.mqtt.packets import Connack, Connect, Disconnect, Packet, Pingreq, Pingresp
+from motorcade.mqtt.packets import Auth, Connack, Disconnect, Packet, Pingreq, Pingresp
 from motorcade.mqtt.properties import Properties
 from motorcade.mqtt.reasons import ProtocolError, ReasonCode, connack_code_v3
 
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger("motorcade.connection")
 
 MAX_PACKET = 268_435_460  #: bytes of the largest packet MQTT can express
+MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; many small ones cost more than their bytes
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
+RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
 
 
@@ -87,23 +90,27 @@ class Connection(asyncio.Protocol):
     """A client's connection, from the first byte to the last."""
 
     __slots__ = (
+        "_buffered",
         "_chunks",
         "_have",
         "_need",
         "_steps",
         "_suspended",
         "_task",
+        "_throttled",
         "bytes_bucket",
         "broker",
         "channel",
         "closing",
         "deadline",
         "expires_at",
+        "fd",
         "listener",
         "messages_bucket",
         "opened",
         "seen",
         "session",
+        "stalled_bytes",
         "stalled_since",
         "transport",
         "why",
@@ -120,7 +127,10 @@ class Connection(asyncio.Protocol):
         self.seen = 0.0
         self.deadline = 0.0  # silence allowed, in seconds; 0 is any
         self.expires_at: float | None = None  # end of the credentials, seconds since the epoch
-        self.stalled_since: float | None = None
+        self.stalled_since: float | None = None  # the socket is full, and has taken nothing since
+        self.stalled_bytes = 0
+        self.fd = -1  # of a plain TCP socket; TLS and WebSocket have more to do than to write bytes
+        self._buffered = False  # the transport's buffer has been used, and may not be empty
         self.closing = False
         self.with_will = True
         self.why = "connection lost"
@@ -131,12 +141,13 @@ class Connection(asyncio.Protocol):
         self._need = 0
         self._steps: Steps | None = None  # a conversation that waits for the client's next packet
         self._suspended = False
+        self._throttled = False
         self._task: asyncio.Task[None] | None = None
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - streams only
+        transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
         self.transport = transport
         peer = transport.get_extra_info("peername")
         host, port = (peer[0], peer[1]) if isinstance(peer, tuple) else ("", 0)
@@ -147,12 +158,15 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(plane.limits.write_high, plane.limits.write_low)
+        if self.listener == "tcp":
+            self.fd = transport.get_extra_info("socket").fileno()
         client = ClientInfo("", host=host, port=port, listener=self.listener, certificate=_certificate(transport))
         self.channel = Channel(plane, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
         self.transport = None
+        self.fd = -1
         if self._task is not None:
             self._task.cancel()
         if self._steps is not None:
@@ -165,12 +179,23 @@ class Connection(asyncio.Protocol):
         self.stalled_since = monotonic()
         if self.session is not None:
             self.session.set_writable(False)
+        self._hold_reading()  # its packets would only make more answers
 
     def resume_writing(self) -> None:
         self.stalled_since = None
+        self.seen = monotonic()
         if self.session is not None:
             self.session.set_writable(True)
             self.pump()
+        self._go_on_reading()
+
+    def stalled(self, now: float) -> float:
+        """Seconds for which the full socket has taken nothing at all."""
+        left = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        if left != self.stalled_bytes:
+            self.stalled_bytes = left
+            self.stalled_since = self.seen = now
+        return now - self.stalled_since if self.stalled_since is not None else 0.0
 
     def eof_received(self) -> bool | None:
         return None  # close
@@ -183,6 +208,8 @@ class Connection(asyncio.Protocol):
             # An unfinished packet: collect without copying until it is complete, however small the pieces are.
             self._chunks.append(data)
             self._have += len(data)
+            if len(self._chunks) > MAX_PIECES:
+                self._chunks = [b"".join(self._chunks)]
             if self._have < self._need or self._suspended:
                 return
             data = b"".join(self._chunks)
@@ -224,15 +251,17 @@ class Connection(asyncio.Protocol):
         out = session.out
         v5 = channel.version == 5
         max_size = self._max_size()
+        short = min(127, max_size - 2)  # longer ones have a longer length field, or are too long
         max_awaiting = plane.session_options.max_awaiting_rel or 65536
         n = len(data)
         i = received = sent = octets = 0
         now = 0.0
+        freed = False
         while i + 1 < n:
             first = data[i]
             length = data[i + 1]
             body = i + 2
-            if length > 127:
+            if length > short:
                 found = codec.split(data, i, max_size)
                 if found is None:
                     break
@@ -329,10 +358,7 @@ class Connection(asyncio.Protocol):
                     frame_or_none = inflight.get(key)
                     if frame_or_none is not None and frame_or_none[0][0] & 6 == 2:
                         del inflight[key]
-                        if not session.ready:
-                            now = now or time()
-                            if session.pump(now):
-                                self.pump_later()
+                        freed = True
                         i = end
                         continue
                 elif first == 0x50:
@@ -355,10 +381,7 @@ class Connection(asyncio.Protocol):
                         continue
                 elif first == 0x70 and inflight.get(key) is RELEASED:
                     del inflight[key]
-                    if not session.ready:
-                        now = now or time()
-                        if session.pump(now):
-                            self.pump_later()
+                    freed = True
                     i = end
                     continue
             elif first == 0xC0 and length == 0:
@@ -375,12 +398,16 @@ class Connection(asyncio.Protocol):
             i = end
             if self.closing or plane.observed or channel.routes is not routes or session.inflight is not inflight:
                 self._count(plane, session, received, sent, octets)
-                received = sent = octets = 0
-                if not self.closing and i < n:
-                    self._run(data[i:])
+                if not self.closing:
+                    if freed:
+                        self.pump()
+                    if i < n:
+                        self._run(data[i:])
                 return
         if i < n:
             self._keep_packet(data[i:] if i else data)
+        if freed and not session.ready:
+            self.pump()
         self._count(plane, session, received, sent, octets)
         if received and (self.messages_bucket is not None or self.bytes_bucket is not None):
             self._throttle(received, n)
@@ -509,6 +536,8 @@ class Connection(asyncio.Protocol):
         plane = self.broker.plane
         n = len(data)
         while i < n and not self.closing:
+            if self.session is None and self._steps is None and data[i] >> 4 != 1:  # a stranger: do not wait for more
+                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
             found = codec.split(data, i, self._max_size())
             if found is None:
                 self._keep_packet(data[i:])
@@ -535,19 +564,17 @@ class Connection(asyncio.Protocol):
         assert channel is not None  # noqa: S101 - made with the connection
         plane = self.broker.plane
         plane.stats.packets_received += 1
-        if channel.session is None and self._steps is None and first >> 4 != 1:
-            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
         try:
             packet = codec.decode(first, body, channel.version, plane.codec_limits)
-        except ProtocolError:
+        except ProtocolError as error:
+            if error.reason is ReasonCode.QUOTA_EXCEEDED:
+                plane.refuse("max_user_properties")
             if channel.session is None and _is_v5_connect(body):
                 channel.version = 5
             raise
         steps = self._steps
-        if steps is not None:
+        if steps is not None and (channel.session is None or isinstance(packet, Auth)):
             self._steps = None
-            if isinstance(packet, Connect):
-                raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "second CONNECT")
             return self._drive(steps, packet)
         return self._drive(channel.receive(packet, wall), None)
 
@@ -568,6 +595,8 @@ class Connection(asyncio.Protocol):
                     return False
             elif isinstance(effect, Opened):
                 self._open(effect)
+            elif isinstance(effect, Renewed):
+                self.expires_at = effect.expires_at
             elif isinstance(effect, Emit):
                 self.broker.publish_soon(effect.message)
             elif isinstance(effect, Close):
@@ -597,8 +626,7 @@ class Connection(asyncio.Protocol):
     def _suspend(self, steps: Steps, waiting: Any) -> None:
         """Read nothing more until a hook chain has answered."""
         self._suspended = True
-        if self.transport is not None:
-            self.transport.pause_reading()
+        self._hold_reading()
         self._task = asyncio.create_task(self._wait(steps, waiting), name="hook")
 
     async def _wait(self, steps: Steps, waiting: Any) -> None:
@@ -618,8 +646,8 @@ class Connection(asyncio.Protocol):
             return
         finally:
             self.broker.outbox.later()
-        if done and not self.closing and self.transport is not None:
-            self.transport.resume_reading()
+        if done and not self.closing:
+            self._go_on_reading()
             self._need = 0
             if self._chunks is not None:
                 self.data_received(b"")
@@ -653,12 +681,23 @@ class Connection(asyncio.Protocol):
             if byte_wait:
                 self.broker.plane.refuse("byte_rate")
                 wait = max(wait, byte_wait)
-        if wait and self.transport is not None:
-            self.transport.pause_reading()
+        if wait:
+            self._throttled = True
+            self._hold_reading()
             self.broker.loop.call_later(wait, self._unthrottle)
 
     def _unthrottle(self) -> None:
-        if self.transport is not None and not self.closing and not self._suspended:
+        self._throttled = False
+        self._go_on_reading()
+
+    def _hold_reading(self) -> None:
+        if self.transport is not None and not self.closing:
+            self.transport.pause_reading()
+
+    def _go_on_reading(self) -> None:
+        """Read again unless there is another reason not to."""
+        held = self._suspended or self._throttled or self.stalled_since is not None
+        if self.transport is not None and not self.closing and not held:
             self.transport.resume_reading()
 
     # -- out
@@ -667,24 +706,38 @@ class Connection(asyncio.Protocol):
         """Write a packet, in order with everything else."""
         channel = self.channel
         assert channel is not None  # noqa: S101 - made with the connection
-        data = codec.encode(effect.packet, channel.version)
         session = self.session
+        data = _fitting(effect.packet, channel.version, channel.max_packet)
         if session is None or session.link is not self:
             self.write(data)
             return
-        limit = session.max_packet
-        if limit and len(data) > limit and channel.version == 5:
-            data = _without_extras(effect.packet, channel.version)  # [MQTT-3.2.2-19] and its kin
+        if not data and isinstance(effect.packet, Connack):
+            session.expiry = 0
+            self.abort("takes not even CONNACK")
+            return
         if not session.out:
             session.shared.dirty.append(session)
         session.out.append(data)
 
     def write(self, data: bytes) -> None:
-        """Hand bytes to the socket."""
+        """Hand bytes to the socket: straight to the kernel while it takes them, else to the transport's buffer."""
         transport = self.transport
-        if transport is not None:
-            self.broker.plane.stats.bytes_sent += len(data)
-            transport.write(data)
+        if transport is None:
+            return
+        self.broker.plane.stats.bytes_sent += len(data)
+        if self.fd >= 0:
+            if not self._buffered or not transport.get_write_buffer_size():
+                try:
+                    written = os.write(self.fd, data)
+                except BlockingIOError:
+                    written = 0
+                except OSError:
+                    return  # reset by the peer; the transport is about to find out
+                if written == len(data):
+                    return
+                data = data[written:]
+            self._buffered = True
+        transport.write(data)
 
     def pump(self) -> None:
         """Send what waits in the session."""
@@ -714,7 +767,7 @@ class Connection(asyncio.Protocol):
                 reason = ReasonCode.USE_ANOTHER_SERVER
                 properties = replace(properties, server_reference=reference)
             self._flush_own()
-            self.write(codec.encode(Disconnect(reason, properties), 5))
+            self.write(_fitting(Disconnect(reason, properties), 5, channel.max_packet))
         else:
             self._flush_own()
         self.close(self.why)
@@ -735,8 +788,6 @@ class Connection(asyncio.Protocol):
             plane.stats.protocol_errors[name] = plane.stats.protocol_errors.get(name, 0) + 1
             if error.reason is ReasonCode.PACKET_TOO_LARGE:
                 plane.refuse("max_packet_size" if channel.session else "max_connect_size")
-            elif error.reason is ReasonCode.QUOTA_EXCEEDED:
-                plane.refuse("max_user_properties")
         log.info(
             "client_refused" if channel.session is None else "client_failed",
             client_id=channel.client.client_id,
@@ -751,7 +802,7 @@ class Connection(asyncio.Protocol):
         if error.reason is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             self.write(b"\x20\x02\x00\x01")  # [MQTT-3.1.2-2]
         elif channel.version == 5:
-            self.write(codec.encode(Connack(error.reason, properties=self._refusal(error)), 5))
+            self.write(_fitting(Connack(error.reason, properties=self._refusal(error)), 5, channel.max_packet))
         elif isinstance(error, Refused):
             code = connack_code_v3(error.reason)
             if code is not None:
@@ -801,8 +852,12 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def recheck(self) -> None:
-        """Access rules have changed."""
-        if self.channel is not None and self.session is not None and not self.closing and not self._suspended:
+        """Access rules have changed; what is being decided now is decided first."""
+        if self.channel is None or self.session is None or self.closing:
+            return
+        if self._suspended:
+            self.broker.loop.call_later(RECHECK_AGAIN, self.recheck)
+        else:
             self._drive(self.channel.recheck(self.session), None)
 
     def _leave(self) -> None:
@@ -814,6 +869,7 @@ class Connection(asyncio.Protocol):
         if session.link is self:
             for will in self.broker.plane.registry.disconnect(session, time(), with_will=self.with_will):
                 self.broker.publish_soon(will)
+        self.broker.outbox.later()  # its end may have set off messages to others
         hooks = self.broker.plane.hooks
         if hooks.client_disconnected is not None:
             hooks.client_disconnected.notify(client, self.why)
@@ -835,12 +891,14 @@ def _for_other(route: Route, frame: Frame, qos: int, v5: bool) -> Frame:
     return build(route.topic.encode(), tail[1:] if v5 else b"\x00" + tail, qos, frame[2])
 
 
-def _without_extras(packet: Packet, version: int) -> bytes:
-    """A packet without reason string and user properties, for a client that takes only small packets."""
-    if isinstance(packet, Pingreq | Pingresp):
-        return codec.encode(packet, version)
-    slim = replace(packet.properties, reason_string=None, user_properties=())
-    return codec.encode(replace(packet, properties=slim), version)
+def _fitting(packet: Packet, version: int, limit: int) -> bytes:
+    """A packet for a client that takes at most `limit` bytes (0 is any): without extras, or not at all, if too long."""
+    data = codec.encode(packet, version)
+    if not limit or len(data) <= limit or isinstance(packet, Pingreq | Pingresp):
+        return data
+    slim = replace(packet.properties, reason_string=None, user_properties=())  # [MQTT-3.2.2-19] and its kin
+    data = codec.encode(replace(packet, properties=slim), version)
+    return data if len(data) <= limit else b""
 
 
 def _is_v5_connect(body: bytes) -> bool:

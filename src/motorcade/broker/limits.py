@@ -16,7 +16,7 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: int = 32  #: messages sent but not acknowledged; the client's receive maximum may lower it
     queue: int = 1000  #: messages waiting; when full, the oldest QoS 0 message goes first, else the oldest
     queue_bytes: int = 8 * 1024 * 1024  #: bytes waiting; whichever of both bounds is reached first
-    store_qos0: bool = False  #: queue QoS 0 messages for clients that are away
+    store_qos0: bool = True  #: queue QoS 0 messages too for clients that are away; they are the first to be dropped
     max_awaiting_rel: int = 100  #: QoS 2 messages of a client not yet released; announced as receive maximum
     await_rel_timeout: float = 300.0  #: seconds after which an unreleased QoS 2 message is forgotten
     expiry_default_v3: int = 7 * 86400  #: seconds a persistent MQTT 3 session outlives its connection
@@ -32,6 +32,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_connect_size: int = 16 * 1024  #: bytes of the CONNECT packet, before anybody is let in
     connect_timeout: float = 5.0  #: seconds from the TCP connection to a complete CONNECT
     max_connections: int = 100_000  #: network connections of this node
+    max_sessions: int = 1_000_000  #: sessions of this node, connected or away
     connect_rate: float = 1000.0  #: CONNECTs per second, sustained (leaky bucket)
     connect_burst: float = 20_000.0  #: CONNECTs at once after a quiet time
     message_rate: float = 1_000_000.0  #: PUBLISHes per second of one client, sustained; above it, its reads pause

@@ -46,6 +46,7 @@ class Plane:
         self.draining = False  #: shutting down: nobody new is let in
         self.connections = 0  #: network connections now, whether a client is let in or not
         self.observed = False  #: somebody listens to every delivery: the byte loop hands all messages to the channel
+        self.retains = False  #: somebody keeps retained messages
         hooks.on_change(self._look_at_hooks)
         self._look_at_hooks()
 
@@ -54,6 +55,7 @@ class Plane:
         self.observed = any(
             chain is not None for chain in (hooks.message_delivered, hooks.message_acked, hooks.delivery_completed)
         )
+        self.retains = any(callback.retained_only for callback in hooks.lookup("message.publish"))
 
     def refuse(self, limit: str) -> None:
         """Count that a limit was hit."""

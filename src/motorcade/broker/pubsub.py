@@ -31,21 +31,30 @@ ROUTES = 100_000  #: topics whose route is remembered
 
 
 class Target:
-    """One receiver of a topic that needs its own treatment."""
+    """One receiver of a topic, with all its matching subscriptions taken together."""
 
-    __slots__ = ("identifiers", "no_local", "qos", "retain_as_published", "session")
+    __slots__ = ("identifiers", "no_local", "own", "qos", "retain_as_published", "session")
 
     def __init__(self, session: Session, subscription: Subscription) -> None:
         self.session = session
         self.qos = subscription.qos
-        self.no_local = subscription.no_local
         self.retain_as_published = subscription.retain_as_published
         self.identifiers: tuple[int, ...] = (subscription.identifier,) if subscription.identifier else ()
+        self.no_local = subscription.no_local  #: some subscription is not for the session's own messages
+        self.own: Target | None = None  #: what is left for these, if `no_local`; None: nothing
 
     def merge(self, subscription: Subscription) -> None:
         """The same session has one more matching subscription."""
+        if subscription.no_local and not self.no_local:
+            self.own = Target(self.session, Subscription("", self.qos, retain_as_published=self.retain_as_published))
+            self.own.identifiers = self.identifiers
+            self.no_local = True
+        elif not subscription.no_local and self.no_local:
+            if self.own is None:
+                self.own = Target(self.session, subscription)
+            else:
+                self.own.merge(subscription)
         self.qos = max(self.qos, subscription.qos)
-        self.no_local = self.no_local and subscription.no_local
         self.retain_as_published = self.retain_as_published or subscription.retain_as_published
         if subscription.identifier:
             self.identifiers += (subscription.identifier,)  # [MQTT-3.3.4-3]
@@ -308,7 +317,9 @@ class PubSub:
     def _send_target(self, message: Message, target: Target, now: float) -> None:
         session = target.session
         if target.no_local and message.publisher == session.client.client_id:
-            return  # [MQTT-3.8.3-3]
+            if target.own is None:
+                return  # [MQTT-3.8.3-3]
+            target = target.own
         qos = min(message.qos, target.qos)
         retain = message.retain and target.retain_as_published
         if target.identifiers:

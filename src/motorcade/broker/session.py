@@ -63,7 +63,7 @@ class Session(Window):
             frames = [converted(frame, old, version, now) for frame in self.queue]
             self.queue.clear()
             self.queue.extend(frames)
-            self.queue_bytes = sum(len(head) + len(tail) + (2 if head[0] & 6 else 0) for head, tail, _ in frames)
+            self.queue_bytes = sum(len(head) + len(tail) for head, tail, _ in frames)
 
     def expects_release(self, number: int) -> bool:
         """Whether a QoS 2 message of the client with this id is already here."""

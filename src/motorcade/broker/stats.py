@@ -66,6 +66,7 @@ LIMIT_NAMES = (
     "max_connect_size",
     "connect_timeout",
     "max_connections",
+    "max_sessions",
     "connect_rate",
     "message_rate",
     "byte_rate",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import cast
 
 from motorcade.core.client import Certificate
 from motorcade.core.errors import ConfigError
@@ -38,10 +39,12 @@ def certificate_of(ssl_object: ssl.SSLObject) -> Certificate | None:
     found = ssl_object.getpeercert()
     if not found:
         return None
-    names = [pair for group in found.get("subject", ()) for pair in group]
+    subject_parts = cast("tuple[tuple[tuple[str, str], ...], ...]", found.get("subject", ()))
+    alternatives = cast("tuple[tuple[str, str], ...]", found.get("subjectAltName", ()))
+    names = [pair for group in subject_parts for pair in group]
     common = next((value for name, value in names if name == "commonName"), "")
     subject = ",".join(f"{_SHORT.get(name, name)}={value}" for name, value in reversed(names))
-    dns = tuple(value for kind, value in found.get("subjectAltName", ()) if kind == "DNS")
+    dns = tuple(value for kind, value in alternatives if kind == "DNS")
     ends = ssl.cert_time_to_seconds(str(found["notAfter"])) if "notAfter" in found else 0
     return Certificate(common, subject, dns, float(ends))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import http
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
@@ -38,7 +38,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._connection: Connection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - streams only
+        transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
         self._transport = transport
         self._connection = self._make()
         self._connection.connection_made(WebSocketTransport(transport, self))

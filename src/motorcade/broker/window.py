@@ -27,7 +27,8 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Hooks
 
-FEED_STEP = 256  #: messages a feed may send per turn of the event loop
+FEED_STEP = 256  #: messages feeds may send per turn of the event loop
+FEED_BYTES = 256 * 1024  #: bytes likewise; one message more than that goes alone
 
 
 class Link(Protocol):
@@ -85,6 +86,7 @@ class Window:
         "queued_qos0",
         "ready",
         "shared",
+        "unsent",
         "version",
         "writable",
     )
@@ -99,6 +101,7 @@ class Window:
         self.ready = False
         self.out: list[bytes] = []
         self.inflight: dict[int, Frame] = {}  # in the order of sending, which is the order of resending
+        self.unsent: deque[int] | None = None  # ids in flight that this connection has not repeated yet
         self.limit = shared.options.window
         self.next_id = 1
         self.queue: deque[Frame] | None = None  # made when first needed: most sessions never wait
@@ -126,6 +129,7 @@ class Window:
         """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
         self.online = self.writable = self.ready = False
         self.aliases = None
+        self.unsent = None
         self.out.clear()
 
     def set_writable(self, writable: bool) -> None:
@@ -135,7 +139,7 @@ class Window:
 
     def settle(self) -> None:
         """Bring `ready` up to date (rule 3)."""
-        self.ready = self.online and self.writable and not self.queue and not self.feeds
+        self.ready = self.online and self.writable and not self.queue and not self.feeds and not self.unsent
 
     # -- messages in
 
@@ -148,10 +152,11 @@ class Window:
             self.hold(frame)
 
     def hold(self, frame: Frame) -> None:
-        """A frame that cannot go out now."""
-        qos = qos_of(frame)
-        if qos == 0:
-            if not self.online and not self.shared.options.store_qos0:
+        """A frame that cannot go out now: it waits, or it is dropped."""
+        head, tail, _ = frame
+        options = self.shared.options
+        if not head[0] & 6:
+            if not self.online and not options.store_qos0:
                 self.drop(frame, "offline_qos0")
                 return
             if self.online and not self.writable:
@@ -159,21 +164,30 @@ class Window:
                 return
         if self.shared.hooks.message_nack is not None and self._taken_back(frame):
             return
-        if self.queue is None:
-            self.queue = deque()
-        self._make_room(frame, qos)
-        self.settle()
+        queue = self.queue
+        if queue is None:
+            queue = self.queue = deque()
+            self.ready = False
+        size = len(head) + len(tail)
+        if queue and (
+            (options.queue and len(queue) >= options.queue)
+            or (options.queue_bytes and self.queue_bytes + size > options.queue_bytes)
+        ):
+            self._make_room(queue, frame, size)
+            return
+        queue.append(frame)
+        self.queue_bytes += size
+        if not head[0] & 6:
+            self.queued_qos0 += 1
 
     def _taken_back(self, frame: Frame) -> bool:
         chain = self.shared.hooks.message_nack
         return bool(chain and chain.fold(self.client, message_of(frame, self.version), acc=False) is True)
 
-    def _make_room(self, frame: Frame, qos: int) -> None:
-        """Append to the queue, dropping by rule 4 until it fits."""
+    def _make_room(self, queue: deque[Frame], frame: Frame, size: int) -> None:
+        """Append to a full queue: drop by rule 4 until the frame fits, or drop the frame."""
         options = self.shared.options
-        queue = self.queue
-        assert queue is not None  # noqa: S101 - made by the caller
-        size = size_of(frame)
+        qos = qos_of(frame)
         while queue and (
             (options.queue and len(queue) >= options.queue)
             or (options.queue_bytes and self.queue_bytes + size > options.queue_bytes)
@@ -188,7 +202,7 @@ class Window:
                 return
             else:
                 victim = queue.popleft()
-            self.queue_bytes -= size_of(victim)
+            self.queue_bytes -= len(victim[0]) + len(victim[1])
             self.drop(victim, "queue_full")
         queue.append(frame)
         self.queue_bytes += size
@@ -211,7 +225,7 @@ class Window:
 
     def send(self, frame: Frame, now: float) -> None:
         """Put a frame on the wire; QoS 1 and 2 enter the window. The caller has checked that there is room."""
-        head, tail, origin = frame
+        head, tail, _ = frame
         if self.max_packet and size_of(frame) > self.max_packet:
             self.drop(frame, "too_large")  # [MQTT-3.1.2-24], [MQTT-3.1.2-25]
             return
@@ -259,20 +273,25 @@ class Window:
 
     def pump(self, now: float) -> bool:
         """Send what waits, as far as window and socket allow. True if feeds could go on in the next turn."""
+        if self.unsent and self.writable:
+            self._repeat()
         queue = self.queue
-        while queue and self.writable:
-            frame = queue[0]
-            qos = qos_of(frame)
-            if qos and len(self.inflight) >= self.limit:
-                break
-            queue.popleft()
-            self.queue_bytes -= size_of(frame)
-            self.queued_qos0 -= not qos
-            self._send_waited(frame, now)
+        if queue and self.writable and not self.unsent:
+            inflight, limit = self.inflight, self.limit
+            while queue:
+                frame = queue[0]
+                head, tail, _ = frame
+                if not head[0] & 6:
+                    self.queued_qos0 -= 1
+                elif len(inflight) >= limit:
+                    break
+                queue.popleft()
+                self.queue_bytes -= len(head) + len(tail)
+                self._send_waited(frame, now)
         if queue is not None and not queue:
             self.queue = None
         more = False
-        if not self.queue and self.feeds and self.writable:
+        if not self.queue and not self.unsent and self.feeds and self.writable:
             more = self._pump_feeds(now)
         self.settle()
         return more
@@ -296,6 +315,7 @@ class Window:
     def _pump_feeds(self, now: float) -> bool:
         """Read from the feeds in turn; True if one stopped only because its step was over."""
         feeds = self.feeds
+        octets = 0
         for _ in range(FEED_STEP):
             if not feeds:
                 self.feeds = None
@@ -312,6 +332,9 @@ class Window:
             identifiers = (feed.subscription.identifier,) if feed.subscription.identifier else ()
             qos = min(message.qos, feed.subscription.qos)
             self.send(frame_of(message, self.version, qos, now, retain=message.retain, identifiers=identifiers), now)
+            octets += len(message.payload)
+            if octets > FEED_BYTES:
+                break
             if len(feeds) > 1:
                 feeds.append(feeds.pop(0))  # fair between feeds
         return bool(feeds)
@@ -319,30 +342,35 @@ class Window:
     # -- acknowledgements
 
     def resend(self) -> None:
-        """After a reconnect: everything unacknowledged again, in the original order, with its id. [MQTT-4.4.0-1]"""
-        out = self.out
-        if self.inflight and not out:
+        """After a reconnect: everything unacknowledged again, in the original order, with its id. [MQTT-4.4.0-1].
+
+        The client may take fewer at once than before: the rest is repeated as it acknowledges (`repeat`).
+        """
+        if self.max_packet:  # it may also take smaller ones than before
+            for number in [n for n, frame in self.inflight.items() if size_of(frame) > self.max_packet]:
+                self.drop(self.inflight.pop(number), "too_large")
+        self.unsent = deque(number for number, frame in self.inflight.items() if not is_released(frame)) or None
+        if self.inflight and not self.out:
             self.shared.dirty.append(self)
-        for number, frame in self.inflight.items():
-            if is_released(frame):
-                out.append(b"\x62\x02" + IDS[number])
-                continue
-            head, tail, _ = frame
+        self.out.extend(b"\x62\x02" + IDS[number] for number, frame in self.inflight.items() if is_released(frame))
+        self._repeat()
+
+    def _repeat(self) -> None:
+        """Send unacknowledged messages again, as far as the window allows."""
+        unsent = self.unsent
+        if not unsent:
+            return
+        unsent = deque(number for number in unsent if number in self.inflight)  # the others were acknowledged unasked
+        out = self.out
+        if not out:
+            self.shared.dirty.append(self)
+        while unsent and len(self.inflight) - len(unsent) < self.limit:
+            number = unsent.popleft()
+            head, tail, _ = self.inflight[number]
             out.append(bytes((head[0] | 8,)) + head[1:])  # [MQTT-3.3.1-1]: DUP
             out.append(IDS[number])
             out.append(tail)
-        if self.max_packet:
-            self._drop_oversized()
-
-    def _drop_oversized(self) -> None:
-        """The client came back with a smaller maximum packet size than the messages it has not acknowledged."""
-        large = [n for n, frame in self.inflight.items() if not is_released(frame) and size_of(frame) > self.max_packet]
-        if not large:
-            return
-        for number in large:
-            self.drop(self.inflight.pop(number), "too_large")
-        self.out.clear()
-        self.resend()
+        self.unsent = unsent or None
 
     def drop(self, frame: Frame, why: str) -> None:
         """Count a message that this client will not get, and tell whoever listens."""
