@@ -1,0 +1,234 @@
+"""Do flows that are never finished, and identifiers that are used up, harm anybody but the client that plays with them?"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scenarios.witness import Witness, guarded, refusals, rss
+from tests.support.node import NodeProcess
+from tests.support.refusals import PROTOCOL_ERROR, refused
+from tests.support.wire import (
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    Client,
+    Packet,
+    ack_packet,
+    prop,
+    publish_packet,
+)
+
+RECEIVE_MAXIMUM_EXCEEDED, ID_NOT_FOUND = 0x93, 0x92
+AWAITING = 100  #: QoS 2 messages that a client may leave unreleased
+IDS = 65535
+
+both = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    with NodeProcess(http=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def baseline(node: NodeProcess) -> int:
+    with Witness(node) as witness:
+        witness.check()
+        return rss(node)
+
+
+@pytest.fixture(autouse=True)
+def witness(node: NodeProcess, baseline: int) -> Iterator[Witness]:
+    with guarded(node, baseline) as honest:
+        yield honest
+
+
+def accepted(node: NodeProcess, version: int, client_id: str = "", **options: object) -> Client:
+    client = Client(node, version=version)
+    answer = client.connect(client_id or f"flow-{next(_numbers)}-{uuid.uuid4().hex[:6]}", keepalive=0, **options)
+    assert answer.reason == 0
+    client.connack = answer
+    return client
+
+
+# --- QoS 2 of the client ------------------------------------------------------------------------------------------
+
+
+def _hoard(client: Client, topic: str, count: int, payload: bytes = b"h") -> None:
+    """Publish QoS 2 messages and release none."""
+    for number in range(1, count + 1):
+        client.send(publish_packet(topic, payload, version=client.version, qos=2, packet_id=number))
+    for number in range(1, count + 1):
+        answer = client.expect(PUBREC)
+        assert (number, True) == (answer.packet_id, (answer.reason or 0) < 0x80)
+
+
+@both
+def test_a_client_that_never_releases_qos_2_is_stopped(node: NodeProcess, witness: Witness, version: int) -> None:
+    """The message after the last one that may wait for its PUBREL ends the connection, with 0x93 in MQTT 5."""
+    before = refusals(node, "max_awaiting_rel")
+    with accepted(node, version) as offender:
+        _hoard(offender, "hoard", AWAITING)
+        witness.check()
+        offender.send(publish_packet("hoard", b"one too many", version=version, qos=2, packet_id=AWAITING + 1))
+        refused(offender, RECEIVE_MAXIMUM_EXCEEDED)
+    assert before + 1 == refusals(node, "max_awaiting_rel")
+
+
+@both
+def test_hoarding_goes_on_where_it_stopped(node: NodeProcess, witness: Witness, version: int) -> None:
+    """Coming back does not give a hoarder a new allowance, releasing does; every message was routed once."""
+    name = f"hoarder-{version}-{uuid.uuid4().hex[:6]}"
+    stay = {"clean": False, "properties": prop(0x11, 60) if version == 5 else b""}
+    with accepted(node, version, name, **stay) as offender:
+        _hoard(offender, "hoard", AWAITING)
+    with accepted(node, version, name, **stay) as offender:
+        assert offender.connack is not None and offender.connack.session_present
+        offender.send(publish_packet("witness/again", b"x", version=version, qos=2, packet_id=1, dup=True))
+        assert offender.expect(PUBREC).packet_id == 1
+        witness.subscriber.expect_nothing()  # it was routed when it first came
+        offender.send(ack_packet(PUBREL, 1, version=version))
+        assert offender.expect(PUBCOMP).packet_id == 1
+        offender.send(publish_packet("witness/new", b"x", version=version, qos=2, packet_id=1))
+        assert offender.expect(PUBREC).packet_id == 1
+        assert witness.subscriber.receive().topic == "witness/new"
+        offender.send(publish_packet("hoard", b"", version=version, qos=2, packet_id=AWAITING + 1))
+        refused(offender, RECEIVE_MAXIMUM_EXCEEDED)
+    with accepted(node, version, name) as cleaned:
+        assert cleaned.connack is not None and not cleaned.connack.session_present
+
+
+def test_many_hoarders_of_large_messages_cost_no_memory(node: NodeProcess, witness: Witness) -> None:
+    """A message is routed at PUBLISH; what waits for PUBREL is its identifier, not the message."""
+    before = rss(node)
+    offenders = [accepted(node, 5) for _ in range(10)]
+    for offender in offenders:
+        _hoard(offender, "hoard", AWAITING, b"L" * 100_000)
+        witness.check()
+    assert rss(node) < before + 48 * 1024 * 1024, "100 MB were sent"
+    for offender in offenders:
+        offender.close()
+
+
+# --- acknowledgements out of place --------------------------------------------------------------------------------
+
+
+@both
+def test_acknowledgements_for_nothing_are_harmless(node: NodeProcess, version: int) -> None:
+    """Identifiers that are not in use: PUBACK and PUBCOMP are ignored, PUBREC and PUBREL get their answers."""
+    with accepted(node, version) as client:
+        for number in (1, 2, 65535):
+            client.send(ack_packet(PUBACK, number, version=version) + ack_packet(PUBCOMP, number, version=version))
+            client.send(ack_packet(PUBREL, number, version=version))
+            answer = client.expect(PUBCOMP)
+            assert (number, ID_NOT_FOUND if version == 5 else None) == (answer.packet_id, answer.reason)
+            client.send(ack_packet(PUBREC, number, version=version))
+            answer = client.expect(PUBREL)
+            assert (number, ID_NOT_FOUND if version == 5 else None) == (answer.packet_id, answer.reason)
+        client.expect_nothing()
+
+
+@both
+@pytest.mark.parametrize(
+    ("granted", "wrong"),
+    [(1, PUBREC), (1, PUBCOMP), (2, PUBACK), (2, PUBCOMP)],
+    ids=["PUBREC for QoS 1", "PUBCOMP for QoS 1", "PUBACK for QoS 2", "PUBCOMP before PUBREC"],
+)
+def test_the_wrong_acknowledgement_frees_no_identifier(
+    node: NodeProcess, witness: Witness, version: int, granted: int, wrong: int
+) -> None:
+    """An acknowledgement that does not fit the message is an error of the protocol; the message stays in flight."""
+    name = f"wrong-{version}-{granted}-{wrong}-{uuid.uuid4().hex[:6]}"
+    stay = {"clean": False, "properties": prop(0x11, 60) if version == 5 else b""}
+    with accepted(node, version, name, **stay) as offender:
+        offender.subscribe("wrong", granted)
+        witness.publisher.publish("wrong", b"x", qos=granted)
+        message = offender.expect(PUBLISH)
+        assert message.packet_id is not None
+        offender.send(ack_packet(wrong, message.packet_id, version=version))
+        refused(offender, PROTOCOL_ERROR)
+    with accepted(node, version, name, **stay) as returned:
+        again = returned.receive()
+        assert (message.packet_id, True, b"x") == (again.packet_id, again.dup, again.payload)
+    with accepted(node, version, name):
+        pass  # a clean start: the session ends
+
+
+# --- packet identifiers -------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.slow
+def test_identifiers_in_use_are_never_handed_out_again(node: NodeProcess, witness: Witness, version: int) -> None:
+    """More messages than there are identifiers go through a window in which some are never acknowledged.
+
+    The held identifiers lie at the beginning and in the middle of the range, so the counter passes them twice; no
+    message may come under an identifier that still waits, nor under 0.
+    """
+    topic = f"wrap/{version}"
+    publisher = accepted(node, version)
+    subscriber = accepted(node, version)
+    held: dict[int, bytes] = {}
+    total = IDS + 3000
+    step = 400
+    try:
+        subscriber.subscribe(topic, 1)
+        for first in range(0, total, step):
+            numbers = range(first, min(first + step, total))
+            burst = b"".join(
+                publish_packet(topic, b"%d" % n, version=version, qos=1, packet_id=n % IDS + 1) for n in numbers
+            )
+            publisher.send(burst)
+            for n in numbers:
+                message = subscriber.expect(PUBLISH)
+                assert message.packet_id
+                assert message.packet_id not in held, f"identifier {message.packet_id} still belongs to a message"
+                assert b"%d" % n == message.payload
+                if n in (0, 1, 5, 30_000, IDS - 10, IDS + 50):
+                    held[message.packet_id] = message.payload
+                else:
+                    subscriber.send(ack_packet(PUBACK, message.packet_id, version=version))
+            for n in numbers:
+                assert n % IDS + 1 == publisher.expect(PUBACK).packet_id
+        assert 6 == len(held)
+        for number in held:
+            subscriber.send(ack_packet(PUBACK, number, version=version))
+        subscriber.expect_nothing()
+    finally:
+        publisher.close()
+        subscriber.close()
+
+
+@both
+def test_a_full_window_of_unreleased_qos_2_blocks_only_itself(
+    node: NodeProcess, witness: Witness, version: int
+) -> None:
+    """A subscriber that answers PUBREC but never PUBCOMP keeps its identifiers, gets no more, and others go on."""
+    with accepted(node, version) as slow:
+        slow.subscribe("block", 2)
+        for n in range(100):
+            witness.publisher.publish("block", b"%d" % n, qos=2)
+        window: list[Packet] = [slow.expect(PUBLISH) for _ in range(32)]
+        slow.expect_nothing()
+        for message in window:
+            assert message.packet_id is not None
+            slow.send(ack_packet(PUBREC, message.packet_id, version=version))
+            assert slow.expect(PUBREL).packet_id == message.packet_id
+        slow.expect_nothing()  # PUBREC frees nothing
+        witness.check()
+        for message in window[:5]:
+            assert message.packet_id is not None
+            slow.send(ack_packet(PUBCOMP, message.packet_id, version=version))
+        taken = {message.packet_id for message in window[5:]}
+        for n in range(32, 37):
+            message = slow.expect(PUBLISH)
+            assert (b"%d" % n, False) == (message.payload, message.packet_id in taken)
+        slow.expect_nothing()
