@@ -28,8 +28,9 @@ WORDS = ("close", "half", "reset", "full", "drain", "late 1", "late 100000", "ex
 EDGES = (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 63, 64, 65, 126, 127, 128, 129, 253, 254, 255)
 STRINGS = (
     b"+", b"#", b"/", b"$share/g/", b"$SYS/#", b"$", b"\0", b"\xc0\x80", b"\xed\xa0\x80", b"\xff", b"\xef\xbb\xbf",
-    b"wait/", b"refuse/", b"rewrite/", b"forbidden/", b"mallory", b"steps", b"\xff\xff\xff\x7f", b"\x80\x80\x80\x80\x01",
-    b"\x00\x00", b"\xff\xff", b"\x26\x00\x01k\x00\x01v", b"\x23\x00\x01", b"\x0b\x01", b"\xc0\x00",
+    b"wait/", b"refuse/", b"rewrite/", b"forbidden/", b"mallory", b"steps",
+    b"\xff\xff\xff\x7f", b"\x80\x80\x80\x80\x01", b"\x00\x00", b"\xff\xff",
+    b"\x26\x00\x01k\x00\x01v", b"\x23\x00\x01", b"\x0b\x01", b"\xc0\x00",
 )  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def read(text: str) -> Conversation:
 
 
 def _event(client: str, what: str) -> Event:
-    if what.split()[0] in ("close", "half", "reset", "full", "drain", "late", "expire"):
+    if what.split(maxsplit=1)[0] in ("close", "half", "reset", "full", "drain", "late", "expire"):
         return Event(client, what)
     return Event(client, "", b"".join(_bytes(token) for token in what.split()))
 

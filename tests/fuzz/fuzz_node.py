@@ -2,9 +2,9 @@
 
     python -m tests.fuzz.fuzz_node --minutes 5 [--seed N] [FILE ...]
 
-Every conversation is played on three brokers in this process: a plain one, one that is observed by a plugin (which takes
-packets off the byte loop), one with plugins that make clients wait. What must hold is in `rig.py`; besides, the first two
-must have written the same packets to every client. A finding is written to a file that can be given as FILE to play it
+Every conversation is played on three brokers in this process: a plain one, one that is observed by a plugin (which
+takes packets off the byte loop), one with plugins that make clients wait. What must hold is in `rig.py`; besides, the
+first two must have answered every client alike. A finding is written to a file that can be given as FILE to play it
 again, or be put into `corpus/`, where it is played by every test run from then on.
 """
 
@@ -188,7 +188,7 @@ def main() -> int:
     while (left := end - time.monotonic()) > 0:
         try:
             played += asyncio.run(fuzz(left, seed))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             found += 1
             options.findings.mkdir(parents=True, exist_ok=True)
             path = options.findings / f"finding-{seed}.txt"

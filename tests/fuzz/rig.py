@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
@@ -67,7 +67,7 @@ TURNS = 400
 WITNESS = "witness-7f1d0c3a"
 
 
-class Finding(AssertionError):
+class Finding(AssertionError):  # noqa: N818 - what a fuzzer has
     """The broker did what it must not do."""
 
 
@@ -237,7 +237,7 @@ class Errors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.seen.append(self.format(record))
 
-    def __call__(self, _logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, _logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """As a structlog processor."""
         if method in ("error", "exception", "critical"):
             error = event.get("exc_info")

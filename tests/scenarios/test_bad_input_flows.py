@@ -1,4 +1,4 @@
-"""Do flows that are never finished, and identifiers that are used up, harm anybody but the client that plays with them?"""
+"""Do flows that are never finished, and identifiers that are used up, harm anybody but the client they belong to?"""
 
 from __future__ import annotations
 

@@ -1,0 +1,389 @@
+"""Can a client use up the node by being slow, silent, or by asking for more than it reads?
+
+Memory is looked at while the client misbehaves, not only afterwards: what it may hold is bounded by limits that have a
+name. Timeouts are short in these nodes' configurations; the tests wait for what follows, never for a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.scenarios.witness import guarded, metrics, refusals, rss, wait_until
+from tests.support.node import NodeProcess
+from tests.support.refusals import refused
+from tests.support.wire import (
+    DISCONNECT,
+    PINGREQ,
+    PUBACK,
+    PUBLISH,
+    Client,
+    Closed,
+    Packet,
+    connect_packet,
+    publish_packet,
+    subscribe_packet,
+)
+
+MIB = 1024 * 1024
+KEEP_ALIVE_TIMEOUT = 0x8D
+
+CONFIG = """
+[limits]
+connect_timeout = 1.0
+stall_timeout = 2.0
+"""
+
+#: The same, but nobody is sent away for being slow: what is held must be bounded without that.
+PATIENT = """
+[limits]
+connect_timeout = 60.0
+stall_timeout = 600.0
+"""
+
+both = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
+_numbers = itertools.count(1)
+
+
+def node_with(config: str) -> NodeProcess:
+    return NodeProcess(config=config, http=True)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    with node_with(CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[NodeProcess]:
+    with node_with(PATIENT) as running:
+        yield running
+
+
+def accepted(node: NodeProcess, version: int = 5, **options: object) -> Client:
+    client = Client(node, version=version)
+    options.setdefault("keepalive", 0)
+    assert client.connect(f"res-{next(_numbers)}-{uuid.uuid4().hex[:6]}", **options).reason == 0
+    return client
+
+
+def deaf(node: NodeProcess, filter_: str, qos: int = 0, version: int = 5) -> Client:
+    """A subscriber that will not read any more. The kernel takes some megabytes for it before its socket is full."""
+    client = accepted(node, version)
+    client.subscribe(filter_, qos)
+    return client
+
+
+# --- slow readers -------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_flood_to_a_subscriber_that_stops_reading_is_dropped(patient: NodeProcess, version: int) -> None:
+    """QoS 0 messages that a full socket does not take are dropped and counted; others get all of theirs."""
+    with guarded(patient) as witness, deaf(patient, "flood", version=version) as slow, accepted(patient) as flooder:
+        reader = accepted(patient, version)
+        reader.subscribe("flood")
+        before, dropped = rss(patient), _dropped(patient, "slow_consumer")
+        highest = before
+        for n in range(200):
+            flooder.send(publish_packet("flood", n.to_bytes(4, "big") + b"." * 256 * 1024))
+            assert n == int.from_bytes(reader.expect(PUBLISH).payload[:4], "big")
+            if n % 10 == 0:
+                witness.check()
+                highest = max(highest, rss(patient))
+        assert highest < before + 32 * MIB, f"50 MiB were sent, memory grew by {(highest - before) / MIB:.0f} MiB"
+        assert _dropped(patient, "slow_consumer") > dropped
+        # What was sent before its socket was full is still whole, and the client is served on once it reads.
+        first = slow.expect(PUBLISH)
+        assert 0 == int.from_bytes(first.payload[:4], "big")
+        _drain(slow)
+        flooder.publish("flood", b"after")
+        assert b"after" == _last(slow).payload
+        reader.close()
+
+
+def _dropped(node: NodeProcess, reason: str) -> float:
+    return metrics(node)[f'motorcade_messages_dropped_total{{reason="{reason}"}}']
+
+
+def _read_on(client: Client) -> None:
+    """Read whatever comes; ends with `Closed`."""
+    while True:
+        client.recv()
+
+
+def _drain(client: Client) -> None:
+    """Read until the answer to a PINGREQ, so that nothing of before is under way."""
+    client.send(PINGREQ)
+    while client.recv(timeout=20).type == PUBLISH:
+        pass
+
+
+def _last(client: Client) -> Packet:
+    message = client.recv()
+    while message.payload != b"after":
+        message = client.recv()
+    return message
+
+
+@both
+def test_messages_that_must_wait_wait_within_the_queue(patient: NodeProcess, version: int) -> None:
+    """QoS 1 messages for a client that stops reading fill its window and its queue, and no more."""
+    with guarded(patient) as witness, deaf(patient, "wait", 1, version) as slow, accepted(patient) as flooder:
+        before = rss(patient)
+        for n in range(60):
+            flooder.publish("wait", n.to_bytes(4, "big") + b"." * 1_000_000, qos=1)
+            if n % 10 == 0:
+                witness.check()
+        # 8 MiB of queue, 1 MiB of socket, 32 messages in the window at most, and what the collector has not met yet
+        assert rss(patient) < before + (8 + 1 + 32 + 24) * MIB
+        assert _dropped(patient, "queue_full") > 0
+        slow.close()
+
+
+def test_a_client_that_takes_nothing_is_sent_away(node: NodeProcess) -> None:
+    """After `stall_timeout` a client whose socket has been full all the time is closed, and its memory is free."""
+    with guarded(node) as witness, deaf(node, "stall") as slow, accepted(node) as flooder:
+        before = refusals(node, "stall_timeout")
+
+        def sent_away() -> bool:
+            flooder.send(publish_packet("stall", b"." * 200_000) * 5)
+            witness.check()
+            return refusals(node, "stall_timeout") > before
+
+        wait_until(sent_away, "the slow client is sent away")
+        with pytest.raises(Closed):  # perhaps inside of a packet
+            _read_on(slow)
+        assert before + 1 == refusals(node, "stall_timeout")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        PINGREQ * 4096,
+        b"".join(subscribe_packet(n, [("own#", 0)]) for n in range(1, 500)),
+        b"".join(publish_packet("nobody", qos=1, packet_id=n) for n in range(1, 500)),
+    ],
+    ids=["PINGREQ", "SUBSCRIBE that is refused", "QoS 1"],
+)
+def test_a_client_that_asks_and_never_reads_is_not_answered_for_ever(patient: NodeProcess, request_: bytes) -> None:
+    """While its socket is full the node reads nothing from it: it feels back-pressure instead of filling our memory."""
+    with guarded(patient) as witness, accepted(patient) as greedy:
+        greedy.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        before = rss(patient)
+        stopped = _send_until_blocked(greedy, request_, 256 * MIB)
+        witness.check()
+        assert stopped, "256 MiB were taken from a client that reads nothing"
+        assert rss(patient) < before + 48 * MIB
+
+
+def _send_until_blocked(client: Client, data: bytes, limit: int) -> bool:
+    """Send the same bytes over and over; True if the other side stopped taking them or closed."""
+    sent = 0
+    client.socket.settimeout(2)
+    try:
+        while sent < limit:
+            client.socket.sendall(data)
+            sent += len(data)
+    except OSError:
+        return True
+    return False
+
+
+def test_large_retained_messages_go_at_the_readers_pace(patient: NodeProcess) -> None:
+    """Many subscribers ask for many large retained messages and read nothing: each costs one socket, not the set."""
+    with accepted(patient) as keeper:
+        for n in range(40):
+            keeper.publish(f"large/{n}", b"." * 1_000_000, qos=1, retain=True)
+        with guarded(patient) as witness, ExitStack() as stack:
+            before = rss(patient)
+            for _ in range(20):
+                stack.enter_context(deaf(patient, "none")).send(subscribe_packet(2, [("large/#", 0)]))
+            witness.check()
+            stack.enter_context(accepted(patient)).expect_nothing()
+            grown = rss(patient) - before
+            assert grown < 20 * 4 * MIB, f"40 MB asked for 20 times: memory grew by {grown / MIB:.0f} MiB"
+        for n in range(40):
+            keeper.publish(f"large/{n}", b"", qos=1, retain=True)
+
+
+# --- half-open connections ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"\x10", b"\x10\x80", connect_packet("half", version=5)[:9], connect_packet("half", version=4)[:-1]],
+    ids=["nothing", "one byte", "half a length", "half a CONNECT", "all but one byte"],
+)
+def test_a_connection_without_connect_is_closed_in_time(node: NodeProcess, said: bytes) -> None:
+    """Whoever has not finished its CONNECT in time is closed without an answer."""
+    with guarded(node) as witness, Client(node) as silent:
+        before = refusals(node, "connect_timeout")
+        silent.send(said)
+        witness.check()
+        assert [] == silent.expect_closed(timeout=20)
+        assert refusals(node, "connect_timeout") > before
+
+
+def test_a_connect_sent_byte_by_byte_does_not_get_more_time(node: NodeProcess) -> None:
+    """The time for the CONNECT counts from the connection, not from the last byte."""
+    with guarded(node), Client(node) as dripping:
+
+        def refused_yet() -> bool:
+            dripping.send(b"x")
+            try:
+                return dripping.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+
+        dripping.send(b"\x10\x80\x7d\x00\x04MQTT\x05\x02")
+        wait_until(refused_yet, "a dripping CONNECT is closed")
+
+
+@both
+def test_a_silent_client_is_closed_after_its_keep_alive(node: NodeProcess, version: int) -> None:
+    """A client that promised a keep alive of one second and says nothing is closed, with 0x8D in MQTT 5."""
+    with guarded(node) as witness, accepted(node, version, keepalive=1) as silent:
+        before = refusals(node, "keep_alive")
+        answers = silent.expect_closed(timeout=20)
+        assert [(DISCONNECT, KEEP_ALIVE_TIMEOUT)] * (version == 5) == [(p.type, p.reason) for p in answers]
+        assert before + 1 == refusals(node, "keep_alive")
+        witness.check()
+
+
+def test_a_client_that_vanished_is_closed_after_its_keep_alive(node: NodeProcess) -> None:
+    """A client that stopped taking part while a packet was half sent is closed like any silent one."""
+    with guarded(node), accepted(node, keepalive=1) as silent:
+        silent.send(publish_packet("half", b"." * 1000)[:500])
+        answers = silent.expect_closed(timeout=20)
+        assert [(DISCONNECT, KEEP_ALIVE_TIMEOUT)] == [(p.type, p.reason) for p in answers]
+
+
+def test_thousands_of_unfinished_connections_are_let_go(node: NodeProcess) -> None:
+    """Idle connections, half of them inside a CONNECT, cost little, hinder nobody, and are all gone in the end."""
+    count = 3000
+    with guarded(node) as witness:
+        before = metrics(node)["motorcade_connections"]
+        idle: list[socket.socket] = []
+        try:
+            for n in range(count):
+                idle.append(socket.create_connection((node.host, node.port), timeout=5))
+                if n % 2:
+                    idle[-1].sendall(b"\x10\x7f\x00\x04MQTT\x05\x02" + b"\x00" * (n % 60))
+                if n % 500 == 0:
+                    witness.check()
+            witness.check()
+            wait_until(
+                lambda: metrics(node)["motorcade_connections"] <= before, "all unfinished connections are closed"
+            )
+            closed = sum(1 for each in idle if each.recv(1) == b"")
+            assert count == closed
+        finally:
+            for each in idle:
+                each.close()
+
+
+# --- small pieces -------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_large_packet_sent_byte_by_byte_arrives(patient: NodeProcess, version: int) -> None:
+    """A packet in single bytes is one packet, and costs the node no more than its size."""
+    payload = bytes(range(256)) * 300
+    with guarded(patient) as witness, accepted(patient, version) as dripping:
+        before = rss(patient)
+        raw = publish_packet("witness/drip", payload, version=version, qos=1, packet_id=1)
+        for at in range(len(raw)):
+            dripping.socket.send(raw[at : at + 1])
+            if at % 20_000 == 0:
+                witness.check()
+        dripping.expect(PUBACK)
+        assert payload == witness.subscriber.receive().payload
+        assert rss(patient) < before + 32 * MIB
+
+
+def test_many_large_packets_in_small_pieces_cost_their_size(patient: NodeProcess) -> None:
+    """Twenty clients leave a packet of 900 kB unfinished, sent in pieces of two bytes."""
+    piece, size = b"..", 900_000
+    with guarded(patient) as witness, ExitStack() as stack:
+        clients = [stack.enter_context(accepted(patient)) for _ in range(8)]
+        before = rss(patient)
+        raw = publish_packet("drip", b"." * size)
+
+        def drip(client: Client) -> None:
+            client.send(raw[:20])
+            for _ in range(60_000):
+                client.socket.send(piece)
+
+        threads = [threading.Thread(target=drip, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            witness.check()
+        for thread in threads:
+            thread.join()
+        assert rss(patient) < before + 24 * MIB, "8 times 120 kB were sent"
+
+
+def test_a_burst_of_tiny_packets_in_one_segment_is_served(patient: NodeProcess) -> None:
+    """A megabyte of PINGREQs between two messages: all are answered, in order, and nobody else waits for long."""
+    with guarded(patient) as witness, accepted(patient) as eager:
+        eager.subscribe("own")
+        sender = threading.Thread(
+            target=eager.send,
+            args=(publish_packet("own", b"first") + PINGREQ * 500_000 + publish_packet("own", b"last"),),
+        )
+        sender.start()
+        witness.check()
+        assert b"first" == eager.expect(PUBLISH).payload
+        pongs, rest = 0, bytes(eager.buffer)
+        eager.buffer.clear()
+        while b"last" not in rest:
+            pongs += rest.count(b"\xd0\x00")
+            rest = rest[-1:] if len(rest) % 2 else b""
+            rest += eager.recv_some(timeout=20)
+        sender.join()
+        witness.check()
+        assert 500_000 == pongs + rest.count(b"\xd0\x00")
+
+
+# --- offenders that are refused over and over -----------------------------------------------------------------------
+
+
+def test_a_thousand_offenders_leave_nothing_behind(patient: NodeProcess) -> None:
+    """Clients that subscribe, fill their queues and break the rules: sessions, subscriptions and memory come back."""
+    figures = ("motorcade_sessions", "motorcade_subscriptions", "motorcade_connections")
+    with guarded(patient) as witness:
+        before = metrics(patient)
+        for _ in range(1000):
+            with accepted(patient) as offender:
+                offender.send(subscribe_packet(1, [("crowd/#", 1), (f"own/{offender.client_id}", 2)]))
+                offender.send(publish_packet("crowd/x", b"." * 1000, qos=1, packet_id=1))
+                offender.send(b"\xc1\x00")
+                with pytest.raises(Closed):
+                    _read_on(offender)
+        witness.check()
+        after = metrics(patient)
+        known = [name for name in figures if name in before]
+        assert known
+        assert {name: before[name] for name in known} == {name: after[name] for name in known}
+
+
+def test_refused_clients_hear_why_and_are_counted(patient: NodeProcess) -> None:
+    """Closing for a broken rule is counted by its reason."""
+    series = 'motorcade_protocol_errors_total{reason="malformed_packet"}'
+    with guarded(patient):
+        before = metrics(patient).get(series, 0.0)
+        with accepted(patient) as offender:
+            offender.send(b"\xc1\x00")
+            refused(offender, 0x81)
+        assert before + 1 == metrics(patient)[series]
