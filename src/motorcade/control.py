@@ -376,7 +376,6 @@ def _client_detail(session: Session) -> ClientDetail:
 
 
 def _plugin_view(loaded: Loaded, hooks: Hooks) -> PluginView:
-    gauges: Callable[[], Mapping[str, float]] | None = getattr(loaded.plugin, "gauges", None)
     return PluginView(
         name=loaded.name,
         origin=loaded.origin,
@@ -388,7 +387,7 @@ def _plugin_view(loaded: Loaded, hooks: Hooks) -> PluginView:
             if callback.owner == loaded.name
         ],
         counters=dict(loaded.context.counters),
-        gauges=dict(gauges()) if gauges is not None else {},
+        gauges=dict(loaded.plugin.gauges()),
         tasks=len(loaded.context.tasks),
     )
 

@@ -11,7 +11,6 @@ import ssl
 import sys
 from pathlib import Path
 from time import time
-from typing import Any
 
 import structlog
 import uvloop
@@ -27,6 +26,7 @@ from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
+from motorcade.http.server import HttpServer
 
 log = structlog.stdlib.get_logger("motorcade.node")
 
@@ -45,9 +45,10 @@ class Node:
         self.plane = Plane(options, config.session, config.limits, hooks, guids, time())
         self.broker = Broker(self.plane, loop)
         self.plugins = Plugins(self.broker, hooks, Path(config.data.dir) / "plugins")
+        self.broker.gauges = self.plugins.gauges
         self.control = Control(self.broker, self.plugins, self.reload)
         self.listeners: list[Listener] = []
-        self.http: list[Any] = []
+        self.http: list[HttpServer] = []
         self.stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -68,8 +69,6 @@ class Node:
             await listener.open()
             self.listeners.append(listener)
         for address in addresses(config.http.bind):
-            from motorcade.http.server import HttpServer
-
             server = HttpServer(self.control, address.host, address.port, config.http.token)
             await server.start()
             self.http.append(server)
@@ -110,9 +109,11 @@ class Node:
             else:
                 changed.append(f"plugin {name} is not running: restart, or `motorcade plugin load {name}`")
         old = self._loaded.config
-        for section in ("broker", "listeners", "http", "session", "limits", "log", "data", "store"):
-            if getattr(old, section) != getattr(loaded.config, section):
-                changed.append(f"section [{section}] has changed: takes effect at the next start")
+        changed += [
+            f"section [{section}] has changed: takes effect at the next start"
+            for section in ("broker", "listeners", "http", "session", "limits", "log", "data", "store")
+            if getattr(old, section) != getattr(loaded.config, section)
+        ]
         log.info("reloaded", changes=changed)
         return changed
 
@@ -121,7 +122,9 @@ class Node:
         try:
             await self.reload()
         except MotorcadeError as error:
-            log.error("reload_refused", error=str(error), consequence="the old configuration stays in force")
+            log.error(  # noqa: TRY400 - the message says where and what
+                "reload_refused", error=str(error), consequence="the old configuration stays in force"
+            )
 
 
 def run(loaded: Loaded) -> int:
@@ -167,10 +170,11 @@ def _broker_options(config: Config) -> BrokerOptions:
 
 def _endpoints(config: Config) -> list[Endpoint]:
     """All addresses of all listeners."""
-    found: list[Endpoint] = []
     listeners = config.listeners
-    for address in addresses(listeners.tcp.bind):
-        found.append(Endpoint("tcp", address.host, address.port, None, "", (), listeners.tcp.max_connections))
+    found = [
+        Endpoint("tcp", address.host, address.port, None, "", (), listeners.tcp.max_connections)
+        for address in addresses(listeners.tcp.bind)
+    ]
     for address in addresses(listeners.tls.bind):
         context = _tls(listeners.tls)
         found.append(Endpoint("tls", address.host, address.port, context, "", (), listeners.tls.max_connections))

@@ -239,7 +239,6 @@ def test_reload_of_a_broken_file_keeps_the_old(guarded: Guarded, broken: str) ->
     assert [NOT_AUTHORIZED] == alice.subscribe("garden/#").reasons
 
 
-@pytest.mark.xfail(strict=True, reason="subscriptions are not checked again when a session is resumed")
 def test_a_session_that_comes_back_after_a_reload_has_only_what_is_still_allowed(guarded: Guarded) -> None:
     alice = guarded.connect("alice", properties=prop(SESSION_EXPIRY, 600))
     alice.subscribe([("home/#", 1), ("news", 1)])
@@ -253,7 +252,6 @@ def test_a_session_that_comes_back_after_a_reload_has_only_what_is_still_allowed
     assert b"new" == back.receive().payload
 
 
-@pytest.mark.xfail(strict=True, reason="subscriptions are not checked again when a session is resumed")
 def test_a_session_does_not_lend_its_subscriptions_to_another_user(guarded: Guarded) -> None:
     alice = guarded.connect("alice", "phone", properties=prop(SESSION_EXPIRY, 600))
     alice.subscribe("home/#", 1)

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic, time
 
 import structlog
@@ -47,6 +47,7 @@ class Broker:
         self._sweep: list[Connection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._publishing: set[asyncio.Task[int]] = set()
+        self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
         plane.hooks.on_change(self._hooks_changed)
 
     # -- connections
@@ -132,7 +133,7 @@ class Broker:
             forgotten = session.forget_unreleased(wall - plane.session_options.await_rel_timeout)
             plane.stats.refused["await_rel_timeout"] += forgotten
 
-    async def drain(self, timeout: float) -> None:
+    async def drain(self, patience: float) -> None:
         """Send everybody away and wait until their sockets are empty, for a bounded time."""
         self.plane.draining = True
         for connection in list(self.connections):
@@ -140,8 +141,8 @@ class Broker:
                 connection.close("shutting down")
             else:
                 connection.end(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
-        deadline = monotonic() + timeout
-        while self.connections and monotonic() < deadline:
+        deadline = monotonic() + patience
+        while self.connections and monotonic() < deadline:  # noqa: ASYNC110 - once per shutdown; no event is needed
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.abort("shutting down")
@@ -240,14 +241,17 @@ class Broker:
             "clients_expired": stats.expired_sessions,
             "bytes_received": stats.bytes_received,
             "bytes_sent": stats.bytes_sent,
-            "messages_received": stats.packets_received + stats.publish_received,
-            "messages_sent": stats.publish_sent,
+            "messages_received": stats.packets_received,
+            "messages_sent": stats.packets_sent,
+            "messages_stored": plane.shared.queued,
+            "messages_stored_bytes": plane.shared.queued_bytes,
             "publish_received": stats.publish_received,
             "publish_sent": stats.publish_sent,
-            "publish_dropped": sum(stats.dropped.values()),
+            "publish_dropped": sum(stats.dropped.values()) - stats.dropped["no_subscribers"],
             "publish_bytes_received": stats.publish_bytes_received,
             "publish_bytes_sent": stats.publish_bytes_sent,
             "subscriptions": plane.pubsub.subscriptions,
             "shared_subscriptions": plane.pubsub.shared_subscriptions,
             "sockets_opened": stats.connections_accepted,
+            **self.gauges(),
         }

@@ -112,14 +112,24 @@ Effect = Send | Ask | Opened | Renewed | Emit | Close | _Receive
 Steps = Generator[Effect, Any, None]
 
 
-class Refused(ProtocolError):
+class Refused(ProtocolError):  # noqa: N818 - an answer, not a fault
     """The client is not let in; CONNACK tells why."""
 
 
 class Channel:
     """One connection's view of the rules."""
 
-    __slots__ = ("_aliases", "_method", "_told_problems", "client", "max_packet", "plane", "routes", "session", "version")
+    __slots__ = (
+        "_aliases",
+        "_method",
+        "_told_problems",
+        "client",
+        "max_packet",
+        "plane",
+        "routes",
+        "session",
+        "version",
+    )
 
     def __init__(self, plane: Plane, client: ClientInfo) -> None:
         self.plane = plane
@@ -181,13 +191,16 @@ class Channel:
         client.clean_start = packet.clean_start
         client.user_properties = properties.user_properties
         client.connected_at = wall
-        assigned = self._identify(packet)
+        self._identify(packet)
         self._admit(wall)
         if plane.hooks.client_connect is not None:
             reason = yield Ask(plane.hooks.client_connect, (client,), ReasonCode.SUCCESS)
             if reason >= 0x80:
                 raise Refused(reason, "refused by a plugin")
         allow = yield from self._authenticate(packet)
+        # Counted only now: nobody may get another client banned by using its id.
+        if not plane.flapping.count(f"id:{client.client_id}", wall):
+            self._ban()
         will = yield from self._check_will(packet.will, wall)
         if plane.draining:
             raise Refused(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
@@ -197,12 +210,13 @@ class Channel:
         keep_alive = self._keep_alive(packet.keep_alive)
         client.keep_alive = keep_alive
         self._settle(session, packet, present=present, wall=wall)
+        yield Opened(session, keep_alive, allow.expires_at)
         if present:
             yield from self.recheck(session)  # rules may have changed, or this is another user
         session.will = will
         session.will_delay = (packet.will.properties.will_delay or 0) if packet.will else 0
-        yield Opened(session, keep_alive, allow.expires_at)
-        yield Send(self._connack(packet, session, present, assigned, keep_alive, allow))
+        self.session = session
+        yield Send(self._connack(packet, session, present, keep_alive, allow))
         hooks = plane.hooks
         event = hooks.session_resumed if present else hooks.session_created
         if event is not None:
@@ -213,8 +227,8 @@ class Channel:
         if session.pump(wall) and session.link is not None:
             session.link.pump_later()
 
-    def _identify(self, packet: Connect) -> bool:
-        """Find the client id; True if we made it up."""
+    def _identify(self, packet: Connect) -> None:
+        """Find the client id, or make one up."""
         client_id = packet.client_id
         limit = self.plane.limits.max_client_id
         if limit and len(client_id.encode()) > limit:
@@ -225,11 +239,10 @@ class Channel:
             raise Refused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "client id contains a wildcard")
         if client_id:
             self.client.client_id = client_id
-            return False
+            return
         if packet.version == 3 or (packet.version == 4 and not packet.clean_start):  # [MQTT-3.1.3-8] of 3.1.1
             raise Refused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs a clean session")
         self.client.client_id = f"auto-{secrets.token_hex(10)}"  # [MQTT-3.1.3-6]
-        return True
 
     def _admit(self, wall: float) -> None:
         """Limits on connecting, before any credentials are looked at."""
@@ -247,12 +260,16 @@ class Channel:
         if not plane.connect_bucket.admits(wall):
             plane.refuse("connect_rate")
             raise Refused(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many connects per second, try again later")
-        calm = plane.flapping.admits(f"id:{client.client_id}", wall)
-        if calm and plane.limits.flapping_by_address:
-            calm = plane.flapping.admits(f"address:{client.host}", wall)
-        if not calm:
-            plane.refuse("flapping")
-            raise Refused(ReasonCode.BANNED, "connects too often, banned for a while")
+        banned = plane.flapping.banned(f"id:{client.client_id}", wall)
+        if plane.limits.flapping_by_address:
+            banned = banned or not plane.flapping.count(f"address:{client.host}", wall)
+            banned = banned or plane.flapping.banned(f"address:{client.host}", wall)
+        if banned:
+            self._ban()
+
+    def _ban(self) -> None:
+        self.plane.refuse("flapping")
+        raise Refused(ReasonCode.BANNED, "connects too often, banned for a while")
 
     def _authenticate(self, packet: Connect) -> Generator[Effect, Any, Allow]:
         """Ask who this is."""
@@ -334,13 +351,12 @@ class Channel:
         session.speak(packet.version, wall)
         session.attach(
             packet.version,
-            min(options.window, properties.receive_maximum or 65535),  # [MQTT-3.3.4-9]
+            min(options.window or 65535, properties.receive_maximum or 65535),  # [MQTT-3.3.4-9]
             self.max_packet,
             min(properties.topic_alias_maximum or 0, limits.max_topic_alias_out),  # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
         )
         if present and (was_special or session.special or was_version != session.version):
             self.plane.pubsub.refresh(session)
-        self.session = session
         self.use_routes()
 
     def use_routes(self) -> None:
@@ -348,9 +364,7 @@ class Channel:
         unguarded = self.plane.hooks.client_authorize is None or self.client.superuser
         self.routes = self.plane.pubsub.routes if unguarded else {}
 
-    def _connack(  # noqa: PLR0913 - everything CONNACK tells
-        self, packet: Connect, session: Session, present: bool, assigned: bool, keep_alive: int, allow: Allow
-    ) -> Connack:
+    def _connack(self, packet: Connect, session: Session, present: bool, keep_alive: int, allow: Allow) -> Connack:
         if packet.version != 5:
             return Connack(session_present=present and packet.version == 4)
         plane = self.plane
@@ -365,7 +379,7 @@ class Channel:
                 receive_maximum=plane.session_options.max_awaiting_rel or None,
                 retain_available=None if plane.retains else 0,
                 maximum_packet_size=plane.limits.max_packet_size or None,
-                assigned_client_id=self.client.client_id if assigned or self.client.client_id != packet.client_id else None,
+                assigned_client_id=self.client.client_id if self.client.client_id != packet.client_id else None,
                 topic_alias_maximum=plane.limits.max_topic_alias or None,
                 server_keep_alive=keep_alive if keep_alive != packet.keep_alive else None,
                 response_information=information,
@@ -419,7 +433,7 @@ class Channel:
         yield Send(Pubrec(packet.packet_id, told, answer))
 
     def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
-        """Properties of a PUBACK or PUBREC: a reason for errors if the client wants to hear it, and what a plugin adds."""
+        """Properties of a PUBACK or PUBREC: the reason of an error, and what a plugin adds, if the client wants it."""
         text = detail[:MAX_DETAIL] if reason >= 0x80 and self._told_problems else ""
         if self.version != 5 or not (text or extra):
             return NONE
@@ -434,7 +448,8 @@ class Channel:
         limit = self.plane.limits.max_topic_alias
         if alias > limit:
             self.plane.refuse("max_topic_alias")
-            raise ProtocolError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above {limit}")  # [MQTT-3.3.2-9]
+            # [MQTT-3.3.2-9]
+            raise ProtocolError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above {limit}")
         if self._aliases is None:
             self._aliases = {}
         if packet.topic:
@@ -498,7 +513,7 @@ class Channel:
             routes[topic.encode()] = route
         return route
 
-    def _message(  # noqa: PLR0913 - the parts of a PUBLISH or a will
+    def _message(
         self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties, wall: float
     ) -> Message:
         expiry = properties.message_expiry
@@ -650,7 +665,8 @@ class Channel:
             yield Send(Unsuback(packet.packet_id, (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,) * len(filters)))
             return
         if plane.hooks.client_unsubscribe is not None:
-            changed = yield Ask(plane.hooks.client_unsubscribe, (self.client, packet.properties.user_properties), filters)
+            properties = packet.properties.user_properties
+            changed = yield Ask(plane.hooks.client_unsubscribe, (self.client, properties), filters)
             if len(changed) == len(filters):
                 filters = changed
         reasons: list[ReasonCode] = []

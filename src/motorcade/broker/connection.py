@@ -1,11 +1,10 @@
-"""One network connection: the byte loop, what must wait, and the way out.
+"""One network connection: bytes in, what must wait, and the way out.
 
-Two speeds, one meaning. `_run` is the byte loop: it takes every whole packet of a read in one go and does PUBLISH
-without properties, the acknowledgements and PINGREQ right there, with local variables and no object per packet.
-Everything else goes packet by packet through `channel.py`, as does every packet while somebody observes deliveries.
-A test runs the same conversations both ways and compares.
+Two speeds, one meaning. `byteloop.py` takes the frequent packets of a read in one go; everything else goes packet by
+packet through `channel.py`, as does every packet while somebody observes deliveries. A test runs the same
+conversations both ways and compares.
 
-    read -> _run -> window of each receiver: bytes appended to `out`, window marked dirty
+    read -> byte loop or channel -> window of each receiver: bytes appended to `out`, window marked dirty
     end of the loop turn -> Outbox.flush: one write per dirty connection
 
 While a hook chain is waited for, the connection is suspended: it reads nothing, so its packets stay in order;
@@ -23,10 +22,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
+from motorcade.broker import byteloop
 from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused, Renewed, Send, Steps
-from motorcade.broker.frames import IDS, RELEASED, Frame, build, read_varint
+from motorcade.broker.frames import read_varint
 from motorcade.broker.limits import LeakyBucket
-from motorcade.broker.plane import Plane
 from motorcade.broker.session import Session
 from motorcade.broker.tls import certificate_of
 from motorcade.core.client import Certificate, ClientInfo
@@ -38,7 +37,6 @@ from motorcade.mqtt.reasons import ProtocolError, ReasonCode, connack_code_v3
 
 if TYPE_CHECKING:
     from motorcade.broker.broker import Broker
-    from motorcade.broker.pubsub import Receivers, Route
     from motorcade.broker.window import Window
 
 log = structlog.stdlib.get_logger("motorcade.connection")
@@ -98,8 +96,8 @@ class Connection(asyncio.Protocol):
         "_suspended",
         "_task",
         "_throttled",
-        "bytes_bucket",
         "broker",
+        "bytes_bucket",
         "channel",
         "closing",
         "deadline",
@@ -163,7 +161,7 @@ class Connection(asyncio.Protocol):
         client = ClientInfo("", host=host, port=port, listener=self.listener, certificate=_certificate(transport))
         self.channel = Channel(plane, client)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
         self.closing = True
         self.transport = None
         self.fd = -1
@@ -218,12 +216,16 @@ class Connection(asyncio.Protocol):
             if not self.closing:
                 self._keep(data, len(data))
             return
+        session = self.session
+        before = session.received if session is not None else 0
         try:
-            self._run(data)
+            self._take(data)
         except ProtocolError as error:
             self._fail(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one client's trouble, whatever it is, must stay its own
             self._crash(error)
+        if session is not None and (self.messages_bucket is not None or self.bytes_bucket is not None):
+            self._throttle(session.received - before, len(data))
         outbox = broker.outbox
         if broker.plane.shared.dirty:
             outbox.reads += 1
@@ -232,325 +234,31 @@ class Connection(asyncio.Protocol):
             else:
                 outbox.later()
 
-    # -- the byte loop
+    # -- packets
 
-    def _run(self, data: bytes) -> None:  # noqa: C901, PLR0912, PLR0915 - one loop on purpose, see the module's head
-        """Take every whole packet of `data`; keep the rest."""
-        broker = self.broker
-        plane = broker.plane
-        channel = self.channel
-        session = self.session
-        if session is None or plane.observed or channel is None:
-            self._walk(data, 0)
-            return
-        routes = channel.routes
-        pubsub = plane.pubsub
-        dirty = plane.shared.dirty
-        client = channel.client
-        inflight = session.inflight
-        out = session.out
-        v5 = channel.version == 5
-        max_size = self._max_size()
-        short = min(127, max_size - 2)  # longer ones have a longer length field, or are too long
-        max_awaiting = plane.session_options.max_awaiting_rel or 65536
-        n = len(data)
-        i = received = sent = octets = 0
-        now = 0.0
-        freed = False
-        while i + 1 < n:
-            first = data[i]
-            length = data[i + 1]
-            body = i + 2
-            if length > short:
-                found = codec.split(data, i, max_size)
-                if found is None:
-                    break
-                body, end = found
-                length = end - body
-            else:
-                end = body + length
-                if end > n:
-                    break
-            if first <= 0x34 and first >= 0x30 and not first & 1 and length > 2:
-                # PUBLISH, not retained, not a duplicate
-                stop = body + 2 + (data[body] << 8 | data[body + 1])
-                if stop < end:
-                    route = routes.get(data[body + 2 : stop])
-                else:
-                    route = None
-                if route is None or route.stale or route.publish_hooks is not None:
-                    pass
-                elif first == 0x30:
-                    if not v5 or not data[stop]:
-                        # QoS 0. A run of packets with the same header is one slice.
-                        size = end - i
-                        last = end
-                        head = data[i:stop]
-                        while data.startswith(head, last) and last + size <= n and (not v5 or not data[last + stop - i]):
-                            last += size
-                        count = (last - i) // size
-                        received += count
-                        octets += count * (end - stop)
-                        if route.count:
-                            sent += count * self._qos0(route, data, i, stop, end, last, v5, dirty)
-                            if route.rest or route.groups:
-                                now = now or time()
-                                for at in range(i, last, size):
-                                    frame = (head, data[at + stop - i : at + size], client)
-                                    pubsub.deliver_rest(route, frame, channel.version, client, now)
-                        else:
-                            plane.stats.dropped["no_subscribers"] += count
-                        i = last
-                        continue
-                elif stop + 2 <= end - v5 and (not v5 or not data[stop + 2]):
-                    number = data[stop : stop + 2]
-                    if first == 0x32 and number != b"\0\0":
-                        received += 1
-                        octets += end - stop - 2
-                        if not out:
-                            dirty.append(session)
-                        if route.count:
-                            frame = (data[i:stop], data[stop + 2 : end], client)
-                            sent += self._qos1(route, frame, v5, dirty)
-                            if route.rest or route.groups:
-                                now = now or time()
-                                pubsub.deliver_rest(route, frame, channel.version, client, now)
-                            out.append(b"\x40\x02")
-                            out.append(number)
-                        else:
-                            plane.stats.dropped["no_subscribers"] += 1
-                            if v5:
-                                out.append(b"\x40\x03" + number + b"\x10")
-                            else:
-                                out.append(b"\x40\x02" + number)
-                        i = end
-                        continue
-                    if first == 0x34 and number != b"\0\0":
-                        key = data[stop] << 8 | data[stop + 1]
-                        awaiting = session.awaiting
-                        if awaiting is None:
-                            awaiting = session.awaiting = {}
-                        if key not in awaiting and len(awaiting) < max_awaiting:
-                            received += 1
-                            octets += end - stop - 2
-                            now = now or time()
-                            awaiting[key] = now
-                            if not out:
-                                dirty.append(session)
-                            if route.count:
-                                frame = (data[i:stop], data[stop + 2 : end], client)
-                                sent += self._qos2(route, frame, v5, dirty)
-                                if route.rest or route.groups:
-                                    pubsub.deliver_rest(route, frame, channel.version, client, now)
-                                out.append(b"\x50\x02")
-                                out.append(number)
-                            else:
-                                plane.stats.dropped["no_subscribers"] += 1
-                                if v5:
-                                    out.append(b"\x50\x03" + number + b"\x10")
-                                else:
-                                    out.append(b"\x50\x02" + number)
-                            i = end
-                            continue
-            elif length == 2:
-                key = data[body] << 8 | data[body + 1]
-                if first == 0x40:
-                    frame_or_none = inflight.get(key)
-                    if frame_or_none is not None and frame_or_none[0][0] & 6 == 2:
-                        del inflight[key]
-                        freed = True
-                        i = end
-                        continue
-                elif first == 0x50:
-                    frame_or_none = inflight.get(key)
-                    if frame_or_none is not None and frame_or_none[0][0] & 6 == 4:
-                        inflight[key] = RELEASED
-                        if not out:
-                            dirty.append(session)
-                        out.append(b"\x62\x02")
-                        out.append(data[body:end])
-                        i = end
-                        continue
-                elif first == 0x62:
-                    if session.awaiting and session.awaiting.pop(key, None) is not None:
-                        if not out:
-                            dirty.append(session)
-                        out.append(b"\x70\x02")
-                        out.append(data[body:end])
-                        i = end
-                        continue
-                elif first == 0x70 and inflight.get(key) is RELEASED:
-                    del inflight[key]
-                    freed = True
-                    i = end
-                    continue
-            elif first == 0xC0 and length == 0:
-                if not out:
-                    dirty.append(session)
-                out.append(b"\xd0\x00")
-                i = end
-                continue
-            # Anything else, and anything unusual: the channel knows.
-            if not self._packet(first, data[body:end], time()):
-                self._keep(data[end:], 0)
-                i = n
-                break
-            i = end
-            if self.closing or plane.observed or channel.routes is not routes or session.inflight is not inflight:
-                self._count(plane, session, received, sent, octets)
-                if not self.closing:
-                    if freed:
-                        self.pump()
-                    if i < n:
-                        self._run(data[i:])
-                return
-        if i < n:
-            self._keep_packet(data[i:] if i else data)
-        if freed and not session.ready:
-            self.pump()
-        self._count(plane, session, received, sent, octets)
-        if received and (self.messages_bucket is not None or self.bytes_bucket is not None):
-            self._throttle(received, n)
-
-    @staticmethod
-    def _count(plane: Plane, session: Session, received: int, sent: int, octets: int) -> None:
-        if received:
-            session.received += received
-            stats = plane.stats
-            stats.publish_received += received
-            stats.publish_bytes_received += octets
-            stats.publish_sent += sent
-            if sent:
-                stats.publish_bytes_sent += octets * sent // received
-
-    def _qos0(  # noqa: PLR0913 - called once per run of messages from the byte loop
-        self, route: Route, data: bytes, i: int, stop: int, end: int, last: int, v5: bool, dirty: list[Window]
-    ) -> int:
-        """Deliver a run of QoS 0 packets data[i:last], each as long as the first, to the plain receivers."""
-        same, other = (route.v5_all, route.v3_all) if v5 else (route.v3_all, route.v5_all)
-        if same:
-            packets = data[i:last]
-            for session in same:
-                if session.ready:
-                    out = session.out
-                    if not out:
-                        dirty.append(session)
-                    out.append(packets)
-                else:
-                    for at in range(i, last, end - i):
-                        session.hold((data[at : at + end - i], b"", None))
-        if other:
-            size = end - i
-            topic = route.topic.encode()
-            for at in range(i, last, size):
-                tail = data[at + stop - i : at + size]
-                frame = build(topic, tail[1:] if v5 else b"\x00" + tail, 0, None)
-                packet = frame[0] + frame[1]
-                for session in other:
-                    if session.ready:
-                        out = session.out
-                        if not out:
-                            dirty.append(session)
-                        out.append(packet)
-                    else:
-                        session.hold(frame)
-        return len(same) + len(other)
-
-    def _qos1(self, route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
-        """Deliver a QoS 1 message to the plain receivers, QoS 0 ones among them."""
-        if v5:
-            same, other, low, low_other = route.v5_from_1, route.v3_from_1, route.v5_qos0, route.v3_qos0
-        else:
-            same, other, low, low_other = route.v3_from_1, route.v5_from_1, route.v3_qos0, route.v5_qos0
-        if same:
-            self._windowed(same, frame, dirty)
-        if other:
-            self._windowed(other, _for_other(route, frame, 1, v5), dirty)
-        if low:
-            self._unwindowed(low, _with_qos0(route, frame), dirty)
-        if low_other:
-            self._unwindowed(low_other, _for_other(route, frame, 0, v5), dirty)
-        return len(same) + len(other) + len(low) + len(low_other)
-
-    def _qos2(self, route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
-        """Deliver a QoS 2 message to the plain receivers, each at its granted QoS."""
-        count = 0
-        for same, granted in ((True, 2), (True, 1), (True, 0), (False, 2), (False, 1), (False, 0)):
-            receivers = _receivers(route, v5 if same else not v5, granted)
-            if not receivers:
-                continue
-            count += len(receivers)
-            if not same:
-                copy = _for_other(route, frame, granted, v5)
-            elif granted == 2:
-                copy = frame
-            elif granted == 1:
-                copy = (b"\x32" + frame[0][1:], frame[1], frame[2])
-            else:
-                copy = _with_qos0(route, frame)
-            if granted:
-                self._windowed(receivers, copy, dirty)
-            else:
-                self._unwindowed(receivers, copy, dirty)
-        return count
-
-    @staticmethod
-    def _windowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> None:
-        """QoS 1 and 2 to many: the inside of `Window.send`, without a call per receiver."""
-        head, tail, _ = frame
-        ids = IDS
-        for session in receivers:
-            inflight = session.inflight
-            if session.ready and len(inflight) < session.limit:
-                number = session.next_id
-                if number in inflight:
-                    number = session.take_id()
-                else:
-                    session.next_id = number + 1 if number < 65535 else 1
-                inflight[number] = frame
-                out = session.out
-                if not out:
-                    dirty.append(session)
-                out.append(head)
-                out.append(ids[number])
-                out.append(tail)
-            else:
-                session.hold(frame)
-
-    @staticmethod
-    def _unwindowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> None:
-        packet = frame[0] + frame[1]
-        for session in receivers:
-            if session.ready:
-                out = session.out
-                if not out:
-                    dirty.append(session)
-                out.append(packet)
-            else:
-                session.hold(frame)
-
-    # -- packet by packet
-
-    def _walk(self, data: bytes, i: int) -> None:
-        """The same as `_run`, every packet through the channel."""
+    def _take(self, data: bytes) -> None:
+        """Take every whole packet of `data`, the frequent ones in the byte loop; keep the rest."""
         plane = self.broker.plane
         n = len(data)
-        while i < n and not self.closing:
-            if self.session is None and self._steps is None and data[i] >> 4 != 1:  # a stranger: do not wait for more
+        i = 0
+        while not self.closing:
+            session, channel = self.session, self.channel
+            if session is not None and channel is not None and channel.session is not None and not plane.observed:
+                i = byteloop.run(channel, session, data, i, self._max_size())
+            elif i < n and session is None and self._steps is None and data[i] >> 4 != 1:
+                # A stranger: do not wait for more.
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
+            if i >= n:
+                return
             found = codec.split(data, i, self._max_size())
             if found is None:
-                self._keep_packet(data[i:])
+                self._keep_packet(data[i:] if i else data)
                 return
             body, end = found
             if not self._packet(data[i], data[body:end], time()):
                 self._keep(data[end:], 0)
                 return
             i = end
-            if self.session is not None and not plane.observed and not self.closing:
-                if i < n:
-                    self._run(data[i:])
-                return
 
     def _max_size(self) -> int:
         """Bytes a packet of this client may have; little until it is let in."""
@@ -611,7 +319,7 @@ class Connection(asyncio.Protocol):
         session = self.session = effect.session
         session.link = self
         plane = self.broker.plane
-        plane.registry.connect(session)
+        plane.registry.connect()
         self.deadline = effect.keep_alive * plane.limits.keep_alive_factor
         self.expires_at = effect.expires_at
         limits = plane.limits
@@ -641,7 +349,7 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._fail(error)
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as in data_received
             self._crash(error)
             return
         finally:
@@ -707,6 +415,7 @@ class Connection(asyncio.Protocol):
         channel = self.channel
         assert channel is not None  # noqa: S101 - made with the connection
         session = self.session
+        self.broker.plane.stats.packets_sent += 1
         data = _fitting(effect.packet, channel.version, channel.max_packet)
         if session is None or session.link is not self:
             self.write(data)
@@ -873,22 +582,6 @@ class Connection(asyncio.Protocol):
         hooks = self.broker.plane.hooks
         if hooks.client_disconnected is not None:
             hooks.client_disconnected.notify(client, self.why)
-
-
-def _receivers(route: Route, v5: bool, granted: int) -> Receivers:
-    if v5:
-        return (route.v5_qos0, route.v5_qos1, route.v5_qos2)[granted]
-    return (route.v3_qos0, route.v3_qos1, route.v3_qos2)[granted]
-
-
-def _with_qos0(route: Route, frame: Frame) -> Frame:
-    return build(route.topic.encode(), frame[1], 0, frame[2])
-
-
-def _for_other(route: Route, frame: Frame, qos: int, v5: bool) -> Frame:
-    """A message without properties for receivers of the other protocol family."""
-    tail = frame[1]
-    return build(route.topic.encode(), tail[1:] if v5 else b"\x00" + tail, qos, frame[2])
 
 
 def _fitting(packet: Packet, version: int, limit: int) -> bytes:

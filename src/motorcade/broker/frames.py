@@ -59,7 +59,7 @@ def build(topic: bytes, tail: bytes, qos: int, origin: Origin, *, retain: bool =
 def frame_of(
     message: Message, version: int, qos: int, now: float, *, retain: bool = False, identifiers: tuple[int, ...] = ()
 ) -> Frame:
-    """Encode a message for receivers of one version and QoS. `now`: seconds since the epoch, for what is left of its life."""
+    """Encode a message for receivers of one version and QoS. `now` (epoch seconds) tells what is left of its life."""
     tail = message.payload
     if version == 5:
         properties = _properties(message, now, identifiers)

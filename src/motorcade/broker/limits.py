@@ -73,7 +73,7 @@ class LeakyBucket:
         """Add units. Returns for how many seconds to hold back: 0.0 while they fit."""
         if not self._rate:
             return 0.0
-        self._level = max(0.0, self._level - (now - self._at) * self._rate) + units
+        self._level = max(0.0, self._level - max(0.0, now - self._at) * self._rate) + units
         self._at = now
         over = self._level - self._burst
         return over / self._rate if over > 0 else 0.0
@@ -82,7 +82,7 @@ class LeakyBucket:
         """Add one unit if it fits; False leaves the bucket as it is."""
         if not self._rate:
             return True
-        level = max(0.0, self._level - (now - self._at) * self._rate)
+        level = max(0.0, self._level - max(0.0, now - self._at) * self._rate)
         self._at = now
         if level + 1.0 > self._burst:
             self._level = level
@@ -119,9 +119,9 @@ Network = IPv4Network | IPv6Network
 
 
 class Flapping:
-    """Bans client ids (and addresses, if told to) that connect too often. The table is bounded by forgetting the oldest."""
+    """Bans names (client ids, addresses) that connect too often. The table is bounded by forgetting the oldest."""
 
-    __slots__ = ("_banned", "_ban", "_count", "_seen", "_window")
+    __slots__ = ("_ban", "_banned", "_count", "_seen", "_window")
 
     SIZE = 100_000  #: names remembered
 
@@ -132,25 +132,29 @@ class Flapping:
         self._seen: dict[str, tuple[float, int]] = {}
         self._banned: dict[str, float] = {}
 
-    def admits(self, name: str, now: float) -> bool:
-        """Count a connect; False while the name is banned."""
+    def banned(self, name: str, now: float) -> bool:
+        """Whether a name may not connect now."""
+        until = self._banned.get(name)
+        if until is None:
+            return False
+        if now < until:
+            return True
+        del self._banned[name]
+        return False
+
+    def count(self, name: str, now: float) -> bool:
+        """Count a connect; False if it was one too many, and the name is banned from now on."""
         if not self._count:
             return True
-        until = self._banned.get(name)
-        if until is not None:
-            if now < until:
-                return False
-            del self._banned[name]
-        began, times = self._seen.get(name, (now, 0))
+        began, times = self._seen.pop(name, (now, 0))
         if now - began > self._window:
             began, times = now, 0
-        self._seen[name] = (began, times + 1)
-        if len(self._seen) > self.SIZE:
-            del self._seen[next(iter(self._seen))]
         if times + 1 > self._count:
             self._banned[name] = now + self._ban
             if len(self._banned) > self.SIZE:
                 del self._banned[next(iter(self._banned))]
-            del self._seen[name]
             return False
+        self._seen[name] = (began, times + 1)
+        if len(self._seen) > self.SIZE:
+            del self._seen[next(iter(self._seen))]
         return True

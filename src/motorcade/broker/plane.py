@@ -1,4 +1,4 @@
-"""The flow plane's state in one place: what every channel of a node works on. Pure; `broker.py` gives it time and I/O."""
+"""The flow plane's state in one place: what all channels work on. Pure; `broker.py` gives it time and I/O."""
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plane:
     """Sessions, subscriptions, limits and counters of one node."""
 
-    def __init__(  # noqa: PLR0913 - the composition root names every part
-        self, options: BrokerOptions, session: SessionOptions, limits: Limits, hooks: Hooks, guids: GuidFactory, now: float
+    def __init__(
+        self,
+        options: BrokerOptions,
+        session: SessionOptions,
+        limits: Limits,
+        hooks: Hooks,
+        guids: GuidFactory,
+        now: float,
     ) -> None:
         self.options = options
         self.session_options = session

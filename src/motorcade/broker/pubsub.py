@@ -25,7 +25,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import split_share
-from motorcade.extension.hooks import Chain
+from motorcade.extension.hooks import Hooks
 
 ROUTES = 100_000  #: topics whose route is remembered
 
@@ -76,8 +76,9 @@ class Route:
         "count",
         "groups",
         "publish_hooks",
-        "retain_hooks",
         "rest",
+        "retain_hooks",
+        "slow",
         "stale",
         "topic",
         "v3_all",
@@ -93,13 +94,19 @@ class Route:
     )
 
     def __init__(
-        self, topic: str, targets: list[Target], groups: tuple[SharedGroup, ...], hooks: tuple[Chain | None, Chain | None]
+        self,
+        topic: str,
+        targets: list[Target],
+        groups: tuple[SharedGroup, ...],
+        hooks: Hooks,
     ) -> None:
         self.topic = topic
         self.stale = False
         self.groups = groups
-        self.publish_hooks, self.retain_hooks = hooks
+        self.publish_hooks, self.retain_hooks = hooks.publish_chains(topic)
         self.count = len(targets) + len(groups)
+        #: somebody wants to see every message of this topic: the byte loop leaves them to the channel
+        self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
         plain = [t for t in targets if t.plain]
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
         self.as_published = frozenset(t.session for t in plain if t.retain_as_published)
@@ -117,7 +124,7 @@ def _by_qos(targets: list[Target]) -> tuple[Receivers, Receivers, Receivers, Rec
 class SharedGroup:
     """Members of `$share/{group}/{filter}`; a message goes to one of them. [MQTT-4.8.2-4]"""
 
-    __slots__ = ("_next", "_sticky", "filter", "members", "name", "pick")
+    __slots__ = ("_by_room", "_next", "_sticky", "filter", "members", "name", "pick")
 
     def __init__(self, name: str, filter_: str, strategy: str) -> None:
         self.name = name
@@ -125,14 +132,16 @@ class SharedGroup:
         self.members: dict[Session, Subscription] = {}
         self._next = 0
         self._sticky: Session | None = None
+        self._by_room = strategy in ("round_robin", "random", "least_inflight")  # the others keep to their member
         self.pick: Callable[[list[Session], str, str], Session] = STRATEGIES[strategy].__get__(self)
 
     def choose(self, topic: str, publisher: str, *, qos: int, without: Session | None = None) -> Session | None:
         """The member that gets the next message: a connected one if there is any, else one that keeps it for later."""
         online = [s for s in self.members if s.online and s is not without]
         if online:
-            with_room = [s for s in online if s.ready and len(s.inflight) < s.limit]
-            return self.pick(with_room or online, topic, publisher)
+            if self._by_room:
+                online = [s for s in online if s.ready and len(s.inflight) < s.limit] or online
+            return self.pick(online, topic, publisher)
         away = [s for s in self.members if s is not without] if qos else []
         return self.pick(away, topic, publisher) if away else None
 
@@ -147,9 +156,9 @@ class SharedGroup:
 
     def sticky(self, members: list[Session], topic: str, publisher: str) -> Session:
         """The same until it goes away."""
-        if self._sticky not in members:
+        if self._sticky is None or self._sticky not in members:
             self._sticky = self.random(members, topic, publisher)
-        return self._sticky  # type: ignore[return-value] # set above
+        return self._sticky
 
     def hash_topic(self, members: list[Session], topic: str, _publisher: str) -> Session:
         """The same for the same topic, as long as the members stay the same."""
@@ -275,7 +284,7 @@ class PubSub:
                     targets[session] = Target(session, subscription)
                 else:
                     known.merge(subscription)
-        return Route(topic, list(targets.values()), tuple(groups), self.shared.hooks.publish_chains(topic))
+        return Route(topic, list(targets.values()), tuple(groups), self.shared.hooks)
 
     # -- delivery of any message
 
@@ -283,10 +292,7 @@ class PubSub:
         """Deliver a message to everybody it concerns; to how many."""
         route = self.route(message.topic)
         if not route.count:
-            self.shared.stats.dropped["no_subscribers"] += 1
-            chain = self.shared.hooks.message_dropped
-            if chain is not None:
-                chain.notify(None, message, "no_subscribers")
+            self._unheard(message)
             return 0
         qos = message.qos
         for version, qos0, qos1, qos2 in (
@@ -308,11 +314,11 @@ class PubSub:
         frame = frame_of(message, version, qos, now)
         if not message.retain or not route.as_published:
             for session in receivers:
-                session.offer(frame, now)
+                session.offer(frame)
             return
         retained = frame_of(message, version, qos, now, retain=True)
         for session in receivers:  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
-            session.offer(retained if session in route.as_published else frame, now)
+            session.offer(retained if session in route.as_published else frame)
 
     def _send_target(self, message: Message, target: Target, now: float) -> None:
         session = target.session
@@ -324,23 +330,27 @@ class PubSub:
         retain = message.retain and target.retain_as_published
         if target.identifiers:
             message = _noted(message, target.identifiers)
-        session.offer(
-            frame_of(message, session.version, qos, now, retain=retain, identifiers=target.identifiers), now
-        )
+        session.offer(frame_of(message, session.version, qos, now, retain=retain, identifiers=target.identifiers))
 
     def share(self, group: SharedGroup, message: Message, now: float, without: Session | None = None) -> bool:
         """Give a message to one member of a group; False if there is nobody to give it to."""
         session = group.choose(message.topic, message.publisher, qos=message.qos, without=without)
         if session is None:
-            self.shared.stats.dropped["no_subscribers"] += 1
+            self._unheard(message)
             return False
         subscription = group.members[session]
         qos = min(message.qos, subscription.qos)
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         copy = _noted(message, identifiers, group)
         retain = message.retain and subscription.retain_as_published
-        session.offer(frame_of(copy, session.version, qos, now, retain=retain, identifiers=identifiers), now)
+        session.offer(frame_of(copy, session.version, qos, now, retain=retain, identifiers=identifiers))
         return True
+
+    def _unheard(self, message: Message) -> None:
+        self.shared.stats.dropped["no_subscribers"] += 1
+        chain = self.shared.hooks.message_dropped
+        if chain is not None:
+            chain.notify(None, message, "no_subscribers")
 
     def hand_on(self, session: Session, now: float) -> None:
         """A session ends: its shared messages that nobody acknowledged go to other members. [MQTT-4.8.2-5]"""
@@ -370,6 +380,7 @@ class PubSub:
 def _noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | None = None) -> Message:
     """The message with notes for its way to one receiver; the original is left as it is."""
     headers = dict(message.headers)
+    headers.pop("subscription_ids", None)  # of a member that had it before
     if identifiers:
         headers["subscription_ids"] = identifiers
     if group is not None:

@@ -67,7 +67,7 @@ class Registry:
             link.end(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
         return wills
 
-    def connect(self, session: Session) -> None:
+    def connect(self) -> None:
         """Count a session whose connection is now attached."""
         self.connected += 1
         self.maximum = max(self.maximum, self.connected)
@@ -110,7 +110,7 @@ class Registry:
         self._pubsub.hand_on(session, wall)
         self._pubsub.unsubscribe_all(session)
         session.unfeed()
-        session.queue = None
+        session.empty_queue()
         session.inflight.clear()
         session.expires_at = None
         session.ended = True

@@ -6,6 +6,8 @@ released yet, the will, and when it ends.
 
 from __future__ import annotations
 
+from collections import deque
+
 from motorcade.broker.frames import converted
 from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
@@ -61,9 +63,10 @@ class Session(Window):
         self.inflight = {n: converted(frame, old, version, now) for n, frame in self.inflight.items()}
         if self.queue:
             frames = [converted(frame, old, version, now) for frame in self.queue]
-            self.queue.clear()
-            self.queue.extend(frames)
-            self.queue_bytes = sum(len(head) + len(tail) for head, tail, _ in frames)
+            self.empty_queue()
+            self.queue = deque(frames)
+            for frame in frames:
+                self._count_queued(frame, 1)
 
     def expects_release(self, number: int) -> bool:
         """Whether a QoS 2 message of the client with this id is already here."""

@@ -21,6 +21,7 @@ class Stats:
         "dropped",
         "expired_sessions",
         "packets_received",
+        "packets_sent",
         "protocol_errors",
         "publish_bytes_received",
         "publish_bytes_sent",
@@ -35,7 +36,8 @@ class Stats:
         self.connections_closed = 0
         self.bytes_received = 0
         self.bytes_sent = 0
-        self.packets_received = 0
+        self.packets_received = 0  #: of all types
+        self.packets_sent = 0
         self.publish_received = 0
         self.publish_sent = 0
         self.publish_bytes_received = 0

@@ -10,7 +10,9 @@ from motorcade.core.client import Certificate
 from motorcade.core.errors import ConfigError
 
 
-def server_context(certificate: str, key: str, ca: str = "", *, require_client_certificate: bool = False) -> ssl.SSLContext:
+def server_context(
+    certificate: str, key: str, ca: str = "", *, require_client_certificate: bool = False
+) -> ssl.SSLContext:
     """The context of a TLS listener; `ConfigError` says which file is wrong."""
     for name, path in (("certificate", certificate), ("key", key), ("ca", ca)):
         if not path and name != "ca":

@@ -14,6 +14,7 @@ Rule 4: a full queue drops its oldest QoS 0 message (which may be the one arrivi
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
@@ -26,6 +27,8 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Hooks
+
+log = logging.getLogger(__name__)
 
 FEED_STEP = 256  #: messages feeds may send per turn of the event loop
 FEED_BYTES = 256 * 1024  #: bytes likewise; one message more than that goes alone
@@ -47,12 +50,14 @@ class Link(Protocol):
 class Shared:
     """What all windows of a node share: one object, so that a session needs one reference."""
 
-    __slots__ = ("dirty", "hooks", "options", "stats")
+    __slots__ = ("dirty", "hooks", "options", "queued", "queued_bytes", "stats")
 
     def __init__(self, options: SessionOptions, hooks: Hooks, stats: Stats) -> None:
         self.options = options
         self.hooks = hooks
         self.stats = stats
+        self.queued = 0  #: messages waiting in all queues
+        self.queued_bytes = 0
         self.dirty: list[Window] = []  #: windows with bytes in `out`, to be written at the end of this turn
 
 
@@ -143,11 +148,11 @@ class Window:
 
     # -- messages in
 
-    def offer(self, frame: Frame, now: float) -> None:
-        """Send a frame now if the rules allow it, else let it wait or drop it. `now`: seconds since the epoch."""
+    def offer(self, frame: Frame) -> None:
+        """Send a frame now if the rules allow it, else let it wait or drop it."""
         qos = qos_of(frame)
         if self.ready and (not qos or len(self.inflight) < self.limit):
-            self.send(frame, now)
+            self.send(frame)
         else:
             self.hold(frame)
 
@@ -176,9 +181,7 @@ class Window:
             self._make_room(queue, frame, size)
             return
         queue.append(frame)
-        self.queue_bytes += size
-        if not head[0] & 6:
-            self.queued_qos0 += 1
+        self._count_queued(frame, 1)
 
     def _taken_back(self, frame: Frame) -> bool:
         chain = self.shared.hooks.message_nack
@@ -196,17 +199,31 @@ class Window:
                 index = next(i for i, waiting in enumerate(queue) if not qos_of(waiting))
                 victim = queue[index]
                 del queue[index]
-                self.queued_qos0 -= 1
             elif qos == 0:
                 self.drop(frame, "queue_full")
                 return
             else:
                 victim = queue.popleft()
-            self.queue_bytes -= len(victim[0]) + len(victim[1])
+            self._count_queued(victim, -1)
             self.drop(victim, "queue_full")
         queue.append(frame)
+        self._count_queued(frame, 1)
+
+    def _count_queued(self, frame: Frame, one: int) -> None:
+        """Bring the figures up to date when a frame has entered (1) or left (-1) the queue."""
+        size = (len(frame[0]) + len(frame[1])) * one
         self.queue_bytes += size
-        self.queued_qos0 += not qos
+        if not frame[0][0] & 6:
+            self.queued_qos0 += one
+        shared = self.shared
+        shared.queued += one
+        shared.queued_bytes += size
+
+    def empty_queue(self) -> None:
+        """The session ends: nothing waits any more."""
+        queue, self.queue = self.queue, None
+        for frame in queue or ():
+            self._count_queued(frame, -1)
 
     def feed(self, subscription: Subscription, messages: Iterator[Message]) -> None:
         """Messages to be read as there is room; `pump` begins with it."""
@@ -223,14 +240,14 @@ class Window:
 
     # -- messages out
 
-    def send(self, frame: Frame, now: float) -> None:
+    def send(self, frame: Frame) -> None:
         """Put a frame on the wire; QoS 1 and 2 enter the window. The caller has checked that there is room."""
         head, tail, _ = frame
         if self.max_packet and size_of(frame) > self.max_packet:
             self.drop(frame, "too_large")  # [MQTT-3.1.2-24], [MQTT-3.1.2-25]
             return
         if self.aliases is not None:
-            head, tail = self._with_alias(frame)
+            head, tail = self._with_alias(frame, self.aliases)
         out = self.out
         if not out:
             self.shared.dirty.append(self)
@@ -243,6 +260,7 @@ class Window:
             out.append(head)
         out.append(tail)
         stats = self.shared.stats
+        stats.packets_sent += 1
         stats.publish_sent += 1
         stats.publish_bytes_sent += len(tail)
         hooks = self.shared.hooks
@@ -259,16 +277,17 @@ class Window:
         self.next_id = number + 1 if number < 65535 else 1
         return number
 
-    def _with_alias(self, frame: Frame) -> tuple[bytes, bytes]:
-        aliases = self.aliases
-        assert aliases is not None  # noqa: S101 - checked by the caller
+    def _with_alias(self, frame: Frame, aliases: dict[bytes, int]) -> tuple[bytes, bytes]:
+        """Head and tail with a topic alias, where that is allowed and fits."""
         topic = topic_of(frame)
         alias = aliases.get(topic)
         if alias is not None:
             return aliased(frame, alias, known=True)
         if len(aliases) < self.alias_limit:
-            aliases[topic] = alias = len(aliases) + 1
-            return aliased(frame, alias, known=False)
+            head, tail = aliased(frame, len(aliases) + 1, known=False)
+            if not self.max_packet or size_of((head, tail, None)) <= self.max_packet:
+                aliases[topic] = len(aliases) + 1
+                return head, tail
         return frame[0], frame[1]
 
     def pump(self, now: float) -> bool:
@@ -280,13 +299,10 @@ class Window:
             inflight, limit = self.inflight, self.limit
             while queue:
                 frame = queue[0]
-                head, tail, _ = frame
-                if not head[0] & 6:
-                    self.queued_qos0 -= 1
-                elif len(inflight) >= limit:
+                if frame[0][0] & 6 and len(inflight) >= limit:
                     break
                 queue.popleft()
-                self.queue_bytes -= len(head) + len(tail)
+                self._count_queued(frame, -1)
                 self._send_waited(frame, now)
         if queue is not None and not queue:
             self.queue = None
@@ -305,7 +321,7 @@ class Window:
                 return
             if self.version == 5:
                 frame = self._retimed(frame, origin, now)
-        self.send(frame, now)
+        self.send(frame)
 
     def _retimed(self, frame: Frame, message: Message, now: float) -> Frame:
         identifiers = message.headers.get("subscription_ids")
@@ -323,7 +339,13 @@ class Window:
             if len(self.inflight) >= self.limit or not self.writable:
                 return False
             feed = feeds[0]
-            message = next(feed.messages, None)
+            try:
+                message = next(feed.messages, None)
+            except Exception:
+                log.error(
+                    "feed_failed client_id=%s filter=%s", self.client.client_id, feed.subscription.filter, exc_info=True
+                )
+                message = None
             if message is None:
                 del feeds[0]
                 continue
@@ -331,7 +353,7 @@ class Window:
                 continue
             identifiers = (feed.subscription.identifier,) if feed.subscription.identifier else ()
             qos = min(message.qos, feed.subscription.qos)
-            self.send(frame_of(message, self.version, qos, now, retain=message.retain, identifiers=identifiers), now)
+            self.send(frame_of(message, self.version, qos, now, retain=message.retain, identifiers=identifiers))
             octets += len(message.payload)
             if octets > FEED_BYTES:
                 break

@@ -40,7 +40,7 @@ class Control:
         # Never through a proxy: the control port is on loopback or in the operator's own network.
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
-    def call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - whatever JSON the node answers
+    def call(self, method: str, path: str, body: object = None) -> Any:
         """One request below `/api/v1`. Raises `ControlError` with the node's own words."""
         request = urllib.request.Request(
             f"http://{self.address}/api/v1/{path}",
@@ -87,7 +87,7 @@ def name(text: str) -> str:
     return quote(text, safe="")
 
 
-def _decoded(body: bytes, address: str) -> Any:  # noqa: ANN401 - whatever JSON the node answers
+def _decoded(body: bytes, address: str) -> Any:
     if not body:
         return None
     try:

@@ -28,9 +28,11 @@ class ClientInfo:
     def is_loopback(self) -> bool:
         """Whether the peer is on this machine."""
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            address = ipaddress.ip_address(self.host)
         except ValueError:
             return self.host == ""  # a unix socket or an in-process client
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback
 
 
 @dataclass(frozen=True, slots=True)

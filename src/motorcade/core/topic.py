@@ -31,7 +31,8 @@ def check_filter(filter_: str, max_levels: int = 0) -> None:
     levels = filter_.split("/")
     for level in levels:
         if len(level) > 1 and ("+" in level or "#" in level):
-            raise TopicError(f"wildcard must stand alone in its level, not as {level!r}")  # [MQTT-4.7.1-2], [MQTT-4.7.1-3]
+            # [MQTT-4.7.1-2], [MQTT-4.7.1-3]
+            raise TopicError(f"wildcard must stand alone in its level, not as {level!r}")
     if "#" in levels[:-1]:
         raise TopicError("'#' must be the last level")  # [MQTT-4.7.1-2]
 
@@ -59,7 +60,8 @@ def split_share(filter_: str) -> tuple[str | None, str]:
         raise TopicError("a shared subscription is written $share/{group}/{filter}")  # [MQTT-4.8.2-1]
     group = parts[1]
     if not group or "+" in group or "#" in group:
-        raise TopicError("the group of a shared subscription must be at least one character, no wildcard")  # [MQTT-4.8.2-2]
+        # [MQTT-4.8.2-2]
+        raise TopicError("the group of a shared subscription must be at least one character, no wildcard")
     return group, parts[2]
 
 

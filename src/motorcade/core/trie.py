@@ -72,9 +72,11 @@ class _Tree(Generic[V]):
             return None
         node.value = None
         self._size -= 1
-        while trail and node.value is None and not node.children:
-            node, level = trail.pop()
-            del node.children[level]
+        for parent, level in reversed(trail):
+            if node.children or node.value is not None:
+                break
+            del parent.children[level]
+            node = parent
         return value
 
 

@@ -7,7 +7,8 @@ A hook point holds a chain of callbacks, higher priority first, ties in order of
                 Continue(acc)  continue with a new accumulator
                 Stop(acc)      end the chain with a new accumulator
                 STOP           end the chain, accumulator unchanged
-             A fold callback may be a coroutine function; then the client it works for waits, nobody else.
+             A fold callback may be a coroutine function (but not of message.nack); then the client it works for
+             waits, nobody else.
     OBSERVE  answers are ignored, except STOP, which ends the chain. Observers are plain functions: they run
              between two packets, so they must be quick.
 
@@ -22,7 +23,7 @@ or `retained_only` where possible: messages they do not concern stay on the brok
 |---|---|---|
 | client.connect | client | ReasonCode; Stop with an error code refuses the client before authentication |
 | client.authenticate | client, credentials | Decision or None; Stop(Allow/Deny/Challenge) decides, None passes on |
-| client.authorize | client, action ("publish" or "subscribe"), topic or filter | bool or None; Stop(True/False) decides |
+| client.authorize | client, "publish" or "subscribe", topic or filter | bool or None; Stop(True/False) decides |
 | client.subscribe | client, user properties | list of Subscription or ReasonCode, one per filter asked for |
 | client.unsubscribe | client, user properties | list of filters |
 | client.connected | client | |
@@ -123,6 +124,7 @@ class _Point:
     fold: bool
     refusal: object = None  #: for access points: accumulator when a callback fails
     closed: bool = False
+    waits: bool = True  #: its callbacks may be asynchronous
 
 
 _DENIED = Deny(ReasonCode.NOT_AUTHORIZED, "the check failed")
@@ -147,7 +149,7 @@ POINTS: Final = {
         _Point("message.publish", fold=True),
         _Point("message.delivered", fold=False),
         _Point("message.acked", fold=False),
-        _Point("message.nack", fold=True),
+        _Point("message.nack", fold=True, waits=False),
         _Point("message.dropped", fold=False),
         _Point("delivery.completed", fold=False),
     )
@@ -186,7 +188,7 @@ class Chain:
             try:
                 if callback.function(*args) is STOP:
                     return
-            except Exception:
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
                 self._failed(callback)
 
     def fold(self, *args: object, acc: Any) -> Any:
@@ -194,7 +196,7 @@ class Chain:
         for index, callback in enumerate(self.callbacks):
             try:
                 answer = callback.function(*args, acc)
-            except Exception:
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
                 if self._failed(callback):
                     return self.point.refusal
                 continue
@@ -206,7 +208,11 @@ class Chain:
                 return acc
             if isinstance(answer, Stop):
                 return answer.value
-            acc = self._continued(callback, answer, acc)
+            if not isinstance(answer, Continue):
+                if self._misspoke(callback, answer):
+                    return self.point.refusal
+                continue
+            acc = answer.value
         return acc
 
     async def _fold_waiting(self, index: int, answer: Awaitable[Any], args: tuple[object, ...], acc: Any) -> Any:
@@ -215,7 +221,10 @@ class Chain:
         rest = Chain(self.point, self.callbacks[index + 1 :])
         try:
             result = await asyncio.wait_for(answer, callback.timeout)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # we are to stop, not the callback
             if self._failed(callback):
                 return self.point.refusal
             result = None
@@ -223,22 +232,24 @@ class Chain:
             return acc
         if isinstance(result, Stop):
             return result.value
-        if result is not None:
-            acc = self._continued(callback, result, acc)
+        if isinstance(result, Continue):
+            acc = result.value
+        elif result is not None and self._misspoke(callback, result):
+            return self.point.refusal
         final = rest.fold(*args, acc=acc)
         return await final if inspect.isawaitable(final) else final
 
-    def _continued(self, callback: Callback, answer: object, acc: Any) -> Any:
-        if isinstance(answer, Continue):
-            return answer.value
+    def _misspoke(self, callback: Callback, answer: object) -> bool:
+        """Count and log an answer that is none; True if the chain must end with the refusal."""
         callback.errors += 1
-        log.error("hook_bad_answer point=%s plugin=%s answer=%r", self.point.name, callback.owner, type(answer).__name__)
-        return self.point.refusal if self.point.closed else acc
+        kind = type(answer).__name__
+        log.error("hook_bad_answer point=%s plugin=%s answer=%s", self.point.name, callback.owner, kind)
+        return self.point.closed
 
     def _failed(self, callback: Callback) -> bool:
         """Count and log a failure; True if the chain must end with the refusal."""
         callback.errors += 1
-        log.exception("hook_failed point=%s plugin=%s", self.point.name, callback.owner)
+        log.error("hook_failed point=%s plugin=%s", self.point.name, callback.owner, exc_info=True)  # noqa: LOG014 - called while it is handled
         return self.point.closed
 
 
@@ -286,8 +297,9 @@ class Hooks:
         """Register a callback; `HookError` if the point does not exist or the callback does not fit it."""
         if point not in POINTS:
             raise HookError(f"there is no hook point {point!r}; there are: {', '.join(POINTS)}")
-        if not POINTS[point].fold and inspect.iscoroutinefunction(callback.function):
-            raise HookError(f"{callback.owner}: a callback of {point} must be a plain function, not a coroutine function")
+        waits = POINTS[point].fold and POINTS[point].waits
+        if not waits and inspect.iscoroutinefunction(callback.function):
+            raise HookError(f"{callback.owner}: a callback of {point} must be a plain function, not a coroutine")
         if (callback.topics or callback.retained_only) and point != "message.publish":
             raise HookError(f"{callback.owner}: topics and retained_only are for message.publish, not {point}")
         for filter_ in callback.topics:

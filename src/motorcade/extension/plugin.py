@@ -9,6 +9,7 @@ to start stays behind.
 from __future__ import annotations
 
 import asyncio
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
@@ -116,6 +117,10 @@ class Plugin:
     async def stop(self) -> None:
         """After the hooks are removed."""
 
+    def gauges(self) -> Mapping[str, float]:
+        """Figures of the moment, by name; they join the node's statistics. Must be quick."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
@@ -127,7 +132,12 @@ class _Mark:
 
 
 def hook(
-    point: str, *, priority: int = 0, topics: Iterable[str] = (), retained_only: bool = False, timeout: float = DEFAULT_TIMEOUT
+    point: str,
+    *,
+    priority: int = 0,
+    topics: Iterable[str] = (),
+    retained_only: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> Callable[[F], F]:
     """Mark a method of a plugin as callback of a hook point (see `extension.hooks`)."""
 
@@ -162,6 +172,10 @@ class Plugins:
     def loaded(self) -> list[Loaded]:
         """What runs now, in the order of loading."""
         return list(self._loaded.values())
+
+    def gauges(self) -> dict[str, float]:
+        """The figures of all plugins together."""
+        return {name: value for loaded in self._loaded.values() for name, value in loaded.plugin.gauges().items()}
 
     async def load(self, name: str, config: Mapping[str, object] | None = None, path: str | None = None) -> Loaded:
         """Find, configure and start a plugin. `PluginError` says what is wrong; nothing stays behind then."""
@@ -213,7 +227,8 @@ class Plugins:
             try:
                 await self.unload(name)
             except Exception as error:  # noqa: BLE001 - one plugin's failure must not keep the others from stopping
-                structlog.stdlib.get_logger("motorcade.plugin").error("plugin_stop_failed", plugin=name, error=repr(error))
+                log = structlog.stdlib.get_logger("motorcade.plugin")
+                log.error("plugin_stop_failed", plugin=name, error=repr(error))  # noqa: TRY400 - the error says enough
 
 
 def available() -> dict[str, str]:
@@ -238,7 +253,8 @@ def _configure(name: str, kind: type[Plugin], config: Mapping[str, object]) -> m
 def _from_entry_point(name: str) -> tuple[type[Plugin], str]:
     found = [entry for entry in importlib.metadata.entry_points(group=GROUP) if entry.name == name]
     if not found:
-        raise PluginError(f"there is no plugin {name!r}; installed are: {', '.join(available()) or 'none'} (or give a path)")
+        names = ", ".join(available()) or "none"
+        raise PluginError(f"there is no plugin {name!r}; installed are: {names} (or give a path)")
     try:
         kind = found[0].load()
     except Exception as error:
@@ -258,7 +274,10 @@ def _from_path(text: str) -> tuple[type[Plugin], str]:
         raise PluginError(f"there is no plugin at {text}")
     module_name = f"motorcade_plugin_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(
-        module_name, file, submodule_search_locations=[str(path)] if path.is_dir() else None
+        module_name,
+        file,
+        loader=_FreshLoader(module_name, str(file)),
+        submodule_search_locations=[str(path)] if path.is_dir() else None,
     )
     if spec is None or spec.loader is None:
         raise PluginError(f"{text} is not a Python file or package")
@@ -267,9 +286,27 @@ def _from_path(text: str) -> tuple[type[Plugin], str]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[module_name]
+        _forget(module_name)
         raise PluginError(f"plugin at {text} cannot be imported: {error!r}") from error
-    return _only_plugin(module, text), str(path)
+    try:
+        return _only_plugin(module, text), str(path)
+    except PluginError:
+        _forget(module_name)
+        raise
+
+
+class _FreshLoader(importlib.machinery.SourceFileLoader):
+    """Compiles the file as it is now: the cache on disk would miss an edit within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _forget(module_name: str) -> None:
+    """Take a module and its submodules out of the interpreter's table."""
+    for name in [name for name in sys.modules if name == module_name or name.startswith(f"{module_name}.")]:
+        del sys.modules[name]
 
 
 def _only_plugin(module: ModuleType, text: str) -> type[Plugin]:

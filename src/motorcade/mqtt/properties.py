@@ -146,7 +146,7 @@ def encode_properties(properties: Properties) -> bytes:
     return varint(len(raw)) + raw
 
 
-def _append(parts: list[bytes], wire: _Wire, value: Any) -> None:  # noqa: ANN401 - as its kind says
+def _append(parts: list[bytes], wire: _Wire, value: Any) -> None:
     kind = wire.kind
     head = bytes((wire.id,))
     if kind is _Kind.PAIR:

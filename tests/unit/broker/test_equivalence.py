@@ -1,0 +1,448 @@
+"""Two speeds, one meaning: the same conversations on the byte loop and packet by packet through the channel.
+
+A conversation is a list of bursts. A burst is what one client sends in one go: a few packets, cut into reads at
+arbitrary places. What a client acknowledges depends on what it has received, so packets are made while the
+conversation runs; as long as both runs mean the same, both clients say the same.
+
+Everything a client receives must be equal, with its packet ids and in its order, and so must what the node
+remembers and counts in the end. One freedom is left: within one read, the byte loop may answer before it sends on
+what an acknowledgement has made room for, so messages and answers are compared each in their own order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from motorcade.broker.frames import is_released
+from motorcade.broker.limits import SessionOptions
+from motorcade.broker.session import Session
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.extension.plugin import Context, _callbacks
+from motorcade.mqtt import codec
+from motorcade.mqtt.packets import (
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscribe,
+    Unsubscribe,
+    Will,
+)
+from motorcade.mqtt.properties import NONE, Properties
+from motorcade.plugins.retained import RetainedConfig, RetainedPlugin
+from tests.unit.broker.memory import MemoryNode, Peer, standing
+
+CLIENTS = 3
+TOPICS = ("a", "a/b", "a/bb", "c", "$s/a", "ü")
+FILTERS = ("a", "a/b", "a/+", "#", "+", "c", "$s/a", "ü", "$share/g/a", "$share/g/a/#", "$share/h/c")
+OPTIONS = SessionOptions(window=3, queue=5, queue_bytes=1200, max_awaiting_rel=4)
+
+# --- what clients do ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Say:
+    """Send a packet that does not depend on what was received."""
+
+    packet: Packet
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Send QoS 0 messages of one size to one topic: a run."""
+
+    topic: str
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Acknowledge:
+    """Answer a message (or a PUBREL) that has come; `which` counts from the oldest, `wrong` gives the wrong answer."""
+
+    which: int
+    reason: ReasonCode = ReasonCode.SUCCESS
+    wrong: bool = False
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Send bytes as they are."""
+
+    data: bytes
+
+
+Action = Say | Repeat | Acknowledge | Raw
+
+
+@dataclass(frozen=True)
+class Burst:
+    """One client sends packets in reads of arbitrary sizes."""
+
+    client: int
+    actions: tuple[Action, ...]
+    cuts: tuple[int, ...] = ()  #: where reads end, as positions in what is sent (taken modulo its length)
+    turns: bool = False  #: whether the loop turns between reads
+
+
+@dataclass(frozen=True)
+class Join:
+    """A client connects, perhaps while it is connected."""
+
+    client: int
+    connect: Connect
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A client's connection breaks."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A client's socket is full, or takes bytes again."""
+
+    client: int
+    full: bool
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Time goes by."""
+
+    seconds: int
+
+
+Step = Burst | Join | Leave | Stall | Wait
+
+small_ids = st.integers(1, 5)
+payloads = st.sampled_from((b"", b"1", b"22", b"x" * 120, b"y" * 300)) | st.binary(max_size=4)
+
+
+def _properties() -> st.SearchStrategy[Properties]:
+    return st.one_of(
+        st.just(NONE),
+        st.just(NONE),
+        st.sampled_from(
+            (
+                Properties(user_properties=(("k", "v"),)),
+                Properties(message_expiry=60),
+                Properties(topic_alias=1),
+                Properties(content_type="t", correlation_data=b"\x00"),
+            )
+        ),
+    )
+
+
+@st.composite
+def publishes(draw: st.DrawFn) -> Publish:
+    qos = draw(st.integers(0, 2))
+    rare = st.sampled_from((False, False, False, True))
+    return Publish(
+        draw(st.sampled_from(TOPICS)),
+        draw(payloads),
+        qos,
+        retain=draw(rare),
+        dup=qos > 0 and draw(rare),
+        packet_id=draw(small_ids) if qos else 0,
+        properties=draw(_properties()),
+    )
+
+
+subscriptions = st.builds(
+    Subscription,
+    st.sampled_from(FILTERS),
+    st.integers(0, 2),
+    retain_as_published=st.booleans(),
+    retain_handling=st.integers(0, 2),
+    identifier=st.just(0),
+) | st.builds(Subscription, st.sampled_from(("a", "a/+", "#")), st.integers(0, 2), no_local=st.just(True))
+subscribes = st.builds(
+    Subscribe,
+    small_ids,
+    st.lists(subscriptions, min_size=1, max_size=2).map(tuple),
+    st.sampled_from((NONE, NONE, Properties(subscription_ids=(7,)))),
+)
+says = st.one_of(
+    publishes(),
+    publishes(),
+    publishes(),
+    subscribes,
+    st.builds(Unsubscribe, small_ids, st.lists(st.sampled_from(FILTERS), min_size=1, max_size=2).map(tuple)),
+    st.builds(Pubrel, small_ids, st.sampled_from((ReasonCode.SUCCESS, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))),
+    st.builds(Puback, st.integers(60000, 60001)),
+    st.builds(Pubrec, st.integers(60000, 60001)),
+    st.builds(Pubcomp, st.integers(60000, 60001)),
+    st.just(Pingreq()),
+)
+repeats = st.builds(
+    Repeat,
+    st.sampled_from(TOPICS),
+    st.integers(0, 3).flatmap(
+        lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=2, max_size=6).map(tuple)
+    ),
+)
+acknowledges = st.builds(
+    Acknowledge,
+    st.sampled_from((0, 0, 0, 1, 2, 5)),
+    st.sampled_from((ReasonCode.SUCCESS,) * 6 + (ReasonCode.UNSPECIFIED_ERROR,)),
+    st.sampled_from((False,) * 15 + (True,)),
+)
+raws = st.sampled_from(
+    (
+        b"\x30\x00",  # PUBLISH without a topic
+        b"\x32\x05\x00\x01a\x00\x00",  # packet id 0
+        b"\x36\x05\x00\x01a\x00\x01",  # QoS 3
+        b"\x30\x04\x00\x02a+",  # wildcard in a topic
+        b"\x30\x05\x00\x02\xff\xfe\x00",  # not UTF-8
+        b"\x40\x01\x00",  # PUBACK cut short
+        b"\x42\x02\x00\x01",  # reserved bits of PUBACK
+        b"\xc0\x01\x00",  # PINGREQ with a body
+        b"\x10\x00",  # second CONNECT
+        b"\xff\xff\xff\xff\xff\xff",  # no length
+    )
+)
+actions = st.one_of(
+    says.map(Say), says.map(Say), says.map(Say), says.map(Say), says.map(Say), acknowledges, acknowledges, repeats
+)
+clients = st.integers(0, CLIENTS - 1)
+bursts = st.builds(
+    Burst,
+    clients,
+    st.lists(actions, min_size=1, max_size=8).map(tuple),
+    st.lists(st.integers(0, 400), max_size=3).map(tuple),
+    st.booleans(),
+)
+
+
+@st.composite
+def joins(draw: st.DrawFn, client: int | None = None) -> Join:
+    number = draw(clients) if client is None else client
+    version = draw(st.sampled_from((4, 5)))
+    properties = NONE
+    if version == 5:
+        properties = Properties(
+            session_expiry=draw(st.sampled_from((None, 100, 100))),
+            receive_maximum=draw(st.sampled_from((None, None, 1, 2))),
+            topic_alias_maximum=draw(st.sampled_from((None, None, 1))),
+            maximum_packet_size=draw(st.sampled_from((None, None, None, 150))),
+        )
+    will = draw(st.sampled_from((None, None, Will("c", b"gone", 1))))
+    return Join(number, Connect(f"c{number}", version, draw(st.booleans()), will=will, properties=properties))
+
+
+steps = st.one_of(
+    bursts,
+    bursts,
+    bursts,
+    bursts,
+    bursts,
+    bursts,
+    joins(),
+    st.builds(Leave, clients),
+    st.builds(Burst, clients, st.just((Say(Disconnect()),))),
+    st.builds(Stall, clients, st.booleans()),
+    st.builds(Wait, st.sampled_from((1, 30, 200))),
+    st.builds(Burst, clients, st.tuples(actions, raws.map(Raw))),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Step]:
+    """All clients join and subscribe, then anything may happen."""
+    opening: list[Step] = [draw(joins(number)) for number in range(CLIENTS)]
+    for number in range(CLIENTS):
+        wanted = draw(st.lists(subscriptions, min_size=1, max_size=3).map(tuple))
+        opening.append(Burst(number, (Say(Subscribe(1, wanted)),)))
+    return opening + draw(st.lists(steps, min_size=1, max_size=12))
+
+
+# --- running one --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Client:
+    """What one client knows."""
+
+    peer: Peer | None = None
+    received: list[tuple[str, Packet]] = field(default_factory=list)  #: with the connection's number in front
+    open: list[Packet] = field(default_factory=list)  #: messages and PUBRELs to answer
+    connections: int = 0
+
+    def read(self) -> None:
+        if self.peer is None:
+            return
+        for packet in self.peer.take():
+            self.received.append((f"connection {self.connections}", packet))
+            if isinstance(packet, Pubrel) or (isinstance(packet, Publish) and packet.qos):
+                self.open.append(packet)
+        if not self.peer.open:
+            self.received.append((f"connection {self.connections}", Disconnect()))
+            self.peer = None
+            self.open.clear()
+
+    def bytes_of(self, action: Action, version: int) -> bytes:
+        if isinstance(action, Raw):
+            return action.data
+        if isinstance(action, Repeat):
+            return b"".join(codec.encode(Publish(action.topic, p), version) for p in action.payloads)
+        if isinstance(action, Say):
+            return codec.encode(_said(action.packet, version), version)
+        if action.which >= len(self.open):
+            return b""
+        packet = self.open.pop(action.which)
+        assert isinstance(packet, Publish | Pubrel)
+        kinds: tuple[Callable[..., Packet], ...] = (Puback, Pubrec, Pubcomp)
+        right = 2 if isinstance(packet, Pubrel) else packet.qos - 1
+        kind = kinds[(right + action.wrong) % 3]
+        refuses = version == 5 and kind is not Pubcomp and action.reason >= 0x80
+        return codec.encode(kind(packet.packet_id, action.reason if refuses else ReasonCode.SUCCESS), version)
+
+
+def _said(packet: Packet, version: int) -> Packet:
+    """The packet as a client of this version can say it."""
+    if version == 5:
+        return packet
+    if isinstance(packet, Publish):
+        return Publish(packet.topic, packet.payload, packet.qos, packet.retain, packet.dup, packet.packet_id)
+    if isinstance(packet, Subscribe):
+        return Subscribe(packet.packet_id, tuple(Subscription(s.filter, s.qos) for s in packet.subscriptions))
+    return packet
+
+
+class Run:
+    """One conversation on a node of its own."""
+
+    def __init__(self, *, observed: bool) -> None:
+        self.node = MemoryNode(OPTIONS)
+        self.observed = observed
+        self.clients = [Client() for _ in range(CLIENTS)]
+        log = structlog.stdlib.get_logger("test")
+        context = Context("retained", self.node.broker, log, Path(), Counter(), set())
+        for point, callback in _callbacks("retained", RetainedPlugin(context, RetainedConfig())):
+            self.node.hooks.add(point, callback)
+        self.node.plane.observed = observed
+
+    def play(self, conversation: list[Step]) -> None:
+        with standing(self.node.clock):
+            for step in conversation:
+                self._step(step)
+                assert self.node.plane.observed is self.observed
+                self.node.turn()
+                for client in self.clients:
+                    client.read()
+
+    def _step(self, step: Step) -> None:
+        if isinstance(step, Wait):
+            self.node.clock.now += step.seconds
+            for will in self.node.plane.registry.due(self.node.clock.now):
+                self.node.broker.publish_soon(will)
+            return
+        client = self.clients[step.client]
+        if isinstance(step, Join):
+            self._join(client, step.connect)
+        elif client.peer is None:
+            return
+        elif isinstance(step, Leave):
+            client.peer.close()
+        elif isinstance(step, Stall):
+            (client.peer.wire.fill if step.full else client.peer.wire.drain)()
+        else:
+            self._burst(client, client.peer, step)
+
+    def _join(self, client: Client, connect: Connect) -> None:
+        peer = self.node.peer(connect.version)
+        peer.send(connect)
+        self.node.turn()
+        client.read()  # a connection that was there has been taken over
+        client.peer = peer
+        client.connections += 1
+        client.open.clear()
+
+    def _burst(self, client: Client, peer: Peer, burst: Burst) -> None:
+        data = b"".join(client.bytes_of(action, peer.version) for action in burst.actions)
+        start = 0
+        for end in [*sorted({cut % (len(data) + 1) for cut in burst.cuts}), len(data)]:
+            if start < end and peer.open:
+                peer.connection.data_received(data[start:end])
+                if burst.turns:
+                    self.node.turn()
+            start = end
+
+    # -- what is compared
+
+    def heard(self, number: int) -> dict[str, Any]:
+        """What a client has received: its messages with their ids in order, and its answers in order."""
+        received = self.clients[number].received
+        return {
+            "messages": [entry for entry in received if isinstance(entry[1], Publish)],
+            "answers": [entry for entry in received if not isinstance(entry[1], Publish)],
+        }
+
+    def memory(self) -> dict[str, Any]:
+        """What the node remembers and counts."""
+        plane = self.node.plane
+        stats = plane.stats
+        return {
+            "sessions": {name: _session(session) for name, session in plane.registry.sessions.items()},
+            "connected": plane.registry.connected,
+            "subscriptions": (plane.pubsub.subscriptions, plane.pubsub.shared_subscriptions),
+            "publish_received": stats.publish_received,
+            "publish_sent": stats.publish_sent,
+            "dropped": stats.dropped,
+            "protocol_errors": stats.protocol_errors,
+            "events": stats.sessions,
+        }
+
+
+def _session(session: Session) -> dict[str, Any]:
+    queue = list(session.queue or ())
+    assert session.queue_bytes == sum(len(frame[0]) + len(frame[1]) for frame in queue)
+    assert session.queued_qos0 == sum(not frame[0][0] & 6 for frame in queue)
+    return {
+        "inflight": {
+            number: "released" if is_released(frame) else frame[0] + frame[1]
+            for number, frame in session.inflight.items()
+        },
+        "order": list(session.inflight),
+        "next_id": session.next_id,
+        "queue": [frame[0] + frame[1] for frame in queue],
+        "ready": session.ready,
+        "online": session.online,
+        "subscriptions": session.subscriptions,
+        "awaiting": session.awaiting or {},
+        "received": session.received,
+        "expires_at": session.expires_at,
+        "will": session.will is not None,
+    }
+
+
+def compare(conversation: list[Step]) -> None:
+    quick, thorough = Run(observed=False), Run(observed=True)
+    quick.play(conversation)
+    thorough.play(conversation)
+    for number in range(CLIENTS):
+        assert quick.heard(number) == thorough.heard(number), f"client {number}"
+    assert quick.memory() == thorough.memory()
+
+
+@given(conversations())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_the_byte_loop_means_what_the_channel_means(conversation: list[Step]) -> None:
+    """Messages, packet ids, answers, sessions and counters are the same at both speeds."""
+    compare(conversation)

@@ -1,0 +1,121 @@
+"""Leaky buckets, networks and flapping, with time as an argument."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motorcade.broker.limits import Flapping, LeakyBucket, Networks
+
+# --- leaky buckets ------------------------------------------------------------------------------------------------
+
+
+def test_a_burst_fits_and_the_next_one_waits() -> None:
+    bucket = LeakyBucket(10.0, 5.0, 0.0)
+    assert [True] * 5 + [False] == [bucket.admits(0.0) for _ in range(6)]
+    assert not bucket.admits(0.09)
+    assert bucket.admits(0.1)
+    assert not bucket.admits(0.1)
+    assert [True] * 5 + [False] == [bucket.admits(100.0) for _ in range(6)], "it never holds more than the burst"
+
+
+def test_pouring_tells_how_long_to_hold_back() -> None:
+    bucket = LeakyBucket(100.0, 50.0, 0.0)
+    assert 0.0 == bucket.pour(50, 0.0)
+    assert pytest.approx(0.25) == bucket.pour(25, 0.0)
+    assert pytest.approx(0.05) == bucket.pour(0, 0.2)
+    assert 0.0 == bucket.pour(0, 0.25)
+    assert 0.0 == bucket.pour(50, 10.0)
+
+
+def test_a_rate_of_zero_never_fills() -> None:
+    bucket = LeakyBucket(0.0, 1.0, 0.0)
+    assert all(bucket.admits(0.0) for _ in range(100))
+    assert 0.0 == bucket.pour(1e9, 0.0)
+
+
+@given(st.lists(st.floats(0, 0.5), min_size=1, max_size=200), st.integers(1, 50), st.integers(1, 20))
+def test_never_more_than_burst_plus_rate_times_time(pauses: list[float], rate: int, burst: int) -> None:
+    """Whatever the pattern of arrivals, and nobody is refused who came slower than the rate."""
+    bucket = LeakyBucket(rate, burst, 0.0)
+    now, admitted = 0.0, 0
+    for pause in pauses:
+        now += pause
+        fits = bucket.admits(now)
+        admitted += fits
+        assert admitted <= burst + rate * now + 1e-6
+        assert fits or pause < 1 / rate or burst > 1
+
+
+@pytest.mark.parametrize("step", [-1.0, -60.0, -86400.0])
+def test_a_clock_that_steps_back_refuses_nobody(step: float) -> None:
+    """An empty bucket stays empty; what was in it leaks at its rate from then on."""
+    bucket = LeakyBucket(1000.0, 20_000.0, 1e9)
+    assert bucket.admits(1e9)
+    assert bucket.admits(1e9 + step)
+    other = LeakyBucket(1000.0, 20_000.0, 1e9)
+    other.pour(20_000.0, 1e9)
+    assert other.pour(1.0, 1e9 + step) < 1.0
+
+
+# --- networks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "host", "admitted"),
+    [
+        ((), (), "203.0.113.9", True),
+        ((), (), "anything", True),
+        (("10.0.0.0/8",), (), "10.1.2.3", True),
+        (("10.0.0.0/8",), (), "11.1.2.3", False),
+        (("10.0.0.0/8",), ("10.1.0.0/16",), "10.1.2.3", False),
+        (("10.0.0.0/8",), ("10.1.0.0/16",), "10.2.2.3", True),
+        ((), ("10.0.0.0/8",), "10.2.2.3", False),
+        ((), ("10.0.0.0/8",), "192.0.2.1", True),
+        (("10.0.0.0/8",), (), "::ffff:10.1.2.3", True),
+        ((), ("10.0.0.0/8",), "::ffff:10.1.2.3", False),
+        (("2001:db8::/32",), (), "2001:db8::1", True),
+        (("2001:db8::/32",), (), "10.0.0.1", False),
+        ((), ("fe80::/10",), "fe80::1%eth0", False),
+        (("10.0.0.1/8",), (), "10.9.9.9", True),
+        (("10.0.0.0/8",), (), "", False),
+        ((), ("10.0.0.0/8",), "", True),
+    ],
+)
+def test_networks(allow: tuple[str, ...], deny: tuple[str, ...], host: str, admitted: bool) -> None:
+    """Deny goes first; an IPv4 address inside IPv6 is an IPv4 address; who has no address needs an open door."""
+    assert admitted is Networks(allow, deny).admits(host)
+
+
+# --- flapping -----------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_comes_too_often_is_banned_for_a_while() -> None:
+    flapping = Flapping(3, 60.0, 30.0)
+    assert [True, True, True, False] == [flapping.admits("car", now) for now in (0.0, 1.0, 2.0, 3.0)]
+    assert flapping.admits("bus", 3.0), "others are not concerned"
+    assert not flapping.admits("car", 32.9)
+    assert [True, True, True, False] == [flapping.admits("car", now) for now in (33.0, 34.0, 35.0, 36.0)]
+
+
+def test_a_name_that_comes_in_time_is_never_banned() -> None:
+    flapping = Flapping(3, 60.0, 30.0)
+    assert all(flapping.admits("car", 25.0 * i) for i in range(100))
+
+
+def test_a_count_of_zero_bans_nobody() -> None:
+    flapping = Flapping(0, 60.0, 30.0)
+    assert all(flapping.admits("car", 0.0) for _ in range(1000))
+
+
+def test_the_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flapping, "SIZE", 10)
+    flapping = Flapping(1, 60.0, 30.0)
+    for number in range(100):
+        flapping.admits(f"once {number}", 0.0)
+        flapping.admits(f"twice {number}", 0.0)
+        flapping.admits(f"twice {number}", 0.0)
+    assert len(flapping._seen) <= 10
+    assert len(flapping._banned) <= 10
+    assert not flapping.admits("twice 99", 1.0), "the newest are remembered"
