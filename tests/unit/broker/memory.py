@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from typing import Any, cast
 from unittest.mock import patch
 
+from motorcade.broker import broker, byteloop, connection
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
 from motorcade.broker.limits import Limits, SessionOptions
@@ -51,9 +52,9 @@ def standing(clock: Clock) -> Iterator[None]:
     """Let the broker read this clock; a defect that it would survive with one client lost fails the test."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
-        for module in ("connection", "broker"):
-            for name in ("time", "monotonic"):
-                stack.enter_context(patch(f"motorcade.broker.{module}.{name}", clock))
+        for module in (connection, broker, byteloop):
+            for name in {"time", "monotonic"} & vars(module).keys():
+                stack.enter_context(patch.object(module, name, clock))
         yield
 
 
@@ -160,10 +161,10 @@ class Wire(asyncio.Transport):
 class Peer:
     """The client's end of a connection."""
 
-    def __init__(self, broker: Broker, loop: Turns | asyncio.AbstractEventLoop, version: int, host: str) -> None:
+    def __init__(self, node: Broker, loop: Turns | asyncio.AbstractEventLoop, version: int, host: str) -> None:
         self.version = version
         self.wire = Wire(loop, host)
-        self.connection = Connection(broker, "ws")  # any listener whose bytes go through the transport
+        self.connection = Connection(node, "ws")  # any listener whose bytes go through the transport
         self.wire.protocol = self.connection
         self._decoder = codec.Decoder(version)
         self.connection.connection_made(self.wire)

@@ -91,31 +91,46 @@ def test_networks(allow: tuple[str, ...], deny: tuple[str, ...], host: str, admi
 # --- flapping -----------------------------------------------------------------------------------------------------
 
 
+def connects(flapping: Flapping, name: str, *times: float) -> list[bool]:
+    """Whether a name gets in at each of these times."""
+    return [not flapping.banned(name, now) and flapping.count(name, now) for now in times]
+
+
 def test_a_name_that_comes_too_often_is_banned_for_a_while() -> None:
     flapping = Flapping(3, 60.0, 30.0)
-    assert [True, True, True, False] == [flapping.admits("car", now) for now in (0.0, 1.0, 2.0, 3.0)]
-    assert flapping.admits("bus", 3.0), "others are not concerned"
-    assert not flapping.admits("car", 32.9)
-    assert [True, True, True, False] == [flapping.admits("car", now) for now in (33.0, 34.0, 35.0, 36.0)]
+    assert [True, True, True, False] == connects(flapping, "car", 0.0, 1.0, 2.0, 3.0)
+    assert [True] == connects(flapping, "bus", 3.0), "others are not concerned"
+    assert [False, False] == connects(flapping, "car", 4.0, 32.9)
+    assert [True, True, True, False] == connects(flapping, "car", 33.0, 34.0, 35.0, 36.0)
 
 
 def test_a_name_that_comes_in_time_is_never_banned() -> None:
     flapping = Flapping(3, 60.0, 30.0)
-    assert all(flapping.admits("car", 25.0 * i) for i in range(100))
+    assert all(connects(flapping, "car", *(25.0 * i for i in range(100))))
 
 
 def test_a_count_of_zero_bans_nobody() -> None:
-    flapping = Flapping(0, 60.0, 30.0)
-    assert all(flapping.admits("car", 0.0) for _ in range(1000))
+    assert all(connects(Flapping(0, 60.0, 30.0), "car", *[0.0] * 1000))
 
 
 def test_the_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flapping, "SIZE", 10)
     flapping = Flapping(1, 60.0, 30.0)
     for number in range(100):
-        flapping.admits(f"once {number}", 0.0)
-        flapping.admits(f"twice {number}", 0.0)
-        flapping.admits(f"twice {number}", 0.0)
+        flapping.count(f"once {number}", 0.0)
+        flapping.count(f"twice {number}", 0.0)
+        flapping.count(f"twice {number}", 0.0)
     assert len(flapping._seen) <= 10
     assert len(flapping._banned) <= 10
-    assert not flapping.admits("twice 99", 1.0), "the newest are remembered"
+    assert flapping.banned("twice 99", 1.0), "the newest are remembered"
+
+
+def test_the_table_forgets_those_who_came_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers with ever new names do not wash out one who keeps coming."""
+    monkeypatch.setattr(Flapping, "SIZE", 10)
+    flapping = Flapping(20, 60.0, 30.0)
+    for number in range(20):
+        assert flapping.count("car", 0.0)
+        for other in range(5):
+            flapping.count(f"{number} {other}", 0.0)
+    assert not flapping.count("car", 0.0)

@@ -1,0 +1,496 @@
+"""Queue, inflight window and feeds of one session. Time is an argument; the wire is the list `out`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from motorcade.broker.frames import frame_of, message_of, qos_of
+from motorcade.broker.limits import SessionOptions
+from motorcade.broker.stats import Stats
+from motorcade.broker.window import FEED_BYTES, FEED_STEP, Shared, Window
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import Callback, Hooks, Stop
+from motorcade.mqtt import codec
+from motorcade.mqtt.packets import Packet, Publish, Pubrel
+
+NOW = 1_700_000_000.0
+
+
+class Reader:
+    """A window and the client at its other end."""
+
+    def __init__(self, version: int = 4, limit: int = 65535, *, away: bool = False, **options: Any) -> None:
+        self.hooks = Hooks()
+        self.shared = Shared(SessionOptions(**options), self.hooks, Stats())
+        self.window = Window(self.shared, ClientInfo("car", version=version))
+        self.version = version
+        if not away:
+            self.attach(limit)
+
+    def attach(self, limit: int = 65535, max_packet: int = 0, aliases: int = 0) -> None:
+        self.window.attach(self.version, min(limit, self.shared.options.window), max_packet, aliases)
+        self.decoder = codec.Decoder(self.version)
+        self.window.resend()
+        self.window.pump(NOW)
+
+    def offer(self, payload: bytes, qos: int = 1, topic: str = "t", **more: Any) -> None:
+        message = Message(topic, payload, qos, **more)
+        self.window.offer(frame_of(message, self.version, qos, NOW))
+
+    def read(self) -> list[Packet]:
+        data = b"".join(self.window.out)
+        self.window.out.clear()
+        self.shared.dirty.clear()
+        return self.decoder.feed(data)
+
+    def payloads(self) -> list[bytes]:
+        return [packet.payload for packet in self.read() if isinstance(packet, Publish)]
+
+    def acknowledge(self, *numbers: int, now: float = NOW) -> bool:
+        for number in numbers:
+            del self.window.inflight[number]
+        return self.window.pump(now)
+
+    def waiting(self) -> list[bytes]:
+        return [message_of(frame, self.version).payload for frame in self.window.queue or ()]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return {why: count for why, count in self.shared.stats.dropped.items() if count}
+
+
+# --- order and bounds ---------------------------------------------------------------------------------------------
+
+
+def test_the_window_fills_then_the_queue_and_acknowledgements_empty_both() -> None:
+    reader = Reader(window=2, queue=10)
+    for number in range(5):
+        reader.offer(b"%d" % number)
+    packets = reader.read()
+    assert [(1, b"0"), (2, b"1")] == [(p.packet_id, p.payload) for p in packets if isinstance(p, Publish)]
+    assert [b"2", b"3", b"4"] == reader.waiting()
+    reader.acknowledge(2)
+    assert [b"2"] == reader.payloads()
+    reader.acknowledge(1, 3)
+    assert [b"3", b"4"] == reader.payloads()
+    assert reader.window.ready
+    assert (0, 0, 0) == (reader.window.queue_bytes, reader.shared.queued, reader.shared.queued_bytes)
+
+
+def test_nothing_overtakes_not_even_qos_0() -> None:
+    reader = Reader(window=1, queue=10)
+    for number, qos in enumerate((1, 0, 1, 0, 0)):
+        reader.offer(b"%d" % number, qos)
+    assert [b"0", b"1"] == reader.payloads(), "QoS 0 needs no room in the window, but must not pass what waits"
+    assert [b"2", b"3", b"4"] == reader.waiting()
+    reader.acknowledge(1)
+    assert [b"2", b"3", b"4"] == reader.payloads()
+
+
+def test_a_full_queue_drops_its_oldest_qos_0_message_first() -> None:
+    reader = Reader(window=1, queue=4)
+    for payload, qos in ((b"w", 1), (b"1", 1), (b"a0", 0), (b"2", 2), (b"b0", 0)):
+        reader.offer(payload, qos)
+    reader.offer(b"3", 1)
+    assert [b"1", b"2", b"b0", b"3"] == reader.waiting()
+    reader.offer(b"c0", 0)
+    assert [b"1", b"2", b"3", b"c0"] == reader.waiting()
+    reader.offer(b"4", 1)
+    assert [b"1", b"2", b"3", b"4"] == reader.waiting()
+    reader.offer(b"d0", 0)
+    assert [b"1", b"2", b"3", b"4"] == reader.waiting(), "the arriving one is the oldest QoS 0 message then"
+    reader.offer(b"5", 2)
+    assert [b"2", b"3", b"4", b"5"] == reader.waiting()
+    assert {"queue_full": 5} == reader.dropped
+
+
+def test_the_queue_is_bounded_by_bytes() -> None:
+    reader = Reader(window=1, queue=0, queue_bytes=3 * 105)  # a frame is 5 bytes longer than its payload
+    for number in range(6):
+        reader.offer(bytes([number]) * 100)
+    assert [bytes([number]) * 100 for number in (3, 4, 5)] == reader.waiting()
+    reader.offer(b"x" * 200)
+    assert [b"\x05" * 100, b"x" * 200] == reader.waiting()
+    assert {"queue_full": 4} == reader.dropped
+
+
+def test_without_bounds_nothing_is_dropped() -> None:
+    reader = Reader(window=1, queue=0, queue_bytes=0)
+    for number in range(3000):
+        reader.offer(b"%d" % number)
+    assert 2999 == len(reader.waiting())
+    assert {} == reader.dropped
+
+
+@pytest.mark.parametrize(("store", "kept"), [(False, [b"1"]), (True, [b"0", b"1"])])
+def test_who_is_away_keeps_qos_0_only_if_told_to(store: bool, kept: list[bytes]) -> None:
+    reader = Reader(away=True, store_qos0=store)
+    reader.offer(b"0", 0)
+    reader.offer(b"1", 1)
+    assert kept == reader.waiting()
+    assert ({} if store else {"offline_qos0": 1}) == reader.dropped
+
+
+def test_a_full_socket_drops_qos_0_and_keeps_the_rest() -> None:
+    reader = Reader()
+    reader.window.set_writable(False)
+    reader.offer(b"0", 0)
+    reader.offer(b"1", 1)
+    assert [] == reader.payloads()
+    assert {"slow_consumer": 1} == reader.dropped
+    reader.window.set_writable(True)
+    assert not reader.window.ready
+    reader.window.pump(NOW)
+    assert [b"1"] == reader.payloads()
+    assert reader.window.ready
+
+
+def test_a_message_may_be_taken_back_instead_of_waiting() -> None:
+    reader = Reader(window=1)
+    taken: list[bytes] = []
+
+    def take(_client: ClientInfo, message: Message, _acc: bool) -> Stop | None:
+        if message.payload == b"mine":
+            taken.append(message.payload)
+            return Stop(True)
+        return None
+
+    reader.hooks.add("message.nack", Callback(take, 0, "test"))
+    for payload in (b"first", b"mine", b"yours"):
+        reader.offer(payload)
+    assert ([b"mine"], [b"yours"]) == (taken, reader.waiting())
+
+
+# --- packet ids ---------------------------------------------------------------------------------------------------
+
+
+def test_ids_in_flight_are_never_handed_out_again() -> None:
+    """Message 1 is never acknowledged while the ids wrap around twice."""
+    reader = Reader(window=3)
+    reader.offer(b"first")
+    for _ in range(70_000):
+        reader.offer(b"")
+        (number,) = (n for n in reader.window.inflight if n != 1)
+        assert 0 < number < 65536
+        reader.acknowledge(number)
+    assert b"first" == message_of(reader.window.inflight[1], 4).payload
+
+
+def test_all_ids_can_be_in_flight() -> None:
+    reader = Reader(window=100_000, queue=10)
+    for _ in range(65_540):
+        reader.offer(b"")
+    assert (set(range(1, 65_536)), 5) == (set(reader.window.inflight), len(reader.waiting()))
+    reader.acknowledge(77)
+    assert (65_535, 4) == (len(reader.window.inflight), len(reader.waiting()))
+
+
+# --- expiry, sizes, aliases ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_what_expires_in_the_queue_is_not_sent(version: int) -> None:
+    """What is sent late tells MQTT 5 clients what is left of its life; what is out already stays out."""
+    reader = Reader(version, window=1)
+    for payload, life in ((b"out", 10.0), (b"short", 10.0), (b"long", 100.0), (b"endless", None)):
+        reader.offer(payload, 1, expires_at=None if life is None else NOW + life)
+    assert [b"out"] == reader.payloads()
+    reader.acknowledge(1, now=NOW + 30)
+    (late,) = reader.read()
+    assert isinstance(late, Publish)
+    assert (b"long", 70 if version == 5 else None) == (late.payload, late.properties.message_expiry)
+    assert {"expired": 1} == reader.dropped
+    reader.acknowledge(2, now=NOW + 1e6)
+    assert [b"endless"] == reader.payloads()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_too_large_for_the_client_is_dropped(waits: bool) -> None:
+    """[MQTT-3.1.2-25]: as if it had been sent; the next one is not held up."""
+    reader = Reader(5, window=1 if waits else 10)
+    if waits:
+        reader.offer(b"first")
+    reader.window.max_packet = 60
+    reader.offer(b"x" * 100)
+    reader.offer(b"small")
+    reader.read()
+    if waits:
+        reader.acknowledge(1)
+        assert [b"small"] == reader.payloads()
+    assert 1 == len(reader.window.inflight)
+    assert {"too_large": 1} == reader.dropped
+
+
+@given(st.integers(5, 60), st.integers(0, 60), st.integers(0, 2))
+def test_no_packet_is_ever_larger_than_the_client_takes(limit: int, size: int, qos: int) -> None:
+    """Also when an alias is introduced, which makes a packet longer. [MQTT-3.1.2-24]."""
+    reader = Reader(5, away=True)
+    reader.attach(max_packet=limit, aliases=2)
+    for topic in ("a", "b", "a", "c", "c"):
+        reader.offer(b"x" * size, qos, topic)
+        assert sum(map(len, reader.window.out)) <= limit
+        reader.window.out.clear()
+
+
+def test_aliases_are_introduced_once_and_bounded() -> None:
+    reader = Reader(5, away=True)
+    reader.attach(aliases=2)
+    for topic in ("a", "b", "a", "c", "b"):
+        reader.offer(b"", 0, topic)
+    sent = [(p.topic, p.properties.topic_alias) for p in reader.read() if isinstance(p, Publish)]
+    assert [("a", 1), ("b", 2), ("", 1), ("c", None), ("", 2)] == sent
+    reader.window.detach()
+    reader.attach(aliases=1)
+    reader.offer(b"", 0, "b")
+    assert [("b", 1)] == [(p.topic, p.properties.topic_alias) for p in reader.read() if isinstance(p, Publish)]
+
+
+# --- coming back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_everything_unacknowledged_is_sent_again_in_order_with_its_id(version: int) -> None:
+    reader = Reader(version, window=4)
+    for number in range(6):
+        reader.offer(b"%d" % number, 1 + number % 2)
+    reader.read()
+    del reader.window.inflight[1]
+    reader.window.inflight[2] = (b"\x00", b"", None)  # PUBREC has come
+    reader.window.detach()
+    reader.offer(b"6")
+    reader.attach()
+    packets = reader.read()
+    assert [2] == [p.packet_id for p in packets if isinstance(p, Pubrel)]
+    again = [(p.packet_id, p.payload, p.dup, p.qos) for p in packets if isinstance(p, Publish)]
+    assert [(3, b"2", True, 1), (4, b"3", True, 2), (5, b"4", False, 1)] == again
+    reader.acknowledge(3, 4)
+    assert [b"5", b"6"] == reader.payloads()
+
+
+def test_what_has_become_too_large_is_not_sent_again() -> None:
+    """And what was written before it on the same connection, the CONNACK, stays."""
+    reader = Reader(5)
+    for payload in (b"x" * 100, b"small"):
+        reader.offer(payload)
+    reader.window.detach()
+    reader.window.attach(5, 32, 60, 0)
+    reader.window.out.append(b"\x20\x03\x01\x00\x00")
+    reader.window.resend()
+    connack, small = codec.Decoder(5).feed(b"".join(reader.window.out))
+    assert isinstance(small, Publish) and (b"small", 2, True) == (small.payload, small.packet_id, small.dup)
+    assert {"too_large": 1} == reader.dropped
+
+
+def test_a_smaller_window_is_kept_to_while_repeating() -> None:
+    """New messages come behind the repeated ones."""
+    reader = Reader(5, window=5)
+    for number in range(6):
+        reader.offer(b"%d" % number)
+    reader.window.detach()
+    reader.window.out.clear()
+    reader.attach(limit=2)
+    seen: list[bytes] = []
+    unacknowledged: list[int] = []
+    for _ in range(6):
+        for packet in reader.read():
+            assert isinstance(packet, Publish)
+            seen.append(packet.payload)
+            unacknowledged.append(packet.packet_id)
+            assert len(unacknowledged) <= 2
+        reader.acknowledge(unacknowledged.pop(0))
+    assert [b"%d" % number for number in range(6)] == seen
+
+
+# --- feeds --------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """An iterator that counts how often it was read, and knows whether it was closed."""
+
+    def __init__(self, name: str, count: int, qos: int = 1, size: int = 0, broken_at: int = -1) -> None:
+        self.read = 0
+        self.closed = False
+        self.name = name
+        self.qos = qos
+        self.count = count
+        self.size = size
+        self.broken_at = broken_at
+
+    def messages(self) -> Iterator[Message]:
+        try:
+            for number in range(self.count):
+                if number == self.broken_at:
+                    raise RuntimeError("broken")
+                self.read += 1
+                yield Message(self.name, b"%d" % number + b"x" * self.size, self.qos, retain=True)
+        finally:
+            self.closed = True
+
+
+def test_feeds_are_read_only_while_there_is_room() -> None:
+    reader = Reader(window=3)
+    source = Source("s", 10)
+    reader.window.feed(Subscription("s", 1), source.messages())
+    assert 0 == source.read
+    assert not reader.window.pump(NOW)
+    assert ([b"0", b"1", b"2"], 3) == (reader.payloads(), source.read)
+    assert not reader.window.ready, "what is published now goes behind"
+    reader.acknowledge(1)
+    assert ([b"3"], 4) == (reader.payloads(), source.read)
+    reader.acknowledge(2, 3, 4)
+    reader.acknowledge(5, 6, 7)
+    reader.acknowledge(8, 9, 10)
+    assert [b"4", b"5", b"6", b"7", b"8", b"9"] == reader.payloads()
+    assert reader.window.ready
+    assert source.closed
+
+
+def test_feeds_are_served_in_turn() -> None:
+    reader = Reader(window=100)
+    for name, count in (("a", 4), ("b", 2), ("c", 3)):
+        reader.window.feed(Subscription(name, 1), Source(name, count).messages())
+    reader.window.pump(NOW)
+    assert list("abcabcaca") == [p.topic for p in reader.read() if isinstance(p, Publish)]
+
+
+def test_a_feed_goes_out_at_the_subscriptions_qos_with_its_identifier_and_retain_flag() -> None:
+    reader = Reader(5, window=10)
+    reader.window.feed(Subscription("s", 1, identifier=9), Source("s", 1, qos=2).messages())
+    reader.window.feed(Subscription("s", 2), Source("s", 1, qos=0).messages())
+    reader.window.pump(NOW)
+    first, second = reader.read()
+    assert isinstance(first, Publish) and isinstance(second, Publish)
+    assert (1, True, (9,)) == (first.qos, first.retain, first.properties.subscription_ids)
+    assert (0, True, ()) == (second.qos, second.retain, second.properties.subscription_ids)
+
+
+@pytest.mark.parametrize(("size", "step"), [(0, FEED_STEP), (FEED_BYTES // 4, 5)])
+def test_a_long_feed_gives_way_after_a_step(size: int, step: int) -> None:
+    """By messages and by bytes; it goes on in the next turn."""
+    reader = Reader(window=1000)
+    source = Source("s", FEED_STEP * 2, qos=0, size=size)
+    reader.window.feed(Subscription("s", 0), source.messages())
+    assert reader.window.pump(NOW)
+    assert abs(step - source.read) <= 1
+    assert reader.window.pump(NOW)
+
+
+def test_expired_messages_of_a_feed_are_passed_over() -> None:
+    reader = Reader()
+    lives = [NOW - 1, NOW + 1, NOW]
+    messages = iter([Message("s", b"%d" % i, 1, expires_at=life) for i, life in enumerate(lives)])
+    reader.window.feed(Subscription("s", 1), messages)
+    reader.window.pump(NOW)
+    assert [b"1"] == reader.payloads()
+
+
+def test_a_feed_ends_with_its_subscription() -> None:
+    reader = Reader(window=1)
+    one, two = Source("one", 10), Source("two", 10)
+    reader.window.feed(Subscription("one", 1), one.messages())
+    reader.window.feed(Subscription("two", 1), two.messages())
+    reader.window.pump(NOW)
+    reader.window.unfeed("one")
+    assert (True, False) == (one.closed, two.closed)
+    reader.acknowledge(1)
+    assert [b"0", b"0"] == reader.payloads()
+    reader.window.unfeed()
+    reader.acknowledge(2)
+    assert [] == reader.payloads()
+    assert two.closed
+    assert reader.window.ready
+
+
+def test_a_feed_that_raises_does_not_hurt_the_others() -> None:
+    """It is dropped; what is published, and other feeds, go on."""
+    reader = Reader()
+    reader.window.feed(Subscription("a", 1), Source("a", 3, broken_at=1).messages())
+    reader.window.feed(Subscription("b", 1), Source("b", 2).messages())
+    reader.window.pump(NOW)
+    assert [("a", b"0"), ("b", b"0"), ("b", b"1")] == [(p.topic, p.payload) for p in reader.read() if isinstance(p, Publish)]
+    reader.offer(b"live")
+    assert [b"live"] == reader.payloads()
+
+
+# --- anything may happen ------------------------------------------------------------------------------------------
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Offers, acknowledgements, full sockets and reconnects in any order, against the rules in the head of window.py."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = Reader(5, window=3, queue=4, queue_bytes=200)
+        self.count = 0
+        self.seen: list[int] = []  #: numbers of messages in the order of their first sending
+        self.lost: set[int] = set()
+
+        def lost(_client: ClientInfo, message: Message, _why: str) -> None:
+            self.lost.add(int(message.payload[:6]))
+
+        self.reader.hooks.add("message.dropped", Callback(lost, 0, "test"))
+
+    def read(self) -> None:
+        for packet in self.reader.read():
+            if isinstance(packet, Publish) and not packet.dup:
+                self.seen.append(int(packet.payload[:6]))
+
+    @rule(qos=st.integers(0, 2), size=st.integers(0, 60))
+    def offer(self, qos: int, size: int) -> None:
+        self.count += 1
+        self.reader.offer(b"%06d" % self.count + b"x" * size, qos)
+
+    @precondition(lambda self: self.reader.window.online)
+    @rule(which=st.integers(0, 2))
+    def acknowledge(self, which: int) -> None:
+        numbers = list(self.reader.window.inflight)
+        if numbers:
+            self.reader.acknowledge(numbers[which % len(numbers)])
+
+    @precondition(lambda self: self.reader.window.online)
+    @rule(writable=st.booleans())
+    def socket(self, writable: bool) -> None:
+        self.reader.window.set_writable(writable)
+        self.reader.window.pump(NOW)
+
+    @rule(limit=st.integers(1, 5))
+    def reconnect(self, limit: int) -> None:
+        self.read()
+        self.reader.window.detach()
+        self.reader.attach(limit)
+
+    @rule()
+    def leave(self) -> None:
+        self.read()
+        self.reader.window.detach()
+
+    @invariant()
+    def rules(self) -> None:
+        self.read()
+        window = self.reader.window
+        queue = list(window.queue or ())
+        assert sorted(self.seen) == self.seen, "order in is order out"
+        assert len(set(self.seen)) == len(self.seen)
+        assert len(queue) <= 4
+        assert window.queue_bytes == sum(len(head) + len(tail) for head, tail, _ in queue)
+        assert window.queue_bytes <= 200 or len(queue) == 1
+        assert window.queued_qos0 == sum(not qos_of(frame) for frame in queue)
+        assert (self.reader.shared.queued, self.reader.shared.queued_bytes) == (len(queue), window.queue_bytes)
+        assert len(window.inflight) <= 3
+        waiting = [int(payload[:6]) for payload in self.reader.waiting()]
+        assert sorted(waiting) == waiting
+        assert not set(waiting) & (set(self.seen) | self.lost)
+        assert set(range(1, self.count + 1)) == set(self.seen) | set(waiting) | self.lost, "nothing vanishes untold"
+        assert window.ready == (window.online and window.writable and not queue and not window.unsent)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
