@@ -1,4 +1,4 @@
-"""What the fuzzer plays: conversations of up to three clients with the node, their files, and how they are damaged.
+"""What the fuzzer plays: conversations of up to four clients with the node, their files, and how they are damaged.
 
 A file has one event per line, `CLIENT WHAT  # comment`, where WHAT is bytes in hexadecimal or a word:
 
@@ -8,8 +8,10 @@ A file has one event per line, `CLIENT WHAT  # comment`, where WHAT is bytes in 
     A full | drain              A's socket takes no more bytes, takes them again
     A late SECONDS              the node looks at A's connection, as if so much time had passed
     A expire SECONDS            the node looks for sessions and wills that are due by then
+    A recheck                   access rules have changed
 
-A client whose connection has ended and who sends again has connected anew.
+A client whose connection has ended and who sends again has connected anew. A and B acknowledge messages by themselves,
+C does not. D speaks WebSocket: its bytes are those of HTTP and of frames, masked with zeros so that they can be read.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from typing import NamedTuple
 
 CORPUS = Path(__file__).with_name("corpus")
 
-CLIENTS = "ABC"
-WORDS = ("close", "half", "reset", "full", "drain", "late 1", "late 100000", "expire 1", "expire 100000")
+CLIENTS = "ABCD"
+WORDS = ("close", "half", "reset", "full", "drain", "late 1", "late 100000", "expire 1", "expire 100000", "recheck")
 
 #: Numbers at the edges of the formats.
 EDGES = (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 63, 64, 65, 126, 127, 128, 129, 253, 254, 255)
@@ -56,7 +58,7 @@ def read(text: str) -> Conversation:
 
 
 def _event(client: str, what: str) -> Event:
-    if what.split(maxsplit=1)[0] in ("close", "half", "reset", "full", "drain", "late", "expire"):
+    if what.split(maxsplit=1)[0] in ("close", "half", "reset", "full", "drain", "late", "expire", "recheck"):
         return Event(client, what)
     return Event(client, "", b"".join(_bytes(token) for token in what.split()))
 

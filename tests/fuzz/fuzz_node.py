@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.conversations import CLIENTS, Conversation, Mutator, corpus, read, write
-from tests.fuzz.rig import Finding, Peer, Rig, check_objects
+from tests.fuzz.rig import Finding, Peer, Rig, WebSocketPeer, check_objects
 from tests.support.wire import CONNACK, PUBLISH, PUBREL, Packet
 
 #: Seconds after which a single conversation counts as a hang: the stacks are printed and the process ends.
@@ -41,7 +41,7 @@ async def play(rig: Rig, conversation: Conversation) -> Heard:
         present = [other for other in everybody if other.connection.transport is not None]
         if event.data:
             if peer is None or peer.transport.closing:
-                peer = now[event.client] = Peer(rig.broker, polite=event.client != "C")
+                peer = now[event.client] = _dial(rig, event.client)
                 gone[event.client].append(peer)
                 everybody.append(peer)
                 present.append(peer)
@@ -51,6 +51,10 @@ async def play(rig: Rig, conversation: Conversation) -> Heard:
         await rig.settle(present)
     await rig.after_case(everybody)
     return {client: (_answers(peers), _messages(peers)) for client, peers in gone.items()}
+
+
+def _dial(rig: Rig, client: str) -> Peer:
+    return WebSocketPeer(rig.broker) if client == "D" else Peer(rig.broker, polite=client != "C")
 
 
 def _do(rig: Rig, peer: Peer, word: str) -> None:
@@ -63,6 +67,8 @@ def _do(rig: Rig, peer: Peer, word: str) -> None:
         rig.look(peer, float(seconds))
     elif what == "expire":
         rig.expire(float(seconds))
+    elif what == "recheck":
+        rig.broker.recheck_access()
     else:
         peer.hang_up(what)
 

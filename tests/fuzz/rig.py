@@ -27,11 +27,13 @@ from motorcade.broker.connection import Connection
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions, Plane
 from motorcade.broker.session import Session
+from motorcade.broker.websocket import WebSocketProtocol
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.guid import GuidFactory
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
-from motorcade.extension.hooks import Allow, Callback, Challenge, Continue, Deny, Handled, Hooks, Stop
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import POINTS, Allow, Callback, Challenge, Continue, Deny, Handled, Hooks, Stop
 from motorcade.extension.plugin import Plugins
 from tests.support.wire import (
     AUTH,
@@ -74,7 +76,7 @@ class Finding(AssertionError):  # noqa: N818 - what a fuzzer has
 class FakeTransport(asyncio.Transport):
     """The broker's side of a connection; hands what is written to `taken`."""
 
-    def __init__(self, protocol: Connection, taken: Callable[[bytes], None]) -> None:
+    def __init__(self, protocol: asyncio.Protocol, taken: Callable[[bytes], None]) -> None:
         super().__init__({"peername": ("127.0.0.1", 40000)})
         self._protocol = protocol
         self._taken = taken
@@ -111,9 +113,12 @@ class FakeTransport(asyncio.Transport):
 class Peer:
     """The client's side of a connection: sends bytes, reads packets, may acknowledge what it gets."""
 
+    LISTENER = "tls"  #: "tcp" would write to a socket past the transport
+
     def __init__(self, broker: Broker, *, polite: bool = False) -> None:
-        self.connection = Connection(broker, "tls")  # "tcp" would write to a socket past the transport
-        self.transport = FakeTransport(self.connection, self._take)
+        self.connection = Connection(broker, self.LISTENER)
+        self.protocol = self._protocol(broker)
+        self.transport = FakeTransport(self.protocol, self._take)
         self.polite = polite  #: acknowledges QoS 1 and 2 by itself
         self.packets: list[Packet] = []
         self.unsent: list[bytes] = []
@@ -121,7 +126,11 @@ class Peer:
         self._version = 0
         self._max_packet = 0
         self._full = False
-        self.connection.connection_made(self.transport)
+        self.protocol.connection_made(self.transport)
+
+    def _protocol(self, broker: Broker) -> asyncio.Protocol:
+        """What the transport hands bytes to."""
+        return self.connection
 
     # -- what the client does
 
@@ -133,31 +142,36 @@ class Peer:
     def deliver(self) -> None:
         """Hand over what waits while the broker reads."""
         while self.unsent and self.transport.reading and not self.transport.closing:
-            self.connection.data_received(self.unsent.pop(0))
+            self.protocol.data_received(self.unsent.pop(0))
 
     def hang_up(self, how: str) -> None:
         """End the connection from the client's side."""
         if self.transport.closing:
             return
         if how == "half":
-            if not self.connection.eof_received():
+            if not self.protocol.eof_received():
                 self.transport.close()
             return
         self.transport.closing = True
         error = ConnectionResetError() if how == "reset" else None
-        asyncio.get_running_loop().call_soon(self.connection.connection_lost, error)
+        asyncio.get_running_loop().call_soon(self.protocol.connection_lost, error)
 
     def fill(self) -> None:
         """The client stops reading."""
         if not self._full and not self.transport.closing:
             self._full = True
-            self.connection.pause_writing()
+            self.protocol.pause_writing()
 
     def drain(self) -> None:
         """The client reads again."""
         if self._full and not self.transport.closing:
             self._full = False
-            self.connection.resume_writing()
+            self.protocol.resume_writing()
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the connection lives and waits for a plugin."""
+        return self.connection._suspended and self.connection.transport is not None
 
     # -- what the broker wrote
 
@@ -227,6 +241,52 @@ class Peer:
             self.send(ack_packet(PUBREL, number, version=self._version))
 
 
+class WebSocketPeer(Peer):
+    """A client that speaks HTTP and frames: what it is told to send are the bytes of the TCP stream."""
+
+    LISTENER = "ws"
+
+    def __init__(self, broker: Broker) -> None:
+        self._stream = bytearray()
+        self._upgraded = False
+        super().__init__(broker)
+
+    def _protocol(self, broker: Broker) -> asyncio.Protocol:
+        return WebSocketProtocol(lambda: self.connection, "/mqtt", (), broker.plane.limits.max_packet_size)
+
+    def _take(self, data: bytes) -> None:
+        self._stream += data
+        if not self._upgraded:
+            head, end, rest = bytes(self._stream).partition(b"\r\n\r\n")
+            if not end or not head.startswith(b"HTTP/1.1 101 "):
+                return
+            self._upgraded = True
+            self._stream = bytearray(rest)
+        while frame := self._frame():
+            opcode, payload = frame
+            if opcode == 2:
+                super()._take(payload)
+
+    def _frame(self) -> tuple[int, bytes] | None:
+        """The next frame of the node, if it is all there: (opcode, payload)."""
+        stream = self._stream
+        if len(stream) < 2:
+            return None
+        size, start = stream[1], 2
+        if size > 127 or stream[0] & 0x70:
+            raise Finding(
+                f"the broker wrote a frame that is masked or has reserved bits: {bytes(stream[:16]).hex(' ')}"
+            )
+        if size > 125:
+            start = 4 if size == 126 else 10
+            size = int.from_bytes(stream[2:start], "big")
+        if len(stream) < start + size:
+            return None
+        frame = stream[0] & 15, bytes(stream[start : start + size])
+        del stream[: start + size]
+        return frame
+
+
 class Errors(logging.Handler):
     """Everything that the broker logs as an error of its own."""
 
@@ -272,12 +332,17 @@ class Rig:
     async def start(self) -> None:
         await self.plugins.load("retained", {"max_messages": 64, "max_bytes": 1024 * 1024})
         if self._observed:
-            self.hooks.add("message.delivered", Callback(lambda *_: None, 0, "fuzz"))
+            for name, kind in POINTS.items():
+                if not kind.fold:
+                    self.hooks.add(name, Callback(lambda *_: None, 0, "fuzz"))
         if self._hooked:
             for point, function in (
                 ("client.authenticate", _authenticate),
                 ("client.authorize", _authorize),
                 ("message.publish", _publish),
+                ("message.nack", _nack),
+                ("client.subscribe", _subscribe),
+                ("client.unsubscribe", _unsubscribe),
             ):
                 self.hooks.add(point, Callback(function, 0, "fuzz"))
         self.subscriber = Peer(self.broker, polite=True)
@@ -315,13 +380,13 @@ class Rig:
                     peer.deliver()
                     busy = True
             busy |= bool(self.plane.shared.dirty or self.broker._publishing)
-            busy |= any(peer.connection._suspended for peer in peers)
+            busy |= any(peer.suspended for peer in peers)
             quiet = 0 if busy else quiet + 1
             if quiet == 2:
                 break
         else:
             dirty, wills = len(self.plane.shared.dirty), len(self.broker._publishing)
-            waiting = sum(peer.connection._suspended for peer in peers)
+            waiting = sum(peer.suspended for peer in peers)
             what = f"{dirty} windows unwritten, {wills} wills unpublished, {waiting} connections suspended"
             raise Finding(f"the broker does not come to rest within {TURNS} turns of the loop: {what}")
         if self.errors.seen:
@@ -435,6 +500,25 @@ def _publish(_client: ClientInfo | None, message: Message) -> Any:
     if message.topic.startswith("rewrite"):
         return Continue(_moved(message))
     return None
+
+
+def _nack(_client: ClientInfo, message: Message, _acc: bool) -> Stop | None:
+    return Stop(True) if message.topic.startswith("back") else None
+
+
+async def _subscribe(_client: ClientInfo, _pairs: object, wanted: list[Subscription | ReasonCode]) -> Continue:
+    await asyncio.sleep(0)
+    return Continue([_judged(item) for item in wanted])
+
+
+def _judged(item: Subscription | ReasonCode) -> Subscription | ReasonCode:
+    if isinstance(item, Subscription) and item.filter.startswith("swap"):
+        return replace(item, filter="swapped/#", qos=0) if item.qos else ReasonCode.NOT_AUTHORIZED
+    return item
+
+
+def _unsubscribe(_client: ClientInfo, _pairs: object, filters: list[str]) -> Continue:
+    return Continue(["swapped/#" if text.startswith("swap") else text for text in filters])
 
 
 async def _publish_later(message: Message) -> Continue:
