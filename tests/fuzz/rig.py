@@ -64,7 +64,7 @@ LIMITS = Limits(
 SESSION = SessionOptions(window=4, queue=8, queue_bytes=64 * 1024, max_awaiting_rel=8, max_subscriptions=32)
 
 #: Loop turns in which everything that was set off must have come to rest.
-TURNS = 400
+TURNS = 5000
 
 WITNESS = "witness-7f1d0c3a"
 

@@ -218,8 +218,7 @@ def test_the_will_of_a_refused_connect_is_never_published(node: NodeProcess, wit
         connect_packet("a#", will=will),
         connect_packet(fresh(), will=will, properties=prop(0x21, 0)),
         connect_packet(fresh(), will=will, properties=prop(0x15, "no such method")),
-        connect_packet(fresh(), will=will) + b"\xff\xff\xff\xff\xff",
-    )[:3]:
+    ):
         with Client(node) as offender:
             offender.send(raw)
             assert [CONNACK] == [answer.type for answer in offender.expect_closed()]
@@ -734,7 +733,7 @@ def test_an_authentication_method_of_any_length_gets_an_answer(node: NodeProcess
 
 
 def test_a_goodbye_is_never_larger_than_the_client_takes(node: NodeProcess) -> None:
-    """A client with a maximum packet size of 8 gets its DISCONNECT without a reason string. [MQTT-3.14.2-3]"""
+    """A client that takes only small packets gets its DISCONNECT without a reason string. [MQTT-3.14.2-3]"""
     with Client(node) as offender:
         offender.send(connect_packet(fresh(), properties=prop(0x27, 64)))
         assert offender.expect(CONNACK).reason == 0
