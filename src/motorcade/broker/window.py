@@ -342,9 +342,7 @@ class Window:
             try:
                 message = next(feed.messages, None)
             except Exception:
-                log.error(
-                    "feed_failed client_id=%s filter=%s", self.client.client_id, feed.subscription.filter, exc_info=True
-                )
+                log.exception("feed_failed client=%s filter=%s", self.client.client_id, feed.subscription.filter)
                 message = None
             if message is None:
                 del feeds[0]

@@ -36,9 +36,8 @@ def passwords(file: Path, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("anonymous", "host", "kind"),
     [
-        (None, "127.0.0.1", Allow),
-        (None, "::1", Allow),
-        (None, "192.0.2.1", Deny),
+        ("loopback", "127.0.0.1", Allow),
+        ("loopback", "::1", Allow),
         ("loopback", "192.0.2.1", Deny),
         ("allow", "192.0.2.1", Allow),
         ("deny", "127.0.0.1", Deny),
@@ -46,11 +45,16 @@ def passwords(file: Path, **more: Any) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("chain", [True, False])
 async def test_anonymous_clients(
-    start: Start, file: Path, anonymous: str | None, host: str, kind: type, chain: bool
+    start: Start, file: Path, anonymous: str, host: str, kind: type, chain: bool
 ) -> None:
-    options: dict[str, Any] = {"anonymous": anonymous} if anonymous else {}
-    node = await start(authentication=[passwords(file)] if chain else [], **options)
+    node = await start(authentication=[passwords(file)] if chain else [], anonymous=anonymous)
     assert isinstance(await node.authenticate(ClientInfo("c1", None, host)), kind)
+
+
+@pytest.mark.parametrize(("chain", "kind"), [(True, Deny), (False, Allow)])
+async def test_a_backend_ends_the_trust_in_loopback(start: Start, file: Path, chain: bool, kind: type) -> None:
+    node = await start(authentication=[passwords(file)] if chain else [])
+    assert isinstance(await node.authenticate(ClientInfo("c1", None, "127.0.0.1")), kind)
 
 
 async def test_whoever_shows_something_is_not_anonymous(start: Start, file: Path) -> None:

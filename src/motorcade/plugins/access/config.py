@@ -80,7 +80,8 @@ class AccessConfig(Struct, forbid_unknown_fields=True, frozen=True):
     """Who gets in, and what they may do."""
 
     authentication: tuple[AnyBackend, ...] = ()  #: asked in this order until one decides
-    anonymous: Literal["loopback", "allow", "deny"] = "loopback"  #: clients about which nobody decided
+    #: clients that show nothing; auto: deny where backends are configured, else loopback
+    anonymous: Literal["auto", "loopback", "allow", "deny"] = "auto"
     acl_file: str | None = None
     acl_format: Format = Format.AUTO
     no_match: Literal["deny", "allow"] = "deny"  #: when there are rules and none applies

@@ -85,12 +85,18 @@ class AccessPlugin(Plugin):
     async def stop(self) -> None:
         await self._in_force.close()
 
+    @property
+    def _anonymous(self) -> str:
+        if self.config.anonymous != "auto":
+            return self.config.anonymous
+        return "deny" if self.config.authentication else "loopback"
+
     def _tell(self, event: str) -> None:
         rules = self._in_force.rules
         self.context.log.info(
             event,
             backends=[backend.name for backend in self._in_force.chain],
-            anonymous=self.config.anonymous,
+            anonymous=self._anonymous,
             rules=len(rules.rules) if rules else None,
         )
         for warning in rules.warnings() if rules else ():
@@ -207,7 +213,7 @@ class AccessPlugin(Plugin):
             return None
         if credentials.method is not None:
             return Continue(Deny(ReasonCode.BAD_AUTHENTICATION_METHOD, "nobody knows this authentication method"))
-        anonymous = self.config.anonymous
+        anonymous = self._anonymous
         if self.config.bind_client_id == "off" and (
             anonymous == "allow" or (anonymous == "loopback" and client.is_loopback)
         ):

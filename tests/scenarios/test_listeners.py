@@ -1,0 +1,846 @@
+"""Every way in: TCP, TLS, WebSocket and WebSocket over TLS, IPv4 and IPv6, and what is said when a way cannot be opened.
+
+The clients are `wire.Client` over sockets of each kind. `WebSocket` makes frames by hand, so that tests decide how a
+stream is cut into frames. Certificates come from `trustme`, new for each run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import socket
+import ssl
+import struct
+import sys
+import threading
+import urllib.request
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.scenarios.witness import SLACK, assert_no_crash, metrics, refusals, rss, wait_until
+from tests.support.flows import numbered, payloads, publish_many, receive_until
+from tests.support.node import Endpoint, NodeProcess, free_port
+from tests.support.wire import (
+    CONNACK,
+    PATIENCE,
+    PINGREQ,
+    PINGRESP,
+    PUBLISH,
+    Client,
+    connect_packet,
+    publish_packet,
+    subscribe_packet,
+)
+
+CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+FIN = 0x80
+
+KINDS = ("tcp", "tls", "ws", "wss")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+# --- sockets ------------------------------------------------------------------------------------------------------
+
+
+class HandshakeError(AssertionError):
+    """The node did not switch to WebSocket; `status` is what it answered."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(answer.decode("latin-1"))
+        self.status = int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
+        self.body = answer.partition(b"\r\n\r\n")[2]
+
+
+class WebSocket:
+    """The client's end of a WebSocket, with as much of a socket's face as `wire.Client` uses."""
+
+    def __init__(
+        self, sock: socket.socket, path: str = "/mqtt", offered: str | None = "mqtt", origin: str | None = None
+    ) -> None:
+        self.sock = sock
+        self.control: deque[tuple[int, bytes]] = deque()  #: PONG and CLOSE frames that came
+        self.frames = 0  #: binary frames that came
+        self._buffer = b""
+        key = base64.b64encode(os.urandom(16))
+        lines = [
+            f"GET {path} HTTP/1.1",
+            "Host: localhost",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            f"Sec-WebSocket-Key: {key.decode()}",
+            "Sec-WebSocket-Version: 13",
+            *([f"Sec-WebSocket-Protocol: {offered}"] if offered is not None else []),
+            *([f"Origin: {origin}"] if origin is not None else []),
+        ]
+        sock.sendall("\r\n".join([*lines, "", ""]).encode())
+        head = self._head()
+        proof = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        assert b"Sec-WebSocket-Accept: " + proof in head
+        found = re.search(rb"Sec-WebSocket-Protocol: (\S+)", head)
+        self.subprotocol = found[1].decode() if found else None
+
+    def _head(self) -> bytes:
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            data = self.sock.recv(4096)
+            if not data:
+                raise HandshakeError(answer)
+            answer += data
+        head, _, self._buffer = answer.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 101 "):
+            while data := self.sock.recv(4096):
+                answer += data
+            raise HandshakeError(answer)
+        return head
+
+    def sendall(self, data: bytes) -> None:
+        self.sock.sendall(frame(BINARY, data))
+
+    def recv(self, _most: int) -> bytes:
+        """The payload of the next binary frame; empty at the end. Control frames are put aside."""
+        while True:
+            found = self._frame()
+            if found is None:
+                return b""
+            opcode, data = found
+            if opcode == BINARY:
+                self.frames += 1
+                if data:
+                    return data
+            else:
+                assert opcode in (CLOSE, PONG), f"opcode {opcode} from the broker"
+                self.control.append((opcode, data))
+
+    def _frame(self) -> tuple[int, bytes] | None:
+        while True:
+            if len(self._buffer) >= 2:
+                assert self._buffer[0] & FIN, "a fragment from the broker"
+                assert not self._buffer[1] & 0x80, "a masked frame from the broker"
+                length, at = self._buffer[1], 2
+                if length == 126:
+                    length, at = int.from_bytes(self._buffer[2:4], "big"), 4
+                elif length == 127:
+                    length, at = int.from_bytes(self._buffer[2:10], "big"), 10
+                if len(self._buffer) >= max(at, 2) and len(self._buffer) >= at + length:
+                    opcode, data = self._buffer[0] & 0x0F, self._buffer[at : at + length]
+                    self._buffer = self._buffer[at + length :]
+                    return opcode, data
+            data = self.sock.recv(262_144)
+            if not data:
+                return None
+            self._buffer += data
+
+    def settimeout(self, seconds: float | None) -> None:
+        self.sock.settimeout(seconds)
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        self.sock.setsockopt(level, name, value)
+
+    def shutdown(self, how: int) -> None:
+        self.sock.shutdown(how)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def frame(opcode: int, data: bytes = b"", first: int = FIN) -> bytes:
+    """A masked frame."""
+    size = len(data)
+    if size < 126:
+        head = struct.pack("!BB", first | opcode, 0x80 | size)
+    elif size < 65536:
+        head = struct.pack("!BBH", first | opcode, 0x80 | 126, size)
+    else:
+        head = struct.pack("!BBQ", first | opcode, 0x80 | 127, size)
+    key = os.urandom(4)
+    mask = (key * (size // 4 + 1))[:size]
+    masked = int.from_bytes(data, "little") ^ int.from_bytes(mask, "little")
+    return head + key + masked.to_bytes(size, "little")
+
+
+class AnyClient(Client):
+    """`wire.Client` over a socket that is there already."""
+
+    def __init__(self, sock: socket.socket | WebSocket, version: int = 5) -> None:
+        self.version = version
+        self.client_id = ""
+        self.connack = None
+        self.last_packet_id = 0
+        self.socket = sock  # type: ignore[assignment]  # a WebSocket has the methods that are used
+        self.buffer = bytearray()
+        self.pending = deque()
+
+    @property
+    def websocket(self) -> WebSocket:
+        assert isinstance(self.socket, WebSocket)
+        return self.socket
+
+
+# --- certificates and nodes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Papers:
+    """Authorities and certificates in files."""
+
+    folder: Path
+    authority: trustme.CA
+    stranger: trustme.CA  #: an authority that the node does not know
+
+    @property
+    def tls(self) -> str:
+        """Lines of a listener's section."""
+        return f'certificate = "{self.folder}/server.pem"\nkey = "{self.folder}/server.key"\n'
+
+    @property
+    def ca(self) -> str:
+        return f'ca = "{self.folder}/ca.pem"\n'
+
+    def trusting(self, authority: trustme.CA | None = None) -> ssl.SSLContext:
+        """A client's context that trusts one authority."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        (authority or self.authority).configure_trust(context)
+        return context
+
+    def showing(self, name: str, authority: trustme.CA | None = None) -> ssl.SSLContext:
+        """A client's context with a certificate for this common name."""
+        context = self.trusting()
+        (authority or self.authority).issue_cert(f"{name}.example", common_name=name).configure_cert(context)
+        return context
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    folder = tmp_path_factory.mktemp("papers")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    server = authority.issue_cert("localhost", "127.0.0.1", "::1")
+    server.private_key_pem.write_to_path(folder / "server.key")
+    for part in server.cert_chain_pems:
+        part.write_to_path(folder / "server.pem", append=True)
+    return Papers(folder, authority, trustme.CA())
+
+
+@dataclass(frozen=True)
+class Ways:
+    """A node with all its ways in."""
+
+    node: NodeProcess
+    at: dict[str, Endpoint]
+    papers: Papers
+
+    def wire(self, kind: str, context: ssl.SSLContext | None = None) -> socket.socket:
+        """A TCP or TLS connection."""
+        endpoint = self.at[kind]
+        plain = socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if kind in ("tcp", "ws"):
+            return plain
+        try:
+            return (context or self.papers.trusting()).wrap_socket(plain, server_hostname=endpoint.host)
+        except BaseException:
+            plain.close()
+            raise
+
+    def client(self, kind: str, version: int = 5, context: ssl.SSLContext | None = None) -> AnyClient:
+        """A client that has not sent CONNECT yet."""
+        wire = self.wire(kind, context)
+        return AnyClient(WebSocket(wire) if kind in ("ws", "wss") else wire, version)
+
+
+CONFIG = """
+[session]
+queue_bytes = 268435456
+[log]
+format = "json"
+"""
+
+
+def open_ways(papers: Papers, tls: str = "", wss: str = "", more: str = CONFIG) -> Ways:
+    """A node on all four; `tls` and `wss` are further lines of their sections."""
+    at = {kind: Endpoint("127.0.0.1", free_port()) for kind in ("tls", "wss")}
+    config = f"""{more}
+[listeners.tls]
+bind = "{at["tls"]}"
+{papers.tls}{tls}
+[listeners.wss]
+bind = "{at["wss"]}"
+{papers.tls}{wss}
+"""
+    node = NodeProcess(config=config, ws=True, http=True)
+    assert node.ws is not None
+    return Ways(node, at | {"tcp": node.mqtt, "ws": node.ws}, papers)
+
+
+@pytest.fixture(scope="module")
+def ways(papers: Papers) -> Iterator[Ways]:
+    """Client certificates are asked for on `tls`, not on `wss`."""
+    open_ = open_ways(papers, tls=papers.ca)
+    with open_.node:
+        yield open_
+        assert_no_crash(open_.node)
+
+
+Dial = Callable[..., AnyClient]
+
+
+@pytest.fixture
+def dial(ways: Ways, name: str) -> Iterator[Dial]:
+    """`dial(kind, version=5, context=None)`: a client that was let in, closed at the end."""
+    with ExitStack() as stack:
+        count = 0
+
+        def dialled(kind: str, version: int = 5, context: ssl.SSLContext | None = None) -> AnyClient:
+            nonlocal count
+            count += 1
+            client = stack.enter_context(ways.client(kind, version, context))
+            assert 0 == client.connect(f"{name}-{count}").reason
+            return client
+
+        yield dialled
+
+
+@pytest.fixture
+def name() -> str:
+    return "l" + uuid.uuid4().hex[:12]
+
+
+class Served(NodeProcess):
+    """`motorcade serve` with exactly these arguments."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "motorcade", "serve", *self.args]
+
+    def addresses(self) -> dict[str, list[str]]:
+        """What the `ready` line says: addresses by kind."""
+        line = next(line for line in self.output if " ready " in line)
+        found: dict[str, list[str]] = {}
+        kind = ""
+        for word in line.partition(" ready ")[2].split():
+            if ":" in word:
+                found[kind].append(word)
+            else:
+                kind = word
+                found[kind] = []
+        return found
+
+
+def refused_start(node: NodeProcess) -> str:
+    """Start a node that cannot start; what it says on its way out with exit code 1."""
+    with pytest.raises(AssertionError, match="did not become ready"):
+        node.start()
+    assert node.process is not None
+    assert 1 == node.process.returncode, f"exit code {node.process.returncode}:\n{node.log}"
+    assert "Traceback" not in node.log, node.log
+    return node.log
+
+
+# --- messages over each of them -----------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
+@pytest.mark.parametrize(
+    "sizes", [(6,), (6, 90, 125, 126, 4000, 16_384, 65_535, 65_536, 200_000)], ids=["small", "mixed"]
+)
+def test_a_thousand_messages_arrive_complete_and_in_order(
+    dial: Dial, name: str, kind: str, version: int, sizes: tuple[int, ...]
+) -> None:
+    """Numbered QoS 1 messages, one client sending while the other one takes them."""
+    sender, taker = dial(kind, version), dial(kind, version)
+    taker.subscribe(name, 1)
+    sent = [number.ljust(sizes[n % len(sizes)], b".") for n, number in enumerate(numbered(1000))]
+    sending = threading.Thread(target=publish_many, args=(sender, name, sent, 1), daemon=True)
+    sending.start()
+    got = payloads(receive_until(taker, sent[-1]))
+    sending.join(PATIENCE)
+    assert not sending.is_alive()
+    assert len(sent) == len(got)
+    assert sent == got
+    taker.expect_nothing()
+
+
+@every_kind
+def test_messages_cross_from_one_way_to_all_others(dial: Dial, name: str, kind: str) -> None:
+    """A message that came in one way goes out by all, at each QoS."""
+    takers = {other: dial(other) for other in KINDS}
+    for taker in takers.values():
+        taker.subscribe(name, 2)
+    sender = dial(kind, 4)
+    for qos in (0, 1, 2):
+        sender.publish(name, b"from %s at %d" % (kind.encode(), qos), qos)
+        for taker in takers.values():
+            message = taker.receive()
+            assert (b"from %s at %d" % (kind.encode(), qos), qos) == (message.payload, message.qos)
+
+
+@every_kind
+def test_a_reader_that_pauses_costs_no_memory(ways: Ways, dial: Dial, name: str, kind: str) -> None:
+    """200 MB for a client that does not read: dropped and counted, not kept; when it reads, it is served again."""
+    node = ways.node
+    dropped = 'motorcade_messages_dropped_total{reason="slow_consumer"}'
+    sender, taker = dial(kind), dial(kind)
+    taker.subscribe(name, 1)
+    before, drops = rss(node), metrics(node)[dropped]
+    bulk = b"." * 50_000
+    for number in range(4000):
+        sender.send(publish_packet(name, b"%05d" % number + bulk))
+    sender.publish(f"{name}/other", b"", 1)  # everything before has been taken
+    assert rss(node) < before + SLACK, f"{before >> 20} MiB before, {rss(node) >> 20} MiB with a client that stopped"
+    assert metrics(node)[dropped] > drops
+    sender.publish(name, b"last", 1)
+    got = [message.payload for message in receive_until(taker, b"last")]
+    numbers = [int(payload[:5]) for payload in got[:-1]]
+    assert numbers == sorted(set(numbers))
+    assert all(len(payload) == 5 + len(bulk) for payload in got[:-1])
+    sender.publish(name, b"after", 0)
+    assert b"after" == taker.receive().payload
+
+
+@every_kind
+def test_the_node_knows_by_which_way_a_client_came(ways: Ways, dial: Dial, kind: str) -> None:
+    """Operators see the listener of each client."""
+    client = dial(kind)
+    with urllib.request.urlopen(f"http://{ways.node.http}/api/v1/clients/{client.client_id}", timeout=10) as answer:
+        assert f'"listener":"{kind}"' in answer.read().decode().replace(" ", "")
+
+
+@every_kind
+def test_a_connection_that_ends_in_the_middle_leaves_nothing(ways: Ways, name: str, kind: str) -> None:
+    """Half a handshake, half a CONNECT, half a message, then the end: the node forgets them all."""
+    endpoint = ways.at[kind]
+    for _ in range(20):
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE) as plain:
+            plain.sendall(b"\x16\x03\x01\x02\x00\x01" if kind in ("tls", "wss") else b"GET /mq")
+    for cut in (1, 5, -1):
+        with ways.client(kind) as half:
+            half.send(connect_packet(name)[:cut])
+        with ways.client(kind) as half:
+            assert 0 == half.connect(f"{name}{cut}").reason
+            half.send(publish_packet(name, b"x" * 100)[:cut])
+    wait_until(lambda: metrics(ways.node)["motorcade_connections"] == 0, "all connections are gone")
+
+
+# --- TLS ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+def test_tls_versions_that_are_spoken(
+    ways: Ways, papers: Papers, name: str, kind: str, version: ssl.TLSVersion
+) -> None:
+    context = papers.trusting()
+    context.minimum_version = context.maximum_version = version
+    with ways.wire(kind, context) as wire:
+        assert isinstance(wire, ssl.SSLSocket)
+        assert wire.version() == {"TLSv1_2": "TLSv1.2", "TLSv1_3": "TLSv1.3"}[version.name]
+        client = AnyClient(WebSocket(wire) if kind == "wss" else wire)
+        assert 0 == client.connect(name).reason
+        client.expect_nothing()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1], ids=["1.0", "1.1"])
+def test_old_tls_is_refused(ways: Ways, papers: Papers, kind: str, version: ssl.TLSVersion) -> None:
+    """The node answers the handshake with an alert that says why."""
+    context = papers.trusting()
+    context.set_ciphers("ALL:@SECLEVEL=0")  # or the client would not even try
+    context.minimum_version = context.maximum_version = version
+    with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
+        ways.wire(kind, context)
+
+
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+def test_a_client_that_trusts_another_authority_does_not_connect(ways: Ways, papers: Papers, kind: str) -> None:
+    """Its alert hurts nobody, and it counts as nobody."""
+    with pytest.raises(ssl.SSLCertVerificationError):
+        ways.wire(kind, papers.trusting(papers.stranger))
+    with ways.client(kind) as client:
+        assert 0 == client.connect("trusts").reason
+
+
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+def test_plain_bytes_on_a_tls_port_are_closed(ways: Ways, kind: str) -> None:
+    """MQTT and HTTP without TLS get at most an alert."""
+    endpoint = ways.at[kind]
+    for said in (connect_packet("plain"), b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE) as plain:
+            plain.sendall(said)
+            answer = b""
+            try:
+                while data := plain.recv(4096):
+                    answer += data
+            except ConnectionResetError:
+                pass
+            assert answer == b"" or answer[0] == 0x15, answer
+
+
+def test_a_tls_client_that_does_not_shake_hands_is_let_go(papers: Papers) -> None:
+    """A connection that stays silent before or during the TLS handshake ends with the time for CONNECT."""
+    ways = open_ways(papers, more="[limits]\nconnect_timeout = 1.0\n")
+    with ways.node:
+        for said in (b"", b"\x16\x03\x01\x02\x00\x01\x00"):
+            endpoint = ways.at["tls"]
+            with socket.create_connection((endpoint.host, endpoint.port), timeout=20) as plain:
+                plain.sendall(said)
+                try:
+                    assert b"" == plain.recv(100)
+                except ConnectionResetError:
+                    pass
+
+
+def shut_out(ways: Ways, kind: str, context: ssl.SSLContext) -> None:
+    """Not let in: TLS 1.2 says so in the handshake, TLS 1.3 at the first read after it."""
+    with pytest.raises((ssl.SSLError, ConnectionResetError, HandshakeError)):  # noqa: PT012 - either place will do
+        wire = ways.wire(kind, context)
+        with wire:
+            wire.sendall(connect_packet("unknown"))
+            if not wire.recv(100):
+                raise ConnectionResetError
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+def test_a_client_certificate_may_be_asked_for(ways: Ways, papers: Papers, dial: Dial, version: ssl.TLSVersion) -> None:
+    """With `ca` a client may show a certificate or none, but not one of another authority."""
+    none, good, wrong = papers.trusting(), papers.showing("car-1"), papers.showing("car-1", papers.stranger)
+    for context in (none, good, wrong):
+        context.minimum_version = context.maximum_version = version
+    dial("tls", 5, none).expect_nothing()
+    dial("tls", 5, good).expect_nothing()
+    shut_out(ways, "tls", wrong)
+
+
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+def test_a_client_certificate_may_be_required(papers: Papers, tmp_path: Path, kind: str) -> None:
+    """Without a certificate of the right authority nobody gets in; the common name decides what one may do."""
+    rules = tmp_path / "acl.conf"
+    rules.write_text('{allow, all, all, ["cars/${cert_common_name}/#"]}.\n')
+    required = papers.ca + "require_client_certificate = true\n"
+    access = f'{CONFIG}[plugins.access]\nanonymous = "deny"\nacl_file = "{rules}"\n' + (
+        'authentication = [{ type = "certificate" }]\n'
+    )
+    ways = open_ways(papers, required, required, access)
+    with ways.node:
+        shut_out(ways, kind, papers.trusting())
+        shut_out(ways, kind, papers.showing("car-7", papers.stranger))
+        with ways.client(kind, context=papers.showing("car-7")) as car:
+            assert 0 == car.connect("some-id").reason
+            assert [1] == car.subscribe("cars/car-7/#", 1).reasons
+            assert [0x87] == car.subscribe("cars/car-8/#", 1).reasons
+            car.publish("cars/car-7/gps", b"here", 1)
+            assert b"here" == car.receive().payload
+        with ways.client("tcp") as anonymous:
+            assert 0 != anonymous.connect("some-id").reason
+        assert_no_crash(ways.node)
+
+
+# --- WebSocket ----------------------------------------------------------------------------------------------------
+
+both_websockets = pytest.mark.parametrize("kind", ["ws", "wss"])
+
+
+@both_websockets
+def test_the_path_and_the_subprotocol(ways: Ways, name: str, kind: str) -> None:
+    """`/mqtt`, with or without a query; `mqtt` is chosen, and MQTT 3.1's own name when that is all there is."""
+    for path, offered, chosen in (
+        ("/mqtt", "mqtt", "mqtt"),
+        ("/mqtt?token=1", "mqtt", "mqtt"),
+        ("/mqtt", "chat, mqtt", "mqtt"),
+        ("/mqtt", "mqttv3.1", "mqttv3.1"),
+        ("/mqtt", None, None),
+    ):
+        opened = WebSocket(ways.wire(kind), path, offered)
+        assert chosen == opened.subprotocol
+        with AnyClient(opened) as client:
+            assert 0 == client.connect(name).reason
+
+
+@both_websockets
+@pytest.mark.parametrize("path", ["/", "/mqtt/", "/MQTT", "/mqtt/other", "/other?/mqtt"])
+def test_another_path_is_not_found(ways: Ways, kind: str, path: str) -> None:
+    """404 with a word about where MQTT is."""
+    with pytest.raises(HandshakeError) as refused:
+        WebSocket(ways.wire(kind), path)
+    assert 404 == refused.value.status
+    assert b"/mqtt" in refused.value.body
+
+
+def test_path_and_origins_can_be_configured(papers: Papers) -> None:
+    """Browsers say where their page is from; with `origins` only those pages get in, and what is no browser."""
+    own = 'path = "/fleet"\norigins = ["https://fleet.example"]\n'
+    ways = open_ways(papers, wss=own)
+    with ways.node:
+        for origin in ("https://fleet.example", None):
+            with AnyClient(WebSocket(ways.wire("wss"), "/fleet", origin=origin)) as client:
+                assert 0 == client.connect("page").reason
+        for origin in ("https://evil.example", "http://fleet.example", "https://fleet.example:8443", "null"):
+            with pytest.raises(HandshakeError) as refused:
+                WebSocket(ways.wire("wss"), "/fleet", origin=origin)
+            assert 403 == refused.value.status
+        with pytest.raises(HandshakeError) as refused:
+            WebSocket(ways.wire("wss"), "/mqtt")
+        assert 404 == refused.value.status
+        AnyClient(WebSocket(ways.wire("ws"), origin="https://evil.example")).close()  # the other listener is open
+
+
+@both_websockets
+def test_thousands_of_small_frames(ways: Ways, dial: Dial, name: str, kind: str) -> None:
+    """A stream of messages, each byte in a frame of its own, in one go: all of them arrive."""
+    client = dial(kind)
+    client.subscribe(name, 0)
+    sent = numbered(300)
+    stream = b"".join(publish_packet(name, payload) for payload in sent) + PINGREQ
+    client.websocket.sock.sendall(b"".join(frame(BINARY, stream[at : at + 1]) for at in range(len(stream))))
+    assert sent == [client.expect(PUBLISH).payload for _ in sent]
+    client.expect(PINGRESP)
+
+
+@both_websockets
+def test_fragments_with_pings_between_them(dial: Dial, name: str, kind: str) -> None:
+    """Fragmented messages of all sizes; control frames between the fragments are answered, in order, with their data."""
+    client = dial(kind)
+    client.subscribe(name, 0)
+    raw = client.websocket.sock
+    for number, size in enumerate((0, 1, 125, 126, 65_536, 500_000)):
+        packet = publish_packet(name, bytes(n % 251 for n in range(size)))
+        third = len(packet) // 3
+        raw.sendall(
+            frame(BINARY, packet[:third], 0)
+            + frame(PING, b"%d-a" % number)
+            + frame(CONT, packet[third : 2 * third], 0)
+            + frame(CONT, b"", 0)
+            + frame(PING, b"%d-b" % number)
+            + frame(CONT, packet[2 * third :])
+        )
+        assert packet[-size:] if size else b"" == client.expect(PUBLISH).payload
+        client.expect_nothing()
+        assert [(PONG, b"%d-a" % number), (PONG, b"%d-b" % number)] == list(client.websocket.control)
+        client.websocket.control.clear()
+
+
+@both_websockets
+def test_the_closing_handshake_of_a_client_is_answered(dial: Dial, kind: str) -> None:
+    """A close frame gets one back with its code, then the connection ends."""
+    client = dial(kind)
+    client.websocket.sock.sendall(frame(CLOSE, struct.pack("!H", 1000) + b"bye"))
+    assert [] == client.expect_closed()
+    assert [(CLOSE, struct.pack("!H", 1000))] == [(code, data[:2]) for code, data in client.websocket.control]
+
+
+@both_websockets
+def test_a_will_is_published_when_a_websocket_ends_without_disconnect(
+    ways: Ways, dial: Dial, name: str, kind: str
+) -> None:
+    """A close frame is no DISCONNECT: the MQTT client said no goodbye."""
+    from tests.support.wire import Will
+
+    watcher = dial("tcp")
+    watcher.subscribe(name, 0)
+    with ways.client(kind) as leaving:
+        assert 0 == leaving.connect(f"{name}-w", will=Will(name, b"gone")).reason
+        leaving.websocket.sock.sendall(frame(CLOSE, struct.pack("!H", 1001)))
+        leaving.expect_closed()
+    assert b"gone" == watcher.receive().payload
+
+
+@both_websockets
+def test_the_node_says_goodbye_with_a_close_frame(ways: Ways, dial: Dial, kind: str) -> None:
+    """A client that is sent away gets DISCONNECT, a close frame, and the end."""
+    client = dial(kind)
+    client.send(connect_packet("again"))  # a second CONNECT
+    assert [0x82] == [packet.reason for packet in client.expect_closed()]
+    assert [CLOSE] == [code for code, _ in client.websocket.control]
+
+
+@both_websockets
+def test_many_packets_in_one_frame_and_many_messages_at_once(dial: Dial, name: str, kind: str) -> None:
+    """Input need not be one packet per frame, and output of one turn is not one frame per packet."""
+    client = dial(kind)
+    sent = numbered(500)
+    client.send(
+        subscribe_packet(9, [(name, 0)]) + b"".join(publish_packet(name, payload) for payload in sent) + PINGREQ
+    )
+    assert 9 == client.recv().packet_id
+    frames = client.websocket.frames
+    assert sent == [client.expect(PUBLISH).payload for _ in sent]
+    assert client.websocket.frames - frames < len(sent)
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------
+
+
+def test_ipv6_loopback(papers: Papers, name: str) -> None:
+    """TCP, TLS and WebSocket at [::1], and the address is told as it is written."""
+    at = {kind: Endpoint("::1", free_port("::1")) for kind in ("tcp", "ws", "http")}
+    secure = Endpoint("::1", free_port("::1"))
+    config = papers.folder / "v6.toml"
+    config.write_text(f'[listeners.tls]\nbind = "{secure}"\n{papers.tls}')
+    node = Served(
+        *("--mqtt", str(at["tcp"]), "--ws", str(at["ws"]), "--http", str(at["http"])),
+        *("--config", str(config), "--data", str(papers.folder / "data")),
+    )
+    with node:
+        ways = Ways(node, {**at, "tls": secure}, papers)
+        for kind in ("tcp", "tls", "ws"):
+            with ways.client(kind) as client:
+                assert 0 == client.connect(name).reason
+                client.expect_nothing()
+        with urllib.request.urlopen(f"http://{at['http']}/readyz", timeout=10) as answer:
+            assert 200 == answer.status
+        expected = {kind: [str(endpoint)] for kind, endpoint in {**at, "tls": secure}.items()}
+        assert expected == node.addresses()
+
+
+def test_several_addresses_and_ports_that_the_system_chooses(papers: Papers, tmp_path: Path, name: str) -> None:
+    """A list of addresses, port 0 among them: each is served, and the `ready` line tells the real ports."""
+    config = tmp_path / "several.toml"
+    config.write_text(f"""
+[listeners.tcp]
+bind = ["127.0.0.1:0", "127.0.0.1:0", "[::1]:0"]
+[listeners.ws]
+bind = ["127.0.0.1:0", "[::1]:0"]
+[listeners.tls]
+bind = ["127.0.0.1:0"]
+{papers.tls}
+[http]
+bind = ["127.0.0.1:0"]
+""")
+    with Served("--config", str(config), "--data", str(tmp_path / "data")) as node:
+        told = node.addresses()
+        assert {"tcp": 3, "ws": 2, "tls": 1, "http": 1} == {kind: len(at) for kind, at in told.items()}
+        for kind in ("tcp", "tls", "ws"):
+            for text in told[kind]:
+                host, _, port = text.rpartition(":")
+                endpoint = Endpoint(host.strip("[]"), int(port))
+                assert endpoint.port != 0
+                with Ways(node, {kind: endpoint}, papers).client(kind) as client:
+                    assert 0 == client.connect(name).reason
+        with urllib.request.urlopen(f"http://{told['http'][0]}/readyz", timeout=10) as answer:
+            assert 200 == answer.status
+
+
+def test_listeners_that_are_off_are_not_there() -> None:
+    """`off` opens nothing; with all of them off there would be no node."""
+    with NodeProcess("--mqtt", "off", ws=True) as node:
+        assert node.ws is not None
+        with pytest.raises(ConnectionRefusedError):
+            Client(node.mqtt)
+        with AnyClient(WebSocket(socket.create_connection((node.ws.host, node.ws.port), timeout=PATIENCE))) as client:
+            assert 0 == client.connect("only-ws").reason
+    assert "off" in refused_start(NodeProcess("--mqtt", "off"))
+
+
+def test_without_configuration_only_loopback_is_listened_on(tmp_path: Path) -> None:
+    """The defaults are addresses of this machine alone."""
+    ports = {f"MOTORCADE_{section}__BIND": "" for section in ()}
+    with Served(
+        *("--mqtt", f"127.0.0.1:{free_port()}", "--ws", f"127.0.0.1:{free_port()}", "--http", "off"),
+        *("--data", str(tmp_path / "data")),
+        env=ports,
+    ) as node:
+        assert all(text.startswith("127.0.0.1:") for at in node.addresses().values() for text in at)
+
+
+# --- what cannot be opened ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--mqtt", "--ws", "--http"])
+def test_an_address_in_use_is_named(flag: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused_start(NodeProcess(flag, address))
+        assert address in said
+        assert "in use" in said
+
+
+@pytest.mark.parametrize(
+    ("address", "wanted"),
+    [
+        ("192.0.2.1:0", "192.0.2.1"),  # an address that this machine does not have
+        ("no-such-host.invalid:1883", "no-such-host.invalid"),
+    ],
+)
+def test_an_address_that_this_machine_does_not_have_is_named(address: str, wanted: str) -> None:
+    assert wanted in refused_start(NodeProcess("--mqtt", address))
+
+
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+@pytest.mark.parametrize("missing", ["certificate", "key", "ca"])
+def test_a_missing_file_is_named(papers: Papers, kind: str, missing: str) -> None:
+    files = {name: str(papers.folder / file) for name, file in FILES.items()} | {missing: "/nowhere/missing.pem"}
+    said = refused_start(secure_node(kind, files))
+    assert "/nowhere/missing.pem" in said
+    assert missing in said
+
+
+@pytest.mark.parametrize("wrong", ["certificate", "key", "ca"])
+def test_a_file_that_is_no_pem_is_named(papers: Papers, tmp_path: Path, wrong: str) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("this is no certificate\n")
+    files = {name: str(papers.folder / file) for name, file in FILES.items()} | {wrong: str(broken)}
+    assert str(broken) in refused_start(secure_node("tls", files))
+
+
+def test_a_key_of_another_certificate_is_refused(papers: Papers, tmp_path: Path) -> None:
+    other = tmp_path / "other.key"
+    papers.authority.issue_cert("other.example").private_key_pem.write_to_path(other)
+    files = {name: str(papers.folder / file) for name, file in FILES.items()} | {"key": str(other)}
+    assert str(other) in refused_start(secure_node("tls", files))
+
+
+FILES = {"certificate": "server.pem", "key": "server.key", "ca": "ca.pem"}
+
+
+def secure_node(kind: str, files: dict[str, str]) -> NodeProcess:
+    lines = "".join(f'{key} = "{path}"\n' for key, path in files.items())
+    return NodeProcess(config=f'[listeners.{kind}]\nbind = "127.0.0.1:{free_port()}"\n{lines}')
+
+
+# --- limits of one listener ---------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_full_listener_leaves_the_others_open(papers: Papers, kind: str) -> None:
+    """`max_connections` of one kind: the next is closed, other kinds are served, and who leaves makes room."""
+    limit = "max_connections = 2\n"
+    ways = open_ways(
+        papers,
+        limit if kind == "tls" else "",
+        limit if kind == "wss" else "",
+        f"[listeners.{kind}]\n{limit}" if kind in ("tcp", "ws") else "",
+    )
+    with ways.node, ExitStack() as stack:
+        inside = [stack.enter_context(ways.client(kind)) for _ in range(2)]
+        for number, client in enumerate(inside):
+            assert 0 == client.connect(f"inside-{number}").reason
+        with pytest.raises((OSError, AssertionError)):
+            stack.enter_context(ways.client(kind)).connect("outside")
+        assert 1 == refusals(ways.node, "max_connections")
+        for other in KINDS:
+            if other != kind:
+                with ways.client(other) as client:
+                    assert 0 == client.connect(f"by-{other}").reason
+        inside[0].disconnect()
+
+        def let_in() -> bool:
+            try:
+                with ways.client(kind) as client:
+                    client.send(connect_packet("later"))
+                    return client.expect(CONNACK).reason == 0
+            except (OSError, AssertionError):
+                return False
+
+        wait_until(let_in, "there is room again")
+        inside[1].expect_nothing()
