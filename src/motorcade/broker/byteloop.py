@@ -74,8 +74,9 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     size = end - i
                     last = end
                     head = data[i:stop]
-                    while data.startswith(head, last) and last + size <= n and not (v5 and data[last + stop - i]):
-                        last += size
+                    if not route.rest and not route.groups:  # their copies keep their place between the others
+                        while data.startswith(head, last) and last + size <= n and not (v5 and data[last + stop - i]):
+                            last += size
                     count = (last - i) // size
                     received += count
                     octets += count * (end - stop - v5)
@@ -85,9 +86,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                         sent += _qos0(route, data, i, stop, end, last, channel, dirty)
                         if route.rest or route.groups:
                             wall = wall or time()
-                            for at in range(i, last, size):
-                                frame = (head, data[at + stop - i : at + size], client)
-                                pubsub.deliver_rest(route, frame, version, client, wall)
+                            pubsub.deliver_rest(route, (head, data[stop:end], client), version, client, wall)
                     i = last
                     continue
                 if stop + 2 > end - v5 or (v5 and data[stop + 2]):

@@ -364,7 +364,10 @@ def _write_configuration(folder: Path) -> Path:
     rules.write_text(_RULES)
     passwords.set_password(users, "vehicle", b"demo")
     password = {"type": "password", "file": str(users)}
-    file.write_text(f"[plugins.access]\nacl_file = {toml(str(rules))}\nauthentication = [{toml(password)}]\n")
+    file.write_text(
+        f"[plugins.access]\nacl_file = {toml(str(rules))}\nauthentication = [{toml(password)}]\n"
+        'anonymous = "loopback"\n'  # most scenes are about other things than log-ins
+    )
     return file
 
 

@@ -217,7 +217,9 @@ class Plugins:
     async def reload(self, name: str, config: Mapping[str, object]) -> None:
         """Give a running plugin new configuration; on any error the old stays in force."""
         async with self._changing:
-            loaded = self._loaded[name]
+            loaded = self._loaded.get(name)
+            if loaded is None:
+                raise PluginError(f"plugin {name!r} is not loaded")
             options = _configure(name, type(loaded.plugin), config)
             await loaded.plugin.reload(options)
 
@@ -283,11 +285,14 @@ def _from_path(text: str) -> tuple[type[Plugin], str]:
         raise PluginError(f"{text} is not a Python file or package")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
+    keeping, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # for the modules of a package, see _FreshLoader
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         _forget(module_name)
         raise PluginError(f"plugin at {text} cannot be imported: {error!r}") from error
+    finally:
+        sys.dont_write_bytecode = keeping
     try:
         return _only_plugin(module, text), str(path)
     except PluginError:
