@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from tests.unit.broker.memory import MemoryNode, Peer, standing
 CLIENTS = 3
 TOPICS = ("a", "a", "a", "a/b", "c", "$s/a", "ü")  # what comes often stands here often; `$s/a` mostly has no subscriber
 FILTERS = ("a", "a", "a", "a/b", "a/+", "#", "+", "c", "ü", "$share/g/a", "$share/h/a/#", "$s/a")
-OPTIONS = SessionOptions(window=3, queue=5, queue_bytes=1200, max_awaiting_rel=4)
+OPTIONS = SessionOptions(window=3, queue=5, queue_bytes=1200, max_awaiting_rel=5)
 
 # --- what clients do ----------------------------------------------------------------------------------------------
 
@@ -132,13 +132,24 @@ class Wait:
 
 Step = Burst | Join | Leave | Stall | Wait
 
-small_ids = st.integers(1, 5)
+small_ids = st.integers(1, 6)
 payloads = st.sampled_from((b"", b"1", b"22", b"x" * 120, b"y" * 300)) | st.binary(max_size=4)
 
 
 def often(usual: Any, *unusual: Any, weight: int = 6) -> st.SearchStrategy[Any]:
     """Mostly the usual value: the byte loop is for what is usual, and windows must fill to be tested."""
     return st.sampled_from((usual,) * weight * len(unusual) + unusual)
+
+
+@st.composite
+def weighted(draw: st.DrawFn, *choices: tuple[int, st.SearchStrategy[Any]]) -> Any:
+    """One of the strategies, each as often as its weight says (`one_of` takes repeated ones for one)."""
+    number = draw(st.integers(0, sum(weight for weight, _ in choices) - 1))
+    for weight, strategy in choices:
+        if number < weight:
+            return draw(strategy)
+        number -= weight
+    raise AssertionError
 
 
 properties = often(
@@ -175,18 +186,18 @@ local_subscriptions = st.builds(Subscription, st.sampled_from(("a", "#")), st.in
 subscribes = st.builds(
     Subscribe,
     small_ids,
-    st.lists(st.one_of(subscriptions, subscriptions, subscriptions, local_subscriptions), min_size=1, max_size=2).map(tuple),
+    st.lists(weighted((4, subscriptions), (1, local_subscriptions)), min_size=1, max_size=2).map(tuple),
     often(NONE, Properties(subscription_ids=(7,))),
 )
-says = st.one_of(
-    *[publishes()] * 12,
-    subscribes,
-    st.builds(Unsubscribe, small_ids, st.lists(st.sampled_from(FILTERS), min_size=1, max_size=2).map(tuple)),
-    st.builds(Pubrel, small_ids, st.sampled_from((ReasonCode.SUCCESS, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))),
-    st.builds(Puback, st.integers(60000, 60001)),
-    st.builds(Pubrec, st.integers(60000, 60001)),
-    st.builds(Pubcomp, st.integers(60000, 60001)),
-    st.just(Pingreq()),
+says = weighted(
+    (20, publishes()),
+    (6, st.builds(Pubrel, small_ids, often(ReasonCode.SUCCESS, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))),
+    (2, subscribes),
+    (1, st.builds(Unsubscribe, small_ids, st.lists(st.sampled_from(FILTERS), min_size=1, max_size=2).map(tuple))),
+    (1, st.builds(Puback, st.integers(60000, 60001))),
+    (1, st.builds(Pubrec, st.integers(60000, 60001))),
+    (1, st.builds(Pubcomp, st.integers(60000, 60001))),
+    (2, st.just(Pingreq())),
 )
 repeats = st.builds(
     Repeat,
@@ -215,7 +226,7 @@ raws = st.sampled_from(
         b"\xff\xff\xff\xff\xff\xff",  # no length
     )
 )
-actions = st.one_of(*[says.map(Say)] * 6, acknowledges, acknowledges, repeats)
+actions = weighted((6, says.map(Say)), (5, acknowledges), (1, repeats))
 clients = st.integers(0, CLIENTS - 1)
 bursts = st.builds(
     Burst,
@@ -242,15 +253,14 @@ def joins(draw: st.DrawFn, client: int | None = None) -> Join:
     return Join(number, Connect(f"c{number}", version, draw(st.booleans()), will=will, properties=properties))
 
 
-steps = st.one_of(
-    *[bursts] * 20,
-    joins(),
-    joins(),
-    st.builds(Leave, clients),
-    st.builds(Burst, clients, st.just((Say(Disconnect()),))),
-    st.builds(Stall, clients, st.booleans()),
-    st.builds(Wait, st.sampled_from((1, 30, 200))),
-    st.builds(Burst, clients, st.tuples(actions, raws.map(Raw))),
+steps = weighted(
+    (30, bursts),
+    (3, joins()),
+    (3, st.builds(Leave, clients)),
+    (1, st.builds(Burst, clients, st.just((Say(Disconnect()),)))),
+    (2, st.builds(Stall, clients, st.booleans())),
+    (2, st.builds(Wait, st.sampled_from((1, 30, 200)))),
+    (1, st.builds(Burst, clients, st.tuples(actions, raws.map(Raw)))),
 )
 
 
@@ -275,6 +285,7 @@ class Client:
     received: list[tuple[str, Packet]] = field(default_factory=list)  #: with the connection's number in front
     open: list[Packet] = field(default_factory=list)  #: messages and PUBRELs to answer
     connections: int = 0
+    last: Connect | None = None
 
     def read(self) -> None:
         if self.peer is None:
@@ -356,7 +367,8 @@ class Run:
         if isinstance(step, Join):
             self._join(client, step.connect)
         elif client.peer is None:
-            return
+            assert client.last is not None
+            self._join(client, replace(client.last, clean_start=False))  # it comes back sooner or later
         elif isinstance(step, Leave):
             client.peer.close()
         elif isinstance(step, Stall):
@@ -370,6 +382,7 @@ class Run:
         self.node.turn()
         client.read()  # a connection that was there has been taken over
         client.peer = peer
+        client.last = connect
         client.connections += 1
         client.open.clear()
 
