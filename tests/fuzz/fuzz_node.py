@@ -25,6 +25,9 @@ from tests.support.wire import CONNACK, PUBLISH, PUBREL, Packet
 #: Seconds after which a single conversation counts as a hang: the stacks are printed and the process ends.
 HANG = 60
 
+#: Findings after which a run ends: more would be the same again.
+ENOUGH = 20
+
 #: Conversations between two counts of all objects.
 COUNT_EVERY = 2000
 
@@ -191,7 +194,7 @@ def main() -> int:
     end = time.monotonic() + options.minutes * 60
     played = found = 0
     seed = first
-    while (left := end - time.monotonic()) > 0:
+    while (left := end - time.monotonic()) > 0 and found < ENOUGH:
         try:
             played += asyncio.run(fuzz(left, seed))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
@@ -199,7 +202,7 @@ def main() -> int:
             options.findings.mkdir(parents=True, exist_ok=True)
             path = options.findings / f"finding-{seed}.txt"
             path.write_text(error.__notes__[-1] if getattr(error, "__notes__", None) else "")
-            print(f"seed {seed}: {error}\n  {path}", flush=True)
+            print(f"seed {seed}: {str(error) or type(error).__name__}\n  {path}", flush=True)
         seed += 1
     print(f"{played} conversations since the last finding, {found} findings, seeds {first} to {seed - 1}")
     return 1 if found else 0

@@ -23,12 +23,16 @@ from tests.support.wire import (
     PINGREQ,
     PUBACK,
     PUBLISH,
+    PUBREL,
     Client,
     Closed,
     Packet,
+    ack_packet,
     connect_packet,
+    prop,
     publish_packet,
     subscribe_packet,
+    unsubscribe_packet,
 )
 
 MIB = 1024 * 1024
@@ -354,6 +358,57 @@ def test_a_burst_of_tiny_packets_in_one_segment_is_served(patient: NodeProcess) 
         sender.join()
         witness.check()
         assert 500_000 == pongs + rest.count(b"\xd0\x00")
+
+
+# --- packets that are cheap to send and dear to serve --------------------------------------------------------------
+
+EXPENSIVE: dict[str, bytes] = {
+    "SUBSCRIBE": b"".join(subscribe_packet(n, [(f"own/{n}", 0)]) for n in range(1, 500)),
+    "SUBSCRIBE that is refused": b"".join(subscribe_packet(n, [("own#", 0)]) for n in range(1, 500)),
+    "UNSUBSCRIBE": b"".join(unsubscribe_packet(n, [f"own/{n}"]) for n in range(1, 500)),
+    "PUBREL of unknown ids": b"".join(ack_packet(PUBREL, n) for n in range(1, 500)),
+    "PUBLISH with properties": b"".join(
+        publish_packet(f"own/{n}", properties=prop(0x26, ("k", "v")) * 60) for n in range(1, 200)
+    ),
+    "PUBLISH to ever new topics": b"".join(publish_packet(f"own/{n}", b"") for n in range(60_000)),
+}
+
+
+@pytest.mark.parametrize("burst", EXPENSIVE.values(), ids=EXPENSIVE.keys())
+def test_expensive_packets_of_one_client_do_not_hold_up_the_others(patient: NodeProcess, burst: bytes) -> None:
+    """While one client sends as fast as it can, a message of another one takes turns, not seconds.
+
+    The witness has five seconds for each step; a node that serves a whole read of such packets at once needs more.
+    """
+    over = threading.Event()
+
+    def flood(client: Client) -> None:
+        client.socket.settimeout(20)
+        try:
+            while not over.is_set():
+                client.socket.sendall(burst)
+        except OSError:
+            pass
+
+    def read(client: Client) -> None:
+        try:
+            while client.socket.recv(MIB):
+                pass
+        except OSError:
+            pass
+
+    with guarded(patient) as witness, accepted(patient) as greedy:
+        threads = [threading.Thread(target=work, args=(greedy,)) for work in (flood, read)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(10):
+                witness.check()
+        finally:
+            over.set()
+            greedy.socket.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
 
 
 # --- offenders that are refused over and over -----------------------------------------------------------------------

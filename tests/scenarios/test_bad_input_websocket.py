@@ -105,6 +105,8 @@ BAD_HANDSHAKES: dict[str, bytes] = {
     "old version": HANDSHAKE.replace(b"Version: 13", b"Version: 8"),
     "no key": HANDSHAKE.replace(b"Sec-WebSocket-Key", b"X-Key"),
     "broken key": HANDSHAKE.replace(b"dGhlIHNhbXBsZSBub25jZQ==", b"not base64!"),
+    "two requests, the first refused": HANDSHAKE.replace(b"Sec-WebSocket-Key", b"X-Key") + HANDSHAKE,
+    "two requests for another path": HANDSHAKE.replace(b"/mqtt", b"/") * 2,
     "HTTP/1.0": HANDSHAKE.replace(b"HTTP/1.1", b"HTTP/1.0"),
     "a header that never ends": b"GET /mqtt HTTP/1.1\r\nX: " + b"x" * 100_000,
     "too many headers": b"GET /mqtt HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
