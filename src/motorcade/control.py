@@ -387,7 +387,7 @@ def _plugin_view(loaded: Loaded, hooks: Hooks) -> PluginView:
             if callback.owner == loaded.name
         ],
         counters=dict(loaded.context.counters),
-        gauges=dict(loaded.plugin.gauges()),
+        gauges=loaded.gauges(),
         tasks=len(loaded.context.tasks),
     )
 

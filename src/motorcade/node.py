@@ -17,7 +17,7 @@ import uvloop
 
 from motorcade import __version__
 from motorcade.broker.broker import Broker
-from motorcade.broker.listener import Endpoint, Listener
+from motorcade.broker.listener import Endpoint, Listener, address_text
 from motorcade.broker.plane import BrokerOptions, Plane
 from motorcade.broker.tls import server_context
 from motorcade.config import Config, Loaded, TlsOptions, WssOptions, addresses, plugins_to_load
@@ -80,7 +80,7 @@ class Node:
     def _announce(self) -> None:
         for listener in self.listeners:
             endpoint = listener.endpoint
-            self.control.listeners.setdefault(endpoint.kind, []).append(f"{endpoint.host or '*'}:{listener.port}")
+            self.control.listeners.setdefault(endpoint.kind, []).append(address_text(endpoint.host, listener.port))
         for server in self.http:
             self.control.listeners.setdefault("http", []).append(server.address)
         self.control.state = NodeState.READY

@@ -43,6 +43,7 @@ log = structlog.stdlib.get_logger("motorcade.connection")
 
 MAX_PACKET = 268_435_460  #: bytes of the largest packet MQTT can express
 MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; many small ones cost more than their bytes
+PACKETS_PER_TURN = 64  #: packets of one client through the channel before the others have their turn
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
 RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
@@ -240,7 +241,7 @@ class Connection(asyncio.Protocol):
         """Take every whole packet of `data`, the frequent ones in the byte loop; keep the rest."""
         plane = self.broker.plane
         n = len(data)
-        i = 0
+        i = slow = 0
         while not self.closing:
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not plane.observed:
@@ -259,6 +260,27 @@ class Connection(asyncio.Protocol):
                 self._keep(data[end:], 0)
                 return
             i = end
+            slow += 1
+            if slow >= PACKETS_PER_TURN and i < n:
+                self._keep(data[i:], 0)
+                self._give_way()
+                return
+
+    def _give_way(self) -> None:
+        """Let the others have their turn of the loop before this client's next packets."""
+        self._suspended = True
+        self._hold_reading()
+        self.broker.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Read again, after what has been kept meanwhile."""
+        self._suspended = False
+        if self.closing:
+            return
+        self._go_on_reading()
+        self._need = 0
+        if self._chunks is not None:
+            self.data_received(b"")
 
     def _max_size(self) -> int:
         """Bytes a packet of this client may have; little until it is let in."""
@@ -354,11 +376,8 @@ class Connection(asyncio.Protocol):
             return
         finally:
             self.broker.outbox.later()
-        if done and not self.closing:
-            self._go_on_reading()
-            self._need = 0
-            if self._chunks is not None:
-                self.data_received(b"")
+        if done:
+            self._go_on()
 
     def _keep(self, data: bytes, need: int) -> None:
         """Keep bytes for later; they are looked at again when `need` bytes are there."""

@@ -29,8 +29,12 @@ class Endpoint:
     max_connections: int = 0  #: of all endpoints of this kind; 0 is any number
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.kind}://{host}:{self.port}"
+        return f"{self.kind}://{address_text(self.host, self.port)}"
+
+
+def address_text(host: str, port: int) -> str:
+    """An address as it is written in the configuration."""
+    return f"[{host}]:{port}" if ":" in host else f"{host or '*'}:{port}"
 
 
 class Listener:
@@ -45,9 +49,16 @@ class Listener:
         """Begin to accept; `ConfigError` if the address cannot be had."""
         endpoint = self.endpoint
         self._broker.limit_listener(endpoint.kind, endpoint.max_connections)
+        patience = self._broker.plane.limits.connect_timeout or None if endpoint.tls else None
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                self._factory(), endpoint.host or None, endpoint.port, backlog=BACKLOG, ssl=endpoint.tls
+                self._factory(),
+                endpoint.host or None,
+                endpoint.port,
+                backlog=BACKLOG,
+                ssl=endpoint.tls,
+                ssl_handshake_timeout=patience,
+                ssl_shutdown_timeout=patience,
             )
         except (OSError, socket.gaierror) as error:
             raise ConfigError(f"cannot listen on {endpoint}: {error.strerror or error}") from error

@@ -37,11 +37,15 @@ class Registry:
 
         A connection the client already has is ended: [MQTT-3.1.4-2], [MQTT-3.1.4-3].
         """
+        overdue: list[Message] = []
         old = self.sessions.get(client.client_id)
+        if old is not None and old.link is None:
+            overdue = self._overdue(old, wall)  # the timers may not have come to it yet
+            old = self.sessions.get(client.client_id)
         if old is None:
-            return self._create(client, wall), False, []
+            return self._create(client, wall), False, overdue
         resume = not clean and old.expiry > 0
-        wills = self._take_over(old, resume=resume, wall=wall) if old.link is not None else []
+        wills = self._take_over(old, resume=resume, wall=wall) if old.link is not None else overdue
         if not resume:
             wills += self._end(old, "discarded", wall)  # [MQTT-3.1.2-4]
             return self._create(client, wall), False, wills
@@ -156,16 +160,20 @@ class Registry:
             budget -= 1
             if session.link is not None or session.ended:
                 continue
-            if session.expires_at is not None and session.expires_at <= wall:
-                self._shared.stats.expired_sessions += 1
-                wills += self._end(session, "terminated", wall, "expired")
-                continue
-            if session.will_at is not None and session.will_at <= wall:
-                wills += self._take_will(session)
+            wills += self._overdue(session, wall)
             for later in (session.will_at, session.expires_at):
                 if later is not None:
                     self._wake(session, later)
         return wills
+
+    def _overdue(self, session: Session, wall: float) -> list[Message]:
+        """End a session whose time is over, or publish its will if that is due; the wills to publish."""
+        if session.expires_at is not None and session.expires_at <= wall:
+            self._shared.stats.expired_sessions += 1
+            return self._end(session, "terminated", wall, "expired")
+        if session.will_at is not None and session.will_at <= wall:
+            return self._take_will(session)
+        return []
 
     def away(self) -> Iterator[Session]:
         """Sessions without a connection."""

@@ -73,6 +73,8 @@ class WebSocketProtocol(asyncio.Protocol):
         for event in self._ws.events_received():
             if isinstance(event, Request):
                 self._shake_hands(event)
+                if self._ws.state is not State.OPEN:
+                    break
             elif isinstance(event, Frame):
                 if event.opcode in (Opcode.BINARY, Opcode.CONT):
                     payloads.append(bytes(event.data))
@@ -83,6 +85,8 @@ class WebSocketProtocol(asyncio.Protocol):
             self._connection.data_received(payloads[0] if len(payloads) == 1 else b"".join(payloads))
 
     def _shake_hands(self, request: Request) -> None:
+        if self._ws.parser_exc is not None:
+            return  # what came behind the request was no frame: the layer has given up already
         if request.path.partition("?")[0] != self._path:
             response = self._ws.reject(http.HTTPStatus.NOT_FOUND, f"MQTT is served at {self._path}\n")
         else:
@@ -99,6 +103,8 @@ class WebSocketProtocol(asyncio.Protocol):
                 transport.write(piece)
             else:
                 transport.close()
+        if self._ws.parser_exc is not None and self._ws.state is State.CONNECTING:
+            transport.close()
 
     # -- for the connection
 

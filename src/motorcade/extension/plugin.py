@@ -158,6 +158,15 @@ class Loaded:
     context: Context
     origin: str  #: entry point or path
 
+    def gauges(self) -> dict[str, float]:
+        """The plugin's figures; none if it fails to tell them."""
+        try:
+            return dict(self.plugin.gauges())
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+            self.context.counters["gauges_failed"] += 1
+            self.context.log.error("plugin_gauges_failed", error=repr(error))  # noqa: TRY400 - the error says enough
+            return {}
+
 
 class Plugins:
     """The plugins of one node."""
@@ -175,7 +184,7 @@ class Plugins:
 
     def gauges(self) -> dict[str, float]:
         """The figures of all plugins together."""
-        return {name: value for loaded in self._loaded.values() for name, value in loaded.plugin.gauges().items()}
+        return {name: value for loaded in self._loaded.values() for name, value in loaded.gauges().items()}
 
     async def load(self, name: str, config: Mapping[str, object] | None = None, path: str | None = None) -> Loaded:
         """Find, configure and start a plugin. `PluginError` says what is wrong; nothing stays behind then."""
