@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from motorcade.mqtt.properties import Properties
 
 Host = Annotated[str, typer.Option("-h", "--host", help="Where the broker is.")]
-Port = Annotated[int | None, typer.Option("-p", "--port", help="[1883; with TLS 8883, --ws 8083, both 8084]")]
+Port = Annotated[
+    int | None,
+    typer.Option("-p", "--port", min=1, max=65535, help="[1883; with TLS 8883, --ws 8083, both 8084]"),
+]
 Username = Annotated[str | None, typer.Option("-u", "--username")]
 Password = Annotated[
     str | None,
