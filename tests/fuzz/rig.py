@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import warnings
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
@@ -328,6 +329,8 @@ class Rig:
         structlog.configure(processors=[self.errors], cache_logger_on_first_use=False)
         logging.getLogger("motorcade").handlers[:] = [self.errors]
         asyncio.get_running_loop().set_exception_handler(self._escaped)
+        warnings.simplefilter("always", RuntimeWarning)
+        warnings.showwarning = self._warned  # type: ignore[assignment]  # it needs the first argument only
 
     async def start(self) -> None:
         await self.plugins.load("retained", {"max_messages": 64, "max_bytes": 1024 * 1024})
@@ -363,6 +366,9 @@ class Rig:
 
     def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.seen.append(f"escaped into the event loop: {context!r}")
+
+    def _warned(self, message: Warning | str, *_details: object) -> None:
+        self.errors.seen.append(f"warning: {message}")  # a coroutine that nobody waited for, for one
 
     # -- running
 
