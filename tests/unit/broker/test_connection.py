@@ -98,7 +98,9 @@ def test_slower_than_the_rate_is_never_held(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "packet", [Publish("t", bytes(1000)), Pingreq(), Publish("t", bytes(1000), retain=True)], ids=["plain", "ping", "retained"]
+    "packet",
+    [Publish("t", bytes(1000)), Pingreq(), Publish("t", bytes(1000), retain=True)],
+    ids=["plain", "ping", "retained"],
 )
 def test_every_byte_counts_against_the_byte_rate(make: Make, packet: Packet) -> None:
     node = make(limits=Limits(byte_rate=1000.0, byte_burst=2000.0))
@@ -182,7 +184,9 @@ def test_a_client_that_comes_back_with_less_room_still_gets_its_connack(make: Ma
     watch.close()
     node.turn()
     again = node.peer()
-    again.send(Connect("watch", 5, clean_start=False, properties=Properties(session_expiry=100, maximum_packet_size=100)))
+    again.send(
+        Connect("watch", 5, clean_start=False, properties=Properties(session_expiry=100, maximum_packet_size=100))
+    )
     node.turn()
     connack, small = again.take()
     assert isinstance(connack, Connack) and connack.session_present
@@ -206,7 +210,7 @@ PATIENCE = 10.0
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - any condition, in tests only
             await asyncio.sleep(0)
 
 
@@ -402,5 +406,3 @@ async def test_qos_2_is_routed_once_though_a_hook_waits(node: MemoryNode, versio
     await received(car, packets, 3)
     assert [7, 7] == [p.packet_id for p in packets if isinstance(p, Pubrec)]
     assert [b"x"] == seen
-
-

@@ -80,7 +80,12 @@ class Rig:
 def test_a_new_session() -> None:
     rig = Rig()
     session, present = rig.connect()
-    assert (False, {"car": session}, 1, 1) == (present, rig.registry.sessions, rig.registry.connected, rig.registry.maximum)
+    assert (False, {"car": session}, 1, 1) == (
+        present,
+        rig.registry.sessions,
+        rig.registry.connected,
+        rig.registry.maximum,
+    )
     assert [] == list(rig.registry.away())
 
 

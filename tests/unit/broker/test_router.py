@@ -24,7 +24,9 @@ from tests.unit.core.matching import filters, slow_match, topics
 NOW = 1_700_000_000.0
 
 
-@given(st.dictionaries(filters() | topics, st.integers(0, 99)), st.lists(filters() | topics), st.lists(topics, max_size=5))
+@given(
+    st.dictionaries(filters() | topics, st.integers(0, 99)), st.lists(filters() | topics), st.lists(topics, max_size=5)
+)
 def test_entries_of_all_filters_that_match(entries: dict[str, int], removed: list[str], asked: list[str]) -> None:
     router: Router[int] = Router()
     for filter_, entry in entries.items():

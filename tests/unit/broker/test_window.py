@@ -19,7 +19,7 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Hooks, Stop
 from motorcade.mqtt import codec
-from motorcade.mqtt.packets import Packet, Publish, Pubrel
+from motorcade.mqtt.packets import Connack, Packet, Publish, Pubrel
 
 NOW = 1_700_000_000.0
 
@@ -285,6 +285,7 @@ def test_what_has_become_too_large_is_not_sent_again() -> None:
     reader.window.out.append(b"\x20\x03\x01\x00\x00")
     reader.window.resend()
     connack, small = codec.Decoder(5).feed(b"".join(reader.window.out))
+    assert isinstance(connack, Connack)
     assert isinstance(small, Publish) and (b"small", 2, True) == (small.payload, small.packet_id, small.dup)
     assert {"too_large": 1} == reader.dropped
 
@@ -349,8 +350,7 @@ def test_feeds_are_read_only_while_there_is_room() -> None:
     reader.acknowledge(5, 6, 7)
     reader.acknowledge(8, 9, 10)
     assert [b"4", b"5", b"6", b"7", b"8", b"9"] == reader.payloads()
-    assert reader.window.ready
-    assert source.closed
+    assert (True, True) == (reader.window.ready, source.closed)
 
 
 def test_feeds_are_served_in_turn() -> None:
@@ -415,7 +415,9 @@ def test_a_feed_that_raises_does_not_hurt_the_others() -> None:
     reader.window.feed(Subscription("a", 1), Source("a", 3, broken_at=1).messages())
     reader.window.feed(Subscription("b", 1), Source("b", 2).messages())
     reader.window.pump(NOW)
-    assert [("a", b"0"), ("b", b"0"), ("b", b"1")] == [(p.topic, p.payload) for p in reader.read() if isinstance(p, Publish)]
+    assert [("a", b"0"), ("b", b"0"), ("b", b"1")] == [
+        (p.topic, p.payload) for p in reader.read() if isinstance(p, Publish)
+    ]
     reader.offer(b"live")
     assert [b"live"] == reader.payloads()
 
@@ -424,7 +426,7 @@ def test_a_feed_that_raises_does_not_hurt_the_others() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Offers, acknowledgements, full sockets and reconnects in any order, against the rules in the head of window.py."""
+    """Offers, acknowledgements, full sockets and reconnects in any order, against the rules of window.py."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -473,7 +475,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.reader.window.detach()
 
     @invariant()
-    def rules(self) -> None:
+    def rules_hold(self) -> None:
         self.read()
         window = self.reader.window
         queue = list(window.queue or ())

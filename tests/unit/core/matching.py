@@ -1,4 +1,4 @@
-"""Matching a second time, as slowly and plainly as the specification tells it (chapter 4.7), and strategies for topics."""
+"""Matching a second time, as slowly and plainly as the specification tells it (4.7), and strategies for topics."""
 
 from __future__ import annotations
 

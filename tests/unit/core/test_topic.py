@@ -83,7 +83,9 @@ def test_shared_subscriptions_are_taken_apart(text: str, parts: tuple[str | None
     assert parts == split_share(text)
 
 
-@pytest.mark.parametrize("text", ["$share", "$share/", "$share/g", "$share/g/", "$share//a", "$share/+/a", "$share/g#/a"])
+@pytest.mark.parametrize(
+    "text", ["$share", "$share/", "$share/g", "$share/g/", "$share//a", "$share/+/a", "$share/g#/a"]
+)
 def test_broken_shared_subscriptions(text: str) -> None:
     with pytest.raises(TopicError, match="shared subscription"):
         split_share(text)

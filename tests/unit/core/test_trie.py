@@ -53,7 +53,9 @@ def test_filters_that_match_a_topic(work: list[tuple[str, int | None]], asked: l
     assert {path: trie.get(path) for path, _ in work} == {path: held.get(path) for path, _ in work}
 
 
-@given(st.lists(st.tuples(topics, st.none() | st.integers(0, 99)), max_size=30), st.lists(filters() | topics, max_size=5))
+@given(
+    st.lists(st.tuples(topics, st.none() | st.integers(0, 99)), max_size=30), st.lists(filters() | topics, max_size=5)
+)
 def test_topics_that_a_filter_matches(work: list[tuple[str, int | None]], asked: list[str]) -> None:
     tree: TopicTree[int] = TopicTree()
     held = apply(tree, work)

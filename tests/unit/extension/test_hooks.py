@@ -118,9 +118,17 @@ def test_a_chain_of_plain_functions_is_not_waited_for() -> None:
 def test_an_observer_may_end_the_chain_and_nothing_else() -> None:
     hooks = Hooks()
     seen: list[str] = []
-    add(hooks, "client.connected", lambda _client: seen.append("a") or Stop(1), 3)
-    add(hooks, "client.connected", lambda _client: seen.append("b") or STOP, 2)
-    add(hooks, "client.connected", lambda _client: seen.append("c"), 1)
+
+    def noting(word: str, answer: object) -> Any:
+        def callback(_client: object) -> object:
+            seen.append(word)
+            return answer
+
+        return callback
+
+    add(hooks, "client.connected", noting("a", Stop(1)), 3)
+    add(hooks, "client.connected", noting("b", STOP), 2)
+    add(hooks, "client.connected", noting("c", None), 1)
     chain(hooks, "client.connected").notify(None)
     assert ["a", "b"] == seen
 
@@ -177,8 +185,13 @@ async def test_a_failing_access_check_denies(point: str, failure: Any) -> None:
     """And nobody behind it is asked: a later callback must not undo the refusal."""
     hooks = Hooks()
     asked: list[object] = []
+
+    def lenient(*args: object) -> Stop:
+        asked.append(args)
+        return Stop(True)
+
     broken = add(hooks, point, failure, 1, timeout=0.01)
-    add(hooks, point, lambda *_args: asked.append(1) or Stop(True))
+    add(hooks, point, lenient)
     refusal = await fold(hooks, point, None, acc=None)
     assert [] == asked
     assert 1 == broken.errors

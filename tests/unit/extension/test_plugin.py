@@ -228,8 +228,16 @@ async def test_reload_takes_the_new_or_keeps_the_old(plugins: Plugins, tmp_path:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("self.stopped = False", "self.context.spawn(self.wait(), 'early'); raise OSError('port is taken')", "port is taken"),
-        ("self.stopped = False", "self.context.spawn(self.wait(), 'early'); raise ConfigError('file is missing')", "missing"),
+        (
+            "self.stopped = False",
+            "self.context.spawn(self.wait(), 'early'); raise OSError('port is taken')",
+            "port is taken",
+        ),
+        (
+            "self.stopped = False",
+            "self.context.spawn(self.wait(), 'early'); raise ConfigError('file is missing')",
+            "missing",
+        ),
         ('@hook("client.disconnected")', '@hook("client.disconected")', r"client\.disconected"),
         ('topics=["a/#"]', 'topics=["#/a"]', "last level"),
         ("def connected(self", "async def connected(self", "plain function"),

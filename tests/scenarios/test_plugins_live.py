@@ -1,0 +1,568 @@
+"""Plugins come and go over the control port while clients are connected and messages flow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.node import NodeProcess
+from tests.support.wire import PATIENCE, PUBACK, PUBLISH, Client, Packet, ack_packet, publish_packet
+
+NOT_AUTHORIZED = 0x87
+
+HEAD = """
+import asyncio
+from dataclasses import replace
+from typing import ClassVar
+import msgspec
+from motorcade.extension.hooks import STOP, Continue, Handled, Stop
+from motorcade.extension.plugin import Plugin, hook
+"""
+
+#: Writes a line for each call of each hook it has.
+WITNESS = (
+    HEAD
+    + """
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    file: str
+
+class Witness(Plugin):
+    Config: ClassVar = Config
+
+    def note(self, *words):
+        with open(self.config.file, "a") as file:
+            file.write(" ".join(str(word) for word in words) + "\\n")
+
+    @hook("client.connect")
+    def c1(self, client, reason): self.note("client.connect", client.client_id)
+    @hook("client.authenticate")
+    def c2(self, client, credentials, decision): self.note("client.authenticate", client.client_id, client.username)
+    @hook("client.connected")
+    def c3(self, client): self.note("client.connected", client.client_id)
+    @hook("client.authorize")
+    def c4(self, client, action, topic, decision): self.note("client.authorize", client.client_id, action, topic)
+    @hook("client.subscribe")
+    def c5(self, client, properties, asked): self.note("client.subscribe", client.client_id, *(s.filter for s in asked))
+    @hook("client.unsubscribe")
+    def c6(self, client, properties, filters): self.note("client.unsubscribe", client.client_id, *filters)
+    @hook("client.disconnected")
+    def c7(self, client, reason): self.note("client.disconnected", client.client_id)
+    @hook("session.created")
+    def s1(self, client): self.note("session.created", client.client_id)
+    @hook("session.subscribed")
+    def s2(self, client, wanted, is_new): self.note("session.subscribed", client.client_id, wanted.filter, is_new)
+    @hook("session.unsubscribed")
+    def s3(self, client, filter): self.note("session.unsubscribed", client.client_id, filter)
+    @hook("session.disconnected")
+    def s4(self, client): self.note("session.disconnected", client.client_id)
+    @hook("session.terminated")
+    def s5(self, client, why): self.note("session.terminated", client.client_id, why)
+    @hook("message.publish")
+    def m1(self, client, message):
+        self.note("message.publish", client.client_id, message.topic, message.payload.decode())
+    @hook("message.delivered")
+    def m2(self, client, message): self.note("message.delivered", client.client_id, message.topic)
+    @hook("message.acked")
+    def m3(self, client, message, reason): self.note("message.acked", client.client_id, message.topic)
+    @hook("delivery.completed")
+    def m4(self, client, message, reason): self.note("delivery.completed", client.client_id, message.topic)
+    @hook("message.dropped")
+    def m5(self, client, message, why): self.note("message.dropped", client and client.client_id, message.topic, why)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    with NodeProcess(http=True) as running:
+        yield running
+
+
+class Api:
+    """The control port, as far as plugins are concerned. What was loaded is unloaded at the end."""
+
+    def __init__(self, node: NodeProcess, folder: Path) -> None:
+        self.web = httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE)
+        self.folder = folder
+
+    def load(self, name: str, text: str, **config: Any) -> httpx.Response:
+        path = self.folder / f"{name}.py"
+        path.write_text(text if text.startswith(HEAD) else HEAD + text)
+        return self.web.post(f"/api/v1/plugins/{name}", json={"path": str(path), "config": config})
+
+    def must_load(self, name: str, text: str, **config: Any) -> None:
+        answer = self.load(name, text, **config)
+        assert 201 == answer.status_code, answer.text
+
+    def unload(self, name: str) -> None:
+        answer = self.web.delete(f"/api/v1/plugins/{name}")
+        assert 200 == answer.status_code, answer.text
+
+    def plugins(self) -> dict[str, dict[str, Any]]:
+        return {plugin["name"]: plugin for plugin in self.web.get("/api/v1/plugins").json()["data"]}
+
+    def errors(self, name: str) -> dict[str, int]:
+        return {hook["point"]: hook["errors"] for hook in self.plugins()[name]["hooks"]}
+
+
+@pytest.fixture
+def api(node: NodeProcess, tmp_path: Path) -> Iterator[Api]:
+    running = Api(node, tmp_path)
+    with running.web:
+        before = set(running.plugins())
+        yield running
+        for name in set(running.plugins()) - before:
+            running.unload(name)
+
+
+@pytest.fixture
+def connect(node: NodeProcess) -> Iterator[Callable[..., Client]]:
+    with ExitStack() as stack:
+
+        def connected(client_id: str, version: int = 5, **options: Any) -> Client:
+            client = stack.enter_context(Client(node, version=version))
+            assert 0 == client.connect(client_id, **options).reason
+            return client
+
+        yield connected
+
+
+Connect = Callable[..., Client]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"still waiting for {what}"
+        time.sleep(0.01)
+
+
+# --- messages flow on ---------------------------------------------------------------------------------------------
+
+
+class Stream(threading.Thread):
+    """Publishes numbers with QoS 1 until told to stop.
+
+    It keeps to 50 unacknowledged messages, and to 500 that the listener has not read: its queue must not overflow.
+    """
+
+    def __init__(self, client: Client, listener: Listener) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.listener = listener
+        self.stopping = threading.Event()
+        self.sent = 0
+        self.unacknowledged: deque[int] = deque()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                if self.sent - len(self.listener.payloads) < 500:
+                    self._send()
+                else:
+                    self.stopping.wait(0.001)
+            while self.unacknowledged:
+                self._acknowledged()
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            self.error = error
+
+    def _send(self) -> None:
+        number = self.sent % 65535 + 1
+        self.client.send(
+            publish_packet("stream/x", b"%d" % self.sent, version=self.client.version, qos=1, packet_id=number)
+        )
+        self.sent += 1
+        self.unacknowledged.append(number)
+        if len(self.unacknowledged) > 50:
+            self._acknowledged()
+
+    def _acknowledged(self) -> None:
+        answer = self.client.expect(PUBACK)
+        assert self.unacknowledged.popleft() == answer.packet_id, "acknowledgements in the order of the messages"
+
+    def goes_on(self, how: str) -> None:
+        """Wait for some more messages."""
+        at = self.sent
+        until(lambda: self.sent > at + 50 or not self.is_alive(), f"messages {how}")
+
+    def finish(self) -> int:
+        self.stopping.set()
+        self.join(PATIENCE)
+        assert self.error is None, self.error
+        assert not self.is_alive()
+        return self.sent
+
+
+class Listener(threading.Thread):
+    """Takes and acknowledges messages until it has the one with this payload."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.payloads: list[bytes] = []
+        self.repeated = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.payloads or self.payloads[-1] != b"end":
+                packet = self.client.expect(PUBLISH)
+                self.payloads.append(packet.payload)
+                self.repeated += packet.dup
+                if packet.packet_id is not None:
+                    self.client.send(ack_packet(PUBACK, packet.packet_id, version=self.client.version))
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            self.error = error
+
+
+OBSERVER = """
+class Observer(Plugin):
+    @hook("message.publish")
+    def publish(self, client, message): self.context.counters["publish"] += 1
+    @hook("message.delivered")
+    def delivered(self, client, message): self.context.counters["delivered"] += 1
+    @hook("message.acked")
+    def acked(self, client, message, reason): self.context.counters["acked"] += 1
+    @hook("delivery.completed")
+    def completed(self, client, message, reason): self.context.counters["completed"] += 1
+"""
+WAITER = """
+class Waiter(Plugin):
+    @hook("message.publish", topics=["stream/#"])
+    async def publish(self, client, message):
+        self.context.counters["publish"] += 1
+        await asyncio.sleep(0)
+        return Continue(message)
+"""
+GUARD = """
+class Guard(Plugin):
+    @hook("client.authorize")
+    async def authorize(self, client, action, topic, decision):
+        self.context.counters["publish"] += 1
+        await asyncio.sleep(0)
+"""
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("text", [OBSERVER, WAITER, GUARD], ids=["observer", "waiter", "guard"])
+def test_a_stream_goes_on_while_plugins_come_and_go(api: Api, connect: Connect, version: int, text: str) -> None:
+    """Nothing is lost, nothing comes twice, everything in order, each acknowledged once."""
+    watch = connect(f"watch-{version}", version)
+    watch.subscribe("stream/#", 1)
+    listener = Listener(watch)
+    stream = Stream(connect(f"car-{version}", version), listener)
+    listener.start()
+    stream.start()
+    for _ in range(5):
+        stream.goes_on("without the plugin")
+        api.must_load("coming", text)
+        until(lambda: api.plugins()["coming"]["counters"].get("publish", 0) > 0, "the plugin to see messages")
+        stream.goes_on("with the plugin")
+        api.unload("coming")
+    sent = stream.finish()
+    stream.client.publish("stream/end", b"end", 1)
+    listener.join(PATIENCE)
+    assert listener.error is None, listener.error
+    assert [b"%d" % number for number in range(sent)] + [b"end"] == listener.payloads
+    assert 0 == listener.repeated
+
+
+def test_an_observer_sees_every_message_while_it_is_loaded(api: Api, connect: Connect) -> None:
+    """Of clients that were there before, too, and none when it is gone."""
+    car, watch = connect("car"), connect("watch")
+    watch.subscribe("t", 1)
+    car.publish("t", b"before", 1)
+    watch.receive()
+    watch.expect_nothing()
+    api.must_load("observer", OBSERVER)
+    for _ in range(20):
+        car.publish("t", b"seen", 1)
+        watch.receive()
+    watch.expect_nothing()
+    assert {"publish": 20, "delivered": 20, "acked": 20, "completed": 20} == api.plugins()["observer"]["counters"]
+
+
+# --- what hooks see -----------------------------------------------------------------------------------------------
+
+
+def test_hooks_see_what_happens_in_its_order(api: Api, connect: Connect, node: NodeProcess) -> None:
+    record = api.folder / "record"
+    api.must_load("witness", WITNESS, file=str(record))
+    with Client(node) as car:
+        assert 0 == car.connect("car", username="driver").reason
+        car.subscribe("t/#", 1)
+        car.publish("t/1", b"one", 1)
+        car.receive()
+        car.publish("nobody", b"", 0)
+        car.unsubscribe("t/#")
+        car.disconnect()
+    until(lambda: "session.terminated" in record.read_text(), "the end of the session")
+    until(lambda: "client.disconnected" in record.read_text(), "the end of the client")
+    seen = record.read_text().splitlines()
+    expected = [
+        "client.connect car",
+        "client.authenticate car driver",
+        "session.created car",
+        "client.connected car",
+        "client.subscribe car t/#",
+        "client.authorize car subscribe t/#",
+        "session.subscribed car t/# True",
+        "client.authorize car publish t/1",
+        "message.publish car t/1 one",
+        "message.delivered car t/1",
+        "message.acked car t/1",
+        "delivery.completed car t/1",
+        "client.authorize car publish nobody",
+        "message.publish car nobody ",
+        "message.dropped None nobody no_subscribers",
+        "client.unsubscribe car t/#",
+        "session.unsubscribed car t/#",
+    ]
+    assert expected == seen[: len(expected)]
+    ends = {"session.disconnected car", "session.terminated car disconnected", "client.disconnected car"}
+    assert ends == set(seen[len(expected) :])
+
+
+# --- plugins that fail --------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_that_raises_everywhere_hurts_nobody(api: Api, connect: Connect) -> None:
+    """It is counted and skipped; messages pass unchanged."""
+    api.must_load(
+        "broken",
+        """
+class Broken(Plugin):
+    @hook("client.connected")
+    def a(self, client): raise RuntimeError("broken")
+    @hook("client.disconnected")
+    def b(self, client, reason): raise RuntimeError("broken")
+    @hook("session.subscribed")
+    def c(self, client, subscription, is_new): raise RuntimeError("broken")
+    @hook("client.subscribe")
+    def d(self, client, properties, wanted): raise RuntimeError("broken")
+    @hook("message.publish")
+    async def e(self, client, message): raise RuntimeError("broken")
+    @hook("message.delivered")
+    def f(self, client, message): raise RuntimeError("broken")
+    @hook("message.acked")
+    def g(self, client, message, reason): raise RuntimeError("broken")
+""",
+    )
+    car, watch = connect("car"), connect("watch", 4)
+    watch.subscribe("t", 1)
+    for number in range(10):
+        car.publish("t", b"%d" % number, 1)
+        assert b"%d" % number == watch.receive().payload
+    watch.expect_nothing()
+    errors = api.errors("broken")
+    assert [2, 1, 1, 10, 10, 10] == [
+        errors[point]
+        for point in (
+            "client.connected",
+            "session.subscribed",
+            "client.subscribe",
+            "message.publish",
+            "message.delivered",
+            "message.acked",
+        )
+    ]
+
+
+def test_a_plugin_whose_figures_fail_is_shown_without_them(tmp_path: Path) -> None:
+    """What operators look at stays readable, and the plugin can be unloaded."""
+    with NodeProcess(http=True) as node:
+        api = Api(node, tmp_path)
+        with api.web:
+            api.must_load("broken", "class Broken(Plugin):\n    def gauges(self): raise RuntimeError('broken')\n")
+            assert {} == api.plugins()["broken"]["gauges"]
+            for path in ("/metrics", "/readyz", "/api/v1/node", "/api/v1/clients"):
+                assert 200 == api.web.get(path).status_code, path
+            api.unload("broken")
+
+
+def test_a_plugin_that_hangs_holds_up_its_own_client_only(api: Api, connect: Connect) -> None:
+    """The client it works for waits; all others are served; after its time-out the message goes on unchanged."""
+    api.must_load(
+        "hanging",
+        """
+class Hanging(Plugin):
+    async def start(self): self.released = asyncio.Event()
+
+    @hook("message.publish", topics=["hang/until-released"], timeout=60)
+    async def hold(self, client, message): await self.released.wait()
+
+    @hook("message.publish", topics=["release"])
+    def release(self, client, message): self.released.set()
+
+    @hook("message.publish", topics=["hang/for-ever"], timeout=0.2)
+    async def hang(self, client, message): await asyncio.Event().wait()
+""",
+    )
+    watch, held, free = connect("watch"), connect("held"), connect("free")
+    watch.subscribe("#", 1)
+    held.send(publish_packet("hang/until-released", b"held", qos=1, packet_id=1))
+    held.send(publish_packet("t", b"behind", qos=1, packet_id=2))
+    for number in range(5):
+        free.publish("t", b"%d" % number, 1)
+        assert b"%d" % number == watch.receive().payload
+    free.publish("release", b"release", 1)
+    assert {b"release", b"held"} == {watch.receive().payload for _ in range(2)}
+    assert b"behind" == watch.receive().payload
+    assert [1, 2] == [held.expect(PUBACK).packet_id for _ in range(2)]
+    held.publish("hang/for-ever", b"late", 1)
+    assert b"late" == watch.receive().payload
+    assert 1 in [hook["errors"] for hook in api.plugins()["hanging"]["hooks"]]
+
+
+def test_a_plugin_unloaded_while_a_client_waits_for_it(api: Api, connect: Connect) -> None:
+    """The client's message goes on as if the plugin had never been there."""
+    api.must_load(
+        "leaving",
+        """
+class Leaving(Plugin):
+    async def start(self): self.work = self.context.spawn(asyncio.Event().wait(), "work")
+
+    @hook("message.publish", topics=["t"], timeout=60)
+    async def hold(self, client, message):
+        self.context.counters["waiting"] += 1
+        await self.work
+""",
+    )
+    watch, car = connect("watch"), connect("car")
+    watch.subscribe("t", 1)
+    car.send(publish_packet("t", b"held", qos=1, packet_id=1))
+    until(lambda: api.plugins()["leaving"]["counters"].get("waiting") == 1, "the client to wait")
+    api.unload("leaving")
+    assert b"held" == watch.receive().payload
+    assert 1 == car.expect(PUBACK).packet_id
+    car.publish("t", b"next", 1)
+    assert b"next" == watch.receive().payload
+
+
+@pytest.mark.parametrize("failure", ["raise RuntimeError('broken')", "return True", "await asyncio.Event().wait()"])
+def test_a_broken_access_check_denies_until_it_is_unloaded(api: Api, connect: Connect, failure: str) -> None:
+    car, watch = connect("car"), connect("watch")
+    watch.subscribe("t", 1)
+    api.must_load(
+        "check",
+        f"""
+class Check(Plugin):
+    @hook("client.authorize", timeout=0.2)
+    async def authorize(self, client, action, topic, decision):
+        {failure}
+""",
+    )
+    answer = car.publish("t", b"no", 1)
+    assert answer is not None and NOT_AUTHORIZED == answer.reason
+    assert [NOT_AUTHORIZED] == car.subscribe("x", 1).reasons
+    watch.expect_nothing()
+    api.unload("check")
+    answer = car.publish("t", b"yes", 1)
+    assert answer is not None and 0 == answer.reason
+    assert b"yes" == watch.receive().payload
+
+
+# --- rewriting under access rules ---------------------------------------------------------------------------------
+
+REWRITER = """
+class Rewriter(Plugin):
+    @hook("message.publish", topics=["in/#"])
+    def rewrite(self, client, message):
+        return Continue(replace(message, topic=message.payload.decode()))
+"""
+
+
+def test_a_rewritten_topic_passes_the_access_rules(tmp_path: Path) -> None:
+    """Whatever a plugin makes of a topic, the client must be allowed to publish to it."""
+    rules = tmp_path / "acl.conf"
+    rules.write_text('{allow, all, subscribe, ["#"]}.\n{allow, all, publish, ["in/#", "out/${clientid}/#"]}.\n')
+    config = f'[plugins.access]\nanonymous = "allow"\nacl_file = "{rules}"\n'
+    with NodeProcess(http=True, config=config) as node, ExitStack() as stack:
+        api = Api(node, tmp_path)
+        stack.enter_context(api.web)
+        api.must_load("rewriter", REWRITER)
+        watch, car = (stack.enter_context(Client(node)) for _ in range(2))
+        watch.connect("watch")
+        car.connect("car")
+        watch.subscribe("#", 1)
+
+        def published(topic: str, payload: bytes) -> int | None:
+            answer: Packet | None = car.publish(topic, payload, 1)
+            assert answer is not None
+            return answer.reason
+
+        assert 0 == published("in/1", b"out/car/x")
+        assert "out/car/x" == watch.receive().topic
+        assert NOT_AUTHORIZED == published("in/1", b"out/bus/x")
+        assert NOT_AUTHORIZED == published("in/1", b"elsewhere")
+        watch.expect_nothing()
+        api.unload("rewriter")
+        assert 0 == published("in/1", b"as it is")
+        assert "in/1" == watch.receive().topic
+
+
+# --- wrong configuration ------------------------------------------------------------------------------------------
+
+CONFIGURED = """
+class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: int = 1
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    greeting: str
+    inner: Inner = Inner()
+
+class Configured(Plugin):
+    Config: ClassVar = Config
+    @hook("message.publish")
+    def publish(self, client, message): self.context.counters[self.config.greeting] += 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({}, "greeting"),
+        ({"greeting": 5}, "greeting"),
+        ({"greeting": "hi", "gretings": 5}, "gretings"),
+        ({"greeting": "hi", "inner": {"limit": "many"}}, "inner.limit"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_by_the_name_of_its_key(
+    api: Api, connect: Connect, config: dict[str, Any], named: str
+) -> None:
+    """Nothing of the plugin stays behind, and clients notice nothing."""
+    car, watch = connect("car"), connect("watch")
+    watch.subscribe("t", 1)
+    answer = api.load("configured", CONFIGURED, **config)
+    assert (409, True) == (answer.status_code, named in answer.json()["message"]), answer.text
+    assert "configured" not in api.plugins()
+    car.publish("t", b"x", 1)
+    assert b"x" == watch.receive().payload
+    api.must_load("configured", CONFIGURED, greeting="hi")
+    car.publish("t", b"y", 1)
+    assert b"y" == watch.receive().payload
+    assert {"hi": 1} == api.plugins()["configured"]["counters"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def broken(:", "SyntaxError"),
+        ("class One(Plugin): pass\nclass Two(Plugin): pass", "exactly one"),
+        ("class One(Plugin):\n    async def start(self): raise OSError('no such device')", "no such device"),
+        ("class One(Plugin):\n    @hook('message.publishd')\n    def a(self, *args): pass", "message.publishd"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_says_why(api: Api, text: str, told: str) -> None:
+    answer = api.load("faulty", text)
+    assert (409, True) == (answer.status_code, told in answer.json()["message"]), answer.text
+    assert "faulty" not in api.plugins()
