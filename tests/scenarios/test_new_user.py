@@ -1,0 +1,483 @@
+"""The first hour with Motorcade: what README says works as written, wrong input is answered with words, Ctrl-C ends.
+
+Every verb is run as a process, as a user runs it. Tables below are held against the real command tree, so that a verb
+that is added without a row fails here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import typer
+
+from motorcade.cli import app
+from tests.scenarios.witness import wait_until
+from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, NodeProcess
+from tests.support.wire import Client
+
+PATIENCE = 60.0  # seconds a command may take on a busy machine
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what would configure Motorcade, and wide enough that messages are not broken into lines."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
+    return clean | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1", "COLUMNS": "300", "NO_COLOR": "1"}
+
+
+def start(cwd: Path, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "motorcade", *args],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(cwd: Path, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    process = start(cwd, *args)
+    try:
+        out, err = process.communicate(stdin, PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"{shlex.join(args)} does not end:\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def verbs(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every verb of the command line with its path; groups too."""
+    command = command or typer.main.get_command(app)
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from verbs(inner, (*path, name))
+
+
+ALL = dict(verbs())
+LEAVES = {path: command for path, command in ALL.items() if not hasattr(command, "commands")}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    with NodeProcess(http=True) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with good and bad files of every kind."""
+    (tmp_path / "bad.toml").write_text('[session]\nwindow = "x"\n')
+    (tmp_path / "unknown.toml").write_text("[session]\nwindw = 5\n")
+    (tmp_path / "broken.toml").write_text("[session\n")
+    (tmp_path / "good.toml").write_text("[session]\nwindow = 64\n")
+    (tmp_path / "good.acl").write_text("{allow, all}.\n")
+    (tmp_path / "bad.acl").write_text("{allow, all}.\n{permit, all}.\n")
+    (tmp_path / "good.cases").write_text("user=alice publish a/b allow\n")
+    (tmp_path / "failing.cases").write_text("user=alice publish a/b deny\n")
+    (tmp_path / "bad.cases").write_text("nonsense\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "greeter.py").write_text(
+        '"""Says nothing."""\nfrom motorcade.extension.plugin import Plugin\n\n\nclass Greeter(Plugin):\n    pass\n'
+    )
+    return tmp_path
+
+
+# --- help ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: " ".join(path) or "motorcade")
+def test_help_is_there(tmp_path: Path, path: tuple[str, ...]) -> None:
+    """Each verb says in a sentence what it does, and names its options."""
+    done = run(tmp_path, *path, "--help")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "Usage: " in done.stdout
+    sentence = (ALL[path].help or "").split("\n")[0]
+    assert len(sentence) > 10
+    assert " ".join(sentence.split()) in " ".join(done.stdout.split())
+    for parameter in ALL[path].params:
+        if parameter.name != "help" and parameter.opts and parameter.opts[-1].startswith("--"):
+            assert parameter.opts[-1] in done.stdout
+
+
+# --- wrong input --------------------------------------------------------------------------------------------------
+
+NOBODY = "--http 127.0.0.1:1"
+
+#: Arguments, exit code, and what the message must contain: what is wrong, where, and what to do. HTTP and MQTT stand
+#: for the ports of a running node.
+WRONG: list[tuple[str, int, tuple[str, ...]]] = [
+    ("nonsense", 2, ("nonsense", "--help")),
+    ("--nonsense", 2, ("--nonsense", "--help")),
+    ("serve --nonsense", 2, ("--nonsense", "serve --help")),
+    ("serve extra", 2, ("extra", "serve --help")),
+    ("serve --nodes 2", 2, ("--nodes", "leave --nodes out")),
+    ("serve --config nowhere.toml", 1, ("nowhere.toml", "No such file")),
+    ("serve --config empty", 1, ("empty", "directory")),
+    ("serve --config binary", 1, ("binary", "utf-8")),
+    ("serve --config bad.toml", 1, ("bad.toml:2", "session.window", "int")),
+    ("serve --config unknown.toml", 1, ("unknown.toml:2", "session.windw", "did you mean 'window'")),
+    ("serve --config broken.toml", 1, ("broken.toml:1", "TOML")),
+    ("serve --mqtt 1883", 1, ("--mqtt", "1883", "HOST:PORT")),
+    ("serve --mqtt 127.0.0.1:99999", 1, ("--mqtt", "99999", "HOST:PORT")),
+    ("serve --ws nonsense", 1, ("--ws", "nonsense", "HOST:PORT")),
+    ("serve --http 0.0.0.0:18083", 1, ("--http", "0.0.0.0:18083", "http.token", "loopback")),
+    ("serve --store redis://localhost", 1, ("--store", "redis://localhost", "memory://")),
+    ("serve --log-level loud", 1, ("--log-level", "loud")),
+    ("serve --mqtt 127.0.0.1:MQTT --ws off --http off", 1, ("127.0.0.1:MQTT", "in use")),
+    ("serve --mqtt 127.0.0.1:0 --ws off --http 127.0.0.1:HTTP", 1, ("127.0.0.1:HTTP", "in use")),
+    ("pub", 2, ("-t",)),
+    ("pub -t a", 2, ("-m", "-f", "-l")),
+    ("pub -t a/# -m x", 2, ("a/#", "wildcard")),
+    ("pub -t '' -m x", 2, ("-t",)),
+    ("pub -t a -m x -q 3", 2, ("-q", "equal to 2")),
+    ("pub -t a -m x -p 99999", 2, ("-p", "65535")),
+    ("pub -t a -m x -p 0", 2, ("-p",)),
+    ("pub -t a -m x -p 1", 1, ("127.0.0.1:1", "refused")),
+    ("pub -t a -m x -h no-such-host.invalid", 1, ("no-such-host.invalid",)),
+    ("pub -t a -f nowhere", 2, ("nowhere",)),
+    ("pub -t a -m x --cafile nowhere", 1, ("--cafile", "No such file")),
+    ("pub -t a -m x --cafile binary", 1, ("--cafile", "PEM")),
+    ("pub -t a -m x --property colour=red", 2, ("colour", "content-type")),
+    ("pub -t a -m x --property message-expiry=soon", 2, ("message-expiry", "soon", "number")),
+    ("pub -t a -m x -i bad+id -p MQTT", 1, ("client id", "wildcard")),
+    ("pub -t a -m x -p HTTP --ws /mqtt", 1, ("WebSocket", "404")),
+    ("sub", 2, ("-t",)),
+    ("sub -t a/#/b", 2, ("a/#/b", "last level")),
+    ("sub -t ''", 2, ("-t",)),
+    ("sub -t $share/g", 2, ("$share/g",)),
+    ("sub -t a -F %z", 2, ("%z", "%t")),
+    ("sub -t a -C 0", 2, ("-C",)),
+    ("sub -t a -W -1", 2, ("-W",)),
+    ("sub -t a -c", 2, ("--id",)),
+    ("sub -t a -p 1", 1, ("127.0.0.1:1", "refused")),
+    ("sub -t a -p 70000", 2, ("-p", "65535")),
+    ("demo extra", 2, ("extra",)),
+    ("passwd", 2, ("file",)),
+    ("passwd passwords", 2, ("user",)),
+    ("passwd passwords a:b --password-stdin", 1, ("a:b",)),
+    ("passwd passwords alice --password-stdin", 1, ("password", "empty")),
+    ("passwd passwords nobody --delete", 1, ("passwords", "nobody")),
+    ("passwd binary nobody --delete", 1, ("binary:1", "UTF-8")),
+    ("acl check nowhere", 1, ("nowhere", "No such file")),
+    ("acl check bad.acl", 1, ("bad.acl:2", "permit")),
+    ("acl check binary", 1, ("binary:1", "UTF-8")),
+    ("acl check good.acl --format nonsense", 2, ("--format", "nonsense", "mosquitto")),
+    ("acl test good.acl", 2, ("CASES",)),
+    ("acl test good.acl nowhere", 1, ("nowhere", "No such file")),
+    ("acl test good.acl bad.cases", 1, ("bad.cases:1", "ACTION", "for instance")),
+    ("acl test bad.acl good.cases", 1, ("bad.acl:2",)),
+    ("config check nowhere.toml", 1, ("nowhere.toml", "No such file")),
+    ("config check bad.toml", 1, ("bad.toml:2", "session.window")),
+    ("config show --config unknown.toml", 1, ("unknown.toml:2", "windw")),
+    ("config reference extra", 2, ("extra",)),
+    (f"config reload {NOBODY}", 1, ("127.0.0.1:1", "refused", "motorcade serve", "--http")),
+    ("config reload --http 127.0.0.1:MQTT", 1, ("127.0.0.1:MQTT", "--http")),
+    (f"client list {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
+    ("client list --limit 0", 2, ("--limit",)),
+    ("client show", 2, ("CLIENT_ID",)),
+    ("client show nobody --http 127.0.0.1:HTTP", 1, ("no client", "nobody")),
+    ("client kick nobody --http 127.0.0.1:HTTP", 1, ("no client", "nobody")),
+    (f"plugin list {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
+    ("plugin load", 2, ("NAME",)),
+    ("plugin load nope --http 127.0.0.1:HTTP", 1, ("nope", "retained", "path")),
+    ("plugin load x --path nowhere.py --http 127.0.0.1:HTTP", 1, ("nowhere.py", "No such file")),
+    ("plugin load x --path binary --http 127.0.0.1:HTTP", 1, ("binary", "cannot be imported")),
+    ("plugin load x --set a --http 127.0.0.1:HTTP", 2, ("--set", "KEY=VALUE")),
+    ("plugin load retained --http 127.0.0.1:HTTP", 1, ("retained", "already")),
+    ("plugin load access --set nonsense=1 --http 127.0.0.1:HTTP", 1, ("access", "nonsense")),
+    ("plugin unload nope --http 127.0.0.1:HTTP", 1, ("nope", "not loaded")),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "wanted"), WRONG, ids=[row[0] for row in WRONG])
+def test_wrong_input_is_answered_with_words(
+    node: NodeProcess, folder: Path, line: str, code: int, wanted: tuple[str, ...]
+) -> None:
+    """What is wrong, where and what to do, on standard error; 2 for wrong usage, 1 for what failed; no traceback."""
+    assert node.http is not None
+    http, mqtt = str(node.http.port), str(node.port)
+
+    def ports(text: str) -> str:
+        return text.replace("HTTP", http).replace("MQTT", mqtt)
+
+    done = run(folder, *shlex.split(ports(line)))
+    said = " ".join(done.stderr.split())
+    assert code == done.returncode, said
+    assert "Traceback" not in said
+    for part in wanted:
+        assert ports(part) in said
+    assert "" == done.stdout
+
+
+def test_every_verb_has_its_wrong_inputs() -> None:
+    """The table above misses no verb."""
+    covered = {tuple(shlex.split(line)[: len(path)]) for line, _, _ in WRONG for path in LEAVES}
+    assert [] == [" ".join(path) for path in LEAVES if path not in covered]
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------------
+
+#: One good call of each verb that has `--json`, in this order.
+JSON = [
+    "config check good.toml",
+    "config show --config good.toml",
+    "config show --config good.toml --origin",
+    "config reload --http 127.0.0.1:HTTP",
+    "client list --http 127.0.0.1:HTTP",
+    "client show guest --http 127.0.0.1:HTTP",
+    "client kick guest --http 127.0.0.1:HTTP",
+    "plugin load greeter --path greeter.py --http 127.0.0.1:HTTP",
+    "plugin list --http 127.0.0.1:HTTP",
+    "plugin unload greeter --http 127.0.0.1:HTTP",
+    "passwd passwords alice --password-stdin",
+    "passwd passwords alice --delete",
+    "acl check good.acl",
+    "acl test good.acl good.cases",
+    "sub -t json -C 1 -p MQTT",
+]
+
+
+def test_json_is_json(node: NodeProcess, folder: Path) -> None:
+    """Standard output of every verb with `--json` is one JSON document and nothing else."""
+    assert node.http is not None
+    with Client(node) as guest:
+        assert 0 == guest.connect("guest").reason
+        guest.publish("json", b'"quoted" \xff', 1, retain=True)
+        answers = {}
+        for line in JSON:
+            args = shlex.split(line.replace("HTTP", str(node.http.port)).replace("MQTT", str(node.port)))
+            done = run(folder, *args, "--json", stdin="a password\n")
+            assert 0 == done.returncode, f"{line}: {done.stderr}"
+            answers[line] = json.loads(done.stdout)
+    assert 64 == answers["config show --config good.toml"]["session.window"]
+    assert "guest" in {client["client_id"] for client in answers["client list --http 127.0.0.1:HTTP"]}
+    assert "greeter" in {plugin["name"] for plugin in answers["plugin list --http 127.0.0.1:HTTP"]}
+    assert "json" == answers["sub -t json -C 1 -p MQTT"]["topic"]
+
+
+def test_every_verb_with_json_is_tried() -> None:
+    """The list above misses no verb."""
+    with_json = {path for path, verb in LEAVES.items() if any("--json" in option.opts for option in verb.params)}
+    tried = {tuple(shlex.split(line)[: len(path)]) for line in JSON for path in with_json}
+    assert set() == with_json - tried
+
+
+def test_a_failed_case_is_exit_code_1(folder: Path) -> None:
+    """`acl test` tells which rule answered what; scripts see it by the exit code."""
+    done = run(folder, "acl", "test", "good.acl", "failing.cases")
+    assert 1 == done.returncode
+    assert "FAIL" in done.stdout
+    assert "1 failed" in done.stdout
+
+
+# --- Ctrl-C -------------------------------------------------------------------------------------------------------
+
+
+def interrupted(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
+    """Exit code and output after a signal; no traceback."""
+    process.send_signal(number)
+    try:
+        out, err = process.communicate(timeout=STOP_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {number.name}:\n{out}\n{err}") from None
+    for sign in ("Traceback", "KeyboardInterrupt", "Exception ignored"):
+        assert sign not in out + err, out + err
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_sub_ends_on_a_signal_with_what_it_has_printed(
+    node: NodeProcess, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Stopping a listener is its ordinary end: 0, and it says goodbye to the broker."""
+    name = f"listener-{number.name}"
+    process = start(tmp_path, "sub", "-t", name, "-i", name, "-p", str(node.port))
+    with Client(node) as sender:
+        assert 0 == sender.connect(f"sender-{number.name}").reason
+        assert process.stdout is not None
+
+        def subscribed() -> bool:
+            answer = sender.publish(name, b"hello", 1)
+            return answer is not None and answer.reason != 0x10  # no matching subscribers
+
+        wait_until(subscribed, "sub is listening")
+        assert "hello\n" == process.stdout.readline()
+        code, _, err = interrupted(process, number)
+    assert (0, "") == (code, err)
+
+
+def test_sub_that_did_not_get_its_count_says_so(node: NodeProcess, tmp_path: Path) -> None:
+    process = start(tmp_path, "sub", "-t", "never", "-C", "3", "-i", "counting", "-p", str(node.port))
+    wait_until(
+        lambda: "counting" in run(tmp_path, "client", "list", "--http", str(node.http)).stdout, "it is connected"
+    )
+    code, _, err = interrupted(process)
+    assert (1, "error: 0 of 3 messages came\n") == (code, err)
+
+
+def test_sub_says_so_when_its_node_stops(tmp_path: Path) -> None:
+    with NodeProcess(http=True) as node:
+        process = start(tmp_path, "sub", "-t", "a", "-i", "left-behind", "-p", str(node.port))
+        listed = ("client", "list", "--http", str(node.http))
+        wait_until(lambda: "left-behind" in run(tmp_path, *listed).stdout, "it is connected")
+        node.stop()
+        out, err = process.communicate(timeout=STOP_PATIENCE)
+    assert (1, "") == (process.returncode, out)
+    assert err.startswith("error: ")
+    assert "shutting down" in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["sub -t a -p PORT", "pub -t a -m x -p PORT", "client list --http 127.0.0.1:PORT"],
+    ids=lambda line: line[:6],
+)
+def test_ctrl_c_while_nobody_answers(tmp_path: Path, line: str) -> None:
+    """A broker that accepts and then says nothing: Ctrl-C gives the prompt back."""
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        hole.settimeout(START_PATIENCE)
+        process = start(tmp_path, *line.replace("PORT", str(hole.getsockname()[1])).split())
+        waiting, _ = hole.accept()
+        with waiting:
+            assert waiting.recv(1)  # it has begun to speak
+            code, _, _ = interrupted(process)
+    assert 130 == code
+
+
+def test_ctrl_c_of_pub_that_reads_lines(node: NodeProcess, tmp_path: Path) -> None:
+    process = start(tmp_path, "pub", "-t", "a", "-l", "-i", "typing", "-p", str(node.port))
+    wait_until(lambda: "typing" in run(tmp_path, "client", "list", "--http", str(node.http)).stdout, "it is connected")
+    code, _, _ = interrupted(process)
+    assert 130 == code
+
+
+def test_ctrl_c_of_serve(tmp_path: Path) -> None:
+    """The ordinary end of a node."""
+    process = start(tmp_path, "serve", "--mqtt", "127.0.0.1:0", "--ws", "off", "--http", "off", "--log-level", "error")
+    assert process.stdout is not None
+    assert "ready" in process.stdout.readline()
+    assert (0, "", "") == interrupted(process)
+
+
+def test_ctrl_c_of_the_demonstration_leaves_no_node(tmp_path: Path) -> None:
+    process = start(tmp_path, "demo")
+    parent = psutil.Process(process.pid)
+    children: list[psutil.Process] = []
+
+    def has_node() -> bool:
+        children[:] = parent.children(recursive=True)
+        return bool(children)
+
+    wait_until(has_node, "the demonstration has a node")
+    code, _, _ = interrupted(process)
+    assert code in (1, 130)
+    psutil.wait_procs(children, timeout=STOP_PATIENCE)
+    assert [] == [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+# --- README -------------------------------------------------------------------------------------------------------
+
+
+def blocks(page: str) -> list[list[str]]:
+    """The lines of the `console` blocks of a page."""
+    return [block.splitlines() for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL)]
+
+
+def wrapped_venv(clone: Path) -> None:
+    """A `.venv` that scripts/setup takes for finished, and that runs the clone's sources with our interpreter."""
+    folder = clone / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    wanted = b"".join((clone / name).read_bytes() for name in ("requirements.lock", "pyproject.toml", "scripts/setup"))
+    (clone / ".venv" / ".place").write_text(f"{clone.resolve()}\n")
+    (clone / ".venv" / ".stamp").write_text(f"{hashlib.sha256(wanted).hexdigest()}  -\n")
+    # Were the stamp not believed, pip would change the environment that these tests run in.
+    python = f'#!/bin/sh\n[ "$2" != pip ] || exit 1\nexport PYTHONPATH="{clone}/src"\nexec "{sys.executable}" "$@"\n'
+    motorcade = f'#!/bin/sh\nexec "{folder}/python" -m motorcade "$@"\n'
+    for name, text in (("python", python), ("motorcade", motorcade)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+#: Plays README's two terminals in a network of its own, where nobody else has the default ports.
+TWO_TERMINALS = """
+set -eu
+ip link set lo up
+cd "$1"
+setsid sh -c "$2" >serve.out 2>serve.err &
+node=$!
+until grep -q ready serve.out; do kill -0 $node; sleep 0.05; done
+sh -c "$3" >second.out 2>second.err &
+second=$!
+until grep -q "$4" second.out; do sleep 0.05; done
+kill -- -$node  # setsid has made it the leader of a group: make, and the node
+wait $node || true
+wait $second || true
+"""
+
+
+#: What a person does between two commands: look whether the first has done its work.
+SUBSCRIBED = """until .venv/bin/motorcade client list --json | grep -q '"subscriptions": 1'; do sleep 0.05; done"""
+
+
+@pytest.mark.slow
+def test_the_first_screen_of_the_readme_works_as_written(tmp_path: Path) -> None:
+    """Clone, `make serve`, and in another terminal a message that arrives; outputs are those that README shows."""
+    namespace = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us make a network namespace")
+    first, second, *_ = blocks((ROOT / "README.md").read_text())
+    assert first[0].startswith("$ git clone ")
+    clone = tmp_path / "motorcade"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    wrapped_venv(clone)
+    serve = next(line for line in first[1:] if line.startswith("$ ")).removeprefix("$ ")
+    shown = first[-1]
+    commands = [line.removeprefix("$ ") for line in second if line.startswith("$ ")]
+    printed = [line for line in second if not line.startswith("$ ")]
+    assert len(printed) == 1, "README shows one delivered message"
+    script = [TWO_TERMINALS, "sh", str(clone), serve, "\n".join([*commands[:-1], SUBSCRIBED, commands[-1], "wait"])]
+    done = subprocess.run(
+        [*namespace, "bash", "-c", *script, printed[0]],
+        env=environment() | {"PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    outputs = {path.name: path.read_text() for path in clone.glob("*.out")}
+    errors = {path.name: path.read_text() for path in clone.glob("*.err")}
+    assert shown == outputs["serve.out"].splitlines()[0], (done, errors)
+    assert printed == outputs["second.out"].splitlines(), (done, errors)
+
+
+def test_every_page_that_the_readme_points_at_is_there() -> None:
+    page = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page)
+    assert links
+    assert [] == [link for link in links if "://" not in link and not (ROOT / link).exists()]
+
+
+def test_the_commands_of_the_readme_are_the_commands() -> None:
+    """The table of commands names every noun, and no other."""
+    page = (ROOT / "README.md").read_text()
+    table = next(block for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) if "motorcade serve" in block)
+    named = {name for names in re.findall(r"motorcade ([a-z|]+)", table) for name in names.split("|")}
+    assert {path[0] for path in ALL if len(path) == 1} == named
