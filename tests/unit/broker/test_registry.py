@@ -28,9 +28,13 @@ class Link:
 
     def __init__(self) -> None:
         self.ended: list[ReasonCode] = []
+        self.flushed = 0
 
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
+
+    def flush(self) -> None:
+        self.flushed += 1
 
     def end(self, reason: ReasonCode, detail: str = "") -> None:
         self.ended.append(reason)
@@ -155,6 +159,7 @@ def test_the_old_connection_is_ended(clean: bool, expiry: int) -> None:
     assert isinstance(link, Link)
     new, present = rig.connect(clean=clean, expiry=expiry)
     assert [ReasonCode.SESSION_TAKEN_OVER] == link.ended
+    assert 1 == link.flushed, "what it was still to hear is not lost with it"
     resumed = not clean and expiry > 0
     assert (resumed, resumed) == (present, new is old)
     assert (1, 1) == (rig.registry.connected, len(rig.registry.sessions))
