@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -523,4 +524,37 @@ async def test_sessions_that_come_and_go_leave_nothing() -> None:
             await happens(lambda: process.num_fds() <= files, "all files are closed")
             after.append(rss(node))
         assert after[-1] < after[0] + SLACK / 4, [size >> 20 for size in after]
+        assert_no_crash(node)
+
+
+def test_a_node_without_files_left_recovers() -> None:
+    """More clients than the process may have files: those inside are served, and who leaves makes room."""
+    with NodeProcess() as node, ExitStack() as stack:
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (64, 64))
+        inside = stack.enter_context(Client(node))
+        assert 0 == inside.connect("inside", keepalive=0).reason
+        crowd = [stack.enter_context(Client(node)) for _ in range(100)]
+        answers = []
+        for number, client in enumerate(crowd):
+            client.send(connect_packet(f"c{number}", keepalive=0))
+        for client in crowd:
+            try:
+                answers.append(client.expect(CONNACK).reason)
+            except (Closed, OSError):
+                answers.append(None)
+        assert 0 in answers
+        assert None in answers, "there were files for all of them"
+        inside.expect_nothing()
+        for client in crowd:
+            client.close()
+
+        def let_in() -> bool:
+            try:
+                with Client(node) as late:
+                    return late.connect("late").reason == 0
+            except (Closed, OSError):
+                return False
+
+        wait_until(let_in, "there is room again")
+        inside.expect_nothing()
         assert_no_crash(node)
