@@ -461,7 +461,9 @@ def difference(conversation: list[Step], *, guarded: bool) -> str:
 
 
 def smaller(conversation: list[Step]) -> Iterator[list[Step]]:
-    """The conversation with one step, or one action of a burst, or the cuts of a burst less."""
+    """The conversation cut short, or with one step, one action of a burst, or the cuts of a burst less."""
+    for size in (len(conversation) // 2, len(conversation) - 1):
+        yield conversation[:size]
     for i, step in enumerate(conversation):
         yield conversation[:i] + conversation[i + 1 :]
         if isinstance(step, Burst):
