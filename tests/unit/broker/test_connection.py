@@ -160,6 +160,21 @@ def test_a_read_that_ends_in_an_error_is_served_up_to_there(make: Make) -> None:
     assert (3, 3) == (node.plane.stats.publish_received, node.plane.stats.publish_sent)
 
 
+def test_room_made_in_a_read_that_ends_in_an_error_is_used(make: Make) -> None:
+    """What waited for an acknowledgement goes out before the goodbye."""
+    node = make(SessionOptions(window=1))
+    car, watch = node.client("car"), node.client("watch")
+    node.subscribe(watch, ("t", 1))
+    car.send(*(Publish("t", b"%d" % number, 1, packet_id=number + 1) for number in range(2)))
+    node.turn()
+    assert [b"0"] == [p.payload for p in watch.take() if isinstance(p, Publish)]
+    watch.send(Puback(1), b"\xff\xff\xff\xff\xff\xff")
+    node.turn()
+    message, goodbye = watch.take()
+    assert isinstance(message, Publish) and b"1" == message.payload
+    assert isinstance(goodbye, Disconnect)
+
+
 def test_counters_tell_messages_not_attempts(make: Make) -> None:
     """A message that waits is counted when it is sent, and once."""
     node = make(SessionOptions(window=1))
