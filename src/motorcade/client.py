@@ -630,7 +630,7 @@ class Client(asyncio.Protocol):
 
 def _cause(error: OSError) -> str:
     if isinstance(error, ssl_.SSLError | socket.gaierror) or not error.errno:
-        return str(error)
+        return str(error) or "the TLS handshake failed; does the port speak TLS?"
     return os.strerror(error.errno)  # asyncio's own text repeats the address
 
 

@@ -32,6 +32,7 @@ import msgspec
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions
 from motorcade.core.errors import ConfigError
+from motorcade.extension.plugin import literal_choices
 from motorcade.log import HIDDEN, is_secret
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -425,7 +426,9 @@ def _convert(leaf: _Value, kind: object, key: Path_) -> object:
             except msgspec.ValidationError:
                 pass
         shown = HIDDEN if is_secret(key[-1]) else repr(leaf.value)
-        raise ConfigError(f"{leaf.origin}: {'.'.join(key)} = {shown}: {_plain(str(error))}") from error
+        choices = literal_choices(kind)
+        problem = f"must be one of {choices}" if choices else _plain(str(error))
+        raise ConfigError(f"{leaf.origin}: {'.'.join(key)} = {shown}: {problem}") from error
 
 
 def _plain(message: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -30,6 +31,7 @@ from motorcade.http.server import HttpServer
 
 log = structlog.stdlib.get_logger("motorcade.node")
 
+SPARE_FILES = 100  #: descriptors a node needs besides those of its connections
 GC_THRESHOLD = 50_000  #: new objects between collections; full passes over many sessions would show as pauses
 
 
@@ -127,13 +129,23 @@ class Node:
             )
 
 
+def _raise_file_limit(connections: int) -> None:
+    """Every connection needs a file descriptor; take as many as the system allows, and say if that is too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and connections + SPARE_FILES > hard:
+        log.warning("few_file_descriptors", allowed=hard, max_connections=connections, remedy="raise `ulimit -n`")
+
+
 def run(loaded: Loaded) -> int:
     """Run a node until SIGTERM or SIGINT; the exit code."""
+    _raise_file_limit(loaded.config.limits.max_connections)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(loaded))
     except MotorcadeError as error:
-        print(f"motorcade: {error}", file=sys.stderr)  # noqa: T201 - for the person who started it
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - for the person who started it
         return 1
     return 0
 

@@ -173,10 +173,10 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
             else:
                 break
             i = end
-        if freed and not session.ready:
-            _pump(session)
         return i
     finally:
+        if freed and not session.ready:
+            _pump(session)
         stats = plane.stats
         stats.packets_received += received + others
         stats.packets_sent += sent + answers

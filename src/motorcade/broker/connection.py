@@ -358,6 +358,7 @@ class Connection(asyncio.Protocol):
         self._suspended = True
         self._hold_reading()
         self._task = asyncio.create_task(self._wait(steps, waiting), name="hook")
+        self._task.add_done_callback(lambda _: _close_unstarted(waiting))
 
     async def _wait(self, steps: Steps, waiting: Any) -> None:
         answer = await waiting
@@ -494,13 +495,14 @@ class Connection(asyncio.Protocol):
             if reference and reason in (ReasonCode.SERVER_SHUTTING_DOWN, ReasonCode.USE_ANOTHER_SERVER):
                 reason = ReasonCode.USE_ANOTHER_SERVER
                 properties = replace(properties, server_reference=reference)
-            self._flush_own()
+            self.flush()
             self.write(_fitting(Disconnect(reason, properties), 5, channel.max_packet))
         else:
-            self._flush_own()
+            self.flush()
         self.close(self.why)
 
-    def _flush_own(self) -> None:
+    def flush(self) -> None:
+        """Write what is in `out` now."""
         session = self.session
         if session is not None and session.link is self and session.out:
             data = b"".join(session.out)
@@ -563,7 +565,7 @@ class Connection(asyncio.Protocol):
             return
         self.closing = True
         self.why = why
-        self._flush_own()
+        self.flush()
         self._leave()
         transport = self.transport
         if transport is not None:
@@ -601,6 +603,12 @@ class Connection(asyncio.Protocol):
         hooks = self.broker.plane.hooks
         if hooks.client_disconnected is not None:
             hooks.client_disconnected.notify(client, self.why)
+
+
+def _close_unstarted(waiting: Any) -> None:
+    """A task that is cancelled before its first step leaves its coroutine behind."""
+    if inspect.iscoroutine(waiting) and inspect.getcoroutinestate(waiting) == inspect.CORO_CREATED:
+        waiting.close()
 
 
 def _fitting(packet: Packet, version: int, limit: int) -> bytes:

@@ -354,11 +354,12 @@ class PubSub:
 
     def hand_on(self, session: Session, now: float) -> None:
         """A session ends: its shared messages that nobody acknowledged go to other members. [MQTT-4.8.2-5]"""
-        frames = [*session.inflight.values(), *(session.queue or ())]
-        for frame in frames:
+        sent = [(frame, qos_of(frame) == 1) for frame in session.inflight.values()]  # QoS 2 may have arrived
+        waiting = [(frame, True) for frame in session.queue or ()]
+        for frame, may_go_on in sent + waiting:
             origin = frame[2]
             group = origin.headers.get("shared_group") if isinstance(origin, Message) else None
-            if isinstance(group, SharedGroup) and qos_of(frame) == 1 and isinstance(origin, Message):
+            if isinstance(group, SharedGroup) and isinstance(origin, Message) and may_go_on:
                 self.share(group, origin, now, without=session)
             elif qos_of(frame):
                 session.drop(frame, "session_ended")

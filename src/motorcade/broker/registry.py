@@ -65,6 +65,8 @@ class Registry:
         link = session.link
         if resume and session.will_delay:
             session.will = None  # the client is back before the delay is over: [MQTT-3.1.3-9]
+        if link is not None:
+            link.flush()  # answers to the old connection are its own
         wills = self._disconnect(session, wall)
         self._notify("takenover", session)
         if link is not None:

@@ -40,6 +40,9 @@ class Link(Protocol):
     def write(self, data: bytes) -> None:
         """Hand bytes to the socket."""
 
+    def flush(self) -> None:
+        """Write what this connection's window has in `out` now."""
+
     def end(self, reason: ReasonCode, detail: str = "") -> None:
         """Say goodbye with a reason (MQTT 5) and close."""
 

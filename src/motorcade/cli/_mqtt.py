@@ -99,6 +99,9 @@ class Broker:
 
         from motorcade.core.errors import MotorcadeError
 
+        for option, file in (("--cafile", self.cafile), ("--cert", self.cert), ("--key", self.key)):
+            if file is not None and not file.is_file():
+                raise MotorcadeError(f"{option}: there is no file {file}")
         try:
             context = ssl.create_default_context(cafile=self.cafile)
             if self.cert is not None:

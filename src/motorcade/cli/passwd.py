@@ -55,7 +55,10 @@ def _delete(file: Path, user: str) -> str:
 
 
 def _ask() -> bytes:
-    answer: str = typer.prompt("Password", hide_input=True, confirmation_prompt="Again", err=True)
+    try:
+        answer: str = typer.prompt("Password", hide_input=True, confirmation_prompt="Again", err=True)
+    except typer.Abort:
+        raise AccessFileError("no password was given; without a terminal use --password-stdin") from None
     return answer.encode()
 
 

@@ -14,13 +14,14 @@ import importlib.metadata
 import importlib.util
 import inspect
 import itertools
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import structlog
@@ -33,6 +34,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
 
 GROUP = "motorcade.plugins"
+PATIENCE = 30.0  #: seconds a plugin may take to start or to stop; others wait for it
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -197,7 +199,7 @@ class Plugins:
             context = Context(name, self._hub, log, self._data / name, Counter(), set())
             try:
                 plugin = kind(context, options)
-                await plugin.start()
+                await asyncio.wait_for(plugin.start(), PATIENCE)
                 for point, callback in _callbacks(name, plugin):
                     self._hooks.add(point, callback)
             except Exception as error:
@@ -218,7 +220,7 @@ class Plugins:
                 raise PluginError(f"plugin {name!r} is not loaded; loaded are: {', '.join(self._loaded) or 'none'}")
             self._hooks.remove_owner(name)
             try:
-                await loaded.plugin.stop()
+                await asyncio.wait_for(loaded.plugin.stop(), PATIENCE)
             finally:
                 await _cancel(loaded.context)
             loaded.context.log.info("plugin_unloaded")
@@ -258,7 +260,20 @@ def _configure(name: str, kind: type[Plugin], config: Mapping[str, object]) -> m
     try:
         return msgspec.convert(dict(config), kind.Config)
     except msgspec.ValidationError as error:
-        raise PluginError(f"configuration of plugin {name!r}: {error}") from error
+        raise PluginError(f"configuration of plugin {name!r}: {error}{_hint(kind.Config, str(error))}") from error
+
+
+def _hint(record: type[msgspec.Struct], problem: str) -> str:
+    """The allowed values, if the problem is a wrong choice for a field of the record."""
+    found = re.search(r"`\$\.(\w+)`$", problem)
+    hints = get_type_hints(record) if found else {}
+    choices = literal_choices(hints.get(found[1])) if found else ""
+    return f"; it must be one of {choices}" if choices else ""
+
+
+def literal_choices(kind: object) -> str:
+    """What a field of literal values may be, for people; empty for other types."""
+    return ", ".join(repr(choice) for choice in get_args(kind)) if get_origin(kind) is Literal else ""
 
 
 def _from_entry_point(name: str) -> tuple[type[Plugin], str]:
@@ -338,4 +353,5 @@ async def _cancel(context: Context) -> None:
     tasks = list(context.tasks)
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if tasks:
+        await asyncio.wait(tasks, timeout=PATIENCE)
