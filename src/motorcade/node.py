@@ -135,7 +135,7 @@ def _raise_file_limit(connections: int) -> None:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and connections + SPARE_FILES > hard:
-        log.warning("few_file_descriptors", allowed=hard, max_connections=connections, remedy="raise `ulimit -n`")
+        log.info("few_file_descriptors", allowed=hard, max_connections=connections, remedy="raise `ulimit -n`")
 
 
 def run(loaded: Loaded) -> int:

@@ -37,7 +37,7 @@ class Broker:
     def __init__(self, plane: Plane, loop: asyncio.AbstractEventLoop) -> None:
         self.plane = plane
         self.loop = loop
-        self.outbox = Outbox(plane.shared.dirty, loop)
+        self.outbox = Outbox(plane.shared.dirty, plane.stats, loop)
         self.started = time()
         self.connections: set[Connection] = set()
         self.lag = [0] * (len(LAG_BUCKETS) + 1)  #: histogram of how late ticks were

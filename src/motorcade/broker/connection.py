@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
+import socket
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +28,7 @@ from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused,
 from motorcade.broker.frames import read_varint
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.session import Session
+from motorcade.broker.stats import Stats
 from motorcade.broker.tls import certificate_of
 from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import MotorcadeError
@@ -52,10 +54,11 @@ CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is lef
 class Outbox:
     """Writes what the turn of the loop has produced: one write per connection."""
 
-    __slots__ = ("_dirty", "_loop", "_scheduled", "reads")
+    __slots__ = ("_dirty", "_loop", "_scheduled", "_stats", "reads")
 
-    def __init__(self, dirty: list[Window], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, dirty: list[Window], stats: Stats, loop: asyncio.AbstractEventLoop) -> None:
         self._dirty = dirty
+        self._stats = stats
         self._loop = loop
         self._scheduled = False
         self.reads = 0
@@ -74,14 +77,26 @@ class Outbox:
         """Write now."""
         self.reads = 0
         dirty = self._dirty
+        sent = 0
         for window in dirty:
             out = window.out
-            if out:
-                data = out[0] if len(out) == 1 else b"".join(out)
-                out.clear()
-                link = window.link
-                if link is not None:
-                    link.write(data)
+            link = window.link
+            if not out or link is None:
+                continue
+            data = out[0] if len(out) == 1 else b"".join(out)
+            out.clear()
+            direct = link.direct
+            if direct is None:
+                link.write(data)
+                continue
+            try:
+                written = direct(data)
+            except OSError:  # full, or reset by the peer
+                written = 0
+            sent += written
+            if written != len(data):
+                link.write_rest(data[written:])
+        self._stats.bytes_sent += sent
         dirty.clear()
 
 
@@ -89,10 +104,10 @@ class Connection(asyncio.Protocol):
     """A client's connection, from the first byte to the last."""
 
     __slots__ = (
-        "_buffered",
         "_chunks",
         "_have",
         "_need",
+        "_socket",
         "_steps",
         "_suspended",
         "_task",
@@ -102,8 +117,8 @@ class Connection(asyncio.Protocol):
         "channel",
         "closing",
         "deadline",
+        "direct",
         "expires_at",
-        "fd",
         "listener",
         "messages_bucket",
         "opened",
@@ -128,8 +143,8 @@ class Connection(asyncio.Protocol):
         self.expires_at: float | None = None  # end of the credentials, seconds since the epoch
         self.stalled_since: float | None = None  # the socket is full, and has taken nothing since
         self.stalled_bytes = 0
-        self.fd = -1  # of a plain TCP socket; TLS and WebSocket have more to do than to write bytes
-        self._buffered = False  # the transport's buffer has been used, and may not be empty
+        self._socket: socket.socket | None = None  # plain TCP; TLS and WebSocket have more to do than to send bytes
+        self.direct: Callable[[bytes], int] | None = None  # its `send`, while nothing waits in the transport's buffer
         self.closing = False
         self.with_will = True
         self.why = "connection lost"
@@ -158,14 +173,18 @@ class Connection(asyncio.Protocol):
             return
         transport.set_write_buffer_limits(plane.limits.write_high, plane.limits.write_low)
         if self.listener == "tcp":
-            self.fd = transport.get_extra_info("socket").fileno()
+            number = transport.get_extra_info("socket").fileno()
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, number)  # the transport's, not ours
+            self.direct = self._socket.send
         client = ClientInfo("", host=host, port=port, listener=self.listener, certificate=_certificate(transport))
         self.channel = Channel(plane, client)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
         self.closing = True
         self.transport = None
-        self.fd = -1
+        if self._socket is not None:
+            self._socket.detach()
+            self._socket = self.direct = None
         if self._task is not None:
             self._task.cancel()
         if self._steps is not None:
@@ -453,20 +472,24 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
-        self.broker.plane.stats.bytes_sent += len(data)
-        if self.fd >= 0:
-            if not self._buffered or not transport.get_write_buffer_size():
-                try:
-                    written = os.write(self.fd, data)
-                except BlockingIOError:
-                    written = 0
-                except OSError:
-                    return  # reset by the peer; the transport is about to find out
-                if written == len(data):
-                    return
-                data = data[written:]
-            self._buffered = True
-        transport.write(data)
+        if self.direct is None and self._socket is not None and not transport.get_write_buffer_size():
+            self.direct = self._socket.send
+        if self.direct is not None:
+            try:
+                written = self.direct(data)
+            except OSError:  # full, or reset by the peer
+                written = 0
+            self.broker.plane.stats.bytes_sent += written
+            data = data[written:]
+        if data:
+            self.write_rest(data)
+
+    def write_rest(self, data: bytes) -> None:
+        """What the kernel would not take: the transport writes it when it can, or finds the connection reset."""
+        self.direct = None
+        if self.transport is not None:
+            self.broker.plane.stats.bytes_sent += len(data)
+            self.transport.write(data)
 
     def pump(self) -> None:
         """Send what waits in the session."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from motorcade.broker.frames import IDS, Frame, aliased, frame_of, is_released, message_of, qos_of, size_of, topic_of
@@ -37,8 +37,13 @@ FEED_BYTES = 256 * 1024  #: bytes likewise; one message more than that goes alon
 class Link(Protocol):
     """The connection of a session, as far as a session may know it."""
 
+    direct: Callable[[bytes], int] | None  #: `send` of a socket that takes bytes right now
+
     def write(self, data: bytes) -> None:
         """Hand bytes to the socket."""
+
+    def write_rest(self, data: bytes) -> None:
+        """Hand over bytes that `direct` did not take."""
 
     def flush(self) -> None:
         """Write what this connection's window has in `out` now."""

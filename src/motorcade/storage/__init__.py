@@ -1,0 +1,1 @@
+"""Storage: five small ports and the engines that serve them."""
