@@ -28,6 +28,10 @@ test: setup ## Run all tests, two at a time (ARGS="tests/unit -k window" runs so
 	@scripts/npm-packages tests/npm .build/npm
 	@.venv/bin/python -m pytest $(or $(ARGS),-n 2)
 
+.PHONY: fuzz
+fuzz: setup ## Throw broken conversations at a broker for five minutes (ARGS="--minutes 30 --seed 7")
+	@.venv/bin/python -m tests.fuzz.fuzz_node $(or $(ARGS),--minutes 5)
+
 .PHONY: check
 check: setup ## Check format, lint, types and import contracts
 	@scripts/check

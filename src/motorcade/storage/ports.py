@@ -65,7 +65,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How large a mailbox may grow (0: any). What does not fit pushes out the oldest droppable entry, else the oldest."""
+    """How large a mailbox may grow (0: any). What does not fit pushes out the oldest droppable entry, or the oldest."""
 
     entries: int = 0
     octets: int = 0  #: of bodies and payloads
@@ -215,7 +215,7 @@ class Streams(Protocol):
     async def trim(
         self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
-        """In a bounded step, remove records older than `before`, and the oldest above so many bytes or records (0: any)."""
+        """Remove what is older than `before`, and the oldest above so many bytes or records (0: any), in a bounded step."""
 
     async def drop(self, stream: str) -> None:
         """Remove a stream."""
