@@ -215,7 +215,7 @@ class Streams(Protocol):
     async def trim(
         self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
-        """Remove what is older than `before`, and the oldest above so many bytes or records (0: any), in a bounded step."""
+        """Remove what is older than `before`, and the oldest above so many bytes or records (0: any), step by step."""
 
     async def drop(self, stream: str) -> None:
         """Remove a stream."""

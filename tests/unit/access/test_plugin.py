@@ -44,9 +44,7 @@ def passwords(file: Path, **more: Any) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("chain", [True, False])
-async def test_anonymous_clients(
-    start: Start, file: Path, anonymous: str, host: str, kind: type, chain: bool
-) -> None:
+async def test_anonymous_clients(start: Start, file: Path, anonymous: str, host: str, kind: type, chain: bool) -> None:
     node = await start(authentication=[passwords(file)] if chain else [], anonymous=anonymous)
     assert isinstance(await node.authenticate(ClientInfo("c1", None, host)), kind)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,11 +28,15 @@ class Link:
     """The connection of a session."""
 
     def __init__(self) -> None:
+        self.direct: Callable[[bytes], int] | None = None
         self.ended: list[ReasonCode] = []
         self.flushed = 0
 
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
+
+    def write_rest(self, data: bytes) -> None:
+        """Nor this."""
 
     def flush(self) -> None:
         self.flushed += 1
