@@ -15,7 +15,12 @@ Rule 2: `batch()` collects writes that belong together. Embedded engines apply a
         whoever repeats it gives its appends the same `token`, so that nothing is appended twice.
 Rule 3: readers never see what has expired, whether or not a sweep has removed it yet.
 Rule 4: reads see every write that has returned.
-Rule 5: time comes in as an argument, in seconds since the epoch.
+Rule 5: time comes in as an argument, in seconds since the epoch. What has an `expires_at` has expired when
+        `now >= expires_at`. Times come back to the millisecond at least. (Leases: see `Coordination`.)
+Rule 6: writes to the same owner, record or stream are applied in the order in which their calls began, whether or not
+        anybody has waited for the earlier ones: a caller may have many in the air and still keep its order.
+Rule 7: names (owners, streams, nodes, leases, keys of records) are any non-empty text without U+0000, up to 65 535
+        bytes of UTF-8. A store that is closed answers every call with `StoreError`; closing it again does nothing.
 """
 
 from __future__ import annotations
@@ -60,12 +65,19 @@ class Draft:
     key: bytes = b""  #: replaces the owner's earlier entry of the same key; empty: replaces nothing
     expires_at: float = 0.0  #: 0: never
     droppable: bool = False  #: goes before others when the mailbox overflows (QoS 0)
-    token: bytes = b""  #: an append with the same token to the same owner within an hour is done once; empty: always
+    #: An append with the same token to the same owner is done once within an hour (of the `now` of the first), even if
+    #: the entry is gone meanwhile; empty: always.
+    token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How large a mailbox may grow (0: any). What does not fit pushes out the oldest droppable entry, or the oldest."""
+    """How large a mailbox may grow (0: any). What does not fit pushes out the oldest droppable entry, or the oldest.
+
+    Entries go one after the other until the rest fits, after the entry of the same key has been replaced. The new entry
+    may be the one to go: a droppable one that finds only others that are not. One that is larger than `octets` all by
+    itself pushes out nothing else. Entries that have expired count, and go in the same order, until they are swept.
+    """
 
     entries: int = 0
     octets: int = 0  #: of bodies and payloads
@@ -77,8 +89,8 @@ class Appended:
 
     owner: str
     position: int  #: grows with every append to this owner, from 1; never used again. 0: it was pushed out itself
-    replaced: int = 0  #: position of the entry with the same key that it replaced
-    dropped: tuple[int, ...] = ()  #: positions pushed out by the bound
+    replaced: int = 0  #: position of the entry with the same key that it replaced, expired or not
+    dropped: tuple[int, ...] = ()  #: positions pushed out by the bound, in the order they went; not its own
     repeated: bool = False  #: the token was known: nothing was appended, `position` is the first append's
     attached: str = ""  #: node the owner is attached to now (see `Coordination`)
 
@@ -98,19 +110,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class MailboxInfo:
-    """A mailbox at one moment."""
+    """A mailbox at one moment. What has expired counts until it is swept."""
 
     entries: int
-    octets: int
+    octets: int  #: of bodies and payloads, each payload counted for each entry
     first: int  #: position of the oldest entry; 0: empty
     last: int  #: position given last, whether the entry is still there or not
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """One bounded step of a sweep."""
+    """One bounded step of a sweep. A step may remove nothing and still have more to look at."""
 
-    removed: int
+    removed: int  #: never more than the budget; blobs that go with their last entry need not be counted
     octets: int  #: given back
     cursor: bytes | None  #: where to go on; None: done
 
@@ -119,22 +131,25 @@ class Mailboxes(Protocol):
     """Ordered entries per owner."""
 
     async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = ...) -> list[Appended]:
-        """Append to one or many owners, one answer per owner in the same order."""
+        """Append to one or many owners, one answer per owner in the same order. An owner named twice gets two."""
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
-        """Up to `limit` entries with a position above `after`, oldest first."""
+        """Up to `limit` entries with a position above `after`, oldest first. Expired ones do not count."""
 
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
-        """Remove entries; how many were there. May ride on the next commit: after a crash they can be there again."""
+        """Remove entries; how many were there, each counted once.
+
+        May ride on the next commit: after a crash they can be there again.
+        """
 
     async def mark(self, owner: str, position: int, mark: int) -> bool:
-        """Note a small number (0 to 255) with an entry, durably; False if the entry is gone."""
+        """Note a small number (0 to 255, else `ValueError`) with an entry, durably; False if the entry is gone."""
 
     async def info(self, owner: str) -> MailboxInfo:
         """Size and ends of a mailbox."""
 
     async def clear(self, owner: str) -> int:
-        """Remove all entries; how many. Positions go on from where they were."""
+        """Remove all entries; how many. Positions go on from where they were, tokens stay known."""
 
     def owners(self) -> AsyncIterator[str]:
         """All owners with entries, in no particular order."""
@@ -144,13 +159,21 @@ class Mailboxes(Protocol):
 
 
 class Blobs(Protocol):
-    """Payloads by content."""
+    """Payloads by content: those put here, and those of entries.
+
+    A blob that nothing needs any more is gone at the latest after a complete sweep that began an hour later (engines
+    that store the payload before its entries need the delay). Payloads of up to 256 bytes may be kept with their entry
+    instead; they are not found here then.
+    """
 
     async def put(self, data: bytes, now: float, keep_until: float = 0.0) -> bytes:
-        """Store once; the SHA-256 digest. Kept while an entry refers to it and at least until `keep_until`."""
+        """Store once; the SHA-256 digest. Kept while an entry refers to it and at least until `keep_until`.
+
+        A later `put` of the same data may lengthen that time, never shorten it.
+        """
 
     async def get(self, digest: bytes, now: float) -> bytes | None:
-        """The data, or None."""
+        """The data, or None. What was only put is None when `keep_until` has come."""
 
     async def count(self) -> tuple[int, int]:
         """(blobs, bytes) stored."""
@@ -172,7 +195,10 @@ class Records(Protocol):
         """Remove one record; False if it was not there."""
 
     def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
-        """All records whose key begins with `prefix`, in any order; changes meanwhile may or may not be seen."""
+        """All records whose key begins with `prefix` (no pattern), each once, in any order.
+
+        Changes meanwhile may or may not be seen.
+        """
 
 
 # -- streams
@@ -183,7 +209,7 @@ class StreamRecord:
     """One record of a stream."""
 
     offset: int  #: grows, from 1; gaps are allowed
-    time: float  #: when it was appended, seconds since the epoch
+    time: float  #: `now` of its append, or the time of the record before it if that was later: it never goes back
     value: bytes
 
 
@@ -194,11 +220,11 @@ class StreamInfo:
     first: int  #: offset of the oldest record; 0: none
     last: int  #: offset given last
     records: int
-    octets: int
+    octets: int  #: of values
 
 
 class Streams(Protocol):
-    """Append-only sequences."""
+    """Append-only sequences. A stream exists from its first append until it is dropped, even if all is trimmed."""
 
     async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
         """Append; the offsets."""
@@ -218,7 +244,7 @@ class Streams(Protocol):
         """Remove what is older than `before`, and the oldest above so many bytes or records (0: any), step by step."""
 
     async def drop(self, stream: str) -> None:
-        """Remove a stream."""
+        """Remove a stream. One of the same name made later is a new one, its offsets may begin anew."""
 
     async def names(self) -> list[str]:
         """All streams."""
@@ -232,8 +258,8 @@ class Attached:
     """The owner is attached to the caller's node now."""
 
     epoch: int  #: grows with every attach of this owner
-    previous: str  #: node it was attached to; empty: none
-    pending: bool  #: its mailbox is not empty
+    previous: str  #: node it was attached to, perhaps the same; empty: none
+    pending: bool  #: its mailbox is not empty (expired entries count until they are swept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +275,12 @@ class Coordination(Protocol):
 
     No lost wake-up: `attach` and `append` to the same owner are serialised. `append` answers where the owner is
     attached, `attach` answers whether something is pending, so at least one of the two sees the other.
+
+    An engine that serves one node may forget who was attached when it closes (that node is gone then anyway). Fencing
+    tokens grow for ever.
+
+    Leases: an engine that serves one node goes by `now`. One that several nodes share goes by its own clock and ignores
+    `now`, since their clocks may differ.
     """
 
     async def attach(self, owner: str, node: str) -> Attached:
@@ -258,10 +290,10 @@ class Coordination(Protocol):
         """Give an owner up; an old epoch does nothing and answers False."""
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:
-        """Take a lease that nobody holds, or that has run out; None if somebody does."""
+        """Take a lease that nobody holds, or that has run out; None if somebody does, be it the same holder."""
 
     async def renew(self, lease: Lease, ttl: float, now: float) -> bool:
-        """Hold on to a lease; False if it is no longer ours."""
+        """Hold on to a lease for `ttl` from now; False if it is no longer ours, which is so once it has run out."""
 
     async def release(self, lease: Lease) -> bool:
         """Give a lease back; False if it was no longer ours."""
@@ -270,7 +302,7 @@ class Coordination(Protocol):
         """Wake a node up; best effort: what it should look at lies in the store."""
 
     def listen(self, node: str) -> AsyncIterator[bytes]:
-        """Wake-ups for a node, from now on."""
+        """Wake-ups for a node, from about when the first is asked for, each to every listener, until cancelled."""
 
 
 # -- the store
@@ -331,10 +363,13 @@ class Store(Protocol):
         """Collect writes that belong together."""
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
-        """Remove what has expired and blobs nothing refers to, at most `budget` items."""
+        """Remove what has expired and blobs nothing refers to, at most `budget` items.
+
+        Begin with no cursor, go on with the one from the step before until it is None.
+        """
 
     async def figures(self) -> StoreFigures:
-        """Counts and sizes."""
+        """Counts and sizes; what has expired counts until it is swept."""
 
     async def check(self) -> list[str]:
         """What is wrong inside; empty: nothing. Changes nothing."""
