@@ -347,11 +347,21 @@ class StoreFigures:
 class Store(Protocol):
     """One engine."""
 
-    mailboxes: Mailboxes
-    blobs: Blobs
-    records: Records
-    streams: Streams
-    coordination: Coordination
+    # Properties, so that an engine may give them its own types; plain attributes serve them.
+    @property
+    def mailboxes(self) -> Mailboxes: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    @property
+    def records(self) -> Records: ...
+
+    @property
+    def streams(self) -> Streams: ...
+
+    @property
+    def coordination(self) -> Coordination: ...
 
     async def open(self) -> None:
         """Open or create. `StoreError` says what is wrong and what to do."""

@@ -1,0 +1,721 @@
+"""The engine that forgets: all five ports in dictionaries, for tests and for nodes that need not remember.
+
+    MemoryStore ── batch, sweep, figures, check
+        mailboxes ──> blobs        entries refer to payloads by digest
+        coordination ──> mailboxes `attach` looks whether something is pending, appends look who is attached
+        all ──> Ending             what ends by itself, soonest first
+
+Rule 1: every change is one synchronous method (`apply…`), so whatever happens between two awaits is atomic; a batch is
+        a list of such calls made in one go.
+Rule 2: a sweep looks only at what is due, so each step costs no more than its budget. What was removed or renewed in
+        the meantime is still in the heap and recognised when its turn comes: nothing searches the heap.
+Rule 3: a payload is held by the entries that refer to it, by count; the last to go takes it along, unless somebody
+        asked to keep it longer.
+Rule 4: nothing here waits. A caller that writes in a loop and never waits for anything else holds up its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+
+from motorcade.storage.ports import (
+    Appended,
+    Attached,
+    Bound,
+    Draft,
+    Entry,
+    Lease,
+    MailboxInfo,
+    StoreError,
+    StoreFigures,
+    StreamInfo,
+    StreamRecord,
+    Swept,
+)
+
+#: Seconds that the token of an append is remembered.
+TOKEN_MEMORY = 3600.0
+
+#: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
+MAX_WAKE_UPS = 1000
+
+#: The cursor of a sweep that is not done. The heap knows where to go on, so it says no more than that.
+MORE = b"more"
+
+NO_BOUND = Bound()
+
+_offset = attrgetter("offset")
+_time = attrgetter("time")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the end of something has removed."""
+
+    removed: int = 0
+    octets: int = 0
+
+
+NOTHING = Ended()
+
+
+class Ending:
+    """What ends by itself: a heap of (when, tie-breaker, what to do then)."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[float], Ended]]] = []
+        self._serial = 0
+
+    def at(self, when: float, end: Callable[[float], Ended]) -> None:
+        """Have `end(now)` called by a sweep at `when` or later."""
+        self._serial += 1
+        heapq.heappush(self._heap, (when, self._serial, end))
+
+    def step(self, now: float, budget: int) -> Swept:
+        """End at most `budget` things."""
+        removed = octets = 0
+        while budget > 0 and self._is_due(now):
+            ended = heapq.heappop(self._heap)[2](now)
+            removed += ended.removed
+            octets += ended.octets
+            budget -= 1
+        return Swept(removed, octets, MORE if self._is_due(now) else None)
+
+    def _is_due(self, now: float) -> bool:
+        return bool(self._heap) and self._heap[0][0] <= now
+
+
+class Gate:
+    """Whether the store is open, and how much was written; every port asks and tells."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.writes = 0
+
+    def read(self) -> None:
+        if not self.is_open:
+            raise StoreError("the store is closed")
+
+    def write(self) -> None:
+        self.read()
+        self.writes += 1
+
+
+# -- blobs
+
+
+@dataclass(slots=True)
+class Blob:
+    """A payload and what holds it."""
+
+    data: bytes
+    holders: int = 0  #: entries
+    keep_until: float = 0.0
+
+
+class MemoryBlobs:
+    """Payloads by content."""
+
+    def __init__(self, gate: Gate, ending: Ending) -> None:
+        self.blobs: dict[bytes, Blob] = {}
+        self.octets = 0
+        self._gate = gate
+        self._ending = ending
+
+    async def put(self, data: bytes, now: float, keep_until: float = 0.0) -> bytes:  # noqa: ARG002 - nothing to touch
+        self._gate.write()
+        digest, blob = self._store(data)
+        blob.keep_until = max(blob.keep_until, keep_until)
+        self._ending.at(blob.keep_until, partial(self._end, digest))
+        return digest
+
+    async def get(self, digest: bytes, now: float) -> bytes | None:
+        self._gate.read()
+        blob = self.blobs.get(digest)
+        return blob.data if blob is not None and (blob.holders or now < blob.keep_until) else None
+
+    async def count(self) -> tuple[int, int]:
+        self._gate.read()
+        return len(self.blobs), self.octets
+
+    def data(self, digest: bytes) -> bytes:
+        """The payload of an entry; nothing for the digest of nothing."""
+        return self.blobs[digest].data if digest else b""
+
+    def hold(self, data: bytes) -> bytes:
+        """Store the payload of an entry; its digest, or nothing for nothing."""
+        if not data:
+            return b""
+        digest, blob = self._store(data)
+        blob.holders += 1
+        return digest
+
+    def release(self, digest: bytes) -> int:
+        """An entry lets go; how many octets that gives back."""
+        if not digest:
+            return 0
+        blob = self.blobs[digest]
+        blob.holders -= 1
+        if blob.holders:
+            return 0
+        if not blob.keep_until:
+            return self._remove(digest)
+        # Whoever put it pushed it into the heap, but its turn may have come while entries held it.
+        self._ending.at(blob.keep_until, partial(self._end, digest))
+        return 0
+
+    def _store(self, data: bytes) -> tuple[bytes, Blob]:
+        digest = hashlib.sha256(data).digest()
+        blob = self.blobs.get(digest)
+        if blob is None:
+            blob = self.blobs[digest] = Blob(data)
+            self.octets += len(data)
+        return digest, blob
+
+    def _remove(self, digest: bytes) -> int:
+        octets = len(self.blobs.pop(digest).data)
+        self.octets -= octets
+        return octets
+
+    def _end(self, digest: bytes, now: float) -> Ended:
+        blob = self.blobs.get(digest)
+        if blob is None or blob.holders or now < blob.keep_until:
+            return NOTHING
+        return Ended(1, self._remove(digest))
+
+
+# -- mailboxes
+
+
+@dataclass(slots=True)
+class Row:
+    """An entry as it is stored."""
+
+    body: bytes
+    digest: bytes  #: of its payload; empty: it has none
+    key: bytes
+    stored_at: float
+    expires_at: float
+    octets: int
+    mark: int = 0
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """One owner; rows and droppable in the order of positions."""
+
+    # Not plain dictionaries: finding the first of those costs a step for each that went before it.
+    rows: OrderedDict[int, Row] = field(default_factory=OrderedDict)
+    droppable: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    keys: dict[bytes, int] = field(default_factory=dict)
+    tokens: dict[bytes, tuple[float, int]] = field(default_factory=dict)  #: until when, position
+    octets: int = 0
+    last: int = 0
+
+    def exceeds(self, bound: Bound) -> bool:
+        return 0 < bound.entries < len(self.rows) or 0 < bound.octets < self.octets
+
+    def next_to_drop(self) -> int:
+        return next(iter(self.droppable or self.rows))
+
+    def positions_after(self, after: int) -> Iterable[int]:
+        """Positions above `after`, and perhaps some that are gone; never more than there are rows."""
+        if self.last - after < len(self.rows):
+            return range(after + 1, self.last + 1)
+        return [position for position in self.rows if position > after]
+
+
+class MemoryMailboxes:
+    """Ordered entries per owner."""
+
+    def __init__(self, gate: Gate, ending: Ending, blobs: MemoryBlobs) -> None:
+        self.boxes: dict[str, Mailbox] = {}
+        self.attachments: dict[str, tuple[str, int]] = {}  #: owner: node, epoch; written by MemoryCoordination
+        self._gate = gate
+        self._ending = ending
+        self._blobs = blobs
+
+    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
+        self._gate.write()
+        return self.apply_append(owners, draft, now, bound)
+
+    async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
+        self._gate.read()
+        found: list[Entry] = []
+        box = self.boxes.get(owner)
+        if box is None or limit <= 0:
+            return found
+        for position in box.positions_after(max(after, 0)):
+            row = box.rows.get(position)
+            if row is None or 0 < row.expires_at <= now:
+                continue
+            payload = self._blobs.data(row.digest)
+            found.append(Entry(position, row.body, payload, row.key, row.stored_at, row.expires_at, row.mark))
+            if len(found) == limit:
+                break
+        return found
+
+    async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
+        self._gate.write()
+        return self.apply_acknowledge(owner, positions)
+
+    async def mark(self, owner: str, position: int, mark: int) -> bool:
+        check_mark(mark)
+        self._gate.write()
+        return self.apply_mark(owner, position, mark)
+
+    async def info(self, owner: str) -> MailboxInfo:
+        self._gate.read()
+        box = self.boxes.get(owner)
+        if box is None:
+            return MailboxInfo(0, 0, 0, 0)
+        return MailboxInfo(len(box.rows), box.octets, next(iter(box.rows), 0), box.last)
+
+    async def clear(self, owner: str) -> int:
+        self._gate.write()
+        box = self.boxes.get(owner)
+        return self.apply_acknowledge(owner, list(box.rows)) if box is not None else 0
+
+    async def owners(self) -> AsyncIterator[str]:
+        self._gate.read()
+        for owner in [owner for owner, box in self.boxes.items() if box.rows]:
+            yield owner
+
+    def pending(self, owner: str) -> bool:
+        box = self.boxes.get(owner)
+        return box is not None and bool(box.rows)
+
+    def apply_append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
+        return [self._append(owner, draft, now, bound) for owner in owners]
+
+    def apply_acknowledge(self, owner: str, positions: Iterable[int]) -> int:
+        box = self.boxes.get(owner)
+        if box is None:
+            return 0
+        gone = [position for position in set(positions) if position in box.rows]
+        for position in gone:
+            self._remove(box, position)
+        return len(gone)
+
+    def apply_mark(self, owner: str, position: int, mark: int) -> bool:
+        box = self.boxes.get(owner)
+        row = box.rows.get(position) if box is not None else None
+        if row is None:
+            return False
+        row.mark = mark
+        return True
+
+    def _append(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended:
+        box = self.boxes.get(owner)
+        if box is None:
+            box = self.boxes[owner] = Mailbox()
+        attached = self.attachments.get(owner, ("", 0))[0]
+        if draft.token:
+            until, position = box.tokens.get(draft.token, (now, 0))
+            if now < until:
+                return Appended(owner, position, repeated=True, attached=attached)
+        replaced = box.keys.get(draft.key, 0) if draft.key else 0
+        if replaced:
+            self._remove(box, replaced)
+        position, dropped = self._add(owner, box, draft, now, bound)
+        if draft.token:
+            box.tokens[draft.token] = (now + TOKEN_MEMORY, position)
+            self._ending.at(now + TOKEN_MEMORY, partial(self._end_token, owner, draft.token))
+        return Appended(owner, position, replaced, dropped, attached=attached)
+
+    def _add(self, owner: str, box: Mailbox, draft: Draft, now: float, bound: Bound) -> tuple[int, tuple[int, ...]]:
+        """The position (0: pushed out itself), and what was pushed out."""
+        octets = len(draft.body) + len(draft.payload)
+        if 0 < bound.octets < octets:
+            return 0, ()
+        box.last += 1
+        position = box.last
+        digest = self._blobs.hold(draft.payload)
+        box.rows[position] = Row(draft.body, digest, draft.key, now, draft.expires_at, octets)
+        box.octets += octets
+        if draft.key:
+            box.keys[draft.key] = position
+        if draft.droppable:
+            box.droppable[position] = None
+        dropped: list[int] = []
+        while box.exceeds(bound):
+            dropped.append(box.next_to_drop())
+            self._remove(box, dropped[-1])
+        if position in dropped:
+            return 0, tuple(dropped[:-1])
+        if draft.expires_at:
+            self._ending.at(draft.expires_at, partial(self._end_entry, owner, position))
+        return position, tuple(dropped)
+
+    def _remove(self, box: Mailbox, position: int) -> int:
+        """Octets given back."""
+        row = box.rows.pop(position)
+        box.octets -= row.octets
+        box.droppable.pop(position, None)
+        if row.key:
+            del box.keys[row.key]
+        return len(row.body) + self._blobs.release(row.digest)
+
+    def _end_entry(self, owner: str, position: int, now: float) -> Ended:  # noqa: ARG002 - entries are never prolonged
+        box = self.boxes[owner]
+        return Ended(1, self._remove(box, position)) if position in box.rows else NOTHING
+
+    def _end_token(self, owner: str, token: bytes, now: float) -> Ended:
+        tokens = self.boxes[owner].tokens
+        if token in tokens and tokens[token][0] <= now:
+            del tokens[token]
+        return NOTHING  # no entry, record or blob
+
+
+def check_mark(mark: int) -> None:
+    if not 0 <= mark <= 255:
+        raise ValueError(f"a mark is a number from 0 to 255, not {mark}")
+
+
+# -- records
+
+
+class MemoryRecords:
+    """Small named collections."""
+
+    def __init__(self, gate: Gate, ending: Ending) -> None:
+        self.collections: dict[str, dict[str, tuple[bytes, float]]] = {}  #: value, expires_at
+        self._gate = gate
+        self._ending = ending
+
+    async def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        self._gate.write()
+        self.apply_put(collection, key, value, expires_at)
+
+    async def get(self, collection: str, key: str, now: float) -> bytes | None:
+        self._gate.read()
+        value, expires_at = self.collections.get(collection, {}).get(key, (None, 0.0))
+        return None if 0 < expires_at <= now else value
+
+    async def delete(self, collection: str, key: str) -> bool:
+        self._gate.write()
+        return self.apply_delete(collection, key)
+
+    async def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
+        self._gate.read()
+        for key, (value, expires_at) in list(self.collections.get(collection, {}).items()):
+            if key.startswith(prefix) and not 0 < expires_at <= now:
+                yield key, value
+
+    def count(self) -> int:
+        return sum(len(collection) for collection in self.collections.values())
+
+    def apply_put(self, collection: str, key: str, value: bytes, expires_at: float) -> None:
+        self.collections.setdefault(collection, {})[key] = (value, expires_at)
+        if expires_at:
+            self._ending.at(expires_at, partial(self._end, collection, key))
+
+    def apply_delete(self, collection: str, key: str) -> bool:
+        return self.collections.get(collection, {}).pop(key, None) is not None
+
+    def _end(self, collection: str, key: str, now: float) -> Ended:
+        records = self.collections[collection]
+        value, expires_at = records.get(key, (b"", 0.0))
+        if not 0 < expires_at <= now:
+            return NOTHING
+        del records[key]
+        return Ended(1, len(value))
+
+
+# -- streams
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream; offsets and times of its records only grow."""
+
+    records: list[StreamRecord] = field(default_factory=list)
+    last: int = 0
+    time: float = 0.0
+    octets: int = 0
+
+
+class MemoryStreams:
+    """Append-only sequences."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.streams: dict[str, Stream] = {}
+        self._gate = gate
+
+    async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
+        self._gate.write()
+        return self.apply_append(stream, values, now)
+
+    async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
+        self._gate.read()
+        records = self._records(stream)
+        start = bisect_right(records, after, key=_offset)
+        return records[start : start + max(limit, 0)]
+
+    async def find(self, stream: str, time: float) -> int:
+        self._gate.read()
+        records = self._records(stream)
+        start = bisect_left(records, time, key=_time)
+        if start < len(records):
+            return records[start].offset - 1
+        return self.streams[stream].last if stream in self.streams else 0
+
+    async def info(self, stream: str) -> StreamInfo:
+        self._gate.read()
+        found = self.streams.get(stream, Stream())
+        first = found.records[0].offset if found.records else 0
+        return StreamInfo(first, found.last, len(found.records), found.octets)
+
+    async def trim(
+        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+    ) -> Swept:
+        self._gate.write()
+        found = self.streams.get(stream, Stream())
+        count, freed = 0, 0
+        for record in found.records:
+            old = record.time < before
+            too_long = 0 < records < len(found.records) - count
+            too_large = 0 < octets < found.octets - freed
+            if not (old or too_long or too_large):
+                break
+            if count == budget:
+                return self._cut(found, count, freed, MORE)
+            count += 1
+            freed += len(record.value)
+        return self._cut(found, count, freed, None)
+
+    async def drop(self, stream: str) -> None:
+        self._gate.write()
+        self.streams.pop(stream, None)
+
+    async def names(self) -> list[str]:
+        self._gate.read()
+        return list(self.streams)
+
+    def apply_append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
+        if not values:
+            return []
+        found = self.streams.setdefault(stream, Stream())
+        found.time = max(found.time, now)
+        offsets = list(range(found.last + 1, found.last + 1 + len(values)))
+        found.last = offsets[-1]
+        for offset, value in zip(offsets, values, strict=True):
+            found.records.append(StreamRecord(offset, found.time, value))
+            found.octets += len(value)
+        return offsets
+
+    def _records(self, stream: str) -> list[StreamRecord]:
+        found = self.streams.get(stream)
+        return found.records if found is not None else []
+
+    @staticmethod
+    def _cut(stream: Stream, count: int, octets: int, cursor: bytes | None) -> Swept:
+        del stream.records[:count]
+        stream.octets -= octets
+        return Swept(count, octets, cursor)
+
+
+# -- coordination
+
+
+class MemoryCoordination:
+    """Who is where, and who leads. One counter gives all epochs and tokens: they grow for each name, with gaps."""
+
+    def __init__(self, gate: Gate, mailboxes: MemoryMailboxes) -> None:
+        self._gate = gate
+        self._mailboxes = mailboxes
+        self._leases: dict[str, tuple[int, float]] = {}  #: token, until when
+        self._listeners: dict[str, list[asyncio.Queue[bytes]]] = {}
+        self._serial = 0
+
+    async def attach(self, owner: str, node: str) -> Attached:
+        self._gate.write()
+        attachments = self._mailboxes.attachments
+        previous = attachments.get(owner, ("", 0))[0]
+        epoch = self._next()
+        attachments[owner] = (node, epoch)
+        return Attached(epoch, previous, self._mailboxes.pending(owner))
+
+    async def detach(self, owner: str, epoch: int) -> bool:
+        self._gate.write()
+        attachments = self._mailboxes.attachments
+        if owner not in attachments or attachments[owner][1] != epoch:
+            return False
+        del attachments[owner]
+        return True
+
+    async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002
+        self._gate.write()
+        if name in self._leases and now < self._leases[name][1]:
+            return None
+        lease = Lease(name, self._next())
+        self._leases[name] = (lease.token, now + ttl)
+        return lease
+
+    async def renew(self, lease: Lease, ttl: float, now: float) -> bool:
+        self._gate.write()
+        token, until = self._leases.get(lease.name, (0, 0.0))
+        if token != lease.token or now >= until:
+            return False
+        self._leases[lease.name] = (token, now + ttl)
+        return True
+
+    async def release(self, lease: Lease) -> bool:
+        self._gate.write()
+        if self._leases.get(lease.name, (0, 0.0))[0] != lease.token:
+            return False
+        del self._leases[lease.name]
+        return True
+
+    async def notify(self, node: str, data: bytes) -> None:
+        self._gate.read()
+        for queue in self._listeners.get(node, ()):
+            if not queue.full():
+                queue.put_nowait(data)
+
+    async def listen(self, node: str) -> AsyncIterator[bytes]:
+        self._gate.read()
+        queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
+        queues = self._listeners.setdefault(node, [])
+        queues.append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            queues.remove(queue)
+            if not queues:
+                self._listeners.pop(node, None)
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
+
+
+# -- the store
+
+
+class MemoryBatch:
+    """Calls that are made in one go."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._calls: list[Callable[[], object]] = []
+        self._appended: list[Appended] = []
+
+    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+        mailboxes, owners = self._store.mailboxes, list(owners)
+        self._calls.append(lambda: self._appended.extend(mailboxes.apply_append(owners, draft, now, bound)))
+
+    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
+        self._calls.append(partial(self._store.mailboxes.apply_acknowledge, owner, list(positions)))
+
+    def mark(self, owner: str, position: int, mark: int) -> None:
+        check_mark(mark)
+        self._calls.append(partial(self._store.mailboxes.apply_mark, owner, position, mark))
+
+    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        self._calls.append(partial(self._store.records.apply_put, collection, key, value, expires_at))
+
+    def delete(self, collection: str, key: str) -> None:
+        self._calls.append(partial(self._store.records.apply_delete, collection, key))
+
+    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
+        self._calls.append(partial(self._store.streams.apply_append, stream, list(values), now))
+
+    async def commit(self) -> list[Appended]:
+        self._store.gate.write()
+        calls, self._calls, self._appended = self._calls, [], []
+        for call in calls:
+            call()
+        return self._appended
+
+
+class MemoryStore:
+    """`memory://`."""
+
+    def __init__(self) -> None:
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self.gate = Gate()
+        self._ending = Ending()
+        self.blobs = MemoryBlobs(self.gate, self._ending)
+        self.mailboxes = MemoryMailboxes(self.gate, self._ending, self.blobs)
+        self.records = MemoryRecords(self.gate, self._ending)
+        self.streams = MemoryStreams(self.gate)
+        self.coordination = MemoryCoordination(self.gate, self.mailboxes)
+        self._swept = 0
+
+    async def open(self) -> None:
+        if self.gate.is_open:
+            raise StoreError("the store is open already")
+        self._fresh()
+        self.gate.is_open = True
+
+    async def close(self) -> None:
+        self._fresh()
+
+    def batch(self) -> MemoryBatch:
+        return MemoryBatch(self)
+
+    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - see MORE
+        self.gate.read()
+        swept = self._ending.step(now, budget)
+        self._swept += swept.removed
+        return swept
+
+    async def figures(self) -> StoreFigures:
+        self.gate.read()
+        return StoreFigures(
+            engine="memory",
+            entries=sum(len(box.rows) for box in self.mailboxes.boxes.values()),
+            blobs=len(self.blobs.blobs),
+            blob_octets=self.blobs.octets,
+            records=self.records.count(),
+            commits=self.gate.writes,
+            writes=self.gate.writes,
+            queued=0,
+            disk_octets=0,
+            swept=self._swept,
+            full=False,
+        )
+
+    async def check(self) -> list[str]:
+        self.gate.read()
+        return [*self._check_mailboxes(), *self._check_blobs()]
+
+    def _check_mailboxes(self) -> list[str]:
+        wrong = []
+        for owner, box in self.mailboxes.boxes.items():
+            keys = {row.key: position for position, row in box.rows.items() if row.key}
+            if keys != box.keys:
+                wrong.append(f"mailbox {owner!r}: the keys do not agree with the entries")
+            if box.octets != sum(row.octets for row in box.rows.values()):
+                wrong.append(f"mailbox {owner!r}: the size does not agree with the entries")
+            if not box.droppable.keys() <= box.rows.keys():
+                wrong.append(f"mailbox {owner!r}: entries to drop first that are gone")
+            if next(reversed(box.rows), 0) > box.last:
+                wrong.append(f"mailbox {owner!r}: an entry beyond the last position")
+        return wrong
+
+    def _check_blobs(self) -> list[str]:
+        holders: dict[bytes, int] = {}
+        for box in self.mailboxes.boxes.values():
+            for row in box.rows.values():
+                if row.digest:
+                    holders[row.digest] = holders.get(row.digest, 0) + 1
+        wrong = [f"blob {digest.hex()}: missing" for digest in holders if digest not in self.blobs.blobs]
+        for digest, blob in self.blobs.blobs.items():
+            if blob.holders != holders.get(digest, 0):
+                wrong.append(f"blob {digest.hex()}: held by {holders.get(digest, 0)} entries, not {blob.holders}")
+            if hashlib.sha256(blob.data).digest() != digest:
+                wrong.append(f"blob {digest.hex()}: the data does not agree with the digest")
+        return wrong
