@@ -78,7 +78,7 @@ _GAUGES = (
     ("sessions", "clients_total", "Sessions, of connected clients and of those away."),
     ("subscriptions", "subscriptions", "Subscriptions, without shared ones."),
     ("shared_subscriptions", "shared_subscriptions", "Shared subscriptions."),
-    ("queued_messages", "messages_stored", "Messages waiting or in flight for all clients."),
+    ("queued_messages", "messages_stored", "Messages waiting in the queues of all clients."),
     ("queued_bytes", "messages_stored_bytes", "Bytes of these messages."),
 )
 _COUNTERS = (
