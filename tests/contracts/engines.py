@@ -1,0 +1,144 @@
+"""The engines under contract, and small things that all suites use."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from motorcade.storage.ports import Appended, Bound, Draft, Entry, Store, Swept
+
+T = TypeVar("T")
+
+#: The moment at which most tests happen. Time is an argument everywhere, so it could be any; it is about today, because
+#: a shared server may let things go by its own clock as well, when they are long overdue.
+NOW = float(int(time.time()))
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+#: Large enough to be stored apart from its entry by every engine.
+PAYLOAD = b"payload " * 512
+
+#: Names that are easily mistaken: for separators, patterns, hash tags, escapes, numbers, parts of each other.
+ODD_NAMES = [
+    "a",
+    "ab",
+    "a/b",
+    "/",
+    "//",
+    "%",
+    "%2F",
+    "*",
+    "?",
+    "[a-z]",
+    "\\",
+    "{",
+    "}",
+    "{}",
+    "{a}",
+    "{a}b",
+    "a{b}c",
+    ":",
+    "a:b",
+    "0",
+    "00",
+    " ",
+    " a ",
+    "a\nb",
+    "\x01",
+    "\x7f",
+    "ä",
+    "a\u0308",
+    "車",
+    "🚗",
+    "\uffff",
+    "\U0010ffff",
+    "'",
+    '"',
+    "$SYS",
+    "v" * 1000,
+    "v" * 65535,
+]
+
+
+def odd_id(name: str) -> str:
+    """A short name of an odd name, for reports."""
+    text = name.encode("unicode_escape").decode("ascii")
+    return text if len(text) < 20 else f"{text[:8]}…{len(name)}"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How to get at one engine. Every store it makes has the same data behind it, where there is any."""
+
+    name: str
+    make: Callable[[], Store]
+    persistent: bool  #: what was written is there after `close` and `open`
+    shared: bool  #: several stores may be open at once
+    atomic: bool  #: batches are seen as a whole or not at all
+
+    @property
+    def clock_is_argument(self) -> bool:
+        """Leases go by `now` (see `Coordination`)."""
+        return not self.shared
+
+
+def digest_of(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()
+
+
+async def append(store: Store, owner: str, draft: Draft, now: float = NOW, bound: Bound | None = None) -> Appended:
+    """Append to one owner."""
+    answers = await store.mailboxes.append([owner], draft, now, bound or Bound())
+    assert [owner] == [answer.owner for answer in answers]
+    return answers[0]
+
+
+async def fill(store: Store, owner: str, *bodies: bytes) -> list[int]:
+    """Append plain entries; their positions."""
+    return [(await append(store, owner, Draft(body))).position for body in bodies]
+
+
+async def entries(store: Store, owner: str, now: float = NOW) -> list[Entry]:
+    """All entries of a mailbox."""
+    return await store.mailboxes.read(owner, 0, 1_000_000, now)
+
+
+async def bodies(store: Store, owner: str, now: float = NOW) -> list[bytes]:
+    return [entry.body for entry in await entries(store, owner, now)]
+
+
+async def positions(store: Store, owner: str, now: float = NOW) -> list[int]:
+    return [entry.position for entry in await entries(store, owner, now)]
+
+
+async def owners(store: Store) -> list[str]:
+    return sorted([owner async for owner in store.mailboxes.owners()])
+
+
+async def scan(store: Store, collection: str, prefix: str = "", now: float = NOW) -> dict[str, bytes]:
+    """All records of a collection; none comes twice."""
+    found = [item async for item in store.records.scan(collection, now, prefix)]
+    assert len(found) == len(dict(found)), "a scan gave a record twice"
+    return dict(found)
+
+
+async def sweep(store: Store, now: float, budget: int = 100) -> list[Swept]:
+    """A complete sweep, step by step."""
+    steps = [await store.sweep(now, budget)]
+    while (cursor := steps[-1].cursor) is not None:
+        assert len(steps) < 100_000, "the sweep does not end"
+        steps.append(await store.sweep(now, budget, cursor))
+    return steps
+
+
+async def eventually(ask: Callable[[], Awaitable[T]], accept: Callable[[T], bool], patience: float = 20.0) -> T:
+    """Ask again and again until the answer is accepted."""
+    async with asyncio.timeout(patience):
+        while True:
+            if accept(answer := await ask()):
+                return answer
+            await asyncio.sleep(0.01)
