@@ -239,7 +239,7 @@ class Control:
             await self._broker.disconnect(client_id)
             return "disconnected"
         for will in self._plane.registry.end(client_id, self._broker.now()):
-            self._broker.publish_soon(will)
+            self._broker.publish_will(will)
         return "session removed"
 
     def _session(self, client_id: str) -> Session:

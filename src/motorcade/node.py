@@ -104,6 +104,8 @@ class Node:
         loaded = self._loaded.again()
         running = {plugin.name for plugin in self.plugins.loaded()}
         changed: list[str] = []
+        for name, _, options in plugins_to_load(loaded.config):  # all of them before any of them
+            self.plugins.check(name, options)
         for name, _, options in plugins_to_load(loaded.config):
             if name in running:
                 await self.plugins.reload(name, options)

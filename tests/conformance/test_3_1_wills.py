@@ -205,6 +205,16 @@ def test_will_properties_reach_the_subscribers(connect: Connect, name: str) -> N
     assert message.prop(WILL_DELAY) is None
 
 
+def test_the_life_of_a_will_begins_when_it_is_published(connect: Connect, name: str) -> None:
+    """A connection longer than the will's Message Expiry Interval does not use it up (chapter 3.1.3.2.4)."""
+    observer = observer_of(connect, name)
+    will = Will(f"{name}/will", b"gone", retain=True, properties=prop(0x02, 1))
+    lost = connect(will=will)
+    let_time_pass(connect, name, observer, 2)
+    lost.close()
+    assert 1 == observer.expect(PUBLISH).prop(0x02)
+
+
 @clause(v5="MQTT-3.1.2-8")
 def test_a_delayed_will_comes_after_its_delay(connect: Connect, name: str) -> None:
     """A will with a delay is held back first and published after the delay [MQTT-3.1.2-8]."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.conversations import CLIENTS, Conversation, Mutator, corpus, read, write
-from tests.fuzz.rig import Finding, Peer, Rig, WebSocketPeer, check_objects
+from tests.fuzz.rig import CLOCK, Finding, Peer, Rig, WebSocketPeer, check_objects
 from tests.support.wire import CONNACK, PUBLISH, PUBREL, Packet
 
 #: Seconds after which a single conversation counts as a hang: the stacks are printed and the process ends.
@@ -128,6 +128,7 @@ class Bench:
 
     async def play(self, conversation: Conversation) -> None:
         """One conversation on all of them."""
+        CLOCK.tick()
         one = await self._on(self.plain, conversation)
         two = await self._on(self.observed, conversation)
         await self._on(self.hooked, conversation)

@@ -21,6 +21,8 @@ from typing import Any
 
 import structlog
 
+from motorcade.broker import broker as broker_module
+from motorcade.broker import byteloop
 from motorcade.broker import connection as broker_connection
 from motorcade.broker.broker import Broker
 from motorcade.broker.channel import Channel
@@ -53,6 +55,24 @@ from tests.support.wire import (
     subscribe_packet,
 )
 
+
+class Clock:
+    """The time of day of all brokers: it stands still during a conversation, so that what expires does so on all."""
+
+    def __init__(self) -> None:
+        self.now = time()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def tick(self) -> None:
+        self.now = time()
+
+
+CLOCK = Clock()
+for _module in (broker_connection, broker_module, byteloop):
+    setattr(_module, "time", CLOCK)  # noqa: B010 - the type checker knows better than to let a module be changed
+
 #: Rates are off: a fuzzer connects thousands of times per second from one address, often under the same client id.
 LIMITS = Limits(
     connect_rate=0.0,
@@ -62,7 +82,9 @@ LIMITS = Limits(
     max_connect_size=4096,
     max_filters=16,
 )
-SESSION = SessionOptions(window=4, queue=8, queue_bytes=64 * 1024, max_awaiting_rel=8, max_subscriptions=32)
+SESSION = SessionOptions(
+    window=4, queue=8, queue_bytes=64 * 1024, patience=0.001, max_awaiting_rel=8, max_subscriptions=32
+)
 
 #: Loop turns in which everything that was set off must have come to rest.
 TURNS = 5000
@@ -316,7 +338,7 @@ class Rig:
         self.use()
         self.hooks = Hooks()
         guids = GuidFactory("fuzz", 1)
-        self.plane = Plane(BrokerOptions(node="fuzz"), SESSION, LIMITS, self.hooks, guids, time())
+        self.plane = Plane(BrokerOptions(node="fuzz"), SESSION, LIMITS, self.hooks, guids, CLOCK())
         self.broker = Broker(self.plane, asyncio.get_running_loop())
         self.plugins = Plugins(self.broker, self.hooks, Path())
         broker_connection.CLOSE_GRACE = 0.0  # a timer holds a closed connection so long; fake sockets are never slow
@@ -400,12 +422,12 @@ class Rig:
 
     def look(self, peer: Peer, seconds: float) -> None:
         """The periodic look at one connection, as if some seconds had gone by."""
-        self.broker._look_at(peer.connection, monotonic() + seconds, time() + seconds)
+        self.broker._look_at(peer.connection, monotonic() + seconds, CLOCK() + seconds)
 
     def expire(self, seconds: float) -> None:
         """Wills and sessions that are due some seconds from now."""
-        for will in self.plane.registry.due(time() + seconds):
-            self.broker.publish_soon(will)
+        for will in self.plane.registry.due(CLOCK() + seconds):
+            self.broker.publish_will(will)
 
     # -- invariants
 
@@ -457,8 +479,8 @@ class Rig:
     def _clear(self) -> None:
         registry = self.plane.registry
         for name in [n for n in registry.sessions if not n.startswith(WITNESS)]:
-            for will in registry.end(name, time()):
-                self.broker.publish_soon(will)
+            for will in registry.end(name, CLOCK()):
+                self.broker.publish_will(will)
         self.expire(1e9)
 
     def _check_empty(self) -> None:

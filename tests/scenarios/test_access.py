@@ -262,6 +262,17 @@ def test_a_session_does_not_lend_its_subscriptions_to_another_user(guarded: Guar
     bob.expect_nothing()
 
 
+def test_what_waits_for_one_user_is_not_for_another(guarded: Guarded) -> None:
+    """Another user who comes with the client id of a session gets a new session."""
+    alice = guarded.connect("alice", "shared-id", properties=prop(SESSION_EXPIRY, 600))
+    alice.subscribe("home/#", 1)
+    alice.disconnect()
+    guarded.connect("admin").publish("home/door", b"for alice only", 1)
+    bob = guarded.connect("bob", "shared-id", clean=False, properties=prop(SESSION_EXPIRY, 600))
+    assert not bob.connack.session_present
+    bob.expect_nothing()
+
+
 def test_an_expired_token_ends_the_connection(guarded: Guarded) -> None:
     client = guarded.client()
     token = jwt.encode({"sub": "bob", "exp": int(time.time()) + 2}, SECRET, "HS256")

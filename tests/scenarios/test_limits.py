@@ -446,6 +446,18 @@ def test_queue(version: int) -> None:
             client.expect_nothing()
 
 
+@pytest.mark.parametrize(("patience", "given_up"), [(0.05, 1), (0, 0)])
+def test_patience(patience: float, given_up: int) -> None:
+    """A publisher waits a moment for the only receiver of its messages; then, or at once, the queue drops."""
+    session = f"window = 2\nqueue = 10\npatience = {patience}"
+    with limited(session=session) as (node, _), accepted(node) as stuck, accepted(node) as publisher:
+        stuck.subscribe("t", 1)
+        publisher.send(b"".join(publish_packet("t", b"%d" % n, qos=1, packet_id=n + 1) for n in range(30)))
+        assert list(range(1, 31)) == [publisher.expect(PUBACK).packet_id for _ in range(30)]
+        assert given_up == refusals(node, "patience")
+        assert 30 - 2 - 10 == _dropped(node)
+
+
 def test_queue_bytes() -> None:
     """The bytes that wait are bounded too."""
     stay: dict[str, Any] = {"clean": False, "properties": prop(0x11, 60)}

@@ -466,6 +466,7 @@ class Check(Plugin):
     assert [NOT_AUTHORIZED] == car.subscribe("x", 1).reasons
     watch.expect_nothing()
     api.unload("check")
+    watch.subscribe("t", 1)  # the broken check has taken it away
     answer = car.publish("t", b"yes", 1)
     assert answer is not None and 0 == answer.reason
     assert b"yes" == watch.receive().payload
@@ -566,3 +567,36 @@ def test_a_plugin_that_cannot_be_loaded_says_why(api: Api, text: str, told: str)
     answer = api.load("faulty", text)
     assert (409, True) == (answer.status_code, told in answer.json()["message"]), answer.text
     assert "faulty" not in api.plugins()
+
+
+AUTHORIZER = """
+class Rules(Plugin):
+    @hook("client.authorize")
+    def authorize(self, client, action, topic, so_far):
+        return Stop(False) if topic.startswith("secret/") else None
+"""
+
+
+def test_rules_that_are_loaded_hold_for_those_who_are_connected(api: Api, connect: Callable[..., Client]) -> None:
+    """A subscription that new rules forbid is taken away, without waiting for its client to come again."""
+    spy, friend = connect("spy"), connect("friend")
+    spy.subscribe([("secret/x", 1), ("open/x", 1)])
+    api.must_load("rules", AUTHORIZER)
+    spy.expect_nothing()
+    api.unload("rules")
+    friend.publish("secret/x", b"no longer", 1)
+    friend.publish("open/x", b"still", 1)
+    assert b"still" == spy.receive().payload
+
+
+UNCLEAR = """
+class Unclear(Plugin):
+    @hook("client.authorize")
+    def authorize(self, client, action, topic, so_far):
+        return Stop("deny") if topic.startswith("unclear/") else None
+"""
+
+
+def test_an_answer_that_is_neither_yes_nor_no_denies(api: Api, connect: Callable[..., Client]) -> None:
+    api.must_load("unclear", UNCLEAR)
+    assert [0x87] == connect("asking").subscribe("unclear/x").reasons

@@ -9,7 +9,7 @@ import pytest
 
 import motorcade
 from tests.support.node import NodeProcess
-from tests.support.wire import PATIENCE, PUBACK, Client
+from tests.support.wire import PATIENCE, PUBACK, Client, Will
 
 NOT_AUTHORIZED = 0x87
 LOADS = (
@@ -27,7 +27,7 @@ TREE = {
     "version",
     "uptime",
     "timestamp",
-    *(f"clients/{name}" for name in ("connected", "disconnected", "expired", "maximum", "total")),
+    *(f"clients/{name}" for name in ("active", "connected", "disconnected", "expired", "inactive", "maximum", "total")),
     *(f"messages/{name}" for name in ("received", "sent", "stored")),
     "store/messages/count",
     "store/messages/bytes",
@@ -122,3 +122,20 @@ def test_a_client_may_not_speak_for_the_broker(node: NodeProcess) -> None:
                 old.publish("$SYS/broker/version", b"forged", 1)
             old.expect_closed()
         monitor.expect_nothing()
+
+
+def test_a_will_does_not_speak_for_the_node(node: NodeProcess) -> None:
+    """A lost client's will below `$SYS` is refused like any other message of a client."""
+    watch = connected(node, "watch")
+    watch.subscribe([("$SYS/forged", 1), ("lost", 1)])
+    liar = Client(node)
+    liar.connect("liar", will=Will("$SYS/forged", b"forged", qos=1, retain=True))
+    honest = Client(node)
+    honest.connect("honest", will=Will("lost", b"honest", qos=1))
+    liar.abort()
+    honest.abort()
+    assert b"honest" == watch.receive().payload
+    late = connected(node, "late")
+    late.subscribe("$SYS/forged", 1)
+    late.expect_nothing()
+    watch.expect_nothing()

@@ -22,7 +22,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import check_topic
-from motorcade.extension.hooks import Handled
+from motorcade.extension.hooks import Chain, Handled
 
 log = structlog.stdlib.get_logger("motorcade.broker")
 
@@ -48,6 +48,7 @@ class Broker:
         self._timer: asyncio.TimerHandle | None = None
         self._publishing: set[asyncio.Task[int]] = set()
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
+        self._rules: Chain | None = plane.hooks.client_authorize
         plane.hooks.on_change(self._hooks_changed)
 
     # -- connections
@@ -100,7 +101,7 @@ class Broker:
         self.lag[bisect_left(LAG_BUCKETS, late)] += 1
         self._schedule()
         for will in self.plane.registry.due(time()):
-            self.publish_soon(will)
+            self.publish_will(will)
         if not self._sweep:
             self._sweep = list(self.connections)
         now, wall = monotonic(), time()
@@ -124,7 +125,7 @@ class Broker:
             if connection.stalled(now) > limits.stall_timeout > 0:
                 plane.refuse("stall_timeout")
                 connection.abort("takes no data")
-        elif connection.deadline and now - connection.seen > connection.deadline:
+        elif connection.deadline and now - connection.seen > connection.deadline and not connection.held:
             plane.refuse("keep_alive")
             connection.end(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing heard within the keep alive time")  # [MQTT-3.1.2-22]
         elif connection.expires_at is not None and wall >= connection.expires_at:
@@ -158,26 +159,48 @@ class Broker:
         if not message.guid:
             message.timestamp = message.timestamp or time()
             message.guid = self.plane.guids.next(int(message.timestamp * 1_000_000))
+        return await self._publish(message, None)
+
+    async def _publish(self, message: Message, client: ClientInfo | None) -> int:
         route = self.plane.pubsub.route(message.topic)
         chain = route.retain_hooks if message.retain else route.publish_hooks
         if chain is not None:
-            result = chain.fold(None, acc=message)
+            result = chain.fold(client, acc=message)
             if inspect.isawaitable(result):
                 result = await result
             if isinstance(result, Handled):
+                return 0
+            if result.topic != message.topic and not await self._may_go_to(result.topic, client):
+                self.plane.stats.dropped["not_authorized"] += 1
                 return 0
             message = result
         count = self.plane.pubsub.publish(message, time())
         self.outbox.later()
         return count
 
-    def publish_soon(self, message: Message) -> None:
-        """Publish a will; not while everybody is being sent away."""
+    async def _may_go_to(self, topic: str, client: ClientInfo | None) -> bool:
+        """A rewritten topic passes the rules too: those of topics, and those for the client in whose name it goes."""
+        check_topic(topic, self.plane.limits.max_topic_levels)
+        chain = self.plane.hooks.client_authorize
+        if client is None or client.superuser or chain is None:
+            return True
+        answer = chain.fold(client, "publish", topic, acc=None)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return answer is True or answer is None
+
+    def publish_will(self, will: Message) -> None:
+        """Publish a will, in the name of its client; not while everybody is being sent away."""
         if self.plane.draining:
             return
-        message.timestamp = time()
-        message.guid = self.plane.guids.next(int(message.timestamp * 1_000_000))
-        task = self.loop.create_task(self.publish(message), name="will")
+        now = time()
+        if will.expires_at is not None:
+            will.expires_at += now - will.timestamp  # its life begins now, not with CONNECT
+        will.timestamp = now
+        will.guid = self.plane.guids.next(int(now * 1_000_000))
+        client = will.headers.pop("will_of", None)
+        work = self._publish(will, client if isinstance(client, ClientInfo) else None)
+        task = self.loop.create_task(work, name="will")
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 
@@ -219,6 +242,9 @@ class Broker:
         for connection in self.connections:
             if connection.channel is not None:
                 connection.channel.use_routes()
+        rules, self._rules = self._rules, self.plane.hooks.client_authorize
+        if self._rules is not None and self._rules is not rules:
+            self.loop.call_soon(self.recheck_access)  # other rules: what was allowed may not be any more
 
     def now(self) -> float:
         """Seconds since the epoch."""

@@ -89,7 +89,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                             pubsub.deliver_rest(route, (head, data[stop:end], client), version, client, wall)
                     i = last
                     continue
-                if stop + 2 > end - v5 or (v5 and data[stop + 2]):
+                if stop + 2 > end - v5 or (v5 and data[stop + 2]) or (route.only is not None and route.only.behind):
                     break
                 number = data[stop : stop + 2]
                 if number == b"\0\0":

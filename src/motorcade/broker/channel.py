@@ -7,6 +7,7 @@
     RECEIVE             wait for the client's next packet; it is sent back into the generator
     Opened(session, …)  the client is let in: bind this connection to the session
     Renewed(expires_at) the client has shown new credentials
+    WaitFor(session)    go on when a receiver that is behind has caught up
     Emit(message)       publish a will of some session
     Close(with_will)    close the connection; with_will tells whether the client's will is due
 
@@ -97,6 +98,13 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Go on when a client that is behind has caught up, or has been waited for long enough."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close the connection."""
 
@@ -108,7 +116,7 @@ class _Receive:
 
 
 RECEIVE: Final = _Receive()
-Effect = Send | Ask | Opened | Renewed | Emit | Close | _Receive
+Effect = Send | Ask | Opened | Renewed | WaitFor | Emit | Close | _Receive
 Steps = Generator[Effect, Any, None]
 
 
@@ -217,6 +225,8 @@ class Channel:
         session.will_delay = (packet.will.properties.will_delay or 0) if packet.will else 0
         self.session = session
         yield Send(self._connack(packet, session, present, keep_alive, allow))
+        if session.link is None:
+            return  # it takes not even CONNACK
         hooks = plane.hooks
         event = hooks.session_resumed if present else hooks.session_created
         if event is not None:
@@ -330,7 +340,9 @@ class Channel:
             raise Refused(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")  # [MQTT-3.2.2-13]
         if not (yield from self._may("publish", will.topic)):
             raise Refused(ReasonCode.NOT_AUTHORIZED, f"may not publish the will to {will.topic}")
-        return self._message(will.topic, will.payload, will.qos, will.retain, will.properties, wall)
+        message = self._message(will.topic, will.payload, will.qos, will.retain, will.properties, wall)
+        message.headers["will_of"] = self.client
+        return message
 
     def _keep_alive(self, wanted: int) -> int:
         if self.version == 5 and self.plane.options.server_keep_alive:
@@ -395,7 +407,7 @@ class Channel:
         if chain is None or self.client.superuser:
             return True
         answer = yield Ask(chain, (self.client, action, topic), None)
-        allowed: bool = answer is not False  # nobody decided: no rule forbids it
+        allowed: bool = answer is True or answer is None  # None: nobody decided, no rule forbids it
         if allowed:
             self.plane.stats.acl_allowed += 1
         else:
@@ -500,6 +512,10 @@ class Channel:
                     plane.stats.dropped["not_authorized"] += 1
                     return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()
             message = result
+        only = route.only
+        own = self.session
+        if only is not None and only.behind and packet.qos and own is not None and only is not own and not own.behind:
+            yield WaitFor(only)  # (a client that is behind itself must be read from, or both would wait for ever)
         count = plane.pubsub.publish(message, wall)
         return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 
 from motorcade.broker import byteloop
-from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused, Renewed, Send, Steps
+from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused, Renewed, Send, Steps, WaitFor
 from motorcade.broker.frames import read_varint
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.session import Session
@@ -109,6 +109,7 @@ class Connection(asyncio.Protocol):
         "_need",
         "_socket",
         "_steps",
+        "_steps_behind",
         "_suspended",
         "_task",
         "_throttled",
@@ -154,8 +155,9 @@ class Connection(asyncio.Protocol):
         self._have = 0
         self._need = 0
         self._steps: Steps | None = None  # a conversation that waits for the client's next packet
+        self._steps_behind: Steps | None = None  # one that waits for another client to catch up
         self._suspended = False
-        self._throttled = False
+        self._throttled: asyncio.TimerHandle | None = None  # the end of a pause because of its rate
         self._task: asyncio.Task[None] | None = None
 
     # -- asyncio.Protocol
@@ -185,11 +187,14 @@ class Connection(asyncio.Protocol):
         if self._socket is not None:
             self._socket.detach()
             self._socket = self.direct = None
+        if self._throttled is not None:
+            self._throttled.cancel()
         if self._task is not None:
             self._task.cancel()
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        for steps in (self._steps, self._steps_behind):
+            if steps is not None:
+                steps.close()
+        self._steps = self._steps_behind = None
         self._leave()
         self.broker.remove(self)
 
@@ -221,18 +226,19 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.seen = monotonic()
         broker = self.broker
-        broker.plane.stats.bytes_received += len(data)
+        arrived = len(data)
+        broker.plane.stats.bytes_received += arrived
         if self._chunks is not None:
             # An unfinished packet: collect without copying until it is complete, however small the pieces are.
             self._chunks.append(data)
             self._have += len(data)
             if len(self._chunks) > MAX_PIECES:
                 self._chunks = [b"".join(self._chunks)]
-            if self._have < self._need or self._suspended:
+            if self._have < self._need or self.held:
                 return
             data = b"".join(self._chunks)
             self._chunks = None
-        if self.closing or self._suspended:
+        if self.closing or self.held:
             if not self.closing:
                 self._keep(data, len(data))
             return
@@ -245,7 +251,7 @@ class Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - one client's trouble, whatever it is, must stay its own
             self._crash(error)
         if session is not None and (self.messages_bucket is not None or self.bytes_bucket is not None):
-            self._throttle(session.received - before, len(data))
+            self._throttle(session.received - before, arrived)
         outbox = broker.outbox
         if broker.plane.shared.dirty:
             outbox.reads += 1
@@ -253,6 +259,11 @@ class Connection(asyncio.Protocol):
                 outbox.flush()
             else:
                 outbox.later()
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing is taken from it now: something is waited for, or it is over its rate."""
+        return self._suspended or self._throttled is not None
 
     # -- packets
 
@@ -294,7 +305,8 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Read again, after what has been kept meanwhile."""
         self._suspended = False
-        if self.closing:
+        self.seen = monotonic()
+        if self.closing or self._throttled is not None:
             return
         self._go_on_reading()
         self._need = 0
@@ -346,8 +358,11 @@ class Connection(asyncio.Protocol):
                 self._open(effect)
             elif isinstance(effect, Renewed):
                 self.expires_at = effect.expires_at
+            elif isinstance(effect, WaitFor):
+                self._wait_for(effect.session, steps)
+                return False
             elif isinstance(effect, Emit):
-                self.broker.publish_soon(effect.message)
+                self.broker.publish_will(effect.message)
             elif isinstance(effect, Close):
                 self.with_will = effect.with_will
                 self.close("client disconnected")
@@ -379,6 +394,30 @@ class Connection(asyncio.Protocol):
         self._task = asyncio.create_task(self._wait(steps, waiting), name="hook")
         self._task.add_done_callback(lambda _: _close_unstarted(waiting))
 
+    def _wait_for(self, session: Session, steps: Steps) -> None:
+        """Read nothing more until a client that is behind has caught up (window, rule 5)."""
+        self._suspended = True
+        self._hold_reading()
+        self._steps_behind = steps
+        if session.waiting is None:
+            session.waiting = []
+            self.broker.loop.call_later(session.shared.options.patience, session.lose_patience, session.waiting)
+        session.waiting.append(self)
+
+    def caught_up(self) -> None:
+        """Go on in the next turn."""
+        self.broker.loop.call_soon(self._after_wait)
+
+    def _after_wait(self) -> None:
+        steps, self._steps_behind = self._steps_behind, None
+        if steps is None:
+            return
+        if self.closing:
+            steps.close()
+            return
+        self._suspended = False
+        self._go_on_with(steps, None)
+
     async def _wait(self, steps: Steps, waiting: Any) -> None:
         answer = await waiting
         self._task = None
@@ -386,6 +425,10 @@ class Connection(asyncio.Protocol):
             steps.close()
             return
         self._suspended = False
+        self._go_on_with(steps, answer)
+
+    def _go_on_with(self, steps: Steps, answer: Any) -> None:
+        """Continue a conversation that had to wait, then with what has been read meanwhile."""
         try:
             done = self._drive(steps, answer)
         except ProtocolError as error:
@@ -429,13 +472,15 @@ class Connection(asyncio.Protocol):
                 self.broker.plane.refuse("byte_rate")
                 wait = max(wait, byte_wait)
         if wait:
-            self._throttled = True
             self._hold_reading()
-            self.broker.loop.call_later(wait, self._unthrottle)
+            if self._throttled is not None:
+                self._throttled.cancel()
+            self._throttled = self.broker.loop.call_later(wait, self._unthrottle)
 
     def _unthrottle(self) -> None:
-        self._throttled = False
-        self._go_on_reading()
+        self._throttled = None
+        if not self._suspended:
+            self._go_on()
 
     def _hold_reading(self) -> None:
         if self.transport is not None and not self.closing:
@@ -443,8 +488,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on_reading(self) -> None:
         """Read again unless there is another reason not to."""
-        held = self._suspended or self._throttled or self.stalled_since is not None
-        if self.transport is not None and not self.closing and not held:
+        if self.transport is not None and not self.closing and not self.held and self.stalled_since is None:
             self.transport.resume_reading()
 
     # -- out
@@ -621,7 +665,7 @@ class Connection(asyncio.Protocol):
         client = self.channel.client
         if session.link is self:
             for will in self.broker.plane.registry.disconnect(session, time(), with_will=self.with_will):
-                self.broker.publish_soon(will)
+                self.broker.publish_will(will)
         self.broker.outbox.later()  # its end may have set off messages to others
         hooks = self.broker.plane.hooks
         if hooks.client_disconnected is not None:

@@ -17,6 +17,7 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: int = 1000  #: messages waiting; when full, the oldest QoS 0 message goes first, else the oldest
     queue_bytes: int = 8 * 1024 * 1024  #: bytes waiting; whichever of both bounds is reached first
     store_qos0: bool = True  #: queue QoS 0 messages too for clients that are away; they are the first to be dropped
+    patience: float = 0.5  #: seconds publishers wait for the only receiver of their messages if it is behind; 0 is none
     max_awaiting_rel: int = 100  #: QoS 2 messages of a client not yet released; announced as receive maximum
     await_rel_timeout: float = 300.0  #: seconds after which an unreleased QoS 2 message is forgotten
     expiry_default_v3: int = 7 * 86400  #: seconds a persistent MQTT 3 session outlives its connection

@@ -75,6 +75,7 @@ class Route:
         "as_published",
         "count",
         "groups",
+        "only",
         "publish_hooks",
         "rest",
         "retain_hooks",
@@ -108,6 +109,8 @@ class Route:
         #: somebody wants to see every message of this topic: the byte loop leaves them to the channel
         self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
         plain = [t for t in targets if t.plain]
+        #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 5)
+        self.only = targets[0].session if len(targets) == 1 and not groups else None
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
         self.as_published = frozenset(t.session for t in plain if t.retain_as_published)
         v3 = [t for t in plain if t.session.version != 5]

@@ -44,7 +44,8 @@ class Registry:
             old = self.sessions.get(client.client_id)
         if old is None:
             return self._create(client, wall), False, overdue
-        resume = not clean and old.expiry > 0
+        # Another user's session is not for this one, whatever client id it uses.
+        resume = not clean and old.expiry > 0 and old.client.username == client.username
         wills = self._take_over(old, resume=resume, wall=wall) if old.link is not None else overdue
         if not resume:
             wills += self._end(old, "discarded", wall)  # [MQTT-3.1.2-4]

@@ -79,6 +79,7 @@ LIMIT_NAMES = (
     "max_user_properties",
     "max_filters",
     "max_subscriptions",
+    "patience",
     "max_awaiting_rel",
     "await_rel_timeout",
     "stall_timeout",

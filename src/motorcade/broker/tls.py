@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 from typing import cast
@@ -45,10 +46,17 @@ def certificate_of(ssl_object: ssl.SSLObject) -> Certificate | None:
     alternatives = cast("tuple[tuple[str, str], ...]", found.get("subjectAltName", ()))
     names = [pair for group in subject_parts for pair in group]
     common = next((value for name, value in names if name == "commonName"), "")
-    subject = ",".join(f"{_SHORT.get(name, name)}={value}" for name, value in reversed(names))
+    subject = ",".join(f"{_SHORT.get(name, name)}={_escaped(value)}" for name, value in reversed(names))
     dns = tuple(value for kind, value in alternatives if kind == "DNS")
     ends = ssl.cert_time_to_seconds(str(found["notAfter"])) if "notAfter" in found else 0
     return Certificate(common, subject, dns, float(ends))
+
+
+def _escaped(value: str) -> str:
+    """A value as RFC 4514 writes it, so that nothing in it reads as another attribute."""
+    text = re.sub(r'([,+"\\<>;=])', r"\\\1", value)
+    text = re.sub(r"^([# ])", r"\\\1", text)
+    return re.sub(r"(?<!\\) $", r"\\ ", text)
 
 
 _SHORT = {

@@ -10,6 +10,9 @@ Rule 2: order in is order out. Nothing overtakes inside one session: while somet
 Rule 3: `ready` is True exactly while a message may go straight to `out`: connected, the socket takes bytes,
         nothing waits. QoS 1 and 2 need room in the window besides. The byte loop relies on it.
 Rule 4: a full queue drops its oldest QoS 0 message (which may be the one arriving), else its oldest.
+Rule 5: before it comes to that, a connected client that is behind is waited for: from half a queue on `behind` is set,
+        and publishers whose messages go to this client alone pause until the queue is down to a quarter, but not for
+        longer than `patience`; then the client is given up until it has caught up by itself.
 """
 
 from __future__ import annotations
@@ -54,6 +57,9 @@ class Link(Protocol):
     def pump_later(self) -> None:
         """Call `pump` again in the next turn of the event loop."""
 
+    def caught_up(self) -> None:
+        """The client that this connection's publisher has waited for is no longer behind."""
+
 
 class Shared:
     """What all windows of a node share: one object, so that a session needs one reference."""
@@ -85,8 +91,10 @@ class Window:
     __slots__ = (
         "alias_limit",
         "aliases",
+        "behind",
         "client",
         "feeds",
+        "given_up",
         "inflight",
         "limit",
         "link",
@@ -101,6 +109,7 @@ class Window:
         "shared",
         "unsent",
         "version",
+        "waiting",
         "writable",
     )
 
@@ -120,6 +129,9 @@ class Window:
         self.queue: deque[Frame] | None = None  # made when first needed: most sessions never wait
         self.queue_bytes = 0
         self.queued_qos0 = 0
+        self.behind = False  # rule 5
+        self.waiting: list[Link] | None = None  # publishers that wait because of it
+        self.given_up = False  # they have waited long enough
         self.feeds: list[Feed] | None = None
         self.max_packet = 0  # bytes the client takes; 0 is any
         self.alias_limit = 0  # aliases the client takes; 0 is none
@@ -141,6 +153,7 @@ class Window:
     def detach(self) -> None:
         """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
         self.online = self.writable = self.ready = False
+        self.let_go()
         self.aliases = None
         self.unsent = None
         self.out.clear()
@@ -190,6 +203,22 @@ class Window:
             return
         queue.append(frame)
         self._count_queued(frame, 1)
+        if self.online and (len(queue) * 2 >= options.queue > 1 or self.queue_bytes * 2 >= options.queue_bytes > 1):
+            self.behind = not self.given_up and options.patience > 0
+
+    def lose_patience(self, waiting: list[Link]) -> None:
+        """Those who wait have waited long enough."""
+        if self.waiting is waiting:
+            self.shared.stats.refused["patience"] += 1
+            self.let_go()
+            self.given_up = True
+
+    def let_go(self) -> None:
+        """Whoever waits for this client goes on."""
+        self.given_up = self.behind = False
+        waiting, self.waiting = self.waiting, None
+        for link in waiting or ():
+            link.caught_up()
 
     def _taken_back(self, frame: Frame) -> bool:
         chain = self.shared.hooks.message_nack
@@ -275,7 +304,7 @@ class Window:
         if hooks.message_delivered is not None:
             hooks.message_delivered.notify(self.client, message_of(frame, self.version))
         if hooks.delivery_completed is not None and not head[0] & 6:
-            hooks.delivery_completed.notify(self.client, message_of(frame, self.version), 0)
+            hooks.delivery_completed.notify(self.client, message_of(frame, self.version), ReasonCode.SUCCESS)
 
     def take_id(self) -> int:
         """A packet id that is not in use. There is one: the window is smaller than the id space."""
@@ -314,11 +343,17 @@ class Window:
                 self._send_waited(frame, now)
         if queue is not None and not queue:
             self.queue = None
+        if (self.behind or self.given_up) and self._has_caught_up():
+            self.let_go()
         more = False
         if not self.queue and not self.unsent and self.feeds and self.writable:
             more = self._pump_feeds(now)
         self.settle()
         return more
+
+    def _has_caught_up(self) -> bool:
+        options = self.shared.options
+        return len(self.queue or ()) * 4 <= options.queue and self.queue_bytes * 4 <= (options.queue_bytes or 1 << 62)
 
     def _send_waited(self, frame: Frame, now: float) -> None:
         """Send a frame that has waited: it may have expired, and what is left of its life is told anew."""

@@ -15,6 +15,9 @@ A hook point holds a chain of callbacks, higher priority first, ties in order of
 A callback that raises (or runs into its time-out) is counted and logged. At access points (`closed`) the chain
 then ends with the point's refusal; elsewhere the callback is skipped.
 
+When a callback of `client.authorize` is added, connected clients are checked again: subscriptions and wills that it
+refuses, or fails to judge, are taken away.
+
 The broker reads a point as an attribute (`hooks.message_publish`), which is None while nobody listens:
 an unused point costs one load and one comparison. Register callbacks of `message.publish` with `topics`
 or `retained_only` where possible: messages they do not concern stay on the broker's fast path.

@@ -232,7 +232,18 @@ class Plugins:
             if loaded is None:
                 raise PluginError(f"plugin {name!r} is not loaded")
             options = _configure(name, type(loaded.plugin), config)
-            await loaded.plugin.reload(options)
+            try:
+                await asyncio.wait_for(loaded.plugin.reload(options), PATIENCE)
+            except MotorcadeError:
+                raise
+            except Exception as error:
+                raise PluginError(f"plugin {name!r} could not reload: {error!r}") from error
+
+    def check(self, name: str, config: Mapping[str, object]) -> None:
+        """Raise `PluginError` if a running plugin would not take this configuration."""
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            _configure(name, type(loaded.plugin), config)
 
     async def unload_all(self) -> None:
         """Stop everything, last loaded first."""

@@ -364,7 +364,7 @@ class Run:
         if isinstance(step, Wait):
             self.node.clock.now += step.seconds
             for will in self.node.plane.registry.due(self.node.clock.now):
-                self.node.broker.publish_soon(will)
+                self.node.broker.publish_will(will)
             return
         client = self.clients[step.client]
         if isinstance(step, Join):

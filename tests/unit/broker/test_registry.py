@@ -47,6 +47,9 @@ class Link:
     def pump_later(self) -> None:
         """Nothing waits."""
 
+    def caught_up(self) -> None:
+        """Nor does it wait for anybody."""
+
 
 class Rig:
     def __init__(self) -> None:

@@ -28,7 +28,9 @@ ROOT: Final = "$SYS/broker"
 #: Topic below `$SYS/broker`, and the name of its figure in `hub.statistics()`.
 FIGURES: Final[Mapping[str, str]] = {
     "clients/connected": "clients_connected",
+    "clients/active": "clients_connected",  # the old name, still published by mosquitto
     "clients/disconnected": "clients_disconnected",
+    "clients/inactive": "clients_disconnected",  # likewise
     "clients/expired": "clients_expired",
     "clients/maximum": "clients_maximum",
     "clients/total": "clients_total",
