@@ -1,0 +1,273 @@
+"""The files of the embedded engine: opened, closed, opened again, and their errors in our words.
+
+Traps of the binding that this file keeps away from the others:
+
+- The lock on the directory stays held while any column family, handle, iterator or checkpoint object is alive. So all
+  of them live in one `Tables` object, readers announce themselves, and closing waits for the readers.
+- Raw mode is a matter of each column family, not only of the database.
+- Every error is a plain `Exception` with a text; `explain` makes ours of it.
+- An iterator that meets a damaged block ends like one that is through: whoever scans asks `status()` at the end.
+- A log cut short by a crash is normal, a log damaged in the middle is not. RocksDB's default recovers up to the damage
+  and forgets what was acknowledged behind it; here opening is refused until somebody asks for `salvage`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    WriteBatch,
+    WriteOptions,
+)
+
+from motorcade.storage import tables
+from motorcade.storage.ports import StoreDamagedError, StoreError, StoreFullError
+
+#: Octets. Blocks read from the files, shared by all tables; with the binding's own default, reading is up to five times
+#: slower once millions of entries wait.
+BLOCK_CACHE = 128 * 2**20
+
+#: Octets written to a table before they are sorted into a file, and to all tables together.
+WRITE_BUFFER = 32 * 2**20
+WRITE_BUFFERS = 96 * 2**20
+
+#: Bits per key. A filter answers "not there" without touching the block: each new compaction key asks that.
+BLOOM_BITS = 10
+
+#: What brings files of an older format to the next one: by the format they have. Each step must be repeatable, since a
+#: crash may interrupt it; the format is raised after it.
+MIGRATIONS: dict[int, Callable[[Tables], None]] = {}
+
+_HELD = re.compile(r"lock hold by|While lock file|LOCK: ", re.IGNORECASE)
+_DAMAGED = re.compile(r"^(Corruption|Not implemented|Invalid argument)|checksum mismatch|does not exist|No such file")
+_FILE = re.compile(r"(/\S+\.(?:sst|log|blob)|/\S*(?:MANIFEST|CURRENT|OPTIONS)\S*)")
+
+
+class Tables:
+    """An open database: one attribute per table to read from, one handle per table to write with."""
+
+    __slots__ = ("db", "handles", *tables.TABLES)
+
+    entries: Rdict
+    heads: Rdict
+    keys: Rdict
+    tokens: Rdict
+    blobs: Rdict
+    blobinfo: Rdict
+    records: Rdict
+    streams: Rdict
+    rows: Rdict
+    leases: Rdict
+    endings: Rdict
+    meta: Rdict
+
+    def __init__(self, db: Rdict) -> None:
+        self.db = db
+        self.handles = {table: db.get_column_family_handle(table) for table in tables.TABLES}
+        for table in tables.TABLES:
+            setattr(self, table, db.get_column_family(table))
+
+
+class Files:
+    """The directory of a store."""
+
+    def __init__(self, path: Path, *, salvage: bool = False, block_cache: int = BLOCK_CACHE) -> None:
+        self.path = path
+        self.read_only = False
+        self._salvage = salvage
+        self._tables: Tables | None = None
+        self._readers = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._cache = Cache(block_cache)
+
+    # -- opening and closing
+
+    def open(self, *, read_only: bool = False) -> Tables:
+        """Open or create; StoreError says what is wrong."""
+        if not read_only:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreFullError(f"the store at {self.path} cannot be made: {error}") from error
+        access = AccessType.read_only(False) if read_only else AccessType.read_write()
+        try:
+            families = {table: self._options() for table in tables.TABLES}
+            db = Rdict(str(self.path), self._options(), column_families=families, access_type=access)
+            opened = Tables(db)
+        except Exception as error:
+            raise self.explain(error, opening=True) from error
+        self.read_only = read_only
+        with self._changed:
+            self._tables = opened
+            self._closing = False
+            self._changed.notify_all()
+        return opened
+
+    def close(self) -> None:
+        """Wait for the readers and let go of everything, whatever state it is in."""
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(lambda: self._readers == 0)
+            closing, self._tables = self._tables, None
+        if closing is None:
+            return
+        db = closing.db
+        del closing
+        try:
+            db.close()
+        except Exception as error:  # noqa: BLE001 - after a failed write closing fails too, but does let go
+            self.explain(error)
+
+    # -- reading, from any thread
+
+    def enter(self) -> Tables | None:
+        """The tables, which stay open until `leave`; None while they are being opened again or for ever."""
+        with self._changed:
+            if self._closing or self._tables is None:
+                return None
+            self._readers += 1
+            return self._tables
+
+    def leave(self) -> None:
+        with self._changed:
+            self._readers -= 1
+            if self._closing:
+                self._changed.notify_all()
+
+    @contextmanager
+    def reading(self) -> Iterator[Tables]:
+        """The tables for a longer look; the errors in our words."""
+        opened = self.enter()
+        if opened is None:
+            raise StoreError("the store is closed")
+        try:
+            yield opened
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self.explain(error) from error
+        finally:
+            del opened
+            self.leave()
+
+    # -- figures and copies
+
+    def free_octets(self) -> int:
+        """Room on the disk for an ordinary user."""
+        disk = os.statvfs(self.path)
+        return disk.f_bavail * disk.f_frsize
+
+    def octets(self) -> int:
+        """Size of all files."""
+        total = 0
+        for entry in os.scandir(self.path):
+            try:
+                total += entry.stat().st_size
+            except FileNotFoundError:
+                pass  # compaction has removed it meanwhile
+        return total
+
+    def log_octets(self) -> int:
+        """Size of the write-ahead logs: what opening again writes into sorted files."""
+        return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.name.endswith(".log"))
+
+    def copy(self, opened: Tables, to: Path) -> None:
+        """A copy as of now; on the same file system its large files are hard links."""
+        if to.exists():
+            raise StoreError(f"{to} exists already; a backup wants a place of its own")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint = Checkpoint(opened.db)
+        try:
+            checkpoint.create_checkpoint(str(to))
+        except Exception as error:
+            shutil.rmtree(to, ignore_errors=True)
+            raise self.explain(error) from error
+        finally:
+            del checkpoint
+
+    # -- errors
+
+    def explain(self, error: Exception, *, opening: bool = False) -> StoreError:
+        """The binding's error in our words."""
+        # Its traceback holds frames, those hold iterators, and they would hold the lock on the directory.
+        error.__traceback__ = None
+        text = str(error)
+        if _HELD.search(text):
+            return StoreError(
+                f"the store at {self.path} is in use by another process; stop that one, or give this one another place"
+            )
+        if _DAMAGED.search(text):
+            found = _FILE.search(text)
+            what = found.group(1) if found else f"the store at {self.path}"
+            advice = "bring back a backup"
+            if opening and not self._salvage:
+                advice += ", or open it once with salvage, which gives up what lies behind the damage"
+            return StoreDamagedError(f"{what} is damaged ({text}); {advice}")
+        return StoreFullError(f"the store at {self.path} cannot be written: {text}; it goes on when that is mended")
+
+    # -- the parts
+
+    def _options(self) -> Options:
+        """For the database and for each table; one cache for all."""
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_write_buffer_size(WRITE_BUFFER)
+        options.set_db_write_buffer_size(WRITE_BUFFERS)
+        options.set_max_total_wal_size(2 * WRITE_BUFFERS)
+        options.set_max_background_jobs(2)
+        options.set_keep_log_file_num(2)
+        options.set_wal_recovery_mode(
+            DBRecoveryMode.point_in_time() if self._salvage else DBRecoveryMode.tolerate_corrupted_tail_records()
+        )
+        blocks = BlockBasedOptions()
+        blocks.set_block_cache(self._cache)
+        blocks.set_bloom_filter(BLOOM_BITS, False)
+        # Filters and indexes then count as cached blocks: memory stays within the cache however much is stored.
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+
+def migrate(opened: Tables, steps: dict[int, Callable[[Tables], None]] | None = None) -> None:
+    """Bring files to the format of this version; StoreError if they come from a later one."""
+    steps = MIGRATIONS if steps is None else steps
+    stored = opened.meta.get(tables.META_FORMAT)
+    if stored is None:
+        write_meta(opened, tables.META_FORMAT, tables.FORMAT)
+        return
+    (version,) = tables.NUMBER.unpack(stored)
+    if version > tables.FORMAT:
+        raise StoreError(
+            f"the store has format {version}, this version of Motorcade knows up to {tables.FORMAT}; use a newer one"
+        )
+    while version < tables.FORMAT:
+        if version not in steps:
+            raise StoreError(f"the store has format {version}, which this version of Motorcade cannot bring up to date")
+        steps[version](opened)
+        version += 1
+        write_meta(opened, tables.META_FORMAT, version)
+
+
+def write_meta(opened: Tables, key: bytes, number: int) -> None:
+    """One number, durably; only while opening."""
+    batch = WriteBatch(raw_mode=True)
+    batch.put(key, tables.NUMBER.pack(number), opened.handles["meta"])
+    options = WriteOptions()
+    options.sync = True
+    opened.db.write(batch, options)

@@ -1,0 +1,137 @@
+"""Looks through a copy of a store and says what does not agree.
+
+Sizes and ends against entries, keys against entries, counters of blobs against entries that hold them, blobs against
+their digests, totals against all. It works on a copy because only there everything is of the same moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+from motorcade.storage import tables
+from motorcade.storage.files import Files, Tables
+from motorcade.storage.ports import StoreDamagedError
+from motorcade.storage.transaction import load_head, scan
+
+#: Octets; what is read once need not be kept.
+CACHE = 8 * 2**20
+
+#: Findings after which the rest is left out.
+MAX_FINDINGS = 100
+
+
+def inspect(copy: Path) -> list[str]:
+    """What is wrong; empty: nothing."""
+    files = Files(copy, block_cache=CACHE)
+    try:
+        files.open(read_only=True)
+        with files.reading() as opened:
+            try:
+                return _Inspection(opened).run()
+            finally:
+                del opened
+    except StoreDamagedError as error:
+        return [str(error).replace(str(copy), str(copy.parent))]
+    finally:
+        files.close()
+
+
+class _Inspection:
+    def __init__(self, opened: Tables) -> None:
+        self._tables = opened
+        self._wrong: list[str] = []
+        self._holders: Counter[bytes] = Counter()
+
+    def run(self) -> list[str]:
+        totals = (self._mailboxes(), *self._blobs(), sum(1 for _ in scan(self._tables.records, b"", b"")))
+        stored = self._tables.meta.get(tables.META_TOTALS)
+        expected = tables.TOTALS.unpack(stored) if stored is not None else (0, 0, 0, 0)
+        if totals != expected:
+            self._say(f"totals (entries, blobs, octets of blobs, records): counted {totals}, noted {expected}")
+        self._streams()
+        return self._wrong
+
+    def _say(self, what: str) -> None:
+        if len(self._wrong) < MAX_FINDINGS:
+            self._wrong.append(what)
+
+    def _mailboxes(self) -> int:
+        """Entries against heads and keys; how many entries."""
+        total = 0
+        owner, count, octets, droppable, last, keys = b"", 0, 0, 0, 0, 0
+        heads = 0
+        all_keys = sum(1 for _ in scan(self._tables.keys, b"", b""))
+        for key, row in scan(self._tables.entries, b"", b""):
+            if key[:-9] != owner:
+                heads += self._mailbox(owner, count, octets, droppable, last)
+                owner, count, octets, droppable, last = key[:-9], 0, 0, 0, 0
+            entry = tables.parse_entry(row)
+            last = tables.NUMBER.unpack(key[-8:])[0]
+            total += 1
+            count += 1
+            octets += entry.octets
+            droppable += entry.flags & tables.DROPPABLE
+            if entry.flags & tables.BLOB:
+                self._holders[entry.payload] += 1
+            if entry.key:
+                keys += 1
+                if self._tables.keys.get(owner + b"\0" + entry.key) != key[-8:]:
+                    self._say(f"mailbox {owner.decode()!r}: the key of entry {last} does not lead to it")
+        heads += self._mailbox(owner, count, octets, droppable, last)
+        if keys != all_keys:
+            self._say(f"{all_keys} compaction keys, but {keys} entries that have one")
+        self._empty_heads(heads)
+        return total
+
+    def _mailbox(self, owner: bytes, count: int, octets: int, droppable: int, last: int) -> int:
+        if not owner:
+            return 0
+        head = load_head(self._tables, owner.decode())
+        if (head.count, head.octets, head.droppable) != (count, octets, droppable) or head.last < last:
+            self._say(
+                f"mailbox {owner.decode()!r}: {count} entries, {octets} octets, the last at {last}; "
+                f"noted {head.count}, {head.octets}, {head.last}"
+            )
+        return 1
+
+    def _empty_heads(self, with_entries: int) -> None:
+        """Heads that speak of entries where there are none."""
+        claims = 0
+        for key, _ in scan(self._tables.heads, b"", b""):
+            claims += load_head(self._tables, key.decode()).count > 0
+        if claims != with_entries:
+            self._say(f"{claims} mailboxes are said to have entries, {with_entries} have")
+
+    def _blobs(self) -> tuple[int, int]:
+        """Blobs against digests and counters; how many and how large."""
+        count, octets = 0, 0
+        for digest, data in scan(self._tables.blobs, b"", b""):
+            count += 1
+            octets += len(data)
+            if hashlib.sha256(data).digest() != digest:
+                self._say(f"blob {digest.hex()}: the data does not agree with the digest")
+            row = self._tables.blobinfo.get(digest)
+            holders = tables.BLOBINFO.unpack(row)[0] if row is not None else -1
+            held = self._holders.pop(digest, 0)
+            if holders != held:
+                self._say(f"blob {digest.hex()}: held by {held} entries, noted {holders}")
+        for digest in self._holders:
+            self._say(f"blob {digest.hex()}: missing")
+        return count, octets
+
+    def _streams(self) -> None:
+        for name, row in scan(self._tables.streams, b"", b""):
+            first, last, records, octets, _ = tables.STREAM.unpack(row)
+            found, size, lowest, highest = 0, 0, 0, 0
+            for key, value in scan(self._tables.rows, name + b"\0", name + b"\1"):
+                highest = tables.NUMBER.unpack(key[-8:])[0]
+                lowest = lowest or highest
+                found += 1
+                size += len(value) - 8
+            if (found, size) != (records, octets) or (found and (lowest, highest) != (first, last)):
+                self._say(
+                    f"stream {name.decode()!r}: {found} records, {size} octets, {lowest} to {highest}; "
+                    f"noted {records}, {octets}, {first} to {last}"
+                )

@@ -1,0 +1,718 @@
+"""The embedded engine: all five ports over RocksDB, for one node.
+
+    rocks.py         the ports; everything that reads
+    writer.py        one thread that commits in groups; everything that writes passes through it
+    transaction.py   what a write does: reads, decides, one atomic batch
+    tables.py        keys and values
+    files.py         opening, closing, errors in our words
+
+Rule 1: a short read is made at once in the event loop's thread: a few microseconds, less than any way around it. A
+        long one (more than DIRECT_ROWS rows, large payloads, whole tables) is made in steps in a thread of its own.
+Rule 2: a read takes the tables with `enter` and gives them back with `leave` before it waits for anything; no iterator
+        outlives that. An iterator pins files, and the lock on the directory.
+Rule 3: the caches of the writer may be looked at, not changed. What they say may be ahead of the tables; only what
+        holds even then is used: a mailbox without entries, and a position that no entry is below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from motorcade.storage import tables
+from motorcade.storage.files import BLOCK_CACHE, Files, Tables
+from motorcade.storage.inspect import inspect
+from motorcade.storage.ports import (
+    Appended,
+    Attached,
+    Bound,
+    Draft,
+    Durability,
+    Entry,
+    Lease,
+    MailboxInfo,
+    StoreError,
+    StoreFigures,
+    StreamInfo,
+    StreamRecord,
+    Swept,
+)
+from motorcade.storage.transaction import (
+    MAX_HEADS,
+    NO_BOUND,
+    State,
+    StreamHead,
+    Transaction,
+    after_prefix,
+    load_head,
+    scan,
+)
+from motorcade.storage.writer import MAX_QUEUED, RESERVE, Writer
+
+#: Rows that a read looks at in the event loop's thread: about 0.3 ms.
+DIRECT_ROWS = 128
+
+#: Rows that a read looks at in one step beside it.
+STEP_ROWS = 1024
+
+#: Octets of payloads fetched in the event loop's thread.
+DIRECT_OCTETS = 256 * 1024
+
+#: Octets of payloads in the cache: one campaign serves thousands of vehicles.
+PAYLOAD_CACHE = 16 * 2**20
+
+#: Entries removed by one step of a sweep or of `clear`, so that other writes come in between.
+STEP_REMOVALS = 256
+
+#: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
+MAX_WAKE_UPS = 1000
+
+#: Seconds a thread may run while another waits. With Python's own 5 ms the event loop would wait that long for its turn
+#: whenever the writer is busy.
+SWITCH_INTERVAL = 0.0005
+
+T = TypeVar("T")
+
+_pack = tables.NUMBER.pack
+_unpack_entry = tables.ENTRY.unpack_from
+
+
+class Payloads:
+    """A cache of blobs, bounded in octets; in two halves, of which the older one goes when the younger is full."""
+
+    def __init__(self, bound: int) -> None:
+        self._half = bound // 2
+        self._young: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+        self._octets = 0
+
+    def get(self, digest: bytes) -> bytes | None:
+        data = self._young.get(digest)
+        if data is None:
+            data = self._old.get(digest)
+            if data is not None:
+                self.put(digest, data)
+        return data
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        if len(data) > self._half:
+            return
+        if self._octets + len(data) > self._half:
+            self._old, self._young, self._octets = self._young, {}, 0
+        self._young[digest] = data
+        self._octets += len(data)
+
+
+class Reader:
+    """How the ports read: in this thread, or in steps beside it."""
+
+    def __init__(self, files: Files, writer: Writer) -> None:
+        self.files = files
+        self.is_open = False
+        self._writer = writer
+        self._pool: ThreadPoolExecutor | None = None
+
+    def open(self) -> None:
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="motorcade-store-read")
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    async def tables(self) -> Tables:
+        """The tables, to be given back with `files.leave`; waits while they are being opened again."""
+        while self.is_open:
+            opened = self.files.enter()
+            if opened is not None:
+                return opened
+            await asyncio.sleep(0.01)
+        raise StoreError("the store is closed")
+
+    async def now(self, look: Callable[[Tables], T]) -> T:
+        """A short look, in this thread."""
+        opened: Tables | None = (self.files.enter() if self.is_open else None) or await self.tables()
+        try:
+            return look(opened)  # type: ignore[arg-type]
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self.files.explain(error) from error
+        finally:
+            opened = None
+            self.files.leave()
+
+    async def beside(self, look: Callable[[Tables], T]) -> T:
+        """A longer look, in another thread."""
+        if self._pool is None or not self.is_open:
+            raise StoreError("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._look, look)
+
+    def _look(self, look: Callable[[Tables], T]) -> T:
+        with self.files.reading() as opened:
+            try:
+                return look(opened)
+            finally:
+                del opened
+
+
+# -- mailboxes
+
+
+class RocksMailboxes:
+    """Ordered entries per owner."""
+
+    def __init__(self, reader: Reader, writer: Writer, payloads: Payloads) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._payloads = payloads
+        self._heads = writer.state.heads
+
+    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
+        owners = list(owners)
+        return await self._writer.submit(lambda write: write.append(owners, draft, now, bound), rows=2 * len(owners))
+
+    async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
+        head = self._heads.peek(owner)
+        start = max(after, 0) + 1
+        if head is None:
+            prefix = tables.name(owner) + b"\0"
+        else:
+            prefix = head.prefix
+            if head.empty and self._reader.is_open:
+                return []
+            start = max(start, head.floor)
+        found: list[tuple[int, bytes]] = []
+        lowest, go_on = await self._reader.now(partial(_entries, prefix, start, limit, now, DIRECT_ROWS, found))
+        if head is not None and start == head.floor and lowest > start:
+            # Entries that went out of order left a gap that every read would walk over. No entry comes below another,
+            # so this stays true whatever the writer does meanwhile.
+            head.floor = head.first = lowest
+        while go_on:
+            _, go_on = await self._reader.beside(partial(_entries, prefix, go_on, limit, now, STEP_ROWS, found))
+        return await self._complete(found)
+
+    async def _complete(self, found: list[tuple[int, bytes]]) -> list[Entry]:
+        """Entries with their payloads."""
+        entries: list[Entry] = []
+        missing: dict[bytes, int] = {}
+        payloads = self._payloads
+        known: dict[bytes, bytes | None] = {}
+        for _, row in found:
+            if row[16] & tables.BLOB:
+                digest = row[-32:]
+                data = payloads.get(digest)
+                if data is None:
+                    missing[digest] = _unpack_entry(row)[6]
+                else:
+                    known[digest] = data
+        if missing:
+            look = partial(_blobs, list(missing))
+            fetch = self._reader.now if sum(missing.values()) <= DIRECT_OCTETS else self._reader.beside
+            for digest, data in zip(missing, await fetch(look), strict=True):
+                known[digest] = data
+                if data is not None:
+                    payloads.put(digest, data)
+        for position, row in found:
+            stored_at, expires_at, flags, mark, key_size, body_size, _ = _unpack_entry(row)
+            body_at = 30 + key_size
+            payload_at = body_at + body_size
+            payload: bytes | None = row[payload_at:]
+            if flags & tables.BLOB:
+                payload = known[row[-32:]]
+                if payload is None:
+                    continue  # the entry was acknowledged between the two looks, and its payload went with it
+            entries.append(
+                Entry(position, row[body_at:payload_at], payload, row[30:body_at], stored_at, expires_at, mark)  # type: ignore[arg-type]
+            )
+        return entries
+
+    async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
+        wanted = list(positions)
+        return await self._writer.submit(
+            lambda write: write.acknowledge(owner, wanted), rows=2 * len(wanted), durable=False, grows=False
+        )
+
+    async def mark(self, owner: str, position: int, mark: int) -> bool:
+        check_mark(mark)
+        return await self._writer.submit(lambda write: write.mark(owner, position, mark), grows=False)
+
+    async def info(self, owner: str) -> MailboxInfo:
+        if self._writer.trouble is not None:
+            return await self._reader.now(partial(_info, owner))
+        return await self._writer.submit(lambda write: write.info(owner), durable=False, grows=False)
+
+    async def clear(self, owner: str) -> int:
+        up_to = await self._writer.submit(lambda write: write.last(owner), durable=False, grows=False)
+        total = 0
+        while True:
+            removed = await self._writer.submit(
+                lambda write: write.clear(owner, up_to, STEP_REMOVALS), rows=STEP_REMOVALS, grows=False
+            )
+            total += removed
+            if removed < STEP_REMOVALS:
+                return total
+
+    async def owners(self) -> AsyncIterator[str]:
+        start = b""
+        while True:
+            found, last = await self._reader.beside(partial(_owners, start))
+            for owner in found:
+                yield owner
+            if last is None:
+                return
+            start = last + b"\0"
+
+
+def _entries(
+    prefix: bytes, start: int, limit: int, now: float, rows: int, found: list[tuple[int, bytes]], opened: Tables
+) -> tuple[int, int]:
+    """Add entries that have not expired to `found`.
+
+    The position of the first entry, expired or not, and where to go on if more rows were met than allowed; or 0.
+    """
+    lowest = 0
+    if len(found) >= limit:
+        return 0, 0
+    for key, row in scan(opened.entries, prefix + _pack(start), after_prefix(prefix)):
+        position: int = tables.NUMBER.unpack(key[-8:])[0]
+        lowest = lowest or position
+        if not rows:
+            return lowest, position
+        rows -= 1
+        expires_at = _unpack_entry(row)[1]
+        if not 0 < expires_at <= now:
+            found.append((position, row))
+            if len(found) >= limit:
+                break
+    return lowest, 0
+
+
+def _info(owner: str, opened: Tables) -> MailboxInfo:
+    """Size and ends, from the tables alone."""
+    head = load_head(opened, owner)
+    rows = scan(opened.entries, head.prefix + _pack(head.first), after_prefix(head.prefix))
+    first = next((tables.NUMBER.unpack(key[-8:])[0] for key, _ in rows), 0)
+    return MailboxInfo(head.count, head.octets, first, head.last)
+
+
+def _blobs(digests: list[bytes], opened: Tables) -> list[bytes | None]:
+    # Several at once: unlike a single `get`, that leaves the interpreter to other threads.
+    found: list[bytes | None] = opened.blobs.get([*digests]) or []
+    return found
+
+
+def _owners(start: bytes, opened: Tables) -> tuple[list[str], bytes | None]:
+    """Some owners with entries, and the last that was looked at if there may be more."""
+    owners: list[str] = []
+    for looked, (key, row) in enumerate(scan(opened.heads, start, b""), start=1):
+        last, count, *_ = tables.HEAD.unpack(row)
+        if count or _has_entry(opened, key, last + 1):
+            owners.append(key.decode())
+        if looked == STEP_ROWS:
+            return owners, key
+    return owners, None
+
+
+def _has_entry(opened: Tables, owner: bytes, start: int) -> bool:
+    """Whether an entry came since the head was written."""
+    prefix = owner + b"\0"
+    return any(True for _ in scan(opened.entries, prefix + _pack(start), after_prefix(prefix)))
+
+
+def check_mark(mark: int) -> None:
+    if not 0 <= mark <= 255:
+        raise ValueError(f"a mark is a number from 0 to 255, not {mark}")
+
+
+# -- blobs
+
+
+class RocksBlobs:
+    """Payloads by content."""
+
+    def __init__(self, reader: Reader, writer: Writer, payloads: Payloads) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._payloads = payloads
+
+    async def put(self, data: bytes, now: float, keep_until: float = 0.0) -> bytes:  # noqa: ARG002 - nothing to touch
+        return await self._writer.submit(lambda write: write.put_blob(data, keep_until), rows=3)
+
+    async def get(self, digest: bytes, now: float) -> bytes | None:
+        row = await self._reader.now(lambda opened: opened.blobinfo.get(digest))
+        if row is None:
+            return None
+        holders, keep_until, size = tables.BLOBINFO.unpack(row)
+        if not holders and now >= keep_until:
+            return None
+        data = self._payloads.get(digest)
+        if data is None:
+            fetch = self._reader.now if size <= DIRECT_OCTETS else self._reader.beside
+            (data,) = await fetch(partial(_blobs, [digest]))
+            if data is not None:
+                self._payloads.put(digest, data)
+        return data
+
+    async def count(self) -> tuple[int, int]:
+        await self._reader.now(lambda _: None)
+        return self._writer.state.blob_count, self._writer.state.blob_octets
+
+
+# -- records
+
+
+class RocksRecords:
+    """Small named collections."""
+
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        await self._writer.submit(lambda write: write.put_record(collection, key, value, expires_at), rows=2)
+
+    async def get(self, collection: str, key: str, now: float) -> bytes | None:
+        where = tables.name(collection) + b"\0" + tables.name(key)
+        row: bytes | None = await self._reader.now(lambda opened: opened.records.get(where))
+        if row is None or 0 < tables.EXPIRES.unpack_from(row)[0] <= now:
+            return None
+        return row[8:]
+
+    async def delete(self, collection: str, key: str) -> bool:
+        return await self._writer.submit(lambda write: write.delete_record(collection, key), grows=False)
+
+    async def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
+        within = tables.name(collection) + b"\0"
+        start = within + prefix.encode()
+        while True:
+            rows = await self._reader.beside(partial(_records, start, within))
+            for key, row in rows:
+                text = key[len(within) :].decode()
+                if not text.startswith(prefix):
+                    return
+                if not 0 < tables.EXPIRES.unpack_from(row)[0] <= now:
+                    yield text, row[8:]
+            if len(rows) < STEP_ROWS:
+                return
+            start = rows[-1][0] + b"\0"
+
+
+def _records(start: bytes, within: bytes, opened: Tables) -> list[tuple[bytes, bytes]]:
+    rows = []
+    for row in scan(opened.records, start, after_prefix(within)):
+        rows.append(row)
+        if len(rows) == STEP_ROWS:
+            break
+    return rows
+
+
+# -- streams
+
+
+class RocksStreams:
+    """Append-only sequences."""
+
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
+        values = list(values)
+        return await self._writer.submit(lambda write: write.append_stream(stream, values, now), rows=len(values) + 1)
+
+    async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
+        if limit <= 0:
+            return []
+        look = self._reader.now if limit <= DIRECT_ROWS else self._reader.beside
+        return await look(partial(_stream_rows, stream, max(after, 0), limit))
+
+    async def find(self, stream: str, time: float) -> int:
+        return await self._reader.now(partial(_find, stream, time))
+
+    async def info(self, stream: str) -> StreamInfo:
+        head = await self._reader.now(partial(_stream_head, stream))
+        return StreamInfo(head.first if head.records else 0, head.last, head.records, head.octets)
+
+    async def trim(
+        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+    ) -> Swept:
+        removed, freed, cursor = 0, 0, None
+        while True:
+            step = min(STEP_REMOVALS, budget - removed)
+            done = await self._writer.submit(
+                lambda write: write.trim(stream, before, octets, records, step),  # noqa: B023 - done before the next turn
+                rows=step,
+                grows=False,
+                alone=True,
+            )
+            removed, freed, cursor = removed + done.removed, freed + done.octets, done.cursor
+            if cursor is None or removed >= budget:
+                return Swept(removed, freed, cursor)
+
+    async def drop(self, stream: str) -> None:
+        await self._writer.submit(lambda write: write.drop_stream(stream), grows=False, alone=True)
+
+    async def names(self) -> list[str]:
+        return await self._reader.beside(lambda opened: [key.decode() for key, _ in scan(opened.streams, b"", b"")])
+
+
+def _stream_head(stream: str, opened: Tables) -> StreamHead:
+    row = opened.streams.get(tables.name(stream))
+    return StreamHead(*tables.STREAM.unpack(row)) if row is not None else StreamHead()
+
+
+def _stream_rows(stream: str, after: int, limit: int, opened: Tables) -> list[StreamRecord]:
+    head = _stream_head(stream, opened)
+    prefix = tables.name(stream) + b"\0"
+    # From the first on: before it lies what was trimmed, and walking over that takes time.
+    start = prefix + _pack(max(after + 1, head.first))
+    records: list[StreamRecord] = []
+    for key, row in scan(opened.rows, start, after_prefix(prefix)):
+        records.append(StreamRecord(tables.NUMBER.unpack(key[-8:])[0], tables.EXPIRES.unpack_from(row)[0], row[8:]))
+        if len(records) == limit:
+            break
+    return records
+
+
+def _find(stream: str, time: float, opened: Tables) -> int:
+    """Halve the offsets: times never go back, and offsets have no gaps."""
+    head = _stream_head(stream, opened)
+    prefix = tables.name(stream) + b"\0"
+    low, high = head.first, head.last + 1
+    while low < high:
+        middle = (low + high) // 2
+        row = opened.rows.get(prefix + _pack(middle))
+        # None: trimmed since the head was read, so older than everything that is there.
+        if row is None or tables.EXPIRES.unpack_from(row)[0] < time:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+# -- coordination
+
+
+class RocksCoordination:
+    """Who is where, and who leads; for one node."""
+
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        self.lost = 0  #: wake-ups that a slow listener did not get
+        self._reader = reader
+        self._writer = writer
+        self._listeners: dict[str, list[asyncio.Queue[bytes]]] = {}
+
+    async def attach(self, owner: str, node: str) -> Attached:
+        return await self._writer.submit(
+            lambda write: write.attach(owner, node), durable=False, grows=False, alone=True
+        )
+
+    async def detach(self, owner: str, epoch: int) -> bool:
+        return await self._writer.submit(
+            lambda write: write.detach(owner, epoch), durable=False, grows=False, alone=True
+        )
+
+    async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002
+        return await self._writer.submit(lambda write: write.acquire(name, ttl, now), grows=False)
+
+    async def renew(self, lease: Lease, ttl: float, now: float) -> bool:
+        return await self._writer.submit(lambda write: write.renew(lease, ttl, now), grows=False)
+
+    async def release(self, lease: Lease) -> bool:
+        return await self._writer.submit(lambda write: write.release(lease), grows=False)
+
+    async def notify(self, node: str, data: bytes) -> None:
+        await self._reader.now(lambda _: None)
+        for waiting in self._listeners.get(node, ()):
+            if waiting.full():
+                self.lost += 1
+            else:
+                waiting.put_nowait(data)
+
+    async def listen(self, node: str) -> AsyncIterator[bytes]:
+        await self._reader.now(lambda _: None)
+        waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
+        listeners = self._listeners.setdefault(node, [])
+        listeners.append(waiting)
+        try:
+            while True:
+                yield await waiting.get()
+        finally:
+            listeners.remove(waiting)
+            if not listeners:
+                self._listeners.pop(node, None)
+
+
+# -- the store
+
+
+class RocksBatch:
+    """Calls that share one transaction."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._calls: list[Callable[[Transaction], list[Appended] | None]] = []
+        self._rows = 0
+        self._grows = False
+
+    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+        owners = list(owners)
+        self._calls.append(lambda write: write.append(owners, draft, now, bound))
+        self._add(2 * len(owners), grows=True)
+
+    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
+        wanted = list(positions)
+        self._calls.append(lambda write: _nothing(write.acknowledge(owner, wanted)))
+        self._add(2 * len(wanted))
+
+    def mark(self, owner: str, position: int, mark: int) -> None:
+        check_mark(mark)
+        self._calls.append(lambda write: _nothing(write.mark(owner, position, mark)))
+        self._add(1)
+
+    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        self._calls.append(lambda write: write.put_record(collection, key, value, expires_at))
+        self._add(2, grows=True)
+
+    def delete(self, collection: str, key: str) -> None:
+        self._calls.append(lambda write: _nothing(write.delete_record(collection, key)))
+        self._add(1)
+
+    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
+        values = list(values)
+        self._calls.append(lambda write: _nothing(write.append_stream(stream, values, now)))
+        self._add(len(values) + 1, grows=True)
+
+    async def commit(self) -> list[Appended]:
+        calls, rows, grows = self._calls, self._rows, self._grows
+        self._calls, self._rows, self._grows = [], 0, False
+
+        def apply(write: Transaction) -> list[Appended]:
+            answers: list[Appended] = []
+            for call in calls:
+                answers += call(write) or ()
+            return answers
+
+        return await self._writer.submit(apply, rows=rows, grows=grows)
+
+    def _add(self, rows: int, *, grows: bool = False) -> None:
+        self._rows += rows
+        self._grows = self._grows or grows
+
+
+def _nothing(_: object) -> None:
+    """What a batch does not answer."""
+
+
+class RocksStore:
+    """`rocksdb://DIR`."""
+
+    def __init__(
+        self,
+        path: Path,
+        durability: Durability = Durability.SAFE,
+        *,
+        max_queued: int = MAX_QUEUED,  #: calls the writer holds; the rest waits in line
+        max_heads: int = MAX_HEADS,  #: mailboxes whose size and ends are kept in memory
+        reserve: int = RESERVE,  #: octets of disk that stay free
+        block_cache: int = BLOCK_CACHE,  #: octets
+        salvage: bool = False,  #: open damaged logs and give up what lies behind the damage
+    ) -> None:
+        self.path = Path(path)
+        self._files = Files(self.path, salvage=salvage, block_cache=block_cache)
+        self._writer = Writer(
+            self._files,
+            State(max_heads),
+            sync=durability is not Durability.FAST,
+            max_queued=max_queued,
+            reserve=reserve,
+        )
+        self._reader = Reader(self._files, self._writer)
+        payloads = Payloads(PAYLOAD_CACHE)
+        self.mailboxes = RocksMailboxes(self._reader, self._writer, payloads)
+        self.blobs = RocksBlobs(self._reader, self._writer, payloads)
+        self.records = RocksRecords(self._reader, self._writer)
+        self.streams = RocksStreams(self._reader, self._writer)
+        self.coordination = RocksCoordination(self._reader, self._writer)
+        self._switch_interval = 0.0
+
+    async def open(self) -> None:
+        if self._reader.is_open:
+            raise StoreError("the store is open already")
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._writer.open, loop)
+        await loop.run_in_executor(None, self._remove_copies)
+        self._reader.open()
+        self._switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_interval, SWITCH_INTERVAL))
+
+    async def close(self) -> None:
+        if not self._reader.is_open:
+            return
+        self._reader.close()
+        await self._writer.close()
+        sys.setswitchinterval(self._switch_interval)
+
+    def batch(self) -> RocksBatch:
+        return RocksBatch(self._writer)
+
+    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - the table is in order
+        removed, octets, left = 0, 0, budget
+        while True:
+            step = min(STEP_REMOVALS, left)
+            done = await self._writer.submit(
+                lambda write: write.sweep(now, step),  # noqa: B023 - done before the next turn
+                rows=step,
+                durable=False,
+                grows=False,
+                alone=True,
+            )
+            removed, octets, left = removed + done.removed, octets + done.octets, left - step
+            if done.cursor is None or left <= 0:
+                return Swept(removed, octets, done.cursor)
+
+    async def figures(self) -> StoreFigures:
+        disk = await self._reader.beside(lambda _: self._files.octets())
+        writer, state = self._writer, self._writer.state
+        return StoreFigures(
+            engine="rocksdb",
+            entries=state.entries,
+            blobs=state.blob_count,
+            blob_octets=state.blob_octets,
+            records=state.records,
+            commits=writer.commits,
+            writes=writer.writes,
+            queued=writer.queued,
+            disk_octets=disk,
+            swept=writer.swept,
+            full=writer.full,
+        )
+
+    async def backup(self, to: Path) -> None:
+        """A copy of everything that was written before, made while the store goes on; opens as a store of its own."""
+        await self._writer.submit(lambda write: self._files.copy(write.opened, to), grows=False, alone=True)
+
+    async def check(self) -> list[str]:
+        copy = self.path / f"{COPY}check"
+        await self.backup(copy)
+        try:
+            return await self._reader.beside(lambda _: inspect(copy))
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, self._remove_copies)
+
+    def _remove_copies(self) -> None:
+        """Copies that `check` has made, now or before a crash."""
+        for copy in self.path.glob(f"{COPY}*"):
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+#: How the names of copies begin that the store makes for itself, in its own directory.
+COPY = "copy-"

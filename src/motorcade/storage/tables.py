@@ -1,0 +1,175 @@
+"""The tables of the embedded engine: every key and every value, and nothing else.
+
+    table      key                               value
+    entries    owner 0 position(8)               header(30) key body payload|digest(32); see `EntryRow`
+    heads      owner                             last, count, octets, first, droppable (5 x 8); see `Head`
+    keys       owner 0 compaction key            position(8)
+    tokens     owner 0 token                     known until(f8) position(8)
+    blobs      sha256                            the payload
+    blobinfo   sha256                            entries that hold it(8) keep until(f8) size(8)
+    records    collection 0 key                  expires at(f8) value
+    streams    name                              first, last, records, octets (4 x 8) time of the last(f8)
+    rows       name 0 offset(8)                  time(f8) value
+    leases     name                              token(8) until(f8)
+    endings    when(8) kind(1) what              what ends by itself, soonest first; see `Kind`
+    meta       name                              format, boot, totals
+
+Numbers are big-endian, so that keys sort by them; times are seconds since the epoch, except in `endings`, where they
+are whole milliseconds, rounded up, so that they sort. Names have no U+0000, so 0 ends them.
+
+Rule 1: whoever changes a layout raises FORMAT and adds a step to `MIGRATIONS` in files.py.
+Rule 2: a head may lag behind. It is written with the first entry of an owner, whenever an entry goes, and at the latest
+        when TAIL entries have come since; what lies beyond its `last` is counted when it is read. So an owner without a
+        head has no entries, and a campaign to two hundred owners writes two hundred rows, not four hundred.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+#: Version of all layouts together.
+FORMAT = 1
+
+TABLES = (
+    "entries",
+    "heads",
+    "keys",
+    "tokens",
+    "blobs",
+    "blobinfo",
+    "records",
+    "streams",
+    "rows",
+    "leases",
+    "endings",
+    "meta",
+)
+
+#: Octets; larger payloads are blobs, stored once. The ports allow up to 256. Below that a reference costs as much as it
+#: saves: 32 octets of digest in each entry, and a counter to be written for each that goes.
+INLINE_PAYLOAD = 256
+
+#: Entries that may have come since the head was written; reading a head that is not cached looks at so many rows.
+TAIL = 32
+
+#: Octets of UTF-8 in a name.
+MAX_NAME = 65_535
+
+NUMBER = Struct(">Q")
+HEAD = Struct(">QQQQQ")
+ENTRY = Struct(">ddBBIII")  # stored at, expires at, flags, mark, length of key, of body, of payload
+TOKEN = Struct(">dQ")
+BLOBINFO = Struct(">QdQ")
+EXPIRES = Struct(">d")
+STREAM = Struct(">QQQQd")
+LEASE = Struct(">Qd")
+TOTALS = Struct(">QQQQ")
+
+#: Flags of an entry.
+DROPPABLE = 1
+BLOB = 2  #: the payload is a blob, the row ends with its digest
+
+MARK_AT = 17  #: where the mark stands in an entry row
+
+META_FORMAT = b"format"
+META_BOOT = b"boot"  #: how often the store was opened; part of what must never repeat
+META_TOTALS = b"totals"
+
+
+class Kind(IntEnum):
+    """What an ending is about, and what its row holds."""
+
+    ENTRIES = 1  #: key: serial(8); value: msgpack (owners, positions)
+    TOKENS = 2  #: key: serial(8); value: msgpack (token, owners)
+    RECORD = 3  #: key: collection 0 key; no value
+    BLOB = 4  #: key: sha256; no value
+
+
+class EntryRow(NamedTuple):
+    """An entry row taken apart."""
+
+    stored_at: float
+    expires_at: float
+    flags: int
+    mark: int
+    key: bytes
+    body: bytes
+    payload: bytes  #: or the digest, see `flags`
+    octets: int  #: of body and payload
+
+
+class Head:
+    """What is known of a mailbox without looking at its entries."""
+
+    __slots__ = (
+        "base",
+        "count",
+        "droppable",
+        "empty",
+        "first",
+        "floor",
+        "last",
+        "octets",
+        "owner",
+        "prefix",
+        "stored",
+        "user",
+    )
+
+    def __init__(self, owner: str, prefix: bytes) -> None:
+        self.owner = owner
+        self.prefix = prefix
+        self.last = 0  #: position given last
+        self.count = 0
+        self.octets = 0
+        self.first = 1  #: no entry is below it; there need not be one at it
+        self.droppable = 0
+        self.stored = 0  #: `last` in the table; 0: not there yet
+        self.user: object = None  #: transaction that uses it
+        self.base = 0  #: `last` before that transaction
+        # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
+        self.empty = False  #: surely no entries
+        self.floor = 1  #: surely no entry below it
+
+
+def name(text: str) -> bytes:
+    """A name as bytes; ValueError if it cannot be one."""
+    octets = text.encode()
+    if not octets or b"\0" in octets or len(octets) > MAX_NAME:
+        raise ValueError(f"a name is 1 to {MAX_NAME} bytes of text without U+0000, not {text[:40]!r}")
+    return octets
+
+
+def entry_row(
+    stored_at: float, expires_at: float, flags: int, key: bytes, body: bytes, payload: bytes, size: int
+) -> bytes:
+    """`payload` is the digest if flags say so; `size` is always that of the payload itself."""
+    return ENTRY.pack(stored_at, expires_at, flags, 0, len(key), len(body), size) + key + body + payload
+
+
+def parse_entry(row: bytes) -> EntryRow:
+    stored_at, expires_at, flags, mark, key_size, body_size, payload_size = ENTRY.unpack_from(row)
+    key_end = 30 + key_size
+    body_end = key_end + body_size
+    return EntryRow(
+        stored_at,
+        expires_at,
+        flags,
+        mark,
+        row[30:key_end],
+        row[key_end:body_end],
+        row[body_end:],
+        body_size + payload_size,
+    )
+
+
+def ending(when: float, kind: Kind, what: bytes) -> bytes:
+    """The key of an ending; a time beyond all times is one that never comes."""
+    return NUMBER.pack(milliseconds(when)) + bytes((kind,)) + what
+
+
+def milliseconds(when: float) -> int:
+    return max(0, min(math.ceil(when * 1000), 2**63)) if math.isfinite(when) else 2**63

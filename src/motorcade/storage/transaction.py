@@ -1,0 +1,764 @@
+"""What the writer does to the tables: reads, changes, and one write batch that holds all of it or nothing.
+
+    State         what the writer keeps between transactions: caches, totals, who is attached
+    Transaction   one atomic write; several small calls may share one
+
+Rule 1: only the writer's thread comes here. Reading, deciding and writing is one step because nobody else writes.
+Rule 2: a transaction sees its own changes. Single rows are found in the overlay first; heads, blobs and streams are
+        objects that change at once and are written by `finish`. Entries added by the transaction itself are those above
+        the `base` of their head.
+Rule 3: whatever was changed in the caches belongs to a transaction that may still fail. Then `State.forget` empties
+        them, which is always right and never frequent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+from rocksdict import ReadOptions, WriteBatch
+
+from motorcade.storage import tables
+from motorcade.storage.files import Tables
+from motorcade.storage.ports import Appended, Attached, Bound, Draft, Lease, MailboxInfo, StoreDamagedError, Swept
+from motorcade.storage.tables import Head, Kind
+
+#: Seconds that the token of an append is known.
+TOKEN_MEMORY = 3600.0
+
+#: Heads in the cache: about 300 octets each.
+MAX_HEADS = 65_536
+
+#: Counters of blobs in the cache.
+MAX_BLOBINFO = 4_096
+
+#: Entries named by one row of `endings`, so that one step of a sweep never reads much more than its budget.
+MAX_ENDING = 256
+
+NO_BOUND = Bound()
+MORE = b"more"
+
+V = TypeVar("V")
+K = TypeVar("K")
+
+_pack = tables.NUMBER.pack
+_encode = msgspec.msgpack.Encoder().encode
+_decode_entries = msgspec.msgpack.Decoder(tuple[list[str], list[int]]).decode
+_decode_tokens = msgspec.msgpack.Decoder(tuple[bytes, list[str]]).decode
+
+
+class Recent(Generic[K, V]):
+    """A bounded cache in two halves: when the young half is full, the old one goes. Finding costs one lookup."""
+
+    __slots__ = ("_half", "_old", "young")
+
+    def __init__(self, bound: int) -> None:
+        self._half = max(1, bound // 2)
+        self.young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        found = self.young.get(key)
+        if found is None:
+            found = self._old.get(key)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def peek(self, key: K) -> V | None:
+        """For other threads: find, and change nothing."""
+        return self.young.get(key) or self._old.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        if len(self.young) >= self._half and key not in self.young:
+            self._old = self.young
+            self.young = {}
+        self.young[key] = value
+
+    def clear(self) -> None:
+        self.young = {}
+        self._old = {}
+
+
+class BlobInfo:
+    """How long a blob is needed."""
+
+    __slots__ = ("holders", "keep_until", "size")
+
+    def __init__(self, holders: int, keep_until: float, size: int) -> None:
+        self.holders = holders
+        self.keep_until = keep_until
+        self.size = size
+
+
+class StreamHead:
+    """Size and ends of a stream."""
+
+    __slots__ = ("first", "last", "octets", "records", "time")
+
+    def __init__(self, first: int = 1, last: int = 0, records: int = 0, octets: int = 0, time: float = 0.0) -> None:
+        self.first = first
+        self.last = last
+        self.records = records
+        self.octets = octets
+        self.time = time
+
+
+class State:
+    """What the writer keeps between transactions."""
+
+    def __init__(self, max_heads: int = MAX_HEADS) -> None:
+        self.heads: Recent[str, Head] = Recent(max_heads)
+        self.blobs: Recent[bytes, BlobInfo] = Recent(MAX_BLOBINFO)
+        self.attached: dict[str, str] = {}  #: owner: node; as many as are attached
+        self.epochs: dict[str, int] = {}  #: likewise
+        self.entries = 0
+        self.blob_count = 0
+        self.blob_octets = 0
+        self.records = 0
+        self._serial = 0
+
+    def load(self, opened: Tables, boot: int | None = None) -> None:
+        """Begin, or begin again after `forget`."""
+        if boot is not None:
+            # 2^20 openings and 2^32 numbers in each stay below what a double can count.
+            self._serial = boot << 32
+        row = opened.meta.get(tables.META_TOTALS)
+        self.entries, self.blob_count, self.blob_octets, self.records = (
+            tables.TOTALS.unpack(row) if row is not None else (0, 0, 0, 0)
+        )
+
+    def forget(self, opened: Tables) -> None:
+        """Nothing in the caches is certain; the tables are."""
+        self.heads.clear()
+        self.blobs.clear()
+        self.load(opened)
+
+    def serial(self) -> int:
+        """A number that was never given before, in any life of this store."""
+        self._serial += 1
+        return self._serial
+
+
+class Transaction:
+    """One atomic write in the making."""
+
+    def __init__(self, opened: Tables, state: State) -> None:
+        self.opened = opened
+        self._tables = opened
+        self._state = state
+        self._batch = WriteBatch(raw_mode=True)
+        self._put = self._batch.put
+        handles = opened.handles
+        self._entries = handles["entries"]
+        self._handles = handles
+        self._overlay: dict[tuple[str, bytes], bytes | None] = {}
+        self._rows: dict[bytes, bytes | None] = {}  #: the overlay of `entries`
+        self._used_heads: dict[str, Head] = {}  #: changed or not; the cache may lose one before it is written
+        self._heads: dict[str, Head] = {}  #: to be written
+        self._blobs: dict[bytes, BlobInfo] = {}  #: to be written
+        self._streams: dict[str, StreamHead] = {}  #: to be written
+        self.swept = 0
+
+    # -- mailboxes
+
+    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
+        """Append to each owner; the answers in the same order."""
+        size = len(draft.body) + len(draft.payload)
+        if draft.key or draft.token or bound.entries or bound.octets:
+            answers = self._append_each(owners, draft, now, bound, size)
+            stored = [answer for answer in answers if answer.position and not answer.repeated]
+        else:
+            answers = stored = self._append_all(owners, draft, now, size)
+        if draft.expires_at and stored:
+            self._end_entries(draft.expires_at, stored)
+        return answers
+
+    def _append_all(self, owners: Sequence[str], draft: Draft, now: float, size: int) -> list[Appended]:
+        """The short way, when nothing can be replaced, repeated or pushed out: a campaign, sleeping sessions."""
+        row = self._row(draft, now, len(owners))
+        droppable = 1 if draft.droppable else 0
+        put, entries, rows, dirty, used = self._put, self._entries, self._rows, self._heads, self._used_heads
+        recent, attached = self._state.heads.young.get, self._state.attached.get
+        answers: list[Appended] = []
+        answer = answers.append
+        for owner in owners:
+            head = recent(owner)
+            if head is None:
+                head = self._head(owner)
+            if head.user is not self:
+                head.user = self
+                head.base = head.last
+                used[owner] = head
+            head.last = position = head.last + 1
+            head.count += 1
+            head.empty = False
+            head.octets += size
+            head.droppable += droppable
+            key = head.prefix + _pack(position)
+            put(key, row, entries)
+            rows[key] = row
+            if not head.stored or position - head.stored >= tables.TAIL:
+                dirty[owner] = head
+            answer(Appended(owner, position, 0, (), False, attached(owner, "")))
+        self._state.entries += len(owners)
+        return answers
+
+    def _append_each(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
+        row = b""
+        fresh: list[str] = []  # owners for which the token was not known
+        answers: list[Appended] = []
+        for owner in owners:
+            head = self._used(owner)
+            attached = self._state.attached.get(owner, "")
+            if draft.token:
+                known = self._known(head, draft.token, now)
+                if known is not None:
+                    answers.append(Appended(owner, known, 0, (), True, attached))
+                    continue
+                fresh.append(owner)
+            replaced = self._replace(head, draft.key) if draft.key else 0
+            position = 0
+            dropped: tuple[int, ...] = ()
+            if not 0 < bound.octets < size:
+                if not row:
+                    row = self._row(draft, now, 0)
+                position, dropped = self._add(head, draft, row, size, bound)
+            if draft.token:
+                self._set("tokens", head.prefix + draft.token, tables.TOKEN.pack(now + TOKEN_MEMORY, position))
+            answers.append(Appended(owner, position, replaced, dropped, False, attached))
+        if fresh:
+            self._end_tokens(now + TOKEN_MEMORY, draft.token, fresh)
+        return answers
+
+    def _row(self, draft: Draft, now: float, holders: int) -> bytes:
+        """The row that is the same for all owners; its blob is stored and held by so many."""
+        flags = tables.DROPPABLE if draft.droppable else 0
+        payload = draft.payload
+        if len(payload) > tables.INLINE_PAYLOAD:
+            flags |= tables.BLOB
+            payload = hashlib.sha256(payload).digest()
+            self._blob_of(payload, draft.payload).holders += holders
+        return tables.entry_row(now, draft.expires_at, flags, draft.key, draft.body, payload, len(draft.payload))
+
+    def _known(self, head: Head, token: bytes, now: float) -> int | None:
+        """The position of the first append with this token."""
+        row = self._get("tokens", head.prefix + token)
+        if row is None:
+            return None
+        until, position = tables.TOKEN.unpack(row)
+        return int(position) if now < until else None
+
+    def _replace(self, head: Head, key: bytes) -> int:
+        """Remove the entry of the same key; its position."""
+        row = self._get("keys", head.prefix + key)
+        if row is None:
+            return 0
+        (position,) = tables.NUMBER.unpack(row)
+        return position if self._remove(head, position) is not None else 0
+
+    def _add(self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound) -> tuple[int, tuple[int, ...]]:
+        """The position (0: pushed out itself), and what was pushed out."""
+        head.last = position = head.last + 1
+        head.count += 1
+        head.empty = False
+        head.octets += size
+        if draft.droppable:
+            head.droppable += 1
+        self._state.entries += 1
+        if len(draft.payload) > tables.INLINE_PAYLOAD:
+            # Not only counted: an owner before this one may have pushed out its copy, and the blob with it.
+            self._blob_of(row[-32:], draft.payload).holders += 1
+        self._set_entry(head.prefix + _pack(position), row)
+        if draft.key:
+            self._set("keys", head.prefix + draft.key, _pack(position))
+        if not head.stored or position - head.stored >= tables.TAIL:
+            self._heads[head.owner] = head
+        if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
+            return position, ()
+        dropped = self._push_out(head, bound)
+        if position in dropped:
+            return 0, tuple(dropped[:-1])
+        return position, tuple(dropped)
+
+    def _push_out(self, head: Head, bound: Bound) -> list[int]:
+        """Remove the oldest that may be dropped, then the oldest, until the rest fits."""
+        dropped: list[int] = []
+        for droppable_only in (True, False):
+            if droppable_only and not head.droppable:
+                continue
+            for position, row in self._entries_of(head):
+                if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
+                    return dropped
+                if droppable_only and not head.droppable:
+                    break
+                if not droppable_only or row[16] & tables.DROPPABLE:
+                    dropped.append(position)
+                    self._remove(head, position, row)
+        return dropped
+
+    def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
+        """Remove entries; how many were there."""
+        head = self._used(owner)
+        return sum(self._remove(head, position) is not None for position in set(positions) if 0 < position <= head.last)
+
+    def mark(self, owner: str, position: int, mark: int) -> bool:
+        """Note a number with an entry."""
+        head = self._used(owner)
+        if not 0 < position <= head.last:
+            return False
+        key = head.prefix + _pack(position)
+        row = self._get_entry(key)
+        if row is None:
+            return False
+        self._set_entry(key, row[: tables.MARK_AT] + bytes((mark,)) + row[tables.MARK_AT + 1 :])
+        return True
+
+    def clear(self, owner: str, up_to: int, limit: int) -> int:
+        """Remove the oldest entries up to a position; how many."""
+        head = self._used(owner)
+        removed = 0
+        for position, row in self._entries_of(head):
+            if position > up_to or removed == limit:
+                break
+            self._remove(head, position, row)
+            removed += 1
+        return removed
+
+    def last(self, owner: str) -> int:
+        """The position given last."""
+        return self._used(owner).last
+
+    def info(self, owner: str) -> MailboxInfo:
+        """Size and ends."""
+        head = self._used(owner)
+        first = next(self._entries_of(head), (0, b""))[0] if head.count else 0
+        return MailboxInfo(head.count, head.octets, first, head.last)
+
+    def _remove(self, head: Head, position: int, row: bytes | None = None) -> int | None:
+        """Remove one entry; octets given back, None if it was not there."""
+        entry_key = head.prefix + _pack(position)
+        if row is None:
+            row = self._get_entry(entry_key)
+            if row is None:
+                return None
+        entry = tables.parse_entry(row)
+        self._unset_entry(entry_key)
+        head.count -= 1
+        head.octets -= entry.octets
+        if head.count == 0:
+            head.first = head.last + 1
+        elif position == head.first:
+            head.first = position + 1
+        if entry.flags & tables.DROPPABLE:
+            head.droppable -= 1
+        if entry.key:
+            self._unset("keys", head.prefix + entry.key)
+        self._heads[head.owner] = head
+        self._state.entries -= 1
+        freed = len(entry.body)
+        return freed + (self._release(entry.payload) if entry.flags & tables.BLOB else len(entry.payload))
+
+    def _entries_of(self, head: Head) -> Iterator[tuple[int, bytes]]:
+        """All entries as this transaction sees them, oldest first; they may be removed meanwhile."""
+        prefix, rows = head.prefix, self._rows
+        if head.first <= head.base:
+            for key, row in scan(self._tables.entries, prefix + _pack(head.first), after_prefix(prefix)):
+                changed = rows.get(key, row)
+                if changed is not None:
+                    yield tables.NUMBER.unpack(key[-8:])[0], changed
+        for position in range(head.base + 1, head.last + 1):
+            added = rows.get(prefix + _pack(position))
+            if added is not None:
+                yield position, added
+
+    def _used(self, owner: str) -> Head:
+        head = self._head(owner)
+        if head.user is not self:
+            head.user = self
+            head.base = head.last
+            self._used_heads[owner] = head
+        return head
+
+    def _head(self, owner: str) -> Head:
+        head = self._state.heads.get(owner)
+        if head is None:
+            head = self._used_heads.get(owner) or load_head(self._tables, owner)
+            self._state.heads.put(owner, head)
+        return head
+
+    # -- blobs
+
+    def put_blob(self, data: bytes, keep_until: float) -> bytes:
+        """Store a blob and keep it for a while; its digest."""
+        digest = hashlib.sha256(data).digest()
+        info = self._blob_of(digest, data)
+        info.keep_until = max(info.keep_until, keep_until)
+        self._set("endings", tables.ending(info.keep_until, Kind.BLOB, digest), b"")
+        return digest
+
+    def _blob_of(self, digest: bytes, data: bytes) -> BlobInfo:
+        """The counter of a blob that is stored now, if it was not before."""
+        info = self._info(digest)
+        if info is None:
+            info = BlobInfo(0, 0.0, len(data))
+            self._set("blobs", digest, data)
+            self._state.blobs.put(digest, info)
+            self._state.blob_count += 1
+            self._state.blob_octets += info.size
+        self._blobs[digest] = info
+        return info
+
+    def _held(self, digest: bytes) -> BlobInfo:
+        """The counter of a blob that an entry refers to; about to change."""
+        info = self._info(digest)
+        if info is None:
+            raise StoreDamagedError(f"blob {digest.hex()} is missing though entries refer to it; bring back a backup")
+        self._blobs[digest] = info
+        return info
+
+    def _info(self, digest: bytes) -> BlobInfo | None:
+        info = self._blobs.get(digest) or self._state.blobs.get(digest)
+        if info is None:
+            row = self._get("blobinfo", digest)
+            if row is None:
+                return None
+            info = BlobInfo(*tables.BLOBINFO.unpack(row))
+            self._state.blobs.put(digest, info)
+        return info if info.size >= 0 else None
+
+    def _release(self, digest: bytes) -> int:
+        """An entry lets go; octets given back."""
+        info = self._held(digest)
+        info.holders -= 1
+        if info.holders > 0:
+            return 0
+        if info.keep_until:
+            # Its turn may have come while entries held it.
+            self._set("endings", tables.ending(info.keep_until, Kind.BLOB, digest), b"")
+            return 0
+        return self._drop_blob(digest, info)
+
+    def _drop_blob(self, digest: bytes, info: BlobInfo) -> int:
+        size = info.size
+        self._state.blob_count -= 1
+        self._state.blob_octets -= size
+        self._unset("blobs", digest)
+        self._unset("blobinfo", digest)
+        self._blobs.pop(digest, None)
+        info.size = -1  # dead, for whoever finds it in the cache
+        return size
+
+    # -- records
+
+    def put_record(self, collection: str, key: str, value: bytes, expires_at: float) -> None:
+        where = tables.name(collection) + b"\0" + tables.name(key)
+        before = self._get("records", where)
+        if before is None:
+            self._state.records += 1
+        old = tables.EXPIRES.unpack_from(before)[0] if before is not None else 0.0
+        if expires_at and not 0 < old <= expires_at:
+            # A record that is prolonged again and again needs no second row: the sweep moves the first one on.
+            self._set("endings", tables.ending(expires_at, Kind.RECORD, where), b"")
+        self._set("records", where, tables.EXPIRES.pack(expires_at) + value)
+
+    def delete_record(self, collection: str, key: str) -> bool:
+        where = tables.name(collection) + b"\0" + tables.name(key)
+        if self._get("records", where) is None:
+            return False
+        self._unset("records", where)
+        self._state.records -= 1
+        return True
+
+    # -- streams
+
+    def append_stream(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
+        if not values:
+            return []
+        prefix = tables.name(stream) + b"\0"
+        head = self._stream(stream) or StreamHead()
+        head.time = max(head.time, now)
+        stamp = tables.EXPIRES.pack(head.time)
+        offsets = list(range(head.last + 1, head.last + 1 + len(values)))
+        put, rows = self._put, self._handles["rows"]
+        for offset, value in zip(offsets, values, strict=True):
+            put(prefix + _pack(offset), stamp + value, rows)
+            head.octets += len(value)
+        head.last = offsets[-1]
+        head.records += len(values)
+        self._streams[stream] = head
+        return offsets
+
+    def trim(self, stream: str, before: float, octets: int, records: int, budget: int) -> Swept:
+        head = self._stream(stream)
+        if head is None or not head.records:
+            return Swept(0, 0, None)
+        prefix = tables.name(stream) + b"\0"
+        removed, freed, cursor = 0, 0, None
+        for key, row in scan(self._tables.rows, prefix + _pack(head.first), after_prefix(prefix)):
+            old = tables.EXPIRES.unpack_from(row)[0] < before
+            if not (old or 0 < records < head.records or 0 < octets < head.octets):
+                break
+            if removed == budget:
+                cursor = MORE
+                break
+            self._batch.delete(key, self._handles["rows"])
+            size = len(row) - 8
+            removed += 1
+            freed += size
+            head.records -= 1
+            head.octets -= size
+            head.first = tables.NUMBER.unpack(key[-8:])[0] + 1
+        if removed:
+            self._streams[stream] = head
+        return Swept(removed, freed, cursor)
+
+    def drop_stream(self, stream: str) -> None:
+        octets = tables.name(stream)
+        if self._stream(stream) is None:
+            return
+        self._streams.pop(stream, None)
+        self._unset("streams", octets)
+        self._batch.delete_range(octets + b"\0", octets + b"\1", self._handles["rows"])
+
+    def _stream(self, stream: str) -> StreamHead | None:
+        head = self._streams.get(stream)
+        if head is None:
+            row = self._get("streams", tables.name(stream))
+            head = StreamHead(*tables.STREAM.unpack(row)) if row is not None else None
+        return head
+
+    # -- coordination; who is attached is kept in memory only, since after a crash nobody is
+
+    def attach(self, owner: str, node: str) -> Attached:
+        state = self._state
+        previous = state.attached.get(owner, "")
+        pending = self._used(owner).count > 0
+        state.attached[owner] = node
+        state.epochs[owner] = epoch = state.serial()
+        return Attached(epoch, previous, pending)
+
+    def detach(self, owner: str, epoch: int) -> bool:
+        if self._state.epochs.get(owner) != epoch:
+            return False
+        del self._state.attached[owner], self._state.epochs[owner]
+        return True
+
+    def acquire(self, name: str, ttl: float, now: float) -> Lease | None:
+        key = tables.name(name)
+        row = self._get("leases", key)
+        if row is not None and now < tables.LEASE.unpack(row)[1]:
+            return None
+        lease = Lease(name, self._state.serial())
+        self._set("leases", key, tables.LEASE.pack(lease.token, now + ttl))
+        return lease
+
+    def renew(self, lease: Lease, ttl: float, now: float) -> bool:
+        key = tables.name(lease.name)
+        row = self._get("leases", key)
+        token, until = tables.LEASE.unpack(row) if row is not None else (0, 0.0)
+        if token != lease.token or now >= until:
+            return False
+        self._set("leases", key, tables.LEASE.pack(token, now + ttl))
+        return True
+
+    def release(self, lease: Lease) -> bool:
+        key = tables.name(lease.name)
+        row = self._get("leases", key)
+        if row is None or tables.LEASE.unpack(row)[0] != lease.token:
+            return False
+        self._unset("leases", key)
+        return True
+
+    # -- endings
+
+    def _end_entries(self, when: float, stored: list[Appended]) -> None:
+        for start in range(0, len(stored), MAX_ENDING):
+            part = stored[start : start + MAX_ENDING]
+            refs = ([answer.owner for answer in part], [answer.position for answer in part])
+            self._end(when, Kind.ENTRIES, _encode(refs))
+
+    def _end_tokens(self, when: float, token: bytes, owners: list[str]) -> None:
+        for start in range(0, len(owners), MAX_ENDING):
+            self._end(when, Kind.TOKENS, _encode((token, owners[start : start + MAX_ENDING])))
+
+    def _end(self, when: float, kind: Kind, refs: bytes) -> None:
+        self._set("endings", tables.ending(when, kind, _pack(self._state.serial())), refs)
+
+    def sweep(self, now: float, budget: int) -> Swept:
+        """One bounded step: at most `budget` entries, tokens, records and blobs are looked at."""
+        end = _pack(tables.milliseconds(now) + 1)
+        removed, freed, left = 0, 0, budget
+        for key, row in scan(self._tables.endings, b"", end):
+            if left <= 0:
+                self.swept += removed
+                return Swept(removed, freed, MORE)
+            count, octets, looked = self._ended(key, row, now, left)
+            removed += count
+            freed += octets
+            left -= looked
+        self.swept += removed
+        return Swept(removed, freed, None)
+
+    def _ended(self, key: bytes, row: bytes, now: float, budget: int) -> tuple[int, int, int]:
+        """What one ending removed, gave back, and how much it looked at."""
+        kind, what = key[8], key[9:]
+        if kind == Kind.ENTRIES:
+            return self._ended_entries(key, *_decode_entries(row), now, budget)
+        if kind == Kind.TOKENS:
+            return self._ended_tokens(key, *_decode_tokens(row), now, budget)
+        self._unset("endings", key)
+        if kind == Kind.RECORD:
+            return (*self._ended_record(what, now), 1)
+        return (*self._ended_blob(what, now), 1)
+
+    def _ended_entries(
+        self, key: bytes, owners: list[str], positions: list[int], now: float, budget: int
+    ) -> tuple[int, int, int]:
+        removed, octets = 0, 0
+        due = list(zip(owners[:budget], positions[:budget], strict=True))
+        for owner, position in due:
+            head = self._used(owner)
+            row = self._get_entry(head.prefix + _pack(position))
+            if row is not None and 0 < tables.ENTRY.unpack_from(row)[1] <= now:
+                octets += self._remove(head, position, row) or 0
+                removed += 1
+        rest = (owners[budget:], positions[budget:])
+        self._keep_rest(key, rest if rest[0] else None)
+        return removed, octets, len(due)
+
+    def _ended_tokens(
+        self, key: bytes, token: bytes, owners: list[str], now: float, budget: int
+    ) -> tuple[int, int, int]:
+        due, rest = owners[:budget], owners[budget:]
+        for owner in due:
+            where = tables.name(owner) + b"\0" + token
+            row = self._get("tokens", where)
+            if row is not None and tables.TOKEN.unpack(row)[0] <= now:
+                self._unset("tokens", where)
+        self._keep_rest(key, (token, rest) if rest else None)
+        return 0, 0, len(due)
+
+    def _keep_rest(self, key: bytes, rest: object) -> None:
+        if rest is None:
+            self._unset("endings", key)
+        else:
+            self._set("endings", key, _encode(rest))
+
+    def _ended_record(self, where: bytes, now: float) -> tuple[int, int]:
+        row = self._get("records", where)
+        if row is None:
+            return 0, 0
+        expires_at = tables.EXPIRES.unpack_from(row)[0]
+        if not expires_at:
+            return 0, 0
+        if expires_at > now:
+            self._set("endings", tables.ending(expires_at, Kind.RECORD, where), b"")
+            return 0, 0
+        self._unset("records", where)
+        self._state.records -= 1
+        return 1, len(row) - 8
+
+    def _ended_blob(self, digest: bytes, now: float) -> tuple[int, int]:
+        info = self._info(digest)
+        if info is None or info.holders or now < info.keep_until:
+            return 0, 0
+        return 1, self._drop_blob(digest, info)
+
+    # -- the end, and the rows
+
+    def finish(self) -> WriteBatch:
+        """Everything of this transaction, to be written as a whole."""
+        put, handles = self._put, self._handles
+        for head in self._heads.values():
+            put(
+                head.prefix[:-1],
+                tables.HEAD.pack(head.last, head.count, head.octets, head.first, head.droppable),
+                handles["heads"],
+            )
+            head.stored = head.last
+        for digest, info in self._blobs.items():
+            put(digest, tables.BLOBINFO.pack(info.holders, info.keep_until, info.size), handles["blobinfo"])
+        for stream, ends in self._streams.items():
+            row = tables.STREAM.pack(ends.first, ends.last, ends.records, ends.octets, ends.time)
+            put(tables.name(stream), row, handles["streams"])
+        if len(self._batch):
+            state = self._state
+            totals = tables.TOTALS.pack(state.entries, state.blob_count, state.blob_octets, state.records)
+            put(tables.META_TOTALS, totals, handles["meta"])
+        return self._batch
+
+    def written(self) -> None:
+        """Let readers know what is certain now."""
+        for head in self._heads.values():
+            head.empty = head.count == 0
+            head.floor = head.first
+
+    def _get_entry(self, key: bytes) -> bytes | None:
+        rows = self._rows
+        return rows[key] if key in rows else self._tables.entries.get(key)
+
+    def _set_entry(self, key: bytes, row: bytes) -> None:
+        self._rows[key] = row
+        self._put(key, row, self._entries)
+
+    def _unset_entry(self, key: bytes) -> None:
+        self._rows[key] = None
+        self._batch.delete(key, self._entries)
+
+    def _get(self, table: str, key: bytes) -> bytes | None:
+        overlay = self._overlay
+        if (table, key) in overlay:
+            return overlay[table, key]
+        found: bytes | None = getattr(self._tables, table).get(key)
+        return found
+
+    def _set(self, table: str, key: bytes, value: bytes) -> None:
+        self._overlay[table, key] = value
+        self._put(key, value, self._handles[table])
+
+    def _unset(self, table: str, key: bytes) -> None:
+        self._overlay[table, key] = None
+        self._batch.delete(key, self._handles[table])
+
+
+def load_head(opened: Tables, owner: str) -> Head:
+    """A head from the tables, with the entries that came since it was written."""
+    where = tables.name(owner)
+    head = Head(owner, where + b"\0")
+    row = opened.heads.get(where)
+    if row is None:
+        return head
+    head.last, head.count, head.octets, head.first, head.droppable = tables.HEAD.unpack(row)
+    head.stored = head.last
+    for key, entry in scan(opened.entries, head.prefix + _pack(head.stored + 1), after_prefix(head.prefix)):
+        _, _, flags, _, _, body, payload = tables.ENTRY.unpack_from(entry)
+        head.last = tables.NUMBER.unpack(key[-8:])[0]
+        head.count += 1
+        head.octets += body + payload
+        head.droppable += flags & tables.DROPPABLE
+    return head
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The end of a range of keys that begin with a name and 0."""
+    return prefix[:-1] + b"\1"
+
+
+def scan(table: object, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Rows of a table from `start` to before `end` (empty: to its end), as of now."""
+    options = ReadOptions()
+    if end:
+        # Without it, finding the end would walk over everything deleted behind it.
+        options.set_iterate_upper_bound(end)
+    rows = table.iter(options)  # type: ignore[attr-defined]
+    rows.seek(start)
+    while rows.valid():
+        yield rows.key(), rows.value()
+        rows.next()
+    rows.status()  # a damaged block ends a scan like the end of the table does; this tells them apart
+
+
+Apply = Callable[[Transaction], object]
