@@ -372,6 +372,14 @@ async def test_a_bound_counts_for_its_append_only(store: Store) -> None:
     assert () == (await append(store, "v1", Draft(b"8"))).dropped
 
 
+async def test_a_smaller_bound_takes_more_than_the_entry_that_came_with_it(store: Store) -> None:
+    """The new entry goes first, being droppable; the rest is still too much."""
+    await fill(store, "v1", b"1", b"2", b"3")
+    answer = await append(store, "v1", Draft(b"4", droppable=True), bound=Bound(entries=1))
+    assert Appended("v1", 0, dropped=(1, 2)) == answer
+    assert [b"3"] == await bodies(store, "v1")
+
+
 async def test_a_bound_holds_for_each_owner(store: Store) -> None:
     await fill(store, "v1", b"1", b"2")
     await fill(store, "v3", b"1", b"2", b"3")

@@ -271,6 +271,8 @@ async def test_a_reader_beside_writers_misses_nothing(store: Store) -> None:
                 await asyncio.sleep(0)
         return found
 
-    async with asyncio.timeout(60):
-        found, *_ = await asyncio.gather(read(), *(write(writer) for writer in range(4)))
-    assert total == len(set(found))
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(read())
+        for writer in range(4):
+            tasks.create_task(write(writer))
+    assert total == len(set(reader.result()))

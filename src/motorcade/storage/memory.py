@@ -350,7 +350,7 @@ class MemoryMailboxes:
             dropped.append(box.next_to_drop())
             self._remove(box, dropped[-1])
         if position in dropped:
-            return 0, tuple(dropped[:-1])
+            return 0, tuple(other for other in dropped if other != position)
         if draft.expires_at:
             self._ending.at(draft.expires_at, partial(self._end_entry, owner, position))
         return position, tuple(dropped)

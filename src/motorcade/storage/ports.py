@@ -88,7 +88,9 @@ class Appended:
     """What became of one owner's copy."""
 
     owner: str
-    position: int  #: one more with every append to this owner, from 1; never used again. 0: it was pushed out itself
+    #: One more with every append to this owner, from 1; never used again. 0: it was pushed out itself (which may use up
+    #: a position or not).
+    position: int
     replaced: int = 0  #: position of the entry with the same key that it replaced, expired or not
     dropped: tuple[int, ...] = ()  #: positions pushed out by the bound, in the order they went; not its own
     repeated: bool = False  #: the token was known: nothing was appended, `position` is the first append's
