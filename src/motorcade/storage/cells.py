@@ -1,0 +1,128 @@
+"""Where a key lives: names to cells, cells to slots, slots to servers.
+
+    owner, record key, stream, lease, digest ──crc32 mod count──> cell ──hash tag {cell}──> slot ──topology──> server
+
+A cell is what one script call can change at once. Everything about one owner is in one cell: its mailbox, where it is
+attached, and the records under its name. The number of cells is fixed when a store is created (`meta`), because every
+node has to come to the same cell; it should be a few times the number of masters, and no more, since each cell that a
+batch touches costs a call.
+
+All keys, where P is the store's prefix and N the cell:
+
+    P:meta                  hash    version, cells
+    P:{N}:w:writer          string  number and answers of a writer's last call (see commit.lua)
+    P:{N}:n                 hash    counters: entries, records, blobs, octets of blobs
+    P:{N}:o                 set     owners with entries
+    P:{N}:m:owner           hash    last (position), octets, node, epoch
+    P:{N}:i:owner           zset    positions of the entries
+    P:{N}:e:owner           hash    POSITION -> entry; m POSITION -> mark; k KEY -> position (without the blanks)
+    P:{N}:d:owner           zset    positions of the droppable entries
+    P:{N}:x:owner           zset    position -> when the entry expires
+    P:{N}:t:owner:HOUR      hash    token -> position and time
+    P:{N}:x                 zset    owner -> when its next entry expires, or sooner
+    P:{N}:r                 hash    digest -> entries of this cell that refer to it
+    P:{N}:b:digest          string  blob: keep_until (8 bytes), data
+    P:{N}:b                 hash    digest -> size: all blobs of this cell
+    P:{N}:h:digest          zset    appends under way that will refer to the blob -> until when they count
+    P:{N}:c:digest          string  condemned by this sweep, unless somebody wants it again
+    P:{N}:R:collection      hash    key -> expires_at (8 bytes), value
+    P:{N}:y                 zset    collection NUL key -> when the record expires
+    P:{N}:S:stream          stream  OFFSET-0 -> t: time, v: value
+    P:{N}:s:stream          hash    last, time, octets
+    P:{N}:s                 set     streams
+    P:{N}:l:name            hash    a lease: token, holder; the key expires when the lease does
+    P:{N}:f:name            string  fencing token given last
+    P:n:{node}              channel of wake-ups
+"""
+
+from __future__ import annotations
+
+import zlib
+from binascii import crc_hqx
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from motorcade.storage.ports import StoreError
+from motorcade.storage.resp import Address
+
+SLOTS = 16384
+DEFAULT_CELLS = 64
+
+
+def slot_of(key: str) -> int:
+    """The cluster's slot of a key: CRC16 of what stands in the first braces, if anything does."""
+    start = key.find("{")
+    if start >= 0:
+        end = key.find("}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key.encode(), 0) % SLOTS
+
+
+class Cells:
+    """Names to cells and keys."""
+
+    def __init__(self, prefix: str, count: int) -> None:
+        self.prefix = prefix
+        self.count = count
+        self._bases = [f"{prefix}:{{{cell}}}:" for cell in range(count)]
+        self._slots = [slot_of(base) for base in self._bases]
+
+    def of(self, name: str | bytes) -> int:
+        """The cell of an owner, a record's key, a stream, a lease or a digest."""
+        return zlib.crc32(name if isinstance(name, bytes) else name.encode()) % self.count
+
+    def key(self, cell: int, rest: str) -> str:
+        return self._bases[cell] + rest
+
+    def slot(self, cell: int) -> int:
+        return self._slots[cell]
+
+    def channel(self, node: str) -> str:
+        """The channel of a node's wake-ups."""
+        return f"{self.prefix}:n:{{{node}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Which server is master of which slots; a lone server is master of all."""
+
+    ends: tuple[int, ...]  #: last slot of each range, ascending
+    masters: tuple[Address | None, ...]  #: of each range; None: nobody serves it
+
+    @classmethod
+    def alone(cls, address: Address) -> Topology:
+        return cls((SLOTS - 1,), (address,))
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any], asked: Address) -> Topology:
+        """From the answer to CLUSTER SLOTS. A server that does not know its own host is where we asked."""
+        ends: list[int] = []
+        masters: list[Address | None] = []
+        following = 0
+        for start, end, master, *_ in sorted(reply, key=lambda line: int(line[0])):
+            if start > following:
+                ends.append(start - 1)
+                masters.append(None)
+            host = (master[0] or b"").decode()
+            ends.append(end)
+            masters.append(Address(host if host not in {"", "?"} else asked.host, int(master[1])))
+            following = end + 1
+        if following < SLOTS:
+            ends.append(SLOTS - 1)
+            masters.append(None)
+        return cls(tuple(ends), tuple(masters))
+
+    def master(self, slot: int) -> Address | None:
+        for end, master in zip(self.ends, self.masters, strict=True):
+            if slot <= end:
+                return master
+        raise StoreError(f"no slot {slot}")
+
+    def all_masters(self) -> list[Address]:
+        return sorted({master for master in self.masters if master is not None})
+
+    @property
+    def is_whole(self) -> bool:
+        return None not in self.masters

@@ -1,0 +1,20 @@
+-- acquire: take a lease that nobody holds, or that has run out.
+--
+--   2 cell   3 name   4 holder   5 ttl in ms
+--
+--   keys    l:name f:name
+--   answer  fencing token, or 0 if somebody holds it
+--
+-- Leases go by the server's clock, which all nodes share: the key goes when the lease ends.
+
+operations.acquire = function(op)
+    local at, name = base(op[2]), op[3]
+    local lease = at .. 'l:' .. name
+    if call('EXISTS', lease) == 1 then
+        return 0
+    end
+    local token = call('INCR', at .. 'f:' .. name)
+    call('HSET', lease, 'token', token, 'holder', op[4])
+    call('PEXPIRE', lease, op[5])
+    return token
+end

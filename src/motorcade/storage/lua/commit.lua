@@ -1,0 +1,45 @@
+-- commit: carry out all operations that a writer has collected for a cell (on a lone server: for all cells), at once.
+-- This file comes last; the ones before it define the operations.
+--
+--   KEYS[1]  P:{N}:w:writer
+--   ARGV     prefix, number of the call, packed operations, '1' on a cluster
+--   answer   packed answers, one per operation
+--
+-- A writer numbers its calls per cell and sends the next one only when it has the answer to the last. A call whose answer
+-- was lost is sent again with the same number, to whoever is master by then, and is answered from what is stored here:
+-- this is what makes every operation safe to repeat. A call that comes after a later one was held up somewhere, its
+-- sender has given up on it, and it must not be carried out any more.
+
+local number = tonumber(ARGV[2])
+local REMEMBERED = 600000 -- ms
+
+-- While a slot is being moved, keys that have gone already look as if they never existed. Asking for one that cannot exist
+-- tells, before anything is written.
+if ARGV[4] == '1' then
+    local there = redis.pcall('EXISTS', KEYS[1] .. ':?')
+    if type(there) == 'table' and there.err then
+        return redis.error_reply('TRYAGAIN the cell is being moved')
+    end
+end
+
+local stored = call('GET', KEYS[1])
+if stored then
+    local colon = stored:find(':', 1, true)
+    local last = tonumber(stored:sub(1, colon - 1))
+    if last == number then
+        -- A write, so that the WAIT which follows also waits for what the first sending wrote.
+        call('PEXPIRE', KEYS[1], REMEMBERED)
+        return stored:sub(colon + 1)
+    elseif number < last then
+        return redis.error_reply('STALE a later call was carried out already')
+    end
+end
+
+local answers = {}
+for index, op in ipairs(cmsgpack.unpack(ARGV[3])) do
+    answers[index] = operations[op[1]](op)
+end
+settle()
+local packed = cmsgpack.pack(answers)
+call('SET', KEYS[1], ARGV[2] .. ':' .. packed, 'PX', REMEMBERED)
+return packed

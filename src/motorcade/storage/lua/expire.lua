@@ -1,0 +1,49 @@
+-- expire: remove entries and records of one cell that have expired, at most so many.
+--
+--   2 cell   3 now   4 at most so many
+--
+--   keys    x y and, of each owner and collection found there, m: i: e: d: x: R:, and o r n
+--   answer  how many went, their octets, 1 if there is more
+--
+-- The index x of a cell may name an owner too early, when its entry was acknowledged: it is put right here.
+
+operations.expire = function(op)
+    local at, now, budget = base(op[2]), op[3], op[4]
+    local gone, octets, steps = 0, 0, 0
+    while steps < budget do
+        local owner = call('ZRANGEBYSCORE', at .. 'x', '-inf', now, 'LIMIT', 0, 1)[1]
+        if not owner then
+            break
+        end
+        steps = steps + 1
+        local expiring = at .. 'x:' .. owner
+        local positions = call('ZRANGEBYSCORE', expiring, '-inf', now, 'LIMIT', 0, budget - steps + 1)
+        local freed = 0
+        for _, position in ipairs(positions) do
+            freed = freed + remove(at, owner, position)
+        end
+        shrink(at, owner, #positions, freed)
+        gone = gone + #positions
+        octets = octets + freed
+        steps = steps + #positions
+        local following = call('ZRANGE', expiring, 0, 0, 'WITHSCORES')
+        if following[2] then
+            call('ZADD', at .. 'x', following[2], owner)
+        else
+            call('ZREM', at .. 'x', owner)
+        end
+    end
+    if steps < budget then
+        for _, member in ipairs(call('ZRANGEBYSCORE', at .. 'y', '-inf', now, 'LIMIT', 0, budget - steps)) do
+            local nul = member:find('\0', 1, true)
+            local records, key = at .. 'R:' .. member:sub(1, nul - 1), member:sub(nul + 1)
+            octets = octets + math.max(call('HSTRLEN', records, key) - 8, 0)
+            local went = call('HDEL', records, key)
+            call('ZREM', at .. 'y', member)
+            count(at, 'records', -went)
+            gone = gone + went
+            steps = steps + 1
+        end
+    end
+    return { gone, octets, steps >= budget and 1 or 0 }
+end

@@ -1,0 +1,864 @@
+"""The shared engine: all five ports on Redis 7.0 or later, or Valkey, alone or as a cluster.
+
+    RedisStore ── ports ──> Writer   ── group per server ──> Servers ── Connection    lua/*.lua do the work
+                       └──> reads ─────────────────────────> Servers
+
+`cells.py` lists every key. Everything that writes is an `Operation` for one cell; the writer groups them, repeats them
+through failovers and waits for replicas. What stands here is how ports become operations and answers.
+
+Rule 1: a payload that is stored apart is written before the entries that refer to it, and held until they are there.
+Rule 2: calls of a batch that are of different kinds and in different cells go one after the other, because a later one
+        may rely on an earlier one. Calls of one kind go together; so does everything of one cell, and, on a lone
+        server, everything.
+Rule 3: leases go by the servers' clock, everything else by the `now` of the caller.
+
+What Redis cannot give: WAIT means that replicas have received a write, not that they have stored it, and the cluster
+may promote a replica that lags behind another. With one replica per master, a write that was confirmed survives the
+loss of either; the loss of both at once can take the last second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from motorcade.storage.cells import Cells, slot_of
+from motorcade.storage.ports import (
+    Appended,
+    Attached,
+    Bound,
+    Draft,
+    Durability,
+    Entry,
+    Lease,
+    MailboxInfo,
+    StoreError,
+    StoreFigures,
+    StreamInfo,
+    StreamRecord,
+    Swept,
+)
+from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
+from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
+from motorcade.storage.redis_place import Place, RedisOptions, parse_url
+from motorcade.storage.redis_scripts import EXTENT, FIND, INFO, READ, Script
+from motorcade.storage.redis_servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
+from motorcade.storage.redis_writer import Operation, Writer
+from motorcade.storage.resp import Address, Argument, Connection, LostError, ServerError, connect
+
+log = structlog.get_logger("motorcade.storage.redis")
+
+NO_BOUND: Final = Bound()
+
+#: A payload for one owner goes into its entry up to this size: one write and one read less. For several owners it does
+#: so when it is no longer than the digest would be.
+INLINE_ONE: Final = 1024
+INLINE_MANY: Final = 32
+
+#: Owners in one operation, positions in one acknowledgement, entries in one read.
+MAX_OWNERS: Final = 500
+MAX_POSITIONS: Final = 1000
+MAX_READ: Final = 1000
+#: Octets of stream values in one operation.
+MAX_VALUES: Final = 1 << 20
+
+#: Seconds that a blob outlives what it is kept for by the server's clock, which need not agree with the nodes' clocks.
+BLOB_SLACK: Final = 3600.0
+#: Milliseconds that an append may take from storing its payload to storing its entries.
+HOLD_TIME: Final = 600_000
+
+#: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
+MAX_WAKE_UPS: Final = 1000
+#: Seconds between questions whether a listener's server is still there.
+LISTENER_PULSE: Final = 1.0
+
+#: Cells that are asked at once when all of them are asked.
+WINDOW: Final = 16
+
+
+class BlobCache:
+    """Payloads read or written lately, by digest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._size = 0
+        self._blobs: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def get(self, digest: bytes) -> bytes | None:
+        data = self._blobs.get(digest)
+        if data is not None:
+            self._blobs.move_to_end(digest)
+        return data
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        if digest in self._blobs or len(data) > self._most // 4:
+            return
+        self._blobs[digest] = data
+        self._size += len(data)
+        while self._size > self._most:
+            self._size -= len(self._blobs.popitem(last=False)[1])
+
+
+class Core:
+    """What all ports of one open store share."""
+
+    def __init__(self, servers: Servers, cells: Cells, writer: Writer, blob_cache: int) -> None:
+        self.servers = servers
+        self.cells = cells
+        self.writer = writer
+        self.cache = BlobCache(blob_cache)
+        self.swept = 0
+        self._hold = 0
+        self._name = secrets.token_hex(4)
+
+    def next_hold(self) -> str:
+        self._hold += 1
+        return f"{self._name}{self._hold}"
+
+    async def one(self, operation: Operation, durable: bool = True) -> Any:
+        return (await self.writer.write([operation], durable))[0]
+
+    async def ask(self, cell: int, command: str, kind: str, name: str | bytes = b"", *arguments: Argument) -> Any:
+        """A read of one key."""
+        try:
+            return await self.servers.ask(self.cells.slot(cell), command, self.key(cell, kind, name), *arguments)
+        except ServerError as error:
+            raise self._refusal(cell, error) from None
+
+    async def evaluate(self, cell: int, script: Script, kinds: str, name: str, *arguments: Argument) -> Any:
+        """A script that reads keys of the given kinds."""
+        keys = [self.key(cell, f"{kind}:", name) for kind in kinds]
+        try:
+            return await self.servers.evaluate(self.cells.slot(cell), script, keys, *arguments)
+        except ServerError as error:
+            raise self._refusal(cell, error) from None
+
+    async def everywhere(self, command: str, kind: str, *arguments: Argument) -> list[Any]:
+        """The same question to all cells; the answers in their order."""
+        answers: list[Any] = []
+        for start in range(0, self.cells.count, WINDOW):
+            some = range(start, min(start + WINDOW, self.cells.count))
+            answers += await asyncio.gather(*(self.ask(cell, command, kind, b"", *arguments) for cell in some))
+        return answers
+
+    async def scan(self, command: str, kind: str, *arguments: Argument) -> AsyncIterator[tuple[int, list[bytes]]]:
+        """All pages of HSCAN or SSCAN over all cells."""
+        for start in range(0, self.cells.count, WINDOW):
+            some = range(start, min(start + WINDOW, self.cells.count))
+            pages = await asyncio.gather(*(self.ask(cell, command, kind, b"", b"0", *arguments) for cell in some))
+            for cell, (first_cursor, first_page) in zip(some, pages, strict=True):
+                cursor, page = first_cursor, first_page
+                while True:
+                    if page:
+                        yield cell, page
+                    if cursor == b"0":
+                        break
+                    cursor, page = await self.ask(cell, command, kind, b"", cursor, *arguments)
+
+    def key(self, cell: int, kind: str, name: str | bytes = b"") -> bytes:
+        return self.cells.key(cell, kind).encode() + (name if isinstance(name, bytes) else name.encode())
+
+    def _refusal(self, cell: int, error: ServerError) -> StoreError:
+        return refusal(error, self.servers.master(self.cells.slot(cell)) or self.servers.seeds[0])
+
+
+# -- operations
+
+
+class Appending:
+    """One append, as operations: a blob perhaps, and one or more per cell."""
+
+    def __init__(self, core: Core, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> None:
+        self.owners = owners
+        self.digest = b""
+        self.blob: Operation | None = None
+        inline = INLINE_ONE if len(owners) == 1 else INLINE_MANY
+        if len(draft.payload) > inline and owners:
+            self.digest = hashlib.sha256(draft.payload).digest()
+        entry, octets, flags = pack_entry(draft, now, self.digest)
+        common = (raw(entry), now, draft.expires_at, octets, flags, raw(draft.key), raw(self.digest))
+        common += (bound.entries, bound.octets, raw(draft.token))  # type: ignore[assignment]
+        cells: dict[int, list[int]] = {}
+        for index, owner in enumerate(owners):
+            cells.setdefault(core.cells.of(owner), []).append(index)
+        self.operations: list[Operation] = []
+        self._places: list[list[int]] = []  #: of each operation: the indices of its owners
+        for cell, indices in cells.items():
+            for start in range(0, len(indices), MAX_OWNERS):
+                some = indices[start : start + MAX_OWNERS]
+                words = ("append", cell, *common, [owners[index] for index in some])
+                self.operations.append(Operation(words, len(some), len(entry)))
+                self._places.append(some)
+
+    def answers(self, replies: Sequence[Any]) -> list[Appended]:
+        """The replies to `operations` as answers in the order of the owners."""
+        found: list[Appended | None] = [None] * len(self.owners)
+        for places, reply in zip(self._places, replies, strict=True):
+            for index, (position, replaced, dropped, repeated, node) in zip(places, reply, strict=True):
+                found[index] = Appended(
+                    self.owners[index], position, replaced, tuple(dropped), repeated=bool(repeated), attached=node
+                )
+        return [answer for answer in found if answer is not None]
+
+
+def blob_operation(core: Core, digest: bytes, data: bytes, keep_until: float, lasts: float, hold: str) -> Operation:
+    """Store a payload. `lasts`: seconds, 0: until a sweep finds that nothing refers to it."""
+    ttl = int((lasts + BLOB_SLACK) * 1000) if lasts else 0
+    words = ("blob", core.cells.of(digest), raw(digest), raw(data), keep_until, ttl, hold, HOLD_TIME)
+    return Operation(words, 1, len(data))
+
+
+def acknowledge_operations(core: Core, owner: str, positions: Iterable[int]) -> list[Operation]:
+    cell, every = core.cells.of(owner), list(positions)
+    portions = [every[start : start + MAX_POSITIONS] for start in range(0, len(every), MAX_POSITIONS)]
+    return [Operation(("acknowledge", cell, owner, some), len(some)) for some in portions]
+
+
+def check_mark(mark: int) -> None:
+    if not 0 <= mark <= 255:
+        raise ValueError(f"a mark is a number from 0 to 255, not {mark}")
+
+
+def mark_operation(core: Core, owner: str, position: int, mark: int) -> Operation:
+    return Operation(("mark", core.cells.of(owner), owner, position, mark))
+
+
+def put_operation(core: Core, collection: str, key: str, value: bytes, expires_at: float) -> Operation:
+    stored = raw(TIME.pack(expires_at) + value)
+    return Operation(("put", core.cells.of(key), collection, key, stored, expires_at), 1, len(value))
+
+
+def delete_operation(core: Core, collection: str, key: str) -> Operation:
+    return Operation(("delete", core.cells.of(key), collection, key))
+
+
+def stream_operations(core: Core, stream: str, values: Sequence[bytes], now: float) -> list[Operation]:
+    cell = core.cells.of(stream)
+    operations: list[Operation] = []
+    some: list[bytes] = []
+    octets = 0
+    for value in values:
+        some.append(value)
+        octets += len(value)
+        if len(some) == MAX_POSITIONS or octets > MAX_VALUES:
+            operations.append(Operation(("stream", cell, stream, [raw(each) for each in some], now), len(some), octets))
+            some, octets = [], 0
+    if some:
+        operations.append(Operation(("stream", cell, stream, [raw(each) for each in some], now), len(some), octets))
+    return operations
+
+
+class Step:
+    """Operations of a batch that may go together (rule 2)."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.operations: list[Operation] = []
+        self.lanes: set[int] = set()
+        self.appends: list[tuple[int, int, Appending]] = []  #: first and last operation, and whose they are
+
+
+class Plan:
+    """The operations of a batch, in steps."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._steps: list[Step] = []
+        self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
+
+    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+        appending = Appending(self._core, owners, draft, now, bound)
+        step = self._add("append", appending.operations)
+        end = len(step.operations)
+        step.appends.append((end - len(appending.operations), end, appending))
+        if appending.digest:
+            lasts = max(draft.expires_at - now, 1.0) if draft.expires_at else 0.0
+            _, before = self._blobs.get(appending.digest, (b"", lasts))
+            self._blobs[appending.digest] = (draft.payload, max(lasts, before) if lasts and before else 0.0)
+
+    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
+        self._add("acknowledge", acknowledge_operations(self._core, owner, positions))
+
+    def mark(self, owner: str, position: int, mark: int) -> None:
+        self._add("mark", [mark_operation(self._core, owner, position, mark)])
+
+    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        self._add("put", [put_operation(self._core, collection, key, value, expires_at)])
+
+    def delete(self, collection: str, key: str) -> None:
+        self._add("delete", [delete_operation(self._core, collection, key)])
+
+    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
+        self._add("stream", stream_operations(self._core, stream, values, now))
+
+    async def carry_out(self) -> list[Appended]:
+        core, steps, blobs = self._core, self._steps, self._blobs
+        hold = core.next_hold() if blobs else ""
+        if blobs:
+            first = Step("blob")
+            for digest, (data, lasts) in blobs.items():
+                first.operations.append(blob_operation(core, digest, data, 0.0, lasts, hold))
+            steps = [first, *steps]
+        appended: list[Appended] = []
+        for step in self._joined(steps):
+            durable = any(operation.words[0] != "acknowledge" for operation in step.operations)
+            answers = await core.writer.write(step.operations, durable) if step.operations else []
+            for start, end, appending in step.appends:
+                appended += appending.answers(answers[start:end])
+        for digest, (data, _) in blobs.items():
+            core.cache.put(digest, data)
+            core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))
+        return appended
+
+    def _add(self, kind: str, operations: list[Operation]) -> Step:
+        lanes = {self._core.writer.lane_of(operation) for operation in operations}
+        step = self._steps[-1] if self._steps else None
+        if step is None or (step.kind != kind and len(step.lanes | lanes) > 1):
+            step = Step(kind)
+            self._steps.append(step)
+        elif step.kind != kind:
+            step.kind = ""  # of several kinds, in one lane: takes more of this lane only
+        step.operations += operations
+        step.lanes |= lanes
+        return step
+
+    def _joined(self, steps: list[Step]) -> list[Step]:
+        """On a lone server all steps are one."""
+        if self._core.servers.clustered or len(steps) < 2:
+            return steps
+        whole = Step("")
+        for step in steps:
+            start = len(whole.operations)
+            whole.operations += step.operations
+            whole.appends += [(start + first, start + last, appending) for first, last, appending in step.appends]
+        return [whole]
+
+
+class RedisBatch:
+    """Calls that go cell by cell, in order; what they come to is decided when they are committed."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._calls: list[Callable[[Plan], None]] = []
+
+    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+        owners = list(owners)
+        self._calls.append(lambda plan: plan.append(owners, draft, now, bound))
+
+    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
+        positions = list(positions)
+        self._calls.append(lambda plan: plan.acknowledge(owner, positions))
+
+    def mark(self, owner: str, position: int, mark: int) -> None:
+        check_mark(mark)
+        self._calls.append(lambda plan: plan.mark(owner, position, mark))
+
+    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        self._calls.append(lambda plan: plan.put(collection, key, value, expires_at))
+
+    def delete(self, collection: str, key: str) -> None:
+        self._calls.append(lambda plan: plan.delete(collection, key))
+
+    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
+        values = list(values)
+        self._calls.append(lambda plan: plan.stream(stream, values, now))
+
+    async def commit(self) -> list[Appended]:
+        plan = Plan(self._store.core)
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(plan)
+        return await plan.carry_out()
+
+
+# -- ports
+
+
+class Port:
+    """Asks the store for what is open."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+
+    @property
+    def _core(self) -> Core:
+        return self._store.core
+
+
+class RedisMailboxes(Port):
+    """Ordered entries per owner."""
+
+    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
+        plan = Plan(self._core)
+        plan.append(owners, draft, now, bound)
+        return await plan.carry_out()
+
+    async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
+        core = self._core
+        cell = core.cells.of(owner)
+        found: list[Entry] = []
+        after = max(after, 0)
+        while limit > 0:
+            page = min(limit, MAX_READ)
+            reply = await core.evaluate(cell, READ, "ie", owner, after, page, now)
+            if reply:
+                after = int(reply[-3])
+                found += await self._entries(owner, reply)
+            if len(reply) < 3 * page:
+                break
+            limit -= page
+        return found
+
+    async def _entries(self, owner: str, reply: list[bytes]) -> list[Entry]:
+        rows = [
+            (int(reply[index]), unpack_entry(reply[index + 1]), int(reply[index + 2] or 0))
+            for index in range(0, len(reply), 3)
+        ]
+        wanted = {entry.digest for _, entry, _ in rows if entry.digest}
+        payloads = await self._store.blobs.fetch(wanted) if wanted else {}
+        found: list[Entry] = []
+        for position, entry, mark in rows:
+            payload = payloads.get(entry.digest) if entry.digest else entry.payload
+            if payload is None:
+                # Nothing behind it is held up; `check` tells of it too.
+                log.error("payload_missing", owner=owner, position=position, digest=entry.digest.hex())
+                continue
+            found.append(Entry(position, entry.body, payload, entry.key, entry.stored_at, entry.expires_at, mark))
+        return found
+
+    async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
+        operations = acknowledge_operations(self._core, owner, positions)
+        return sum(await self._core.writer.write(operations, durable=False)) if operations else 0
+
+    async def mark(self, owner: str, position: int, mark: int) -> bool:
+        check_mark(mark)
+        return bool(await self._core.one(mark_operation(self._core, owner, position, mark)))
+
+    async def info(self, owner: str) -> MailboxInfo:
+        core = self._core
+        return MailboxInfo(*await core.evaluate(core.cells.of(owner), INFO, "mi", owner))
+
+    async def clear(self, owner: str) -> int:
+        core = self._core
+        cell, total, upto, more = core.cells.of(owner), 0, -1, 1
+        while more:
+            removed, upto, more = await core.one(Operation(("clear", cell, owner, upto, MAX_POSITIONS), MAX_POSITIONS))
+            total += removed
+        return total
+
+    async def owners(self) -> AsyncIterator[str]:
+        seen: set[bytes] = set()
+        async for _, members in self._core.scan("SSCAN", "o", "COUNT", 500):
+            for member in members:
+                if member not in seen:
+                    seen.add(member)
+                    yield member.decode()
+
+
+class RedisBlobs(Port):
+    """Payloads by content."""
+
+    async def put(self, data: bytes, now: float, keep_until: float = 0.0) -> bytes:
+        core = self._core
+        digest = hashlib.sha256(data).digest()
+        lasts = max(keep_until - now, 1.0)
+        await core.one(blob_operation(core, digest, data, keep_until, lasts, ""))
+        return digest
+
+    async def get(self, digest: bytes, now: float) -> bytes | None:
+        core = self._core
+        cell = core.cells.of(digest)
+        value = await core.ask(cell, "GET", "b:", digest)
+        if value is None:
+            return None
+        (keep_until,) = TIME.unpack_from(value)
+        if now < keep_until or digest in await self.referred(core, [digest]):
+            return bytes(value[TIME.size :])
+        return None
+
+    async def count(self) -> tuple[int, int]:
+        """As of the last sweep, where the servers have removed some themselves."""
+        counts = await self._core.everywhere("HMGET", "n", "blobs", "octets")
+        return sum(int(blobs or 0) for blobs, _ in counts), sum(int(octets or 0) for _, octets in counts)
+
+    async def fetch(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The payloads that entries refer to."""
+        core = self._core
+        found: dict[bytes, bytes] = {}
+        missing: list[bytes] = []
+        for digest in digests:
+            data = core.cache.get(digest)
+            if data is None:
+                missing.append(digest)
+            else:
+                found[digest] = data
+        values = await asyncio.gather(*(core.ask(core.cells.of(digest), "GET", "b:", digest) for digest in missing))
+        for digest, value in zip(missing, values, strict=True):
+            if value is not None:
+                found[digest] = value[TIME.size :]
+                core.cache.put(digest, found[digest])
+        return found
+
+    @staticmethod
+    async def referred(core: Core, digests: Sequence[bytes]) -> set[bytes]:
+        """Those that an entry of any cell refers to."""
+        counts = await core.everywhere("HMGET", "r", *digests)
+        return {digest for of_cell in counts for digest, count in zip(digests, of_cell, strict=True) if count}
+
+    async def collect(self, cell: int, digests: Sequence[bytes], now: float) -> tuple[int, int]:
+        """Remove blobs of one cell that nothing holds; how many went, and their octets."""
+        core = self._core
+        sweep = core.next_hold()
+        states = await core.one(
+            Operation(("condemn", cell, now, sweep, [raw(digest) for digest in digests]), len(digests)), durable=False
+        )
+        gone = sum(state == 0 for state in states)
+        condemned = [digest for digest, state in zip(digests, states, strict=True) if state == 2]
+        if not condemned:
+            return gone, 0
+        referred = await self.referred(core, condemned)
+        doomed = [raw(digest) for digest in condemned if digest not in referred]
+        if not doomed:
+            return gone, 0
+        removed, octets = await core.one(Operation(("discard", cell, sweep, doomed), len(doomed)), durable=False)
+        return gone + removed, octets
+
+
+class RedisRecords(Port):
+    """Small named collections."""
+
+    async def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        await self._core.one(put_operation(self._core, collection, key, value, expires_at))
+
+    async def get(self, collection: str, key: str, now: float) -> bytes | None:
+        core = self._core
+        stored = await core.ask(core.cells.of(key), "HGET", "R:", collection, key)
+        return None if stored is None else _alive(stored, now)
+
+    async def delete(self, collection: str, key: str) -> bool:
+        return bool(await self._core.one(delete_operation(self._core, collection, key)))
+
+    async def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
+        start = prefix.encode()
+        pattern = "".join(f"\\{letter}" if letter in "\\*?[]" else letter for letter in prefix) + "*"
+        cell, seen = -1, set[bytes]()
+        async for of_cell, page in self._core.scan("HSCAN", f"R:{collection}", "MATCH", pattern, "COUNT", 200):
+            if of_cell != cell:
+                cell, seen = of_cell, set()
+            for key, stored in zip(page[::2], page[1::2], strict=True):
+                value = _alive(stored, now)
+                if value is not None and key not in seen and key.startswith(start):
+                    seen.add(key)
+                    yield key.decode(), value
+
+
+def _alive(stored: bytes, now: float) -> bytes | None:
+    (expires_at,) = TIME.unpack_from(stored)
+    return None if 0 < expires_at <= now else stored[TIME.size :]
+
+
+class RedisStreams(Port):
+    """Append-only sequences, each a Redis stream in one cell."""
+
+    async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
+        operations = stream_operations(self._core, stream, values, now)
+        firsts = await self._core.writer.write(operations) if operations else []
+        return [
+            first + index
+            for first, operation in zip(firsts, operations, strict=True)
+            for index in range(len(operation.words[3]))
+        ]
+
+    async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
+        if limit <= 0:
+            return []
+        core, start = self._core, f"{max(after, 0) + 1}-0"
+        rows = await core.ask(core.cells.of(stream), "XRANGE", "S:", stream, start, "+", "COUNT", limit)
+        return [StreamRecord(int(id_.split(b"-")[0]), float(fields[1]), fields[3]) for id_, fields in rows]
+
+    async def find(self, stream: str, time: float) -> int:
+        core = self._core
+        return int(await core.evaluate(core.cells.of(stream), FIND, "Ss", stream, repr(time)))
+
+    async def info(self, stream: str) -> StreamInfo:
+        core = self._core
+        return StreamInfo(*await core.evaluate(core.cells.of(stream), EXTENT, "Ss", stream))
+
+    async def trim(
+        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+    ) -> Swept:
+        core = self._core
+        words = ("trim", core.cells.of(stream), stream, before, octets, records, budget)
+        removed, freed, more = await core.one(Operation(words, budget), durable=False)
+        return Swept(removed, freed, b"more" if more else None)
+
+    async def drop(self, stream: str) -> None:
+        await self._core.one(Operation(("drop", self._core.cells.of(stream), stream)))
+
+    async def names(self) -> list[str]:
+        return [name.decode() for names in await self._core.everywhere("SMEMBERS", "s") for name in names]
+
+
+class RedisCoordination(Port):
+    """Who is where, and who leads."""
+
+    async def attach(self, owner: str, node: str) -> Attached:
+        epoch, previous, pending = await self._core.one(Operation(("attach", self._core.cells.of(owner), owner, node)))
+        return Attached(epoch, previous, bool(pending))
+
+    async def detach(self, owner: str, epoch: int) -> bool:
+        return bool(await self._core.one(Operation(("detach", self._core.cells.of(owner), owner, epoch))))
+
+    async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002 - rule 3
+        words = ("acquire", self._core.cells.of(name), name, holder, max(int(ttl * 1000), 1))
+        token = await self._core.one(Operation(words))
+        return Lease(name, token) if token else None
+
+    async def renew(self, lease: Lease, ttl: float, now: float) -> bool:  # noqa: ARG002 - rule 3
+        words = ("renew", self._core.cells.of(lease.name), lease.name, lease.token, max(int(ttl * 1000), 1))
+        return bool(await self._core.one(Operation(words)))
+
+    async def release(self, lease: Lease) -> bool:
+        words = ("release", self._core.cells.of(lease.name), lease.name, lease.token)
+        return bool(await self._core.one(Operation(words)))
+
+    async def notify(self, node: str, data: bytes) -> None:
+        core = self._core
+        channel = core.cells.channel(node)
+        command = "SPUBLISH" if core.servers.clustered else "PUBLISH"
+        for _ in range(2):
+            address = core.servers.master(slot_of(channel))
+            try:
+                if address is not None:
+                    connection = await core.servers.connection(address, Purpose.READ)
+                    await connection.room()
+                    await connection.call(command, channel, data)
+                    return
+            except (LostError, ServerError) as error:
+                log.debug("redis_notify_failed", node=node, error=str(error))
+            await core.servers.refresh()
+
+    async def listen(self, node: str) -> AsyncIterator[bytes]:
+        core = self._core
+        queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
+        task = asyncio.create_task(Listener(core, node, queue).run(), name=f"redis-listener-{node}")
+        self._store.listeners.add(task)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            task.cancel()
+            self._store.listeners.discard(task)
+
+
+class Listener:
+    """A subscription that comes back, wherever its channel lives."""
+
+    def __init__(self, core: Core, node: str, queue: asyncio.Queue[bytes]) -> None:
+        self._servers = core.servers
+        self._channel = core.cells.channel(node)
+        self._slot = slot_of(self._channel)
+        self._queue = queue
+        self._connection: Connection | None = None
+
+    async def run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            address = self._servers.master(self._slot)
+            try:
+                if address is not None:
+                    await self._follow(address)
+                    pause = FIRST_PAUSE
+            except StoreError as error:
+                log.debug("redis_listener_lost", error=str(error))
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+            await self._servers.refresh()
+
+    async def _follow(self, address: Address) -> None:
+        """Listen as long as the connection lasts."""
+        access = self._servers.access
+        connection = self._connection = await connect(address, access, self._take)
+        try:
+            connection.send("SSUBSCRIBE" if self._servers.clustered else "SUBSCRIBE", self._channel)
+            while not connection.closed.done():
+                await asyncio.wait([connection.closed], timeout=LISTENER_PULSE)
+                if self._servers.master(self._slot) != address or connection.silence > access.reply_timeout:
+                    return
+                if connection.is_open:
+                    connection.send("PING")
+        finally:
+            connection.close()
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, ServerError):  # the slot has moved
+            if self._connection is not None:
+                self._connection.close()
+        elif message[0] in {b"message", b"smessage"} and not self._queue.full():
+            self._queue.put_nowait(message[2])
+        elif message[0] == b"sunsubscribe" and self._connection is not None:
+            self._connection.close()
+
+
+# -- the store
+
+
+class RedisStore:
+    """`redis://`, `rediss://`, `redis+cluster://` and `rediss+cluster://` (see `redis_place`)."""
+
+    def __init__(self, url: str, durability: Durability = Durability.SAFE, options: RedisOptions | None = None) -> None:
+        self._place: Place = parse_url(url, options or RedisOptions())
+        self._durability = durability
+        self._open: Core | None = None
+        self.listeners: set[asyncio.Task[None]] = set()
+        self.mailboxes = RedisMailboxes(self)
+        self.blobs = RedisBlobs(self)
+        self.records = RedisRecords(self)
+        self.streams = RedisStreams(self)
+        self.coordination = RedisCoordination(self)
+
+    @property
+    def core(self) -> Core:
+        if self._open is None:
+            raise StoreError("the store is closed")
+        return self._open
+
+    async def open(self) -> None:
+        if self._open is not None:
+            raise StoreError("the store is open already")
+        place, options = self._place, self._place.options
+        servers = Servers(place.addresses, place.access, place.clustered, options.patience)
+        try:
+            await servers.open()
+            replicas = await check_servers(servers, self._durability, options)
+            cells = Cells(options.prefix, await agree_on_cells(servers, options, replicas))
+        except ServerError as error:
+            await servers.close()
+            raise refusal(error, place.addresses[0]) from None
+        except BaseException:
+            await servers.close()
+            raise
+        self._open = Core(servers, cells, Writer(servers, cells, replicas), options.blob_cache)
+
+    async def close(self) -> None:
+        core = self._open
+        if core is None:
+            return
+        for task in list(self.listeners):
+            task.cancel()
+        await core.writer.close()
+        await core.servers.close()
+        self._open = None
+
+    def batch(self) -> RedisBatch:
+        return RedisBatch(self)
+
+    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
+        swept = await Sweep(self.core, self.blobs, now, budget).step(cursor)
+        self.core.swept += swept.removed
+        return swept
+
+    async def figures(self) -> StoreFigures:
+        core = self.core
+        counts = await core.everywhere("HMGET", "n", "entries", "blobs", "octets", "records")
+        entries, blobs, octets, records = (
+            sum(int(count or 0) for count in column) for column in zip(*counts, strict=True)
+        )
+        disk = 0
+        for address in core.servers.topology.all_masters():
+            try:
+                disk += int((await server_info(core.servers, address)).get("aof_current_size", "0"))
+            except (LostError, ServerError):
+                pass  # a server that is away has a size that cannot be known
+        return StoreFigures(
+            engine="redis+cluster" if core.servers.clustered else "redis",
+            entries=entries,
+            blobs=blobs,
+            blob_octets=octets,
+            records=records,
+            commits=core.writer.commits,
+            writes=core.writer.writes,
+            queued=core.writer.queued,
+            disk_octets=disk,
+            swept=core.swept,
+            full=core.writer.full,
+        )
+
+    async def check(self) -> list[str]:
+        return await Inspection(self.core.servers, self.core.cells).run()
+
+
+class Sweep:
+    """One step of a sweep: first what has expired, cell by cell, then blobs that nothing refers to.
+
+    Cursors: `e CELL` and `b CELL PAGE DIGEST`, the digest in hex: pages of a scan may be larger than a step, and are
+    then gone through in the order of digests.
+    """
+
+    def __init__(self, core: Core, blobs: RedisBlobs, now: float, budget: int) -> None:
+        self._core = core
+        self._blobs = blobs
+        self._now = now
+        self._left = budget
+        self._removed = 0
+        self._octets = 0
+
+    async def step(self, cursor: bytes) -> Swept:
+        phase, *place = cursor.split() or [b"e", b"0"]
+        if phase == b"e":
+            stopped = await self._expired(int(place[0]))
+            if stopped is not None:
+                return Swept(self._removed, self._octets, stopped)
+            place = [b"0", b"0"]
+        mark = bytes.fromhex(place[2].decode()) if len(place) > 2 else b""
+        following = await self._unreferred(int(place[0]), place[1], mark)
+        return Swept(self._removed, self._octets, following)
+
+    async def _expired(self, start: int) -> bytes | None:
+        entries = await self._core.everywhere("ZCOUNT", "x", "-inf", self._now)
+        records = await self._core.everywhere("ZCOUNT", "y", "-inf", self._now)
+        for cell in range(start, self._core.cells.count):
+            if not entries[cell] + records[cell]:
+                continue
+            if self._left <= 0:
+                return b"e %d" % cell
+            removed, octets, more = await self._core.one(
+                Operation(("expire", cell, self._now, self._left), self._left), durable=False
+            )
+            self._removed += removed
+            self._octets += octets
+            self._left -= removed
+            if more:
+                return b"e %d" % cell
+        return None
+
+    async def _unreferred(self, start: int, page: bytes, mark: bytes) -> bytes | None:
+        sizes = await self._core.everywhere("HLEN", "b")
+        for cell in range(start, self._core.cells.count):
+            if not sizes[cell]:
+                page, mark = b"0", b""
+                continue
+            while True:
+                if self._left <= 0:
+                    return b"b %d %s %s" % (cell, page, mark.hex().encode())
+                following, found = await self._core.ask(cell, "HSCAN", "b", b"", page, "COUNT", 100)
+                digests = sorted(digest for digest in set(found[::2]) if digest > mark)
+                some = digests[: self._left]
+                if some:
+                    removed, octets = await self._blobs.collect(cell, some, self._now)
+                    self._removed += removed
+                    self._octets += octets
+                    self._left -= len(some)
+                if len(some) < len(digests):
+                    mark = some[-1]
+                    continue
+                page, mark = following, b""
+                if page == b"0":
+                    break
+        return None

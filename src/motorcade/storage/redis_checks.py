@@ -1,0 +1,202 @@
+"""What is asked of Redis servers before they are trusted, and what is wrong inside a store.
+
+A server without append-only file comes back empty after a crash, and its replicas then copy the emptiness; a server
+that evicts forgets what was acknowledged. Neither is opened unless told to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from motorcade.storage.cells import DEFAULT_CELLS, Cells, slot_of
+from motorcade.storage.ports import Durability, StoreError
+from motorcade.storage.redis_format import unpack_entry
+from motorcade.storage.redis_place import RedisOptions
+from motorcade.storage.redis_servers import Purpose, Servers
+from motorcade.storage.resp import Address, ServerError
+
+log = structlog.get_logger("motorcade.storage.redis")
+
+#: Format of keys and values; raised when a store of the old format cannot be used as it is.
+VERSION = 1
+OLDEST_SERVER = (7, 0)
+
+
+async def server_info(servers: Servers, address: Address) -> dict[str, str]:
+    """INFO as a dictionary."""
+    connection = await servers.connection(address, Purpose.READ)
+    text = (await connection.call("INFO")).decode()
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+async def check_servers(servers: Servers, level: Durability, options: RedisOptions) -> int:
+    """Refuse servers that would lose what they acknowledge; how many replicas have to confirm a write."""
+    replicas: dict[Address, int] = {}
+    if not servers.topology.is_whole:
+        raise StoreError("the Redis cluster does not serve all slots; see CLUSTER INFO")
+    for address in servers.topology.all_masters():
+        try:
+            info = await server_info(servers, address)
+            _check_server(address, info, servers.clustered, options)
+            if level is Durability.STRICT and not options.unchecked:
+                await _check_sync(servers, address)
+        except ServerError as error:
+            raise StoreError(f"{address} does not tell how it is set up: {error}") from None
+        replicas[address] = int(info.get("connected_slaves", "0"))
+    return _confirmations(replicas, level, options)
+
+
+def _check_server(address: Address, info: dict[str, str], clustered: bool, options: RedisOptions) -> None:
+    version = info.get("redis_version", "0.0")
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
+        raise StoreError(f"{address} is Redis {version}; 7.0 or later, or Valkey, is needed")
+    if (info.get("cluster_enabled") == "1") != clustered:
+        name = "redis+cluster" if not clustered else "redis"
+        raise StoreError(f"{address} is {'not ' if clustered else ''}part of a cluster; its URL begins with {name}://")
+    if info.get("role") != "master":
+        raise StoreError(f"{address} is a replica; the URL has to name its master")
+    if options.unchecked:
+        return
+    if info.get("aof_enabled") != "1":
+        raise StoreError(
+            f"{address} keeps no append-only file and would lose everything in a crash; set `appendonly yes`, "
+            "or add ?unchecked=yes to the URL if that may be"
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise StoreError(
+            f"{address} evicts what it holds when memory runs out ({policy}); set `maxmemory-policy noeviction`, "
+            "or add ?unchecked=yes to the URL if that may be"
+        )
+
+
+async def _check_sync(servers: Servers, address: Address) -> None:
+    connection = await servers.connection(address, Purpose.READ)
+    reply = await connection.call("CONFIG", "GET", "appendfsync")
+    if reply[1:] != [b"always"]:
+        raise StoreError(f"{address} does not sync every write; durability strict needs `appendfsync always`")
+
+
+def _confirmations(replicas: dict[Address, int], level: Durability, options: RedisOptions) -> int:
+    if level is Durability.FAST:
+        return 0
+    lacking = [str(address) for address, count in replicas.items() if count < (options.replicas or 1)]
+    if options.replicas is not None:
+        if options.replicas and lacking:
+            raise StoreError(f"fewer than {options.replicas} replicas are connected to {', '.join(lacking)}")
+        return options.replicas
+    if len(lacking) == len(replicas):
+        log.warning("redis_without_replicas", durability="append-only file of each server, synced once a second")
+        return 0
+    if lacking:
+        log.warning("redis_replica_missing", masters=lacking, effect="they confirm no write until one is back")
+    return 1
+
+
+async def agree_on_cells(servers: Servers, options: RedisOptions, replicas: int) -> int:
+    """Create the store's meta record, or check that it is what we expect; the number of cells."""
+    key = f"{options.prefix}:meta"
+    slot = slot_of(key)
+    wanted = options.cells or DEFAULT_CELLS
+    await servers.ask(slot, "HSETNX", key, "version", VERSION)
+    await servers.ask(slot, "HSETNX", key, "cells", wanted)
+    if replicas:
+        confirmed = await servers.ask(slot, "WAIT", replicas, 2000)
+        if confirmed < replicas:
+            raise StoreError(f"{confirmed} of {replicas} replicas have confirmed the first write")
+    version, cells = (int(value) for value in await servers.ask(slot, "HMGET", key, "version", "cells"))
+    if version != VERSION:
+        raise StoreError(f"the store has format {version}, this program knows format {VERSION}")
+    if options.cells is not None and options.cells != cells:
+        raise StoreError(f"the store was created with {cells} cells, not {options.cells}; that cannot be changed")
+    return cells
+
+
+class Inspection:
+    """What `check` finds. Writes that happen meanwhile look like faults, so what has changed is looked at again."""
+
+    ATTEMPTS = 3
+    PAGE = 500
+
+    def __init__(self, servers: Servers, cells: Cells) -> None:
+        self._servers = servers
+        self._cells = cells
+        self._wrong: list[str] = []
+
+    async def run(self) -> list[str]:
+        for cell in range(self._cells.count):
+            for attempt in range(self.ATTEMPTS):
+                before = await self._ask(cell, "HGETALL", self._key(cell, "n"))
+                wrong, references = await self._cell(cell)
+                if before == await self._ask(cell, "HGETALL", self._key(cell, "n")):
+                    self._wrong += wrong
+                    await self._blobs(references)
+                    break
+                if attempt == self.ATTEMPTS - 1:
+                    log.info("redis_check_skipped", cell=cell, reason="it is being written")
+        return self._wrong
+
+    async def _cell(self, cell: int) -> tuple[list[str], Counter[bytes]]:
+        wrong: list[str] = []
+        references: Counter[bytes] = Counter()
+        total = 0
+        async for owner in self._members(cell, "o"):
+            entries = octets = 0
+            name = owner.decode()
+            async for positions in self._pages(cell, owner):
+                values = await self._ask(cell, "HMGET", self._key(cell, "e:", owner), *positions)
+                for position, value in zip(positions, values, strict=True):
+                    if value is None:
+                        wrong.append(f"mailbox {name!r}: entry {int(position)} is missing")
+                        continue
+                    entry = unpack_entry(value)
+                    entries += 1
+                    octets += entry.octets
+                    if entry.digest:
+                        references[entry.digest] += 1
+            meta = await self._ask(cell, "HMGET", self._key(cell, "m:", owner), "entries", "octets")
+            if [entries, octets] != [int(value or 0) for value in meta]:
+                wrong.append(f"mailbox {name!r}: the size does not agree with the entries")
+            total += entries
+        counted = int(await self._ask(cell, "HGET", self._key(cell, "n"), "entries") or 0)
+        if counted != total:
+            wrong.append(f"cell {cell}: {total} entries, not {counted}")
+        stored = await self._ask(cell, "HGETALL", self._key(cell, "r"))
+        if dict(zip(stored[::2], map(int, stored[1::2]), strict=True)) != references:
+            wrong.append(f"cell {cell}: the references to blobs do not agree with the entries")
+        return wrong, references
+
+    async def _blobs(self, references: Counter[bytes]) -> None:
+        for digest in references:
+            cell = self._cells.of(digest)
+            if not await self._ask(cell, "EXISTS", self._key(cell, "b:", digest)):
+                self._wrong.append(f"blob {digest.hex()}: missing")
+
+    async def _pages(self, cell: int, owner: bytes) -> AsyncIterator[list[bytes]]:
+        after = b"-inf"
+        while page := await self._ask(
+            cell, "ZRANGEBYSCORE", self._key(cell, "i:", owner), after, "+inf", "LIMIT", 0, self.PAGE
+        ):
+            yield page
+            after = b"(" + page[-1]
+
+    async def _members(self, cell: int, name: str) -> AsyncIterator[bytes]:
+        cursor = b"0"
+        seen: set[bytes] = set()
+        while True:
+            cursor, members = await self._ask(cell, "SSCAN", self._key(cell, name), cursor, "COUNT", self.PAGE)
+            for member in set(members) - seen:
+                yield member
+            seen.update(members)
+            if cursor == b"0":
+                return
+
+    def _key(self, cell: int, kind: str, name: bytes = b"") -> bytes:
+        return self._cells.key(cell, kind).encode() + name
+
+    async def _ask(self, cell: int, *arguments: str | bytes | int) -> Any:
+        return await self._servers.ask(self._cells.slot(cell), *arguments)

@@ -1,0 +1,73 @@
+"""How values are stored, as lua/common.lua also knows it.
+
+    entry    stored_at, expires_at, octets, flags, length of key, length of body | key | body | payload, or its digest
+    record   expires_at | value
+    blob     keep_until | data
+
+All numbers big-endian; times are doubles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+
+import msgspec
+
+from motorcade.storage.ports import Draft
+
+HEADER = Struct(">ddIBII")
+TIME = Struct(">d")
+DROPPABLE = 1
+BY_DIGEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry without its position and mark."""
+
+    stored_at: float
+    expires_at: float
+    octets: int
+    key: bytes
+    body: bytes
+    payload: bytes
+    digest: bytes  #: of a payload that is stored apart; empty: it is here
+
+
+def pack_entry(draft: Draft, now: float, digest: bytes) -> tuple[bytes, int, int]:
+    """An entry as it is stored, its octets and its flags."""
+    octets = len(draft.body) + len(draft.payload)
+    flags = (DROPPABLE if draft.droppable else 0) | (BY_DIGEST if digest else 0)
+    head = HEADER.pack(now, draft.expires_at, octets, flags, len(draft.key), len(draft.body))
+    return b"".join((head, draft.key, draft.body, digest or draft.payload)), octets, flags
+
+
+def unpack_entry(value: bytes) -> StoredEntry:
+    stored_at, expires_at, octets, flags, key_length, body_length = HEADER.unpack_from(value)
+    body_start = HEADER.size + key_length
+    body_end = body_start + body_length
+    rest = value[body_end:]
+    return StoredEntry(
+        stored_at,
+        expires_at,
+        octets,
+        value[HEADER.size : body_start],
+        value[body_start:body_end],
+        b"" if flags & BY_DIGEST else rest,
+        rest if flags & BY_DIGEST else b"",
+    )
+
+
+def raw(data: bytes) -> msgspec.Raw:
+    """Bytes for a script: as a string, since the server's decoder knows no binary type."""
+    size = len(data)
+    if size < 32:
+        head = bytes((0xA0 | size,))
+    elif size < 1 << 8:
+        head = b"\xd9" + size.to_bytes(1, "big")
+    elif size < 1 << 16:
+        head = b"\xda" + size.to_bytes(2, "big")
+    else:
+        head = b"\xdb" + size.to_bytes(4, "big")
+    return msgspec.Raw(head + data)

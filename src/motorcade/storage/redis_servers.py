@@ -1,0 +1,244 @@
+"""All servers of a store: connections that come back, the way to the right server, and reads that get there.
+
+    lone server    every slot leads to it
+    cluster        CLUSTER SLOTS of whoever answers first; asked again when a server says MOVED or is gone
+
+Each server has two connections. Groups of writes end with a WAIT, which holds up everything behind it, so reads have a
+connection of their own.
+
+Rule 1: reads are repeated until `patience` runs out, whatever went wrong, unless the server says that they are wrong.
+Rule 2: a server that cannot be reached is left alone for a while, longer each time; meanwhile whoever wants it fails at
+        once, so that a thousand waiting readers make one attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Any
+
+import structlog
+
+from motorcade.storage.cells import Topology
+from motorcade.storage.ports import StoreDamagedError, StoreError, StoreFullError
+from motorcade.storage.redis_scripts import ALL, Script
+from motorcade.storage.resp import Access, Address, Argument, Connection, LostError, ServerError, connect
+
+log = structlog.get_logger("motorcade.storage.redis")
+
+#: Answers that mean: nothing was done, it may work in a moment or elsewhere.
+PASSING = frozenset(
+    {"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN", "BUSY", "NOREPLICAS", "UNBLOCKED"}
+)
+#: Answers that mean: nothing was done, and nothing will be until somebody makes room.
+FULL = frozenset({"OOM", "MISCONF"})
+
+#: Seconds between attempts, doubled each time.
+FIRST_PAUSE = 0.01
+LONGEST_PAUSE = 0.5
+
+
+class Purpose(StrEnum):
+    """What a connection is for."""
+
+    READ = auto()
+    WRITE = auto()
+
+
+@dataclass(slots=True)
+class Link:
+    """One of the connections to one server."""
+
+    lock: asyncio.Lock
+    connection: Connection | None = None
+    pause: float = 0.0
+    closed_until: float = 0.0  #: loop time
+    trouble: str = ""
+
+
+def refusal(error: ServerError, address: Address) -> StoreError:
+    """What a server's refusal means to a caller."""
+    if error.code in FULL:
+        return StoreFullError(f"{address} takes no writes: {error}")
+    if error.code == "WRONGTYPE":
+        return StoreDamagedError(f"{address} holds something else under our keys ({error}); give the store a prefix")
+    return StoreError(f"{address} refuses: {error}")
+
+
+class Servers:
+    """The way to every server."""
+
+    def __init__(self, seeds: list[Address], access: Access, clustered: bool, patience: float) -> None:
+        self.seeds = seeds
+        self.access = access
+        self.clustered = clustered
+        self.patience = patience
+        self.topology = Topology.alone(seeds[0])
+        self.reconnects = 0
+        self._links: dict[tuple[Address, Purpose], Link] = {}
+        self._known: set[Address] = set(seeds)
+        self._refreshing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        self._closed = False
+        if self.clustered:
+            await self._ask_for_topology()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        open_ones = [link.connection for link in self._links.values() if link.connection is not None]
+        for connection in open_ones:
+            connection.close()
+        for connection in open_ones:
+            await connection.closed
+        self._links.clear()
+
+    # -- connections
+
+    async def connection(self, address: Address, purpose: Purpose) -> Connection:
+        """An open connection; `LostError` if there is none and none can be made now."""
+        link = self._links.get((address, purpose))
+        if link is None:
+            link = self._links[address, purpose] = Link(asyncio.Lock())
+        connection = link.connection
+        if connection is not None and connection.is_open:
+            return connection
+        async with link.lock:
+            return await self._connect(link, address)
+
+    async def _connect(self, link: Link, address: Address) -> Connection:
+        loop = asyncio.get_running_loop()
+        if link.connection is not None and link.connection.is_open:
+            return link.connection
+        if self._closed:
+            raise LostError("the store is closed")
+        if loop.time() < link.closed_until:
+            raise LostError(link.trouble)
+        if link.connection is not None:
+            self.reconnects += 1
+        try:
+            connection = await connect(address, self.access)
+        except LostError as error:
+            link.pause = min(max(link.pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+            link.closed_until = loop.time() + link.pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads attempts
+            link.trouble = str(error)
+            raise
+        link.pause = 0.0
+        link.connection = connection
+        for script in ALL:
+            self.load(connection, script)
+        return connection
+
+    @staticmethod
+    def load(connection: Connection, script: Script) -> None:
+        """Make a script known; a failure shows when the script is called."""
+        connection.call("SCRIPT", "LOAD", script.source).add_done_callback(lambda reply: reply.exception())
+
+    # -- topology
+
+    def master(self, slot: int) -> Address | None:
+        return self.topology.master(slot)
+
+    def refresh(self) -> asyncio.Task[None]:
+        """Ask who serves what, now; one question at a time, however many want to know."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh(), name="redis-topology")
+        return self._refreshing
+
+    async def _refresh(self) -> None:
+        if not self.clustered or self._closed:
+            return
+        try:
+            await self._ask_for_topology()
+        except StoreError as error:
+            log.warning("redis_topology_unknown", error=str(error))
+
+    async def _ask_for_topology(self) -> None:
+        # All at once, and the first answer counts: one that hangs must not keep us from the others.
+        questions = [asyncio.create_task(self._slots(address)) for address in self._known]
+        troubles: list[str] = []
+        try:
+            for answer in asyncio.as_completed(questions):
+                try:
+                    topology, known = await answer
+                except (LostError, ServerError) as error:
+                    troubles.append(str(error))
+                    continue
+                if topology != self.topology:
+                    log.info("redis_topology", masters=[str(master) for master in topology.all_masters()])
+                self.topology = topology
+                self._known |= known
+                return
+        finally:
+            for question in questions:
+                question.cancel()
+            await asyncio.gather(*questions, return_exceptions=True)
+        raise StoreError(f"no server of the cluster answers: {'; '.join(sorted(set(troubles)))}")
+
+    async def _slots(self, address: Address) -> tuple[Topology, set[Address]]:
+        connection = await self.connection(address, Purpose.READ)
+        reply = await connection.call("CLUSTER", "SLOTS")
+        known = {Address(node[0].decode() or address.host, node[1]) for line in reply for node in line[2:] if node[0]}
+        return Topology.parse(reply, address), known
+
+    # -- reads
+
+    async def ask(self, slot: int, *arguments: Argument) -> Any:
+        """Send a command that may be repeated to the master of a slot."""
+        end = asyncio.get_running_loop().time() + self.patience
+        pause = FIRST_PAUSE
+        asked: Address | None = None  # somebody who has the key while its slot is being moved
+        while True:
+            address = asked or self.topology.master(slot)
+            try:
+                return await self._ask_once(address, asked is not None, arguments)
+            except LostError as error:
+                trouble, asked = str(error), None
+            except ServerError as error:
+                if error.code not in PASSING:
+                    raise
+                trouble = f"{address}: {error}"
+                asked = moved_to(error) if error.code == "ASK" else None
+                if asked is not None:
+                    continue
+            if self._closed:
+                raise StoreError("the store is closed")
+            if asyncio.get_running_loop().time() > end:
+                raise StoreError(f"no answer within {self.patience:g} s: {trouble}")
+            await self.refresh()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _ask_once(self, address: Address | None, asking: bool, arguments: tuple[Argument, ...]) -> Any:
+        if address is None:
+            raise LostError("nobody serves the slot")
+        connection = await self.connection(address, Purpose.READ)
+        await connection.room()
+        if asking:
+            connection.call("ASKING").add_done_callback(lambda reply: reply.exception())
+        return await connection.call(*arguments)
+
+    async def evaluate(self, slot: int, script: Script, keys: Iterable[Argument], *arguments: Argument) -> Any:
+        """Run a script that writes nothing."""
+        names = list(keys)
+        try:
+            return await self.ask(slot, "EVALSHA", script.digest, len(names), *names, *arguments)
+        except ServerError as error:
+            if error.code != "NOSCRIPT":
+                raise
+        return await self.ask(slot, "EVAL", script.source, len(names), *names, *arguments)
+
+
+def moved_to(error: ServerError) -> Address | None:
+    """The server that a MOVED or ASK names, if it names one."""
+    words = str(error).split()
+    if len(words) < 3:
+        return None
+    host, _, port = words[2].rpartition(":")
+    return Address(host, int(port)) if host else None
