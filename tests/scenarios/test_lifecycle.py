@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -38,7 +39,7 @@ from tests.support.wire import (
     subscribe_packet,
 )
 
-SHUTTING_DOWN, TAKEN_OVER, SERVER_BUSY = 0x8B, 0x8E, 0x89
+SHUTTING_DOWN, TAKEN_OVER, SERVER_BUSY, SERVER_UNAVAILABLE = 0x8B, 0x8E, 0x89, 0x88
 
 #: Things a node that ends well does not print.
 COMPLAINTS = ("Traceback", "Warning", "never awaited", "was destroyed", "never retrieved", "Exception ignored")
@@ -203,7 +204,7 @@ def test_stopping_amid_a_storm_of_connects(papers: Papers) -> None:
                     if reason == 0:
                         client.send(subscribe_packet(1, [("t", 0)]) + publish_packet("t", b"x"))
                         client.recv()
-                    elif reason not in (SHUTTING_DOWN, SERVER_BUSY):
+                    elif reason not in (SERVER_UNAVAILABLE, SERVER_BUSY):
                         unexpected.append(f"CONNACK 0x{reason or 0:02x}")
                 seen[kind] = seen.get(kind, 0) + 1
             except (OSError, Closed):
@@ -558,3 +559,23 @@ def test_a_node_without_files_left_recovers() -> None:
         wait_until(let_in, "there is room again")
         inside.expect_nothing()
         assert_no_crash(node)
+
+
+def test_a_connection_without_an_address_is_nobody() -> None:
+    """A peer that resets before it is accepted has no address: it is not taken for one on this machine.
+
+    The node is stopped for a moment, so that connections are made, filled and reset before it can look at them.
+    """
+    with NodeProcess(http=True) as node, Client(node) as watch:
+        watch.connect("watch")
+        watch.subscribe("forged", 0)
+        assert node.process is not None
+        os.kill(node.process.pid, signal.SIGSTOP)
+        try:
+            for number in range(20):
+                with socket.create_connection((node.host, node.port)) as ghost:
+                    ghost.sendall(connect_packet(f"ghost{number}") + publish_packet("forged", b"boo"))
+                    ghost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        finally:
+            os.kill(node.process.pid, signal.SIGCONT)
+        watch.expect_nothing()

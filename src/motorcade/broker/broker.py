@@ -12,9 +12,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic, time
+from typing import Any
 
 import structlog
 
+from motorcade.broker.channel import Ask, Channel, Steps
 from motorcade.broker.connection import Connection, Outbox
 from motorcade.broker.plane import Plane
 from motorcade.core.client import ClientInfo
@@ -27,8 +29,22 @@ from motorcade.extension.hooks import Chain, Handled
 log = structlog.stdlib.get_logger("motorcade.broker")
 
 TICK = 0.25  #: seconds between looks at what is due
+RECHECK_STEP = 100  #: absent sessions whose access is decided again before messages have their turn
 SWEEP_STEP = 2000  #: connections looked at per tick
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #: seconds
+
+
+async def _carry_out(steps: Steps) -> None:
+    """Run a conversation that asks hooks and nothing else."""
+    answer: Any = None
+    try:
+        while True:
+            effect = steps.send(answer)
+            answer = effect.chain.fold(*effect.args, acc=effect.acc) if isinstance(effect, Ask) else None
+            if inspect.isawaitable(answer):
+                answer = await answer
+    except StopIteration:
+        return
 
 
 class Broker:
@@ -47,6 +63,7 @@ class Broker:
         self._sweep: list[Connection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._publishing: set[asyncio.Task[int]] = set()
+        self._rechecking: set[asyncio.Task[None]] = set()
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
         self._rules: Chain | None = plane.hooks.client_authorize
         plane.hooks.on_change(self._hooks_changed)
@@ -202,7 +219,12 @@ class Broker:
         work = self._publish(will, client if isinstance(client, ClientInfo) else None)
         task = self.loop.create_task(work, name="will")
         self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
+        task.add_done_callback(self._will_done)
+
+    def _will_done(self, task: asyncio.Task[int]) -> None:
+        self._publishing.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("will_failed", error=repr(task.exception()))
 
     def deliver(self, client_id: str, subscription: Subscription, messages: Iterator[Message]) -> bool:
         """Send messages to one client as fast as its window allows."""
@@ -210,10 +232,8 @@ class Broker:
         if session is None:
             return False
         session.feed(subscription, messages)
-        if session.online:
-            if session.pump(time()) and session.link is not None:
-                session.link.pump_later()
-            self.outbox.later()
+        if session.link is not None:
+            session.link.pump_later()  # not now: one SUBSCRIBE may set off many
         return True
 
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
@@ -237,6 +257,17 @@ class Broker:
         """Forget cached access decisions, and take away subscriptions that are no longer allowed."""
         for connection in list(self.connections):
             connection.recheck()
+        task = self.loop.create_task(self._recheck_absent(), name="recheck")
+        self._rechecking.add(task)
+        task.add_done_callback(self._rechecking.discard)
+
+    async def _recheck_absent(self) -> None:
+        """The same for sessions without a connection, a few at a time."""
+        for number, session in enumerate(list(self.plane.registry.sessions.values())):
+            if session.link is None and not session.ended:
+                await _carry_out(Channel(self.plane, session.client).recheck(session))
+            if number % RECHECK_STEP == RECHECK_STEP - 1:
+                await asyncio.sleep(0)
 
     def _hooks_changed(self) -> None:
         for connection in self.connections:

@@ -32,7 +32,10 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import check_filter, check_topic, split_share
 from motorcade.extension.hooks import Allow, Chain, Challenge, Decision, Deny, Handled
+from motorcade.mqtt import codec
 from motorcade.mqtt.packets import (
+    PUBACK,
+    SUBACK,
     Auth,
     Connack,
     Connect,
@@ -197,6 +200,7 @@ class Channel:
         self.max_packet = properties.maximum_packet_size or 0
         client.username = packet.username
         client.clean_start = packet.clean_start
+        client.keep_alive = packet.keep_alive
         client.user_properties = properties.user_properties
         client.connected_at = wall
         self._identify(packet)
@@ -210,8 +214,7 @@ class Channel:
         if not plane.flapping.count(f"id:{client.client_id}", wall):
             self._ban()
         will = yield from self._check_will(packet.will, wall)
-        if plane.draining:
-            raise Refused(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
+        self._check_draining()
         session, present, wills = plane.registry.open(client, clean=packet.clean_start, wall=wall)
         for message in wills:
             yield Emit(message)
@@ -257,8 +260,7 @@ class Channel:
     def _admit(self, wall: float) -> None:
         """Limits on connecting, before any credentials are looked at."""
         plane, client = self.plane, self.client
-        if plane.draining:
-            raise Refused(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
+        self._check_draining()
         limit = plane.limits.max_connections
         if limit and plane.connections > limit:
             plane.refuse("max_connections")
@@ -276,6 +278,12 @@ class Channel:
             banned = banned or plane.flapping.banned(f"address:{client.host}", wall)
         if banned:
             self._ban()
+
+    def _check_draining(self) -> None:
+        if self.plane.draining:
+            elsewhere = bool(self.plane.options.server_reference) and self.version == 5
+            reason = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_UNAVAILABLE
+            raise Refused(reason, "this node is shutting down")
 
     def _ban(self) -> None:
         self.plane.refuse("flapping")
@@ -436,7 +444,7 @@ class Channel:
         if packet.qos == 0:
             return
         answer = self._answer(reason, detail, extra)
-        told = reason if self.version == 5 else ReasonCode.SUCCESS
+        told = codec.sayable(PUBACK, reason) if self.version == 5 else ReasonCode.SUCCESS
         if packet.qos == 1:
             yield Send(Puback(packet.packet_id, told, answer))
             return
@@ -631,7 +639,7 @@ class Channel:
         problem = ""
         for item in wanted:
             if isinstance(item, ReasonCode):
-                reasons.append(item)
+                reasons.append(codec.sayable(SUBACK, item))
                 continue
             reason, detail = yield from self._judge(session, item)
             problem = problem or detail

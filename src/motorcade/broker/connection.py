@@ -32,7 +32,7 @@ from motorcade.broker.stats import Stats
 from motorcade.broker.tls import certificate_of
 from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import MotorcadeError
-from motorcade.mqtt import codec
+from motorcade.mqtt import codec, packets
 from motorcade.mqtt.packets import Auth, Connack, Disconnect, Packet, Pingreq, Pingresp
 from motorcade.mqtt.properties import Properties
 from motorcade.mqtt.reasons import ProtocolError, ReasonCode, connack_code_v3
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 log = structlog.stdlib.get_logger("motorcade.connection")
 
-MAX_PACKET = 268_435_460  #: bytes of the largest packet MQTT can express
 MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; many small ones cost more than their bytes
 PACKETS_PER_TURN = 64  #: packets of one client through the channel before the others have their turn
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
@@ -107,6 +106,7 @@ class Connection(asyncio.Protocol):
         "_chunks",
         "_have",
         "_need",
+        "_pumping",
         "_socket",
         "_steps",
         "_steps_behind",
@@ -154,6 +154,7 @@ class Connection(asyncio.Protocol):
         self._chunks: list[bytes] | None = None  # an unfinished packet
         self._have = 0
         self._need = 0
+        self._pumping = False  # a pump is due in the next turn
         self._steps: Steps | None = None  # a conversation that waits for the client's next packet
         self._steps_behind: Steps | None = None  # one that waits for another client to catch up
         self._suspended = False
@@ -166,10 +167,11 @@ class Connection(asyncio.Protocol):
         transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
         self.transport = transport
         peer = transport.get_extra_info("peername")
-        host, port = (peer[0], peer[1]) if isinstance(peer, tuple) else ("", 0)
         self.opened = self.seen = monotonic()
         plane = self.broker.plane
-        if not self.broker.add(self, host):
+        # Without an address (the peer has reset the connection before we looked) nobody can say who it is.
+        host, port = (peer[0], peer[1]) if isinstance(peer, tuple) else ("", 0)
+        if not host or not self.broker.add(self, host):
             self.closing = True
             transport.abort()
             return
@@ -316,7 +318,7 @@ class Connection(asyncio.Protocol):
     def _max_size(self) -> int:
         """Bytes a packet of this client may have; little until it is let in."""
         limits = self.broker.plane.limits
-        limit = limits.max_packet_size or MAX_PACKET
+        limit = limits.max_packet_size or codec.MAX_PACKET
         return limit if self.session is not None else min(limits.max_connect_size or limit, limit)
 
     def _packet(self, first: int, body: bytes, wall: float) -> bool:
@@ -537,6 +539,7 @@ class Connection(asyncio.Protocol):
 
     def pump(self) -> None:
         """Send what waits in the session."""
+        self._pumping = False
         session = self.session
         if session is not None:
             if session.pump(time()):
@@ -545,8 +548,10 @@ class Connection(asyncio.Protocol):
                 self.broker.outbox.later()
 
     def pump_later(self) -> None:
-        """`pump` again in the next turn."""
-        self.broker.loop.call_soon(self.pump)
+        """`pump` again in the next turn; once, however often it is asked for."""
+        if not self._pumping:
+            self._pumping = True
+            self.broker.loop.call_soon(self.pump)
 
     # -- the end
 
@@ -563,6 +568,7 @@ class Connection(asyncio.Protocol):
                 reason = ReasonCode.USE_ANOTHER_SERVER
                 properties = replace(properties, server_reference=reference)
             self.flush()
+            reason = codec.sayable(packets.DISCONNECT, reason)
             self.write(_fitting(Disconnect(reason, properties), 5, channel.max_packet))
         else:
             self.flush()
@@ -599,7 +605,8 @@ class Connection(asyncio.Protocol):
         if error.reason is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             self.write(b"\x20\x02\x00\x01")  # [MQTT-3.1.2-2]
         elif channel.version == 5:
-            self.write(_fitting(Connack(error.reason, properties=self._refusal(error)), 5, channel.max_packet))
+            reason = codec.sayable(packets.CONNACK, error.reason)
+            self.write(_fitting(Connack(reason, properties=self._refusal(error)), 5, channel.max_packet))
         elif isinstance(error, Refused):
             code = connack_code_v3(error.reason)
             if code is not None:
@@ -610,7 +617,7 @@ class Connection(asyncio.Protocol):
         assert self.channel is not None  # noqa: S101 - made with the connection
         properties = self.channel.problem(str(error))
         reference = self.broker.plane.options.server_reference
-        if reference and error.reason is ReasonCode.SERVER_SHUTTING_DOWN:
+        if reference and error.reason is ReasonCode.USE_ANOTHER_SERVER:
             properties = replace(properties, server_reference=reference)
         return properties
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 
 import msgspec
 
@@ -108,15 +108,12 @@ class Networks:
         try:
             address = ip_address(host.partition("%")[0])
         except ValueError:
-            return not self._allow
+            return False
         mapped = getattr(address, "ipv4_mapped", None)
         address = mapped or address
         if any(address in network for network in self._deny):
             return False
         return not self._allow or any(address in network for network in self._allow)
-
-
-Network = IPv4Network | IPv6Network
 
 
 class Flapping:

@@ -17,7 +17,7 @@ import random
 import zlib
 from collections.abc import Callable
 
-from motorcade.broker.frames import IDS, Frame, build, frame_of, message_of, payload_of, qos_of, topic_of
+from motorcade.broker.frames import Frame, frame_of, message_of, qos_of
 from motorcade.broker.router import Router, Routes
 from motorcade.broker.session import Session
 from motorcade.broker.window import Shared
@@ -406,14 +406,3 @@ def _noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | 
         message.user_properties,
         headers,
     )
-
-
-def as_version(frame: Frame, old: int, new: int) -> Frame:
-    """The same property-less message for receivers of the other protocol family."""
-    if (old == 5) == (new == 5):
-        return frame
-    payload = payload_of(frame, old)
-    return build(topic_of(frame), b"\x00" + payload if new == 5 else payload, qos_of(frame), frame[2])
-
-
-__all__ = ["IDS", "Audience", "PubSub", "Route", "SharedGroup", "Target", "as_version"]

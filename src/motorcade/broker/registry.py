@@ -10,7 +10,6 @@ Time comes in as an argument: `wall` in seconds since the epoch.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 
 from motorcade.broker.pubsub import PubSub
 from motorcade.broker.session import Session
@@ -177,7 +176,3 @@ class Registry:
         if session.will_at is not None and session.will_at <= wall:
             return self._take_will(session)
         return []
-
-    def away(self) -> Iterator[Session]:
-        """Sessions without a connection."""
-        return (session for session in self.sessions.values() if session.link is None)

@@ -26,9 +26,6 @@ class Router(Generic[E]):
         self._exact: dict[str, E] = {}
         self._wild: FilterTrie[E] = FilterTrie()
 
-    def __len__(self) -> int:
-        return len(self._exact) + len(self._wild)
-
     def get(self, filter_: str) -> E | None:
         """The entry of this very filter."""
         return self._wild.get(filter_) if is_wildcard(filter_) else self._exact.get(filter_)

@@ -195,10 +195,7 @@ class Window:
             queue = self.queue = deque()
             self.ready = False
         size = len(head) + len(tail)
-        if queue and (
-            (options.queue and len(queue) >= options.queue)
-            or (options.queue_bytes and self.queue_bytes + size > options.queue_bytes)
-        ):
+        if queue and self._is_full(queue, size):
             self._make_room(queue, frame, size)
             return
         queue.append(frame)
@@ -224,14 +221,17 @@ class Window:
         chain = self.shared.hooks.message_nack
         return bool(chain and chain.fold(self.client, message_of(frame, self.version), acc=False) is True)
 
+    def _is_full(self, queue: deque[Frame], size: int) -> bool:
+        """Whether one more frame of this size does not fit."""
+        options = self.shared.options
+        if options.queue and len(queue) >= options.queue:
+            return True
+        return bool(options.queue_bytes) and self.queue_bytes + size > options.queue_bytes
+
     def _make_room(self, queue: deque[Frame], frame: Frame, size: int) -> None:
         """Append to a full queue: drop by rule 4 until the frame fits, or drop the frame."""
-        options = self.shared.options
         qos = qos_of(frame)
-        while queue and (
-            (options.queue and len(queue) >= options.queue)
-            or (options.queue_bytes and self.queue_bytes + size > options.queue_bytes)
-        ):
+        while queue and self._is_full(queue, size):
             if self.queued_qos0:
                 index = next(i for i, waiting in enumerate(queue) if not qos_of(waiting))
                 victim = queue[index]
@@ -374,7 +374,9 @@ class Window:
     def _pump_feeds(self, now: float) -> bool:
         """Read from the feeds in turn; True if one stopped only because its step was over."""
         feeds = self.feeds
-        octets = 0
+        octets = sum(map(len, self.out))  # of this turn, not written yet
+        if octets > FEED_BYTES:
+            return True
         for _ in range(FEED_STEP):
             if not feeds:
                 self.feeds = None

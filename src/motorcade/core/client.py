@@ -30,7 +30,7 @@ class ClientInfo:
         try:
             address = ipaddress.ip_address(self.host)
         except ValueError:
-            return self.host == ""  # a unix socket or an in-process client
+            return False
         mapped = getattr(address, "ipv4_mapped", None)
         return (mapped or address).is_loopback
 

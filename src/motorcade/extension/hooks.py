@@ -35,7 +35,7 @@ or `retained_only` where possible: messages they do not concern stay on the brok
 | session.terminated | client, why (str) | |
 | session.subscribed | client, Subscription, is_new | |
 | session.unsubscribed | client, filter | |
-| message.publish | client or None | Message, or Handled: then it is not routed and the publisher hears the answer |
+| message.publish | client, or None for the node | Message, or Handled: not routed, the publisher hears the answer |
 | message.nack | client, Message | bool; Stop(True) takes a message back that does not fit the client's window |
 | message.delivered | client, Message | called when it is handed to the connection |
 | message.acked | client, Message, ReasonCode | PUBACK or PUBREC |

@@ -137,6 +137,16 @@ _RESERVED, _CLEAN_START, _WILL, _WILL_QOS_SHIFT, _WILL_RETAIN, _PASSWORD, _USERN
 _NO_LOCAL, _RETAIN_AS_PUBLISHED, _RETAIN_HANDLING_SHIFT, _OPTIONS_RESERVED = 0x04, 0x08, 4, 0xC0
 
 
+def sayable(packet: int, reason: ReasonCode) -> ReasonCode:
+    """The reason, or the nearest one that a packet of this type may carry in MQTT 5: plugins may give any."""
+    if reason in _REASONS[packet]:
+        return reason
+    if reason < 0x80:
+        return ReasonCode.SUCCESS
+    refused = (ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.BANNED, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
+    return ReasonCode.NOT_AUTHORIZED if reason in refused else ReasonCode.UNSPECIFIED_ERROR
+
+
 # --- encoding -----------------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,12 @@ class _Done:
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         callback(self)
 
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> None:
+        """What fails here fails where it is called."""
+
 
 class Turns:
     """As much of an event loop as the broker needs."""

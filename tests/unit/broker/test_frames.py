@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motorcade.broker import frames
-from motorcade.broker.pubsub import as_version
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.mqtt import codec
@@ -117,15 +116,6 @@ def test_the_message_in_a_frame_of_the_byte_loop(message: Message, version: int,
     found = frames.message_of((head, tail, publisher), version)
     assert Message(message.topic, message.payload, qos, publisher="car", username="fleet") == found
     assert "" == frames.message_of((head, tail, None), version).publisher
-
-
-@given(messages, versions, versions, qualities, packet_ids)
-def test_a_message_without_properties_in_the_other_family(
-    message: Message, old: int, new: int, qos: int, number: int
-) -> None:
-    plain = Message(message.topic, message.payload)
-    frame = as_version(frames.frame_of(plain, old, qos, NOW), old, new)
-    assert packet_of(plain, new, qos, number) == decoded(wire(frame, number), new)
 
 
 @given(messages, versions)

@@ -23,7 +23,7 @@ def test_a_message_expires_at_its_very_second(expires_at: float | None, now: flo
         ("127.8.9.1", True),
         ("::1", True),
         ("::ffff:127.0.0.1", True),
-        ("", True),
+        ("", False),
         ("10.0.0.1", False),
         ("::ffff:10.0.0.1", False),
         ("::", False),

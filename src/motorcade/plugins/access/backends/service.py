@@ -43,7 +43,6 @@ class ServiceBackend:
     """Allows, denies or passes on as the service says."""
 
     def __init__(self, config: Http) -> None:
-        self.name = f"service {config.url}"
         self._config = config
         self._cache: SuccessCache[Accepted] = SuccessCache(config.cache_seconds, config.cache_size)
         self._under_way = 0
@@ -57,6 +56,7 @@ class ServiceBackend:
                 trust_env=False,
             )
             url = httpx.URL(config.url)
+            self.name = f"service {url.host}"  # for the log: the rest of the address may hold keys
         except (httpx.InvalidURL, ValueError) as error:
             raise AccessFileError(f"authentication by http: bad url or header: {error}") from error
         except OSError as error:
