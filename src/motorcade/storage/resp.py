@@ -18,7 +18,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import hiredis
 
@@ -127,8 +127,8 @@ class Connection(asyncio.Protocol):
     # -- what the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection gives
-        self._transport = transport
+        # uvloop's transports have the methods, not the base class.
+        self._transport = cast("asyncio.Transport", transport)
         self._heard = self._loop.time()
         self._watch = self._loop.call_later(self._access.reply_timeout / 4, self._look)
 
