@@ -56,6 +56,10 @@ _DAMAGED = re.compile(r"^(Corruption|Not implemented|Invalid argument)|checksum 
 _FILE = re.compile(r"(/\S+\.(?:sst|log|blob)|/\S*(?:MANIFEST|CURRENT|OPTIONS)\S*)")
 
 
+class OpeningAgainError(StoreError):
+    """The files are being opened again; ask once more in a moment."""
+
+
 class Tables:
     """An open database: one attribute per table to read from, one handle per table to write with."""
 
@@ -79,6 +83,15 @@ class Tables:
         self.handles = {table: db.get_column_family_handle(table) for table in tables.TABLES}
         for table in tables.TABLES:
             setattr(self, table, db.get_column_family(table))
+
+    def release(self) -> Rdict:
+        """Let go of everything but the database, even if the frames of some error still hold this object."""
+        self.handles.clear()
+        for table in tables.TABLES:
+            delattr(self, table)
+        db = self.db
+        del self.db
+        return db
 
 
 class Files:
@@ -125,8 +138,7 @@ class Files:
             closing, self._tables = self._tables, None
         if closing is None:
             return
-        db = closing.db
-        del closing
+        db = closing.release()
         try:
             db.close()
         except Exception as error:  # noqa: BLE001 - after a failed write closing fails too, but does let go
@@ -153,7 +165,7 @@ class Files:
         """The tables for a longer look; the errors in our words."""
         opened = self.enter()
         if opened is None:
-            raise StoreError("the store is closed")
+            raise OpeningAgainError("the store is closed, or about to be opened again")
         try:
             yield opened
         except StoreError:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from motorcade.storage import tables
-from motorcade.storage.files import BLOCK_CACHE, Files, Tables
+from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables
 from motorcade.storage.inspect import inspect
 from motorcade.storage.ports import (
     Appended,
@@ -151,9 +151,13 @@ class Reader:
 
     async def beside(self, look: Callable[[Tables], T]) -> T:
         """A longer look, in another thread."""
-        if self._pool is None or not self.is_open:
-            raise StoreError("the store is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._look, look)
+        loop = asyncio.get_running_loop()
+        while self._pool is not None and self.is_open:
+            try:
+                return await loop.run_in_executor(self._pool, self._look, look)
+            except OpeningAgainError:
+                await asyncio.sleep(0.01)
+        raise StoreError("the store is closed")
 
     def _look(self, look: Callable[[Tables], T]) -> T:
         with self.files.reading() as opened:
@@ -186,7 +190,7 @@ class RocksMailboxes:
             prefix = tables.name(owner) + b"\0"
         else:
             prefix = head.prefix
-            if head.empty and self._reader.is_open:
+            if head.emptied == head.last and self._reader.is_open:
                 return []
             start = max(start, head.floor)
         found: list[tuple[int, bytes]] = []

@@ -108,15 +108,15 @@ class Head:
         "base",
         "count",
         "droppable",
-        "empty",
+        "emptied",
         "first",
         "floor",
         "last",
         "octets",
         "owner",
         "prefix",
-        "stored",
         "user",
+        "write_at",
     )
 
     def __init__(self, owner: str, prefix: bytes) -> None:
@@ -127,11 +127,11 @@ class Head:
         self.octets = 0
         self.first = 1  #: no entry is below it; there need not be one at it
         self.droppable = 0
-        self.stored = 0  #: `last` in the table; 0: not there yet
-        self.user: object = None  #: transaction that uses it
+        self.write_at = 1  #: position with which the head must be written again (rule 2)
+        self.user = 0  #: number of the transaction that uses it
         self.base = 0  #: `last` before that transaction
         # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
-        self.empty = False  #: surely no entries
+        self.emptied = -1  #: when this was the last position, there were surely no entries
         self.floor = 1  #: surely no entry below it
 
 

@@ -6,7 +6,7 @@
 Rule 1: only the writer's thread comes here. Reading, deciding and writing is one step because nobody else writes.
 Rule 2: a transaction sees its own changes. Single rows are found in the overlay first; heads, blobs and streams are
         objects that change at once and are written by `finish`. Entries added by the transaction itself are those above
-        the `base` of their head.
+        the `base` of their head. Whoever looks at entries takes their head from `_used`, which sees to all that.
 Rule 3: whatever was changed in the caches belongs to a transaction that may still fail. Then `State.forget` empties
         them, which is always right and never frequent.
 """
@@ -37,6 +37,9 @@ MAX_BLOBINFO = 4_096
 #: Entries named by one row of `endings`, so that one step of a sweep never reads much more than its budget.
 MAX_ENDING = 256
 
+#: Tables with rows that a transaction looks up again.
+_OVERLAID = ("keys", "tokens", "blobs", "blobinfo", "records", "streams", "leases", "endings")
+
 NO_BOUND = Bound()
 MORE = b"more"
 
@@ -50,7 +53,10 @@ _decode_tokens = msgspec.msgpack.Decoder(tuple[bytes, list[str]]).decode
 
 
 class Recent(Generic[K, V]):
-    """A bounded cache in two halves: when the young half is full, the old one goes. Finding costs one lookup."""
+    """A bounded cache in two halves: when the young half is full, the old one goes. Finding costs one lookup.
+
+    The bound may be exceeded by what one transaction touches.
+    """
 
     __slots__ = ("_half", "_old", "young")
 
@@ -72,10 +78,13 @@ class Recent(Generic[K, V]):
         return self.young.get(key) or self._old.get(key)
 
     def put(self, key: K, value: V) -> None:
-        if len(self.young) >= self._half and key not in self.young:
+        self.young[key] = value
+
+    def trim(self) -> None:
+        """Keep to the bound; not while a transaction relies on what it has changed being here."""
+        if len(self.young) >= self._half:
             self._old = self.young
             self.young = {}
-        self.young[key] = value
 
     def clear(self) -> None:
         self.young = {}
@@ -119,6 +128,7 @@ class State:
         self.blob_octets = 0
         self.records = 0
         self._serial = 0
+        self._transactions = 0
 
     def load(self, opened: Tables, boot: int | None = None) -> None:
         """Begin, or begin again after `forget`."""
@@ -136,6 +146,10 @@ class State:
         self.blobs.clear()
         self.load(opened)
 
+    def next_transaction(self) -> int:
+        self._transactions += 1
+        return self._transactions
+
     def serial(self) -> int:
         """A number that was never given before, in any life of this store."""
         self._serial += 1
@@ -147,27 +161,31 @@ class Transaction:
 
     def __init__(self, opened: Tables, state: State) -> None:
         self.opened = opened
+        # Heads name their user by number: they outlive it, and an object would keep its rows and tables alive.
+        self._number = state.next_transaction()
         self._tables = opened
         self._state = state
         self._batch = WriteBatch(raw_mode=True)
         self._put = self._batch.put
-        handles = opened.handles
+        self._handles = handles = opened.handles
         self._entries = handles["entries"]
-        self._handles = handles
-        self._overlay: dict[tuple[str, bytes], bytes | None] = {}
-        self._rows: dict[bytes, bytes | None] = {}  #: the overlay of `entries`
-        self._used_heads: dict[str, Head] = {}  #: changed or not; the cache may lose one before it is written
+        self._overlay: dict[str, dict[bytes, bytes | None]] = {table: {} for table in _OVERLAID}
+        self._rows: dict[bytes, bytes | None] = {}  #: the overlay of `entries`, once `_settle` was called
+        self._bulk: list[tuple[list[Appended], bytes]] = []  #: appended, but not in the overlay yet
+        self._settled = 0  #: answers of the last in `_bulk` that are in the overlay
         self._heads: dict[str, Head] = {}  #: to be written
         self._blobs: dict[bytes, BlobInfo] = {}  #: to be written
         self._streams: dict[str, StreamHead] = {}  #: to be written
         self.swept = 0
+        state.heads.trim()
+        state.blobs.trim()
 
     # -- mailboxes
 
     def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
         """Append to each owner; the answers in the same order."""
         size = len(draft.body) + len(draft.payload)
-        if draft.key or draft.token or bound.entries or bound.octets:
+        if draft.token or bound.entries or bound.octets:
             answers = self._append_each(owners, draft, now, bound, size)
             stored = [answer for answer in answers if answer.position and not answer.repeated]
         else:
@@ -177,34 +195,58 @@ class Transaction:
         return answers
 
     def _append_all(self, owners: Sequence[str], draft: Draft, now: float, size: int) -> list[Appended]:
-        """The short way, when nothing can be replaced, repeated or pushed out: a campaign, sleeping sessions."""
+        """The short way, when nothing can be repeated or pushed out: a campaign, sleeping sessions."""
         row = self._row(draft, now, len(owners))
         droppable = 1 if draft.droppable else 0
-        put, entries, rows, dirty, used = self._put, self._entries, self._rows, self._heads, self._used_heads
+        put, entries, dirty = self._put, self._entries, self._heads
         recent, attached = self._state.heads.young.get, self._state.attached.get
+        compaction = draft.key
+        known, find, keys = self._overlay["keys"], self._tables.keys.get, self._handles["keys"]
         answers: list[Appended] = []
         answer = answers.append
+        # What is appended here enters the overlay only if somebody looks: mostly nobody does.
+        self._bulk.append((answers, row))
         for owner in owners:
             head = recent(owner)
             if head is None:
                 head = self._head(owner)
-            if head.user is not self:
-                head.user = self
-                head.base = head.last
-                used[owner] = head
+            prefix = head.prefix
+            replaced = 0
+            if compaction:
+                where = prefix + compaction
+                old = known[where] if where in known else find(where)
+                if old is not None:
+                    replaced = self._replace(owner, old)
             head.last = position = head.last + 1
             head.count += 1
-            head.empty = False
             head.octets += size
-            head.droppable += droppable
-            key = head.prefix + _pack(position)
-            put(key, row, entries)
-            rows[key] = row
-            if not head.stored or position - head.stored >= tables.TAIL:
+            if droppable:
+                head.droppable += 1
+            place = _pack(position)
+            put(prefix + place, row, entries)
+            if compaction:
+                put(where, place, keys)
+                known[where] = place
+            if position >= head.write_at:
                 dirty[owner] = head
-            answer(Appended(owner, position, 0, (), False, attached(owner, "")))
+            answer(Appended(owner, position, replaced, (), False, attached(owner, "")))
         self._state.entries += len(owners)
         return answers
+
+    def _settle(self) -> None:
+        """Enter into the overlay what `_append_all` left out."""
+        for answers, row in self._bulk:
+            for answer in answers[self._settled :]:
+                head = self._head(answer.owner)
+                if head.user != self._number:
+                    head.user = self._number
+                    head.base = answer.position - 1
+                self._rows[head.prefix + _pack(answer.position)] = row
+            self._settled = 0
+        # The last one may still be growing.
+        last = self._bulk[-1]
+        self._settled = len(last[0])
+        self._bulk = [last]
 
     def _append_each(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
         row = b""
@@ -219,7 +261,10 @@ class Transaction:
                     answers.append(Appended(owner, known, 0, (), True, attached))
                     continue
                 fresh.append(owner)
-            replaced = self._replace(head, draft.key) if draft.key else 0
+            replaced = 0
+            if draft.key:
+                old = self._get("keys", head.prefix + draft.key)
+                replaced = self._replace(owner, old) if old is not None else 0
             position = 0
             dropped: tuple[int, ...] = ()
             if not 0 < bound.octets < size:
@@ -251,19 +296,15 @@ class Transaction:
         until, position = tables.TOKEN.unpack(row)
         return int(position) if now < until else None
 
-    def _replace(self, head: Head, key: bytes) -> int:
-        """Remove the entry of the same key; its position."""
-        row = self._get("keys", head.prefix + key)
-        if row is None:
-            return 0
-        (position,) = tables.NUMBER.unpack(row)
-        return position if self._remove(head, position) is not None else 0
+    def _replace(self, owner: str, place: bytes) -> int:
+        """Remove the entry that a compaction key leads to; its position."""
+        (position,) = tables.NUMBER.unpack(place)
+        return position if self._remove(self._used(owner), position) is not None else 0
 
     def _add(self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
         head.last = position = head.last + 1
         head.count += 1
-        head.empty = False
         head.octets += size
         if draft.droppable:
             head.droppable += 1
@@ -274,13 +315,13 @@ class Transaction:
         self._set_entry(head.prefix + _pack(position), row)
         if draft.key:
             self._set("keys", head.prefix + draft.key, _pack(position))
-        if not head.stored or position - head.stored >= tables.TAIL:
+        if position >= head.write_at:
             self._heads[head.owner] = head
         if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
             return position, ()
         dropped = self._push_out(head, bound)
         if position in dropped:
-            return 0, tuple(dropped[:-1])
+            return 0, tuple(other for other in dropped if other != position)
         return position, tuple(dropped)
 
     def _push_out(self, head: Head, bound: Bound) -> list[int]:
@@ -375,17 +416,19 @@ class Transaction:
                 yield position, added
 
     def _used(self, owner: str) -> Head:
+        """A head whose entries may be looked at."""
+        if self._bulk:
+            self._settle()
         head = self._head(owner)
-        if head.user is not self:
-            head.user = self
+        if head.user != self._number:
+            head.user = self._number
             head.base = head.last
-            self._used_heads[owner] = head
         return head
 
     def _head(self, owner: str) -> Head:
         head = self._state.heads.get(owner)
         if head is None:
-            head = self._used_heads.get(owner) or load_head(self._tables, owner)
+            head = load_head(self._tables, owner)
             self._state.heads.put(owner, head)
         return head
 
@@ -593,14 +636,18 @@ class Transaction:
         removed, freed, left = 0, 0, budget
         for key, row in scan(self._tables.endings, b"", end):
             if left <= 0:
-                self.swept += removed
-                return Swept(removed, freed, MORE)
+                break
             count, octets, looked = self._ended(key, row, now, left)
             removed += count
             freed += octets
             left -= looked
+            if self._get("endings", key) is not None:
+                break  # the budget ended within it
+        else:
+            self.swept += removed
+            return Swept(removed, freed, None)
         self.swept += removed
-        return Swept(removed, freed, None)
+        return Swept(removed, freed, MORE)
 
     def _ended(self, key: bytes, row: bytes, now: float, budget: int) -> tuple[int, int, int]:
         """What one ending removed, gave back, and how much it looked at."""
@@ -678,7 +725,7 @@ class Transaction:
                 tables.HEAD.pack(head.last, head.count, head.octets, head.first, head.droppable),
                 handles["heads"],
             )
-            head.stored = head.last
+            head.write_at = head.last + tables.TAIL
         for digest, info in self._blobs.items():
             put(digest, tables.BLOBINFO.pack(info.holders, info.keep_until, info.size), handles["blobinfo"])
         for stream, ends in self._streams.items():
@@ -693,8 +740,8 @@ class Transaction:
     def written(self) -> None:
         """Let readers know what is certain now."""
         for head in self._heads.values():
-            head.empty = head.count == 0
             head.floor = head.first
+            head.emptied = -1 if head.count else head.last
 
     def _get_entry(self, key: bytes) -> bytes | None:
         rows = self._rows
@@ -709,18 +756,18 @@ class Transaction:
         self._batch.delete(key, self._entries)
 
     def _get(self, table: str, key: bytes) -> bytes | None:
-        overlay = self._overlay
-        if (table, key) in overlay:
-            return overlay[table, key]
+        overlay = self._overlay[table]
+        if key in overlay:
+            return overlay[key]
         found: bytes | None = getattr(self._tables, table).get(key)
         return found
 
     def _set(self, table: str, key: bytes, value: bytes) -> None:
-        self._overlay[table, key] = value
+        self._overlay[table][key] = value
         self._put(key, value, self._handles[table])
 
     def _unset(self, table: str, key: bytes) -> None:
-        self._overlay[table, key] = None
+        self._overlay[table][key] = None
         self._batch.delete(key, self._handles[table])
 
 
@@ -732,8 +779,8 @@ def load_head(opened: Tables, owner: str) -> Head:
     if row is None:
         return head
     head.last, head.count, head.octets, head.first, head.droppable = tables.HEAD.unpack(row)
-    head.stored = head.last
-    for key, entry in scan(opened.entries, head.prefix + _pack(head.stored + 1), after_prefix(head.prefix)):
+    head.write_at = head.last + tables.TAIL
+    for key, entry in scan(opened.entries, head.prefix + _pack(head.last + 1), after_prefix(head.prefix)):
         _, _, flags, _, _, body, payload = tables.ENTRY.unpack_from(entry)
         head.last = tables.NUMBER.unpack(key[-8:])[0]
         head.count += 1

@@ -288,6 +288,7 @@ class Writer:
                 self._write([call])
             return
         known = isinstance(error, (StoreError, ValueError, TypeError))
+        error.__traceback__ = None  # it holds the transaction, and that holds the files
         part[0].error = error if known else self.files.explain(error)
 
     def _fail(self, error: Exception, calls: list[Call]) -> None:
