@@ -6,14 +6,14 @@ The servers of the shared engine are started once per run (and worker), when the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Durability, Store
+from motorcade.storage.redis import RedisStore
+from motorcade.storage.rocks import RocksStore
 from tests.contracts.engines import Engine
 from tests.support.redis import RedisCluster, RedisServer
 
@@ -33,23 +33,17 @@ def redis_cluster() -> Iterator[RedisCluster]:
 
 
 def engine_of(name: str, request: pytest.FixtureRequest) -> Engine:
-    # To be removed when both are there: an engine that is not written yet is skipped.
-    module = {"memory": "memory", "rocksdb": "rocks"}.get(name, "redis")
-    if find_spec(f"motorcade.storage.{module}") is None:
-        pytest.skip(f"motorcade.storage.{module} is not written yet")
     match name:
         case "memory":
             return Engine(name, MemoryStore, persistent=False, shared=False, atomic=True)
         case "rocksdb":
-            rocks = import_module("motorcade.storage.rocks").RocksStore
             path: Path = request.getfixturevalue("tmp_path") / "store"
-            return Engine(name, lambda: rocks(path), persistent=True, shared=False, atomic=True)
-    redis = import_module("motorcade.storage.redis").RedisStore
+            return Engine(name, lambda: RocksStore(path), persistent=True, shared=False, atomic=True)
     servers: RedisServer | RedisCluster = request.getfixturevalue(f"redis_{'server' if name == 'redis' else name}")
     servers.empty()
     # A server alone has no replica that could confirm anything.
     level = Durability.FAST if name == "redis" else Durability.SAFE
-    return Engine(name, lambda: redis(servers.url, durability=level), persistent=True, shared=True, atomic=False)
+    return Engine(name, lambda: RedisStore(servers.url, durability=level), persistent=True, shared=True, atomic=False)
 
 
 @pytest.fixture(params=ENGINES)

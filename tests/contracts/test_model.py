@@ -11,18 +11,16 @@ import shutil
 import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Appended, Bound, Draft, Entry, MailboxInfo, Store
+from motorcade.storage.rocks import RocksStore
 from tests.contracts.engines import DAY, HOUR, NOW, digest_of, entries, owners, sweep
 
 T = TypeVar("T")
@@ -242,8 +240,7 @@ class RocksMailboxMachine(MailboxMachine):
     persistent = True
 
     def make(self) -> Store:
-        made: Store = import_module("motorcade.storage.rocks").RocksStore(self.directory / "store")
-        return made
+        return RocksStore(self.directory / "store")
 
 
 EVERY_TIME = settings(
@@ -255,9 +252,5 @@ EVERY_TIME = settings(
 TestMemoryModel = MailboxMachine.TestCase
 TestMemoryModel.settings = settings(EVERY_TIME, max_examples=100, stateful_step_count=40)
 
-TestRocksModel = pytest.mark.skipif(
-    # To be removed when it is there.
-    find_spec("motorcade.storage.rocks") is None,
-    reason="motorcade.storage.rocks is not written yet",
-)(RocksMailboxMachine.TestCase)
+TestRocksModel = RocksMailboxMachine.TestCase
 TestRocksModel.settings = settings(EVERY_TIME, max_examples=20, stateful_step_count=30)

@@ -5,11 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from motorcade.storage import open_store
-from motorcade.storage.ports import Appended, Bound, Draft, Entry, MailboxInfo, Store, StoreError, StreamInfo
+from motorcade.storage.ports import (
+    Appended,
+    Bound,
+    Draft,
+    Durability,
+    Entry,
+    MailboxInfo,
+    Store,
+    StoreError,
+    StreamInfo,
+)
 from tests.contracts.engines import (
     DAY,
     NOW,
@@ -26,6 +37,7 @@ from tests.contracts.engines import (
     scan,
     sweep,
 )
+from tests.support.redis import RedisServer
 
 # -- batches
 
@@ -473,10 +485,26 @@ async def test_closing_waits_for_what_is_in_the_air(engine: Engine) -> None:
 # -- addresses
 
 
-async def test_a_store_is_opened_by_its_address() -> None:
-    store = await open_store("memory://")
-    assert [1] == await fill(store, "v1", b"1")
+async def test_a_store_is_opened_by_its_address(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Each kind; the data is where the address says."""
+    for url, engine in (
+        ("memory://", "memory"),
+        (f"rocksdb://{tmp_path}/data", "rocksdb"),
+        (redis_server.url, "redis"),
+    ):
+        store = await open_store(url, Durability.FAST)
+        assert engine == (await store.figures()).engine
+        await store.close()
+    assert (tmp_path / "data").is_dir()
+
+
+async def test_a_port_held_beyond_the_end_says_so(engine: Engine) -> None:
+    store = engine.make()
+    await store.open()
+    mailboxes = store.mailboxes
     await store.close()
+    with pytest.raises(StoreError):
+        await mailboxes.append(["v1"], Draft(b"body"), NOW)
 
 
 @pytest.mark.parametrize("url", ["", "memory", "rocksdb://", "redis://", "sqlite:///x.db", "/var/lib/motorcade"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
 
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Durability, Store, StoreError
@@ -21,20 +19,35 @@ async def open_store(url: str, durability: Durability = Durability.SAFE) -> Stor
 
 
 def _store(url: str, durability: Durability) -> Store:
-    scheme, _, place = url.partition("://")
+    scheme, separator, place = url.partition("://")
     match scheme:
-        case "memory":
+        case "memory" if separator:
             return MemoryStore()
         case "rocksdb" if place:
-            return cast("Store", _engine("rocks", "rocksdb").RocksStore(Path(place), durability=durability))
+            return _rocks(Path(place), durability)
         case "redis" | "rediss" | "redis+cluster" | "rediss+cluster" if place:
-            return cast("Store", _engine("redis", "redis").RedisStore(url, durability=durability))
+            return _redis(url, durability)
     raise StoreError(f"{url!r} does not name a store; it should be one of {FORMS}")
 
 
-def _engine(module: str, extra: str) -> Any:
-    """An engine is imported when it is asked for, since its libraries are extras."""
+# An engine is imported when it is asked for, since its libraries are extras.
+
+
+def _rocks(path: Path, durability: Durability) -> Store:
     try:
-        return import_module(f"motorcade.storage.{module}")
+        from motorcade.storage.rocks import RocksStore  # noqa: PLC0415
     except ImportError as error:
-        raise StoreError(f"{error}; `pip install 'motorcade[{extra}]'` brings what this store needs") from error
+        raise _missing("rocksdb", error) from error
+    return RocksStore(path, durability=durability)
+
+
+def _redis(url: str, durability: Durability) -> Store:
+    try:
+        from motorcade.storage.redis import RedisStore  # noqa: PLC0415
+    except ImportError as error:
+        raise _missing("redis", error) from error
+    return RedisStore(url, durability=durability)
+
+
+def _missing(extra: str, error: ImportError) -> StoreError:
+    return StoreError(f"{error}; `pip install 'motorcade[{extra}]'` brings what this store needs")

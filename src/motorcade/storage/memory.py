@@ -657,10 +657,10 @@ class MemoryStore:
     async def open(self) -> None:
         if self.gate.is_open:
             raise StoreError("the store is open already")
-        self._fresh()
         self.gate.is_open = True
 
     async def close(self) -> None:
+        self.gate.is_open = False  # for whoever still holds a port
         self._fresh()
 
     def batch(self) -> MemoryBatch:
