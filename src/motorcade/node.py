@@ -112,6 +112,11 @@ class Node:
                 changed.append(f"plugin {name} reloaded")
             else:
                 changed.append(f"plugin {name} is not running: restart, or `motorcade plugin load {name}`")
+        wanted = {name for name, _, _ in plugins_to_load(loaded.config)}
+        changed += [
+            f"plugin {name} is no longer configured, but runs on: restart, or `motorcade plugin unload {name}`"
+            for name in sorted(running - wanted)
+        ]
         old = self._loaded.config
         changed += [
             f"section [{section}] has changed: takes effect at the next start"

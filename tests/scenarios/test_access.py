@@ -262,6 +262,20 @@ def test_a_session_does_not_lend_its_subscriptions_to_another_user(guarded: Guar
     bob.expect_nothing()
 
 
+def test_a_reload_holds_for_sessions_that_are_away(guarded: Guarded) -> None:
+    """What is published after the reload does not wait for them any more."""
+    alice = guarded.connect("alice", properties=prop(SESSION_EXPIRY, 600))
+    alice.subscribe([("home/#", 1), ("news", 1)])
+    alice.disconnect()
+    guarded.rules.write_text(RULES.replace('["home/#"]', '["garden/#"]'))
+    guarded.reload('"reloaded"')
+    admin = guarded.connect("admin")
+    admin.publish("home/door", b"open", 1)
+    admin.publish("news", b"new", 1)
+    back = guarded.connect("alice", clean=False, properties=prop(SESSION_EXPIRY, 600))
+    assert b"new" == back.receive().payload
+
+
 def test_what_waits_for_one_user_is_not_for_another(guarded: Guarded) -> None:
     """Another user who comes with the client id of a session gets a new session."""
     alice = guarded.connect("alice", "shared-id", properties=prop(SESSION_EXPIRY, 600))

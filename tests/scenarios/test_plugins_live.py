@@ -600,3 +600,44 @@ class Unclear(Plugin):
 def test_an_answer_that_is_neither_yes_nor_no_denies(api: Api, connect: Callable[..., Client]) -> None:
     api.must_load("unclear", UNCLEAR)
     assert [0x87] == connect("asking").subscribe("unclear/x").reasons
+
+
+def test_a_topic_that_a_plugin_spoils_is_not_the_clients_fault(api: Api, connect: Callable[..., Client]) -> None:
+    api.must_load(
+        "spoiler",
+        """
+from dataclasses import replace
+
+class Spoiler(Plugin):
+    @hook("message.publish", topics=["spoil/#"])
+    def spoil(self, client, message):
+        return Continue(replace(message, topic="a/#"))
+""",
+    )
+    car = connect("car")
+    answer = car.publish("spoil/x", b"", 1)
+    assert answer is not None and 0x83 == answer.reason
+    car.expect_nothing()
+
+
+def test_clients_of_before_may_retain_though_nobody_keeps_it_now() -> None:
+    """Unloading the retained plugin does not cost those their connection who were told that messages are retained."""
+    with NodeProcess(http=True) as node, Client(node) as car, httpx.Client(trust_env=False) as web:
+        car.connect("car")
+        assert 200 == web.delete(f"http://{node.http}/api/v1/plugins/retained").status_code
+        car.publish("t", b"", 1, retain=True)
+        car.expect_nothing()
+
+
+def test_a_plugin_that_does_not_stop_well_is_unloaded_and_told(api: Api) -> None:
+    api.must_load(
+        "clingy",
+        """
+class Clingy(Plugin):
+    async def stop(self):
+        raise RuntimeError("cannot let go")
+""",
+    )
+    answer = api.web.delete("/api/v1/plugins/clingy")
+    assert 400 <= answer.status_code < 500 and "cannot let go" in answer.json()["message"]
+    assert "clingy" not in api.plugins()

@@ -276,6 +276,15 @@ class Broker:
         rules, self._rules = self._rules, self.plane.hooks.client_authorize
         if self._rules is not None and self._rules is not rules:
             self.loop.call_soon(self.recheck_access)  # other rules: what was allowed may not be any more
+        if self.plane.hooks.client_authenticate is None:
+            self.loop.call_soon(self._only_this_machine)
+
+    def _only_this_machine(self) -> None:
+        """Nobody is left to say who may connect: only clients on this machine stay, as only they could come."""
+        if self.plane.hooks.client_authenticate is None and not self.plane.draining:
+            for connection in list(self.connections):
+                if connection.channel is not None and not connection.channel.client.is_loopback:
+                    connection.end(ReasonCode.NOT_AUTHORIZED, "no access control is configured any more")
 
     def now(self) -> float:
         """Seconds since the epoch."""

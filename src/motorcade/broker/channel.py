@@ -17,6 +17,7 @@ byte loop for the frequent packets: what is done there must mean the same as wha
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -56,6 +57,8 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.mqtt.reasons import ProtocolError, ReasonCode
+
+log = logging.getLogger(__name__)
 
 ALLOWED_TOPICS = 256  #: topics per connection whose access decision is remembered
 MAX_DETAIL = 200  #: characters of a reason string; it may quote what the client sent
@@ -134,6 +137,7 @@ class Channel:
         "_aliases",
         "_method",
         "_told_problems",
+        "_told_unretained",
         "client",
         "max_packet",
         "plane",
@@ -152,6 +156,7 @@ class Channel:
         self._aliases: dict[int, str] | None = None
         self._method: str | None = None  # of enhanced authentication
         self._told_problems = True  # the client wants reason strings
+        self._told_unretained = False  # its CONNACK said that nothing is retained
 
     def receive(self, packet: Packet, wall: float) -> Steps:
         """What a packet sets off. `wall`: seconds since the epoch."""
@@ -388,6 +393,7 @@ class Channel:
         if packet.version != 5:
             return Connack(session_present=present and packet.version == 4)
         plane = self.plane
+        self._told_unretained = not plane.retains
         wanted = packet.properties.session_expiry or 0
         information = None
         if packet.properties.request_response_information == 1 and plane.options.response_information:
@@ -429,7 +435,7 @@ class Channel:
         plane = self.plane
         if properties.subscription_ids:  # [MQTT-3.3.4-6]
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers")
-        if packet.retain and not plane.retains and self.version == 5:  # [MQTT-3.2.2-14]
+        if packet.retain and self._told_unretained:  # [MQTT-3.2.2-14]
             raise ProtocolError(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")
         topic = self._topic(packet)
         if packet.qos == 2:
@@ -515,7 +521,11 @@ class Channel:
                     raise ProtocolError(result.reason, result.reason_string or "")
                 return result.reason, result.reason_string or "", result.user_properties
             if result.topic != topic:
-                self._check_topic(result.topic)
+                try:
+                    self._check_topic(result.topic)
+                except ProtocolError as error:  # the plugin's fault, not the client's
+                    log.warning("rewritten_topic_invalid topic=%r: %s", result.topic[:MAX_DETAIL], str(error))
+                    return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin made an invalid topic of it", ()
                 if not (yield from self._may("publish", result.topic)):  # a rewritten topic passes the rules too
                     plane.stats.dropped["not_authorized"] += 1
                     return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()

@@ -132,8 +132,16 @@ def converted(frame: Frame, old: int, new: int, now: float) -> Frame:
     """The same frame for a client that came back speaking another version."""
     if is_released(frame) or (old == 5) == (new == 5):
         return frame
-    retain = bool(frame[0][0] & 1)
-    return frame_of(message_of(frame, old), new, qos_of(frame), now, retain=retain)
+    message = message_of(frame, old)
+    identifiers = message.headers.get("subscription_ids")
+    return frame_of(
+        message,
+        new,
+        qos_of(frame),
+        now,
+        retain=bool(frame[0][0] & 1),
+        identifiers=identifiers if isinstance(identifiers, tuple) else (),
+    )
 
 
 def aliased(frame: Frame, alias: int, *, known: bool) -> tuple[bytes, bytes]:

@@ -221,6 +221,8 @@ class Plugins:
             self._hooks.remove_owner(name)
             try:
                 await asyncio.wait_for(loaded.plugin.stop(), PATIENCE)
+            except Exception as error:
+                raise PluginError(f"plugin {name!r} is unloaded, but did not stop well: {error!r}") from error
             finally:
                 await _cancel(loaded.context)
             loaded.context.log.info("plugin_unloaded")

@@ -52,6 +52,8 @@ EXPECTED = {
     "uptime": "10 seconds",
     "clients/connected": "3",
     "clients/disconnected": "2",
+    "clients/active": "3",
+    "clients/inactive": "2",
     "clients/expired": "1",
     "clients/maximum": "4",
     "clients/total": "5",
@@ -116,7 +118,9 @@ async def test_only_what_has_changed_is_published_again(hub: MemoryHub, load: Lo
     hub.routed.clear()
     hub.figures["clients_connected"] = 4
     await plugin.publish_round()
-    assert {"clients/connected": "4"} == {t: v for t, v in texts(hub).items() if not t.startswith("heap/")}
+    assert {"clients/connected": "4", "clients/active": "4"} == {
+        t: v for t, v in texts(hub).items() if not t.startswith("heap/")
+    }
 
 
 async def test_load_is_per_minute_and_moves_with_time(hub: MemoryHub, load: Load) -> None:

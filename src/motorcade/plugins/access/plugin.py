@@ -34,6 +34,7 @@ from motorcade.plugins.access.rules import Action, Rule, first_match
 
 HOOK_TIMEOUT = 60.0  #: seconds; behind `timeout` of the configuration and the delay after failures
 MAX_DELAY = 2.0  #: seconds that the answer to a failed log-in is held back at most
+MAX_SHOWN = 64  #: characters of a user name in the log
 MAX_CLAIMS = 1000  #: different rule claims of tokens that are kept compiled
 
 #: What counts as a failed log-in. Being busy or unavailable is our failure, not the client's.
@@ -161,7 +162,7 @@ class AccessPlugin(Plugin):
                 return self._admit(client, answer, backend.name)
         self.context.counters["throttled"] += 1
         self.context.log.warning(
-            "login_throttled", client_id=client.client_id, username=client.username, host=client.host
+            "login_throttled", client_id=client.client_id, username=_shown(client.username), host=client.host
         )
         return Stop(Deny(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many failed log-ins, try again later"))
 
@@ -184,7 +185,7 @@ class AccessPlugin(Plugin):
 
     def _admit(self, client: ClientInfo, accepted: Accepted, by: str) -> Stop:
         self.context.counters["allowed"] += 1
-        self.context.log.debug("login_accepted", client_id=client.client_id, username=client.username, by=by)
+        self.context.log.debug("login_accepted", client_id=client.client_id, username=_shown(client.username), by=by)
         return Stop(accepted.allow)
 
     async def _refuse(self, client: ClientInfo, deny: Deny, by: str, *, final: bool = True) -> Stop | Continue:
@@ -192,7 +193,7 @@ class AccessPlugin(Plugin):
         self.context.log.warning(
             "login_refused",
             client_id=client.client_id,
-            username=client.username,
+            username=_shown(client.username),
             host=client.host,
             by=by,
             reason=deny.reason.name,
@@ -246,7 +247,7 @@ class AccessPlugin(Plugin):
             self.context.log.debug(  # no louder: a client must not fill the log at the rate at which it can publish
                 "access_denied",
                 client_id=client.client_id,
-                username=client.username,
+                username=_shown(client.username),
                 action=action,
                 topic=asked,
                 rule=f"{file.name}:{rule.line}" if rule is not None and rule.line and file is not None else None,
@@ -276,3 +277,8 @@ def _check(config: AccessConfig) -> None:
         raise AccessFileError("bind_client_id = 'claim' needs authentication by jwt with client_id_claim")
     if config.bind_client_id != "off" and not kinds:
         raise AccessFileError("bind_client_id needs at least one way of authentication")
+
+
+def _shown(username: str | None) -> str | None:
+    """A user name for the log. A long one may be a token: only its beginning is told."""
+    return username if username is None or len(username) <= MAX_SHOWN else f"{username[:8]}…"
