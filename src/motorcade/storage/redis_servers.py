@@ -179,7 +179,8 @@ class Servers:
             for question in questions:
                 question.cancel()
             await asyncio.gather(*questions, return_exceptions=True)
-        raise StoreError(f"no server of the cluster answers: {'; '.join(sorted(set(troubles)))}")
+        hint = " (the URL of a lone server begins with redis://)" if "support disabled" in str(troubles) else ""
+        raise StoreError(f"no server of the cluster answers: {'; '.join(sorted(set(troubles)))}{hint}")
 
     async def _slots(self, address: Address) -> tuple[Topology, set[Address]]:
         connection = await self.connection(address, Purpose.READ)

@@ -1,0 +1,66 @@
+"""A relay between a store and a server that can lose answers: the server has done it, the store does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+
+class Relay:
+    """Listens on `port`; `lose_next` cuts the connection instead of passing the next answer to a script on."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self.lost = 0
+        self._lose = 0
+
+    def lose_next(self, count: int = 1) -> None:
+        self._lose = count
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        back, forth = await asyncio.open_connection(*self._target)
+        armed = asyncio.Event()
+
+        async def commands() -> None:
+            while data := await reader.read(1 << 16):
+                if self._lose and b"EVALSHA" in data:
+                    armed.set()
+                forth.write(data)
+
+        async def answers() -> None:
+            while data := await back.read(1 << 16):
+                if armed.is_set():
+                    self._lose -= 1
+                    self.lost += 1
+                    return
+                writer.write(data)
+
+        both = [asyncio.create_task(commands()), asyncio.create_task(answers())]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in both:
+                each.cancel()
+            writer.close()
+            forth.close()
+            self._tasks.discard(task)
