@@ -385,22 +385,21 @@ class Transaction:
             row = self._get_entry(entry_key)
             if row is None:
                 return None
-        entry = tables.parse_entry(row)
+        _, _, flags, _, key_size, body_size, payload_size = tables.ENTRY.unpack_from(row)
         self._unset_entry(entry_key)
         head.count -= 1
-        head.octets -= entry.octets
+        head.octets -= body_size + payload_size
         if head.count == 0:
             head.first = head.last + 1
         elif position == head.first:
             head.first = position + 1
-        if entry.flags & tables.DROPPABLE:
+        if flags & tables.DROPPABLE:
             head.droppable -= 1
-        if entry.key:
-            self._unset("keys", head.prefix + entry.key)
+        if key_size:
+            self._unset("keys", head.prefix + row[tables.ENTRY.size : tables.ENTRY.size + key_size])
         self._heads[head.owner] = head
         self._state.entries -= 1
-        freed = len(entry.body)
-        return freed + (self._release(entry.payload) if entry.flags & tables.BLOB else len(entry.payload))
+        return int(body_size) + (self._release(row[-32:]) if flags & tables.BLOB else int(payload_size))
 
     def _entries_of(self, head: Head) -> Iterator[tuple[int, bytes]]:
         """All entries as this transaction sees them, oldest first; they may be removed meanwhile."""

@@ -6,7 +6,9 @@
     future ◀─────────────────────────────────────────────────────────────────────────────────────────────────┘
 
 Rule 1: nothing is answered before the sync of its group, unless it asked for no sync and nothing in the group did.
-Rule 2: first in, first out. What finds the queue full stands in line; nobody passes.
+Rule 2: first in, first out. What finds the queue full stands in line; nobody passes. What is submitted in one turn of
+        the event loop is handed over at its end, in one piece: waking the thread for each call would make it take them
+        one by one, and the two would fight for the interpreter.
 Rule 3: writes go to RocksDB unsynced and one `flush_wal(True)` follows: the binding keeps the interpreter's lock during
         a write, sync included, but not during `flush_wal`. So writes are short (MERGE_ROWS) and the sync is free.
 Rule 4: a write that fails means that the files cannot be trusted to take the next one. Everything is refused, reading
@@ -91,8 +93,9 @@ class Writer:
         self._reserve = reserve
         self._max_queued = max_queued
         self._held = 0  #: calls given to the thread and not answered yet
+        self._turn: list[Call] = []  #: submitted in this turn of the event loop
         self._line: deque[Call] = deque()
-        self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Call] | None] = queue.SimpleQueue()
         self._options = WriteOptions()
         self._tables: Tables | None = None
         self._looked_at = 0.0
@@ -138,11 +141,21 @@ class Writer:
         call = Call(apply, future, rows, durable, grows, alone)
         self.queued += 1
         if self._held < self._max_queued:
-            self._held += 1
-            self._queue.put(call)
+            self._hold(call)
         else:
             self._line.append(call)
         return future
+
+    def _hold(self, call: Call) -> None:
+        self._held += 1
+        self._turn.append(call)
+        if len(self._turn) == 1:
+            call.future.get_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._turn:
+            self._queue.put(self._turn)
+            self._turn = []
 
     @property
     def full(self) -> bool:
@@ -155,10 +168,10 @@ class Writer:
         if loop is None or thread is None:
             return
         self._loop = None
-        for call in self._line:
-            self._held += 1
-            self._queue.put(call)
+        self._held += len(self._line)
+        self._turn += self._line
         self._line.clear()
+        self._hand_over()
         self._queue.put(None)
         await loop.run_in_executor(None, thread.join)
         # The thread's last wake-up is among what the loop does next.
@@ -181,8 +194,7 @@ class Writer:
             if call.future.cancelled():
                 self.queued -= 1
                 continue
-            self._held += 1
-            self._queue.put(call)
+            self._hold(call)
 
     # -- the thread's side
 
@@ -205,16 +217,16 @@ class Writer:
         self._tables = None
         self.files.close()
 
-    def _group(self, first: Call | None) -> tuple[list[Call], bool]:
-        """Everything that waits, up to a bound, and whether to end after it."""
+    def _group(self, first: list[Call] | None) -> tuple[list[Call], bool]:
+        """Everything that waits, up to about a bound, and whether to end after it."""
         group: list[Call] = []
-        call = first
-        while call is not None:
-            group.append(call)
-            if len(group) == MAX_GROUP:
+        calls = first
+        while calls is not None:
+            group += calls
+            if len(group) >= MAX_GROUP:
                 return group, False
             try:
-                call = self._queue.get_nowait()
+                calls = self._queue.get_nowait()
             except queue.Empty:
                 return group, False
         return group, True
