@@ -461,7 +461,7 @@ async def test_low_room_refuses_what_grows_and_does_what_shrinks(store: RocksSto
 async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk of 12 MiB, or where nothing may be mounted, with a limit on the size of files."""
+    """On a disk of 12 MiB; where nothing may be mounted, the next test stands alone."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = await asyncio.to_thread(
