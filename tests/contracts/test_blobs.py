@@ -121,6 +121,27 @@ async def test_every_way_out_releases_the_payload(store: Store) -> None:
     assert [] == await store.check()
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "in a batch"])
+async def test_a_refused_append_lets_go_of_nothing_else(store: Store, together: bool) -> None:
+    """The same payload is held by an entry that stays, in the same mailbox and in another."""
+    stays, goes = Draft(b"stays", PAYLOAD), Draft(b"goes", PAYLOAD)
+    for first, second in (("v1", "v1"), ("v2", "v3")):
+        if together:
+            batch = store.batch()
+            batch.append([first], stays, NOW)
+            batch.append([second], goes, NOW, Bound(octets=10))
+            answers = await batch.commit()
+        else:
+            answers = [await append(store, first, stays), await append(store, second, goes, bound=Bound(octets=10))]
+        assert [True, False] == [bool(answer.position) for answer in answers]
+        await release_all(store)
+        assert [(b"stays", PAYLOAD)] == [(entry.body, entry.payload) for entry in await entries(store, first, LATER)]
+        assert PAYLOAD == await store.blobs.get(digest_of(PAYLOAD), LATER)
+        await store.mailboxes.clear(first)
+        await sweep(store, LATER + DAY)
+        assert (0, 0) == await store.blobs.count()
+
+
 async def test_a_repeated_append_holds_no_payload(store: Store) -> None:
     """Otherwise its payload would never go."""
     draft = Draft(b"body", PAYLOAD, token=b"token")

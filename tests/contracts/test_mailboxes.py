@@ -350,6 +350,29 @@ async def test_what_can_never_fit_pushes_out_nothing(store: Store, droppable: bo
     assert [b"1"] == await bodies(store, "v1")
 
 
+@pytest.mark.parametrize("droppable", [False, True])
+async def test_what_can_never_fit_leaves_a_full_mailbox_alone(store: Store, droppable: bool) -> None:
+    """Even one that is larger than the bound, because it was filled under another: nothing goes for nothing."""
+    await fill(store, "v1", b"1" * 60, b"2" * 60)
+    draft = Draft(b"3", PAYLOAD, droppable=droppable)
+    assert Appended("v1", 0) == await append(store, "v1", draft, bound=Bound(entries=1, octets=100))
+    assert [b"1" * 60, b"2" * 60] == await bodies(store, "v1")
+    assert MailboxInfo(2, 120, 1, (await store.mailboxes.info("v1")).last) == await store.mailboxes.info("v1")
+
+
+async def test_expired_entries_count_until_they_are_swept(store: Store) -> None:
+    """They go in the same order as others, and are told."""
+    await append(store, "v1", Draft(b"1"))
+    await append(store, "v1", Draft(b"2", expires_at=NOW + 1))
+    await append(store, "v1", Draft(b"3", expires_at=NOW + 1))
+    bound, later = Bound(entries=3), NOW + 2
+    assert Appended("v1", 4, dropped=(1,)) == await append(store, "v1", Draft(b"4"), later, bound)
+    assert Appended("v1", 5, dropped=(2,)) == await append(store, "v1", Draft(b"5"), later, bound)
+    await sweep(store, later)
+    assert Appended("v1", 6) == await append(store, "v1", Draft(b"6"), later, bound)
+    assert [b"4", b"5", b"6"] == await bodies(store, "v1", later)
+
+
 async def test_replacing_makes_room_before_the_bound_is_asked(store: Store) -> None:
     bound = Bound(entries=2, octets=8)
     await append(store, "v1", Draft(b"1", b"111", b"key"), bound=bound)
