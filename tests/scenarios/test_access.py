@@ -283,7 +283,7 @@ def test_what_waits_for_one_user_is_not_for_another(guarded: Guarded) -> None:
     alice.disconnect()
     guarded.connect("admin").publish("home/door", b"for alice only", 1)
     bob = guarded.connect("bob", "shared-id", clean=False, properties=prop(SESSION_EXPIRY, 600))
-    assert not bob.connack.session_present
+    assert bob.connack is not None and not bob.connack.session_present
     bob.expect_nothing()
 
 

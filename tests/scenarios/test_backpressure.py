@@ -35,7 +35,7 @@ def burst(topic: str, count: int, version: int = 5, start: int = 0) -> bytes:
 
 def take(subscriber: Client, count: int) -> list[Packet]:
     """Receive and acknowledge."""
-    messages = []
+    messages: list[Packet] = []
     while len(messages) < count:
         message = subscriber.expect(PUBLISH, timeout=30)
         subscriber.send(ack_packet(PUBACK, message.packet_id or 0, version=subscriber.version))
