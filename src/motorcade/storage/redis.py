@@ -442,7 +442,7 @@ class RedisMailboxes(Port):
 
     async def info(self, owner: str) -> MailboxInfo:
         core = self._core
-        return MailboxInfo(*await core.evaluate(core.cells.of(owner), INFO, "mi", owner))
+        return MailboxInfo(*await core.evaluate(core.cells.of(owner), INFO, "ei", owner))
 
     async def clear(self, owner: str) -> int:
         core = self._core

@@ -158,7 +158,7 @@ class Inspection:
                     octets += entry.octets
                     if entry.digest:
                         references[entry.digest] += 1
-            meta = await self._ask(cell, "HMGET", self._key(cell, "m:", owner), "entries", "octets")
+            meta = await self._ask(cell, "HMGET", self._key(cell, "e:", owner), "entries", "octets")
             if [entries, octets] != [int(value or 0) for value in meta]:
                 wrong.append(f"mailbox {name!r}: the size does not agree with the entries")
             total += entries

@@ -281,7 +281,15 @@ class Writer:
             while lanes := [lane for lane in self._ready if self._servers.master(lane.slot) == address]:
                 for lane in lanes:
                     del self._ready[lane]
-                await self._group(address, lanes)
+                try:
+                    await self._group(address, lanes)
+                except Exception as error:
+                    # A fault of ours must not leave callers waiting for ever.
+                    log.exception("redis_group_failed", server=str(address))
+                    for lane in lanes:
+                        self._finish(lane, StoreError(f"{address}: {error}"))
+                        if lane.queue and not lane.resting:
+                            self._wake(lane)
         finally:
             del self._tasks[address]
             # Lanes that were made ready for this server, and have another one since.

@@ -8,8 +8,9 @@ import random
 import time
 
 from motorcade.storage.ports import Draft, Durability, Swept
-from motorcade.storage.redis import Operation, RedisStore, blob_operation
+from motorcade.storage.redis import RedisStore, blob_operation
 from motorcade.storage.redis_format import raw
+from motorcade.storage.redis_writer import Operation
 from tests.support.redis import RedisServer
 
 NOW = time.time()

@@ -39,7 +39,7 @@ def test_cells_never_change() -> None:
     cells = Cells("p", 64)
     assert [47, 21, 0, 3] == [cells.of(name) for name in ("WVWZZZ1JZXW000001", "client", "", "ä")]
     assert cells.of("client") == cells.of(b"client")
-    assert "p:{21}:m:client" == cells.key(21, "m:client")
+    assert "p:{21}:e:client" == cells.key(21, "e:client")
 
 
 def test_all_keys_of_a_cell_are_in_one_slot() -> None:

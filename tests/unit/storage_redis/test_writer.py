@@ -41,7 +41,7 @@ async def test_what_is_written_together_goes_together(store: RedisStore) -> None
 async def test_one_bad_caller_does_not_spoil_the_group(store: RedisStore, server: RedisServer) -> None:
     """A key of ours that holds something else concerns its own cell's script, and says what to do."""
     cell = store.core.cells.of("v1")
-    server.command("SET", store.core.key(cell, "m:", "v1"), "not ours")
+    server.command("SET", store.core.key(cell, "e:", "v1"), "not ours")
     with pytest.raises(StoreError, match="prefix"):
         await store.mailboxes.append(["v1"], Draft(b"b"), NOW)
     assert 1 == (await store.mailboxes.append(["v2"], Draft(b"b"), NOW))[0].position
@@ -144,7 +144,7 @@ async def test_safe_means_confirmed_by_a_replica() -> None:
             assert not writing.done()
             replica.resume()
             assert 3 == (await writing)[0].position
-            found = replica.client.hget(store.core.key(store.core.cells.of("v1"), "m:", "v1"), "last")
+            found = replica.client.hget(store.core.key(store.core.cells.of("v1"), "e:", "v1"), "last")
             assert b"3" == found
 
 
@@ -157,6 +157,22 @@ async def test_large_batches_are_cut_and_stay_in_order(store: RedisStore) -> Non
     assert [*names, *names] == [answer.owner for answer in answers]
     assert {(1, ())} == {(answer.position, answer.dropped) for answer in answers[:2500]}
     assert {(2, (1,))} == {(answer.position, answer.dropped) for answer in answers[2500:]}
+    assert [] == await store.check()
+
+
+async def test_what_is_empty_can_be_removed(store: RedisStore) -> None:
+    """Nothing off a size is "-0" in Lua, which the server does not take for a number."""
+    for _ in range(4):
+        await store.mailboxes.append(["v1"], Draft(b"", expires_at=NOW + 1), NOW)
+    assert 1 == await store.mailboxes.acknowledge("v1", [1])
+    assert 2 == (await store.sweep(NOW + 2, 2)).removed
+    assert 1 == await store.mailboxes.clear("v1")
+    await store.streams.append("s", [b"", b""], NOW)
+    assert 1 == (await store.streams.trim("s", records=1)).removed
+    await store.records.put("c", "key", b"", NOW + 1)
+    await store.blobs.put(b"", NOW)
+    assert (await store.sweep(NOW + 2, 100)).cursor is None
+    assert (0, 0) == await store.blobs.count()
     assert [] == await store.check()
 
 

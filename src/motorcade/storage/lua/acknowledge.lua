@@ -2,7 +2,7 @@
 --
 --   2 cell   3 owner   4 positions
 --
---   keys    m:owner i:owner e:owner d:owner x:owner o r n
+--   keys    i:owner e:owner d:owner x:owner o r n
 --   answer  how many were there
 
 operations.acknowledge = function(op)

@@ -4,7 +4,7 @@
 --   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
 --   12 token (empty: none)   13 owners
 --
---   keys    m:owner i:owner e:owner d:owner x:owner t:owner:HOUR o x r n
+--   keys    i:owner e:owner d:owner x:owner t:owner:HOUR o x r n
 --   answer  per owner: position (0: pushed out itself), position replaced or 0, positions pushed out, 1 if the token was
 --           known, node the owner is attached to
 --
@@ -36,8 +36,8 @@ end
 local function append(op, at, owner)
     local entry, now, expires, octets, flags, key = op[3], op[4], op[5], op[6], op[7], op[8]
     local digest, most_entries, most_octets, token = op[9], op[10], op[11], op[12]
-    local meta = at .. 'm:' .. owner
-    local state = call('HMGET', meta, 'node', 'last', 'entries', 'octets')
+    local entries, order = at .. 'e:' .. owner, at .. 'i:' .. owner
+    local state = call('HMGET', entries, 'node', 'last', 'entries', 'octets')
     local node = state[1] or ''
     local last, held, size = tonumber(state[2] or 0), tonumber(state[3] or 0), tonumber(state[4] or 0)
     if token ~= '' then
@@ -46,7 +46,6 @@ local function append(op, at, owner)
             return { position, 0, {}, 1, node }
         end
     end
-    local entries, order = at .. 'e:' .. owner, at .. 'i:' .. owner
     local before = held
     local replaced = 0
     if key ~= '' then
@@ -57,13 +56,14 @@ local function append(op, at, owner)
             replaced = tonumber(old)
         end
     end
-    local position, dropped = 0, {}
+    local position, dropped, grown = 0, {}, nil
     if most_octets == 0 or octets <= most_octets then
         last = last + 1
         position = last
         held = held + 1
         size = size + octets
-        call('HSET', entries, position, entry)
+        grown = held
+        call('HSET', entries, position, entry, 'last', last, 'entries', held, 'octets', size)
         call('ZADD', order, position, position)
         if key ~= '' then
             call('HSET', entries, 'k' .. key, position)
@@ -80,10 +80,7 @@ local function append(op, at, owner)
         end
         count(at, 'entries', 1)
     end
-    local function over()
-        return (most_entries > 0 and held > most_entries) or (most_octets > 0 and size > most_octets)
-    end
-    if over() then
+    if (most_entries > 0 and held > most_entries) or (most_octets > 0 and size > most_octets) then
         -- What has expired takes no room from what has not.
         for _, old in ipairs(call('ZRANGEBYSCORE', at .. 'x:' .. owner, '-inf', now, 'LIMIT', 0, 1000)) do
             if old ~= digits(last) then
@@ -91,18 +88,20 @@ local function append(op, at, owner)
                 held = held - 1
             end
         end
-    end
-    while over() do
-        local victim = call('ZRANGE', at .. 'd:' .. owner, 0, 0)[1] or call('ZRANGE', order, 0, 0)[1]
-        size = size - remove(at, owner, victim)
-        held = held - 1
-        if tonumber(victim) == last then
-            position = 0
-        else
-            dropped[#dropped + 1] = tonumber(victim)
+        while (most_entries > 0 and held > most_entries) or (most_octets > 0 and size > most_octets) do
+            local victim = call('ZRANGE', at .. 'd:' .. owner, 0, 0)[1] or call('ZRANGE', order, 0, 0)[1]
+            size = size - remove(at, owner, victim)
+            held = held - 1
+            if tonumber(victim) == last then
+                position = 0
+            else
+                dropped[#dropped + 1] = tonumber(victim)
+            end
         end
     end
-    call('HSET', meta, 'last', last, 'entries', held, 'octets', size)
+    if position == 0 or held ~= grown then
+        call('HSET', entries, 'last', last, 'entries', held, 'octets', size)
+    end
     if before == 0 and held > 0 then
         call('SADD', at .. 'o', owner)
     elseif before > 0 and held == 0 then

@@ -2,11 +2,11 @@
 --
 --   2 cell   3 owner   4 node
 --
---   keys    m:owner
+--   keys    e:owner
 --   answer  epoch, previous node or nothing, 1 if the mailbox is not empty
 
 operations.attach = function(op)
-    local meta = base(op[2]) .. 'm:' .. op[3]
+    local meta = base(op[2]) .. 'e:' .. op[3]
     local state = call('HMGET', meta, 'node', 'entries')
     local epoch = call('HINCRBY', meta, 'epoch', 1)
     call('HSET', meta, 'node', op[4])

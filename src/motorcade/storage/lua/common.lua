@@ -91,8 +91,8 @@ local function shrink(at, owner, entries, octets)
     if entries == 0 then
         return
     end
-    local meta = at .. 'm:' .. owner
-    call('HINCRBY', meta, 'octets', -octets)
+    local meta = at .. 'e:' .. owner
+    call('HINCRBY', meta, 'octets', 0 - octets) -- not -octets: the server takes no "-0"
     if call('HINCRBY', meta, 'entries', -entries) <= 0 then
         call('SREM', at .. 'o', owner)
     end

@@ -2,7 +2,7 @@
 --
 --   2 cell   3 now   4 at most so many
 --
---   keys    x y and, of each owner and collection found there, m: i: e: d: x: R:, and o r n
+--   keys    x y and, of each owner and collection found there, i: e: d: x: R:, and o r n
 --   answer  how many went, their octets, 1 if there is more
 --
 -- The index x of a cell may name an owner too early, when its entry was acknowledged: it is put right here.

@@ -1,6 +1,6 @@
 -- info: size and ends of one mailbox. Writes nothing.
 --
---   KEYS    m:owner i:owner
+--   KEYS    e:owner i:owner
 --   answer  entries, octets, first position or 0, last position
 
 local state = redis.call('HMGET', KEYS[1], 'entries', 'octets', 'last')

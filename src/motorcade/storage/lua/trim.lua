@@ -38,7 +38,7 @@ operations.trim = function(op)
     end
     if cut then
         call('XTRIM', records, 'MINID', digits(cut + 1) .. '-0')
-        call('HINCRBY', meta, 'octets', -octets)
+        call('HINCRBY', meta, 'octets', 0 - octets) -- not -octets: the server takes no "-0"
     end
     return { gone, octets, more }
 end
