@@ -80,14 +80,7 @@ local function append(op, at, owner)
         end
         count(at, 'entries', 1)
     end
-    if (most_entries > 0 and held > most_entries) or (most_octets > 0 and size > most_octets) then
-        -- What has expired takes no room from what has not.
-        for _, old in ipairs(call('ZRANGEBYSCORE', at .. 'x:' .. owner, '-inf', now, 'LIMIT', 0, 1000)) do
-            if old ~= digits(last) then
-                size = size - remove(at, owner, old)
-                held = held - 1
-            end
-        end
+    if position > 0 then -- what can never fit leaves the mailbox alone
         while (most_entries > 0 and held > most_entries) or (most_octets > 0 and size > most_octets) do
             local victim = call('ZRANGE', at .. 'd:' .. owner, 0, 0)[1] or call('ZRANGE', order, 0, 0)[1]
             size = size - remove(at, owner, victim)
