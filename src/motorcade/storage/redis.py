@@ -58,7 +58,7 @@ NO_BOUND: Final = Bound()
 
 #: A payload for one owner goes into its entry up to this size: one write and one read less. For several owners it does
 #: so when it is no longer than the digest would be.
-INLINE_ONE: Final = 1024
+INLINE_ONE: Final = 256
 INLINE_MANY: Final = 32
 
 #: Owners in one operation, positions in one acknowledgement, entries in one read.
