@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import settings
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "clause(v3, v5): statements of MQTT 3.1.1 and MQTT 5 that the test covers (tests/support/clauses.py)"
     )
+
+
+# In continuous integration the same examples are tried every time: a change is judged by what it changes. New examples
+# are looked for whenever somebody runs the tests by hand.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
