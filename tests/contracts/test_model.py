@@ -22,15 +22,12 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Appended, Bound, Draft, Durability, Entry, MailboxInfo, Store
-from motorcade.storage.redis import RedisStore
+from motorcade.storage.ports import Appended, Bound, Draft, Entry, MailboxInfo, Store
 from motorcade.storage.rocks import RocksStore
 from tests.contracts.engines import DAY, HOUR, NOW, digest_of, entries, owners, sweep
-from tests.support.redis import RedisServer
 
 T = TypeVar("T")
 
@@ -263,21 +260,3 @@ TestMemoryModel.settings = settings(EVERY_TIME, max_examples=100, stateful_step_
 
 TestRocksModel = RocksMailboxMachine.TestCase
 TestRocksModel.settings = settings(EVERY_TIME, max_examples=20, stateful_step_count=30)
-
-
-def test_redis_model(redis_server: RedisServer) -> None:
-    """The same with a server."""
-
-    class RedisMailboxMachine(MailboxMachine):
-        persistent = True
-
-        def __init__(self) -> None:
-            redis_server.empty()
-            super().__init__()
-
-        def make(self) -> Store:
-            return RedisStore(redis_server.url, durability=Durability.FAST)
-
-    run_state_machine_as_test(
-        RedisMailboxMachine, settings=settings(EVERY_TIME, max_examples=20, stateful_step_count=30)
-    )
