@@ -29,6 +29,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
+from motorcade import storage
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions
 from motorcade.core.errors import ConfigError
@@ -113,7 +114,10 @@ class DataOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where what must outlive a connection is kept."""
 
-    url: str = "memory://"  #: `memory://` is the only engine so far: sessions and retained messages end with the node
+    url: str = "memory://"  #: `rocksdb://DIR` (DIR may be left out), `redis://HOST:PORT`, `redis+cluster://HOST:PORT`
+    durability: Literal["fast", "safe", "strict"] = "safe"  #: what an acknowledged write survives: docs/durability.md
+    sweep_interval: float = 10.0  #: seconds between two rounds of removing what has expired
+    sweep_budget: Count = 500  #: items removed in one step; others come between two steps
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -512,8 +516,8 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
                 yield ("limits", name_), f"{error}; write networks like 10.0.0.0/8 or fd00::/8"
     if config.limits.write_low > config.limits.write_high:
         yield ("limits", "write_low"), f"must not be above limits.write_high ({config.limits.write_high})"
-    if config.store.url != "memory://":
-        yield ("store", "url"), f"{config.store.url!r} is not available in this version; use memory://"
+    if not storage.names_store(config.store.url):
+        yield ("store", "url"), f"{config.store.url!r} does not name a store; it should be one of {storage.FORMS}"
 
 
 def _is_loopback(address: Address) -> bool:

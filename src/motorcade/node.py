@@ -28,6 +28,8 @@ from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
 from motorcade.http.server import HttpServer
+from motorcade.storage import open_store, placed
+from motorcade.storage.ports import Durability, Store
 
 log = structlog.stdlib.get_logger("motorcade.node")
 
@@ -51,6 +53,7 @@ class Node:
         self.control = Control(self.broker, self.plugins, self.reload)
         self.listeners: list[Listener] = []
         self.http: list[HttpServer] = []
+        self.store: Store | None = None  #: open while the node runs
         self.stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -64,6 +67,8 @@ class Node:
 
     async def _start(self) -> None:
         config = self._loaded.config
+        url = placed(config.store.url, Path(config.data.dir))
+        self.store = self.plugins.store = await open_store(url, Durability(config.store.durability))
         for name, path, options in plugins_to_load(config):  # before the listeners: nobody slips in unchecked
             await self.plugins.load(name, options, path)
         for endpoint in _endpoints(config):
@@ -98,6 +103,8 @@ class Node:
         await self.plugins.unload_all()
         for server in self.http:
             await server.stop()
+        if self.store is not None:
+            await self.store.close()
 
     async def reload(self) -> list[str]:
         """Read the configuration again and give plugins their new tables; on any error the old stays in force."""

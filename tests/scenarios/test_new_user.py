@@ -137,7 +137,7 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("serve --mqtt 127.0.0.1:99999", 1, ("--mqtt", "99999", "HOST:PORT")),
     ("serve --ws nonsense", 1, ("--ws", "nonsense", "HOST:PORT")),
     ("serve --http 0.0.0.0:18083", 1, ("--http", "0.0.0.0:18083", "http.token", "loopback")),
-    ("serve --store redis://localhost", 1, ("--store", "redis://localhost", "memory://")),
+    ("serve --store sqlite://x", 1, ("--store", "sqlite://x", "rocksdb://")),
     ("serve --log-level loud", 1, ("--log-level", "loud", "warning")),
     ("serve --mqtt 127.0.0.1:MQTT --ws off --http off", 1, ("127.0.0.1:MQTT", "in use")),
     ("serve --mqtt 127.0.0.1:0 --ws off --http 127.0.0.1:HTTP", 1, ("127.0.0.1:HTTP", "in use")),

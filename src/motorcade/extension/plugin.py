@@ -80,6 +80,7 @@ class Context:
     data: Path  #: folder of this plugin's own; made when first used
     counters: Counter[str]  #: shown as `motorcade_plugin_total{plugin, event}`
     tasks: set[asyncio.Task[None]]
+    store: Any = None  #: the node's store, a `motorcade.storage.ports.Store`; `memory://` ends with the node
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something in the background until it ends or the plugin is unloaded."""
@@ -177,6 +178,7 @@ class Plugins:
         self._hub = hub
         self._hooks = hooks
         self._data = data
+        self.store: Any = None  #: given to every plugin that is loaded from now on
         self._loaded: dict[str, Loaded] = {}
         self._changing = asyncio.Lock()
 
@@ -196,7 +198,7 @@ class Plugins:
             kind, origin = _from_path(path) if path else _from_entry_point(name)
             options = _configure(name, kind, config or {})
             log = structlog.stdlib.get_logger("motorcade.plugin").bind(plugin=name)
-            context = Context(name, self._hub, log, self._data / name, Counter(), set())
+            context = Context(name, self._hub, log, self._data / name, Counter(), set(), self.store)
             try:
                 plugin = kind(context, options)
                 await asyncio.wait_for(plugin.start(), PATIENCE)

@@ -10,6 +10,19 @@ from motorcade.storage.ports import Durability, Store, StoreError
 #: What `open_store` understands, for messages.
 FORMS = "memory://, rocksdb://DIRECTORY, redis://HOST:PORT or redis+cluster://HOST:PORT"
 
+_SHARED = ("redis", "rediss", "redis+cluster", "rediss+cluster")
+
+
+def names_store(url: str) -> bool:
+    """Whether `url` has one of the forms; `rocksdb://` may leave the directory to its user (see `placed`)."""
+    scheme, separator, place = url.partition("://")
+    return url in ("memory://", "rocksdb://") or (bool(separator and place) and scheme in ("rocksdb", *_SHARED))
+
+
+def placed(url: str, data: Path) -> str:
+    """The same, with the directory of an embedded store that names none."""
+    return f"rocksdb://{data / 'store'}" if url == "rocksdb://" else url
+
 
 async def open_store(url: str, durability: Durability = Durability.SAFE) -> Store:
     """Open the store that `url` names; `StoreError` says what is wrong with it."""
@@ -25,7 +38,7 @@ def _store(url: str, durability: Durability) -> Store:
             return MemoryStore()
         case "rocksdb" if place:
             return _rocks(Path(place), durability)
-        case "redis" | "rediss" | "redis+cluster" | "rediss+cluster" if place:
+        case _ if scheme in _SHARED and place:
             return _redis(url, durability)
     raise StoreError(f"{url!r} does not name a store; it should be one of {FORMS}")
 
