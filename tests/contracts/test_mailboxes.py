@@ -15,6 +15,7 @@ from tests.contracts.engines import (
     NOW,
     ODD_NAMES,
     PAYLOAD,
+    Engine,
     append,
     bodies,
     entries,
@@ -555,6 +556,81 @@ async def test_clear_takes_everything_of_one_owner(store: Store) -> None:
     assert [] == await entries(store, "v1")
     assert ["v2"] == await owners(store)
     assert Appended("v1", 4) == await append(store, "v1", Draft(b"4", key=b"key"), bound=Bound(entries=1))
+
+
+async def test_a_forgotten_owner_begins_anew(store: Store) -> None:
+    """Positions, keys, marks, sizes and tokens; others and the attachment stay."""
+    attached = await store.coordination.attach("v1", "node")
+    draft = Draft(b"1", PAYLOAD, b"key", droppable=True, token=b"token")
+    assert Appended("v1", 1, attached="node") == await append(store, "v1", draft)
+    await append(store, "v1", Draft(b"2", expires_at=NOW + 10))
+    await store.mailboxes.mark("v1", 1, 7)
+    await append(store, "v2", draft)
+    assert 2 == await store.mailboxes.forget("v1")
+    assert MailboxInfo(0, 0, 0, 0) == await store.mailboxes.info("v1")
+    assert ["v2"] == await owners(store)
+    assert Appended("v1", 1, attached="node") == await append(store, "v1", draft)
+    assert [(1, b"1", 0)] == [(entry.position, entry.body, entry.mark) for entry in await entries(store, "v1")]
+    assert await store.coordination.detach("v1", attached.epoch)
+    assert (await append(store, "v2", draft)).repeated
+    assert [] == await store.check()
+
+
+async def test_a_stranger_is_forgotten_at_once(store: Store) -> None:
+    assert 0 == await store.mailboxes.forget("nobody")
+    await fill(store, "v1", b"1")
+    await store.mailboxes.acknowledge("v1", [1])
+    assert 0 == await store.mailboxes.forget("v1")
+    assert [1] == await fill(store, "v1", b"1")
+
+
+async def test_a_large_mailbox_is_forgotten_with_its_tokens(store: Store) -> None:
+    drafts = [Draft(b"%d" % number, PAYLOAD[: number * 4], token=b"t%d" % number) for number in range(700)]
+    await asyncio.gather(*(append(store, "v1", draft) for draft in drafts))
+    await append(store, "v1", Draft(b"later", token=b"later"), NOW + HOUR)
+    assert 701 == await store.mailboxes.forget("v1")
+    assert MailboxInfo(0, 0, 0, 0) == await store.mailboxes.info("v1")
+    again = [await append(store, "v1", draft) for draft in drafts[::100]]
+    assert [(position, False) for position in range(1, 8)] == [(each.position, each.repeated) for each in again]
+    assert Appended("v1", 8) == await append(store, "v1", Draft(b"later", token=b"later"), NOW + HOUR)
+    assert [] == await store.check()
+
+
+async def test_the_end_of_a_forgotten_entry_does_not_end_its_successor(store: Store) -> None:
+    """Positions are given again, so what was to happen to the old entry must not happen to the new one."""
+    await append(store, "v1", Draft(b"old", expires_at=NOW + 5, token=b"token"))
+    await store.mailboxes.forget("v1")
+    await append(store, "v1", Draft(b"new", token=b"token"), NOW + 1)
+    await sweep(store, NOW + HOUR + 0.5)
+    assert [b"new"] == await bodies(store, "v1")
+    assert (await append(store, "v1", Draft(b"new", token=b"token"), NOW + HOUR + 0.5)).repeated
+
+
+async def test_what_comes_after_a_forgotten_owner_stays(store: Store) -> None:
+    """Calls in the air keep their order."""
+    boxes = store.mailboxes
+    calls = [
+        boxes.append(["v1"], Draft(b"1", token=b"token"), NOW),
+        boxes.forget("v1"),
+        boxes.append(["v1"], Draft(b"2", token=b"token"), NOW),
+    ]
+    answers = await asyncio.gather(*(asyncio.ensure_future(call) for call in calls))
+    assert 1 == answers[1]
+    assert [b"2"] == await bodies(store, "v1")
+
+
+async def test_a_forgotten_owner_is_forgotten_for_good(engine: Engine) -> None:
+    """After closing and opening too; what forgets everything is asked all the same."""
+    store = engine.make()
+    await store.open()
+    for number in range(40):
+        await append(store, "v1", Draft(b"%d" % number, token=b"token%d" % number))
+    await store.mailboxes.forget("v1")
+    await store.close()
+    store = engine.make()
+    await store.open()
+    assert Appended("v1", 1) == await append(store, "v1", Draft(b"new", token=b"token3"))
+    await store.close()
 
 
 async def test_owners_are_those_with_entries(store: Store) -> None:

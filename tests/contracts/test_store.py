@@ -144,6 +144,7 @@ async def test_a_batch_repeated_with_tokens_changes_nothing(store: Store) -> Non
 
 async def test_batches_are_seen_as_a_whole(engine: Engine, store: Store) -> None:
     """A reader who sees the first write of a batch sees the last, and the other way round."""
+    assert engine.atomic == store.atomic
     if not engine.atomic:
         pytest.skip("applies a batch cell by cell")
     rounds = 100

@@ -18,7 +18,8 @@ All keys, where P is the store's prefix and N the cell:
                                     last (position), entries, octets; node, epoch
     P:{N}:d:owner           zset    positions of the droppable entries
     P:{N}:x:owner           zset    position -> when the entry expires
-    P:{N}:t:owner:HOUR      hash    token -> position and time
+    P:{N}:t0:owner          hash    token -> position and time, of appends in even hours; '' -> the hour
+    P:{N}:t1:owner          hash    the same for odd hours
     P:{N}:x                 zset    owner -> when its next entry expires, or sooner
     P:{N}:r                 hash    digest -> entries of this cell that refer to it
     P:{N}:b:digest          string  blob: keep_until (8 bytes), data

@@ -284,6 +284,11 @@ class MemoryMailboxes:
         box = self.boxes.get(owner)
         return self.apply_acknowledge(owner, list(box.rows)) if box is not None else 0
 
+    async def forget(self, owner: str) -> int:
+        removed = await self.clear(owner)
+        self.boxes.pop(owner, None)
+        return removed
+
     async def owners(self) -> AsyncIterator[str]:
         self._gate.read()
         for owner in [owner for owner, box in self.boxes.items() if box.rows]:
@@ -364,14 +369,18 @@ class MemoryMailboxes:
             del box.keys[row.key]
         return len(row.body) + self._blobs.release(row.digest)
 
-    def _end_entry(self, owner: str, position: int, now: float) -> Ended:  # noqa: ARG002 - entries are never prolonged
-        box = self.boxes[owner]
-        return Ended(1, self._remove(box, position)) if position in box.rows else NOTHING
+    def _end_entry(self, owner: str, position: int, now: float) -> Ended:
+        box = self.boxes.get(owner)
+        row = box.rows.get(position) if box is not None else None
+        # The position may have been given again since, if the owner was forgotten.
+        if box is None or row is None or not 0 < row.expires_at <= now:
+            return NOTHING
+        return Ended(1, self._remove(box, position))
 
     def _end_token(self, owner: str, token: bytes, now: float) -> Ended:
-        tokens = self.boxes[owner].tokens
-        if token in tokens and tokens[token][0] <= now:
-            del tokens[token]
+        box = self.boxes.get(owner)
+        if box is not None and token in box.tokens and box.tokens[token][0] <= now:
+            del box.tokens[token]
         return NOTHING  # no entry, record or blob
 
 
@@ -640,6 +649,8 @@ class MemoryBatch:
 
 class MemoryStore:
     """`memory://`."""
+
+    atomic = True
 
     def __init__(self) -> None:
         self._fresh()

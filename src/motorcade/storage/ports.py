@@ -42,11 +42,18 @@ class Durability(StrEnum):
 
 
 class StoreError(MotorcadeError):
-    """The store could not do what was asked; nothing of the failed batch counts as written."""
+    """The store could not do what was asked, or cannot tell whether it did.
+
+    Unless a subclass says more, some or all of a failed write may have been applied, or may be within seconds. Whoever
+    repeats it gives its appends the same `token`, so that nothing is appended twice.
+    """
 
 
 class StoreFullError(StoreError):
-    """No room, or the files cannot be written; the store takes no writes until that is mended."""
+    """No room, or the files cannot be written; the store takes no writes until that is mended.
+
+    Nothing of the failed write was applied nor will be, but for what only removes (acknowledgements, deletions).
+    """
 
 
 class StoreDamagedError(StoreError):
@@ -152,6 +159,13 @@ class Mailboxes(Protocol):
 
     async def clear(self, owner: str) -> int:
         """Remove all entries; how many. Positions go on from where they were, tokens stay known."""
+
+    async def forget(self, owner: str) -> int:
+        """Remove all entries and everything known of an owner but where it is attached; how many entries.
+
+        Positions begin anew at 1 and tokens are forgotten, unless something is appended while this is under way: that
+        stays, with positions that may go on. A large mailbox goes in steps that let other writes in between.
+        """
 
     def owners(self) -> AsyncIterator[str]:
         """All owners with entries, in no particular order."""
@@ -350,6 +364,10 @@ class Store(Protocol):
     """One engine."""
 
     # Properties, so that an engine may give them its own types; plain attributes serve them.
+    @property
+    def atomic(self) -> bool:
+        """Whether a batch is applied as a whole or not at all (rule 2)."""
+
     @property
     def mailboxes(self) -> Mailboxes: ...
 

@@ -64,6 +64,8 @@ INLINE_MANY: Final = 32
 #: Owners in one operation, positions in one acknowledgement, entries in one read.
 MAX_OWNERS: Final = 500
 MAX_POSITIONS: Final = 1000
+#: Entries that one step of `clear` or `forget` removes.
+MAX_REMOVED: Final = 250
 MAX_READ: Final = 1000
 #: Octets of stream values in one operation.
 MAX_VALUES: Final = 1 << 20
@@ -445,10 +447,16 @@ class RedisMailboxes(Port):
         return MailboxInfo(*await core.evaluate(core.cells.of(owner), INFO, "ei", owner))
 
     async def clear(self, owner: str) -> int:
+        return await self._step_by_step("clear", owner)
+
+    async def forget(self, owner: str) -> int:
+        return await self._step_by_step("forget", owner)
+
+    async def _step_by_step(self, operation: str, owner: str) -> int:
         core = self._core
         cell, total, upto, more = core.cells.of(owner), 0, -1, 1
         while more:
-            removed, upto, more = await core.one(Operation(("clear", cell, owner, upto, MAX_POSITIONS), MAX_POSITIONS))
+            removed, upto, more = await core.one(Operation((operation, cell, owner, upto, MAX_REMOVED), MAX_REMOVED))
             total += removed
         return total
 
@@ -711,6 +719,8 @@ class Listener:
 
 class RedisStore:
     """`redis://`, `rediss://`, `redis+cluster://` and `rediss+cluster://` (see `redis_place`)."""
+
+    atomic = False
 
     def __init__(self, url: str, durability: Durability = Durability.SAFE, options: RedisOptions | None = None) -> None:
         self._place: Place = parse_url(url, options or RedisOptions())

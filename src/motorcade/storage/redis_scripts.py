@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 #: Files that define an operation of `commit`; the order does not matter.
 OPERATIONS = (
-    "append", "acknowledge", "mark", "clear", "expire",
+    "append", "acknowledge", "mark", "clear", "forget", "expire",
     "put", "delete",
     "stream", "trim", "drop",
     "attach", "detach", "acquire", "renew", "release",

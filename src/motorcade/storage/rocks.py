@@ -276,6 +276,17 @@ class RocksMailboxes:
             if removed < STEP_REMOVALS:
                 return total
 
+    async def forget(self, owner: str) -> int:
+        total, up_to, more = 0, -1, True
+        while more:
+            removed, up_to, more = await self._writer.submit(
+                lambda write, up_to=up_to: write.forget(owner, up_to, STEP_REMOVALS),  # type: ignore[misc]
+                rows=2 * STEP_REMOVALS,
+                grows=False,
+            )
+            total += removed
+        return total
+
     async def owners(self) -> AsyncIterator[str]:
         start = b""
         while True:
@@ -636,6 +647,8 @@ def _nothing(_: object) -> None:
 
 class RocksStore:
     """`rocksdb://DIR`."""
+
+    atomic = True
 
     def __init__(
         self,

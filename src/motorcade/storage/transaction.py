@@ -368,6 +368,38 @@ class Transaction:
             removed += 1
         return removed
 
+    def forget(self, owner: str, up_to: int, limit: int) -> tuple[int, int, bool]:
+        """Remove the oldest entries up to a position (-1: the last), then what else is known of the owner.
+
+        How many went, up to which position, and whether there is more.
+        """
+        head = self._used(owner)
+        up_to = head.last if up_to < 0 else up_to
+        removed = self.clear(owner, up_to, limit)
+        if removed == limit:
+            return removed, up_to, True
+        if head.count:  # came meanwhile
+            return removed, up_to, False
+        for number, key in enumerate(self._tokens_of(head)):
+            if number == limit:
+                return removed, up_to, True
+            self._unset("tokens", key)
+        self._heads.pop(owner, None)
+        self._batch.delete(head.prefix[:-1], self._handles["heads"])
+        # A new object: readers who still hold the old one must not take what it says for the new entries.
+        fresh = Head(owner, head.prefix)
+        fresh.user = self._number
+        self._state.heads.put(owner, fresh)
+        return removed, up_to, False
+
+    def _tokens_of(self, head: Head) -> Iterator[bytes]:
+        """Keys of all tokens as this transaction sees them; they may be removed meanwhile."""
+        overlay = self._overlay["tokens"]
+        yield from [key for key, row in overlay.items() if row is not None and key.startswith(head.prefix)]
+        for key, _ in scan(self._tables.tokens, head.prefix, after_prefix(head.prefix)):
+            if key not in overlay:
+                yield key
+
     def last(self, owner: str) -> int:
         """The position given last."""
         return self._used(owner).last

@@ -4,7 +4,7 @@
 --   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
 --   12 token (empty: none)   13 owners
 --
---   keys    i:owner e:owner d:owner x:owner t:owner:HOUR o x r n
+--   keys    i:owner e:owner d:owner x:owner t0:owner t1:owner o x r n
 --   answer  per owner: position (0: pushed out itself), position replaced or 0, positions pushed out, 1 if the token was
 --           known, node the owner is attached to
 --
@@ -13,10 +13,11 @@
 
 local HOUR = 3600
 
+-- Tokens of even and of odd hours are kept apart: those of two hours ago go all at once, when their hash is needed again
+-- (its field '' tells the hour), or by themselves. Two names, so that forget.lua knows them.
 local function known(at, owner, token, now)
-    local hour = math.floor(now / HOUR)
-    for _, bucket in ipairs({ hour, hour - 1 }) do
-        local found = call('HGET', at .. 't:' .. owner .. ':' .. digits(bucket), token)
+    for parity = 0, 1 do
+        local found = call('HGET', at .. 't' .. parity .. ':' .. owner, token)
         if found then
             local position, time = found:match('^(%d+):(.+)$')
             if now < tonumber(time) + HOUR then
@@ -28,9 +29,15 @@ local function known(at, owner, token, now)
 end
 
 local function remember(at, owner, token, now, position)
-    local bucket = at .. 't:' .. owner .. ':' .. digits(math.floor(now / HOUR))
-    call('HSET', bucket, token, string.format('%.0f:%.17g', position, now))
-    call('PEXPIRE', bucket, 2 * HOUR * 1000 + 60000)
+    local hour = math.floor(now / HOUR)
+    local tokens = at .. 't' .. (hour % 2) .. ':' .. owner
+    local told = tonumber(call('HGET', tokens, '') or hour)
+    if told < hour then
+        call('UNLINK', tokens)
+        told = hour
+    end
+    call('HSET', tokens, '', told, token, string.format('%.0f:%.17g', position, now))
+    call('PEXPIRE', tokens, 2 * HOUR * 1000 + 60000)
 end
 
 local function append(op, at, owner)
