@@ -54,6 +54,7 @@ from typing import Any, Final
 
 from motorcade.core import topic as topics_
 from motorcade.core.errors import HookError
+from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,20 @@ class Challenge:
 
 
 Decision = Allow | Deny | Challenge
+
+AFTER: Final = "acknowledge_after"  #: header of a message
+
+
+def acknowledge_after(message: Message, done: asyncio.Future[Any]) -> None:
+    """In `message.publish`: the publisher hears that its message is taken only when `done` is.
+
+    If `done` fails, it hears that the message is not taken: a `StoreFullError` refuses it, after any other error the
+    connection is closed, so that the client sends it again. Nobody waits meanwhile, not even the publisher's next
+    packets.
+    """
+    pending = message.headers.setdefault(AFTER, [])
+    assert isinstance(pending, list)  # noqa: S101 - nobody else writes this header
+    pending.append(done)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,99 @@
+"""A promise that something is stored, and the line in which answers wait for it.
+
+A publisher is told that its message is taken only when it is as safe as the configuration promises. Until then the
+connection is not held up: it goes on with the client's next packets, and the answers wait in a line.
+
+    PUBLISH 1 ─▶ ticket ────────(commit)──────▶ PUBACK 1
+    PUBLISH 2 ─▶ ticket ─(commit)─▶ waits ────▶ PUBACK 2      answers leave in the order of the packets [MQTT-4.6.0-2]
+    PUBLISH 3 ─▶ (nothing to store) waits ────▶ PUBACK 3
+
+Rule 1: one line per session, not per connection: a client that comes back waits for what its old connection has left.
+Rule 2: a ticket is done once, and says then whether it failed. Nobody is told twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+
+class Future(Protocol):
+    """What a plugin hands out: `asyncio.Future`, or anything like it."""
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
+
+    def cancelled(self) -> bool: ...
+
+    def exception(self) -> BaseException | None: ...
+
+
+class Ticket:
+    """Something that will be stored, or could not be."""
+
+    __slots__ = ("_open", "_then", "error")
+
+    def __init__(self, parts: int = 1) -> None:
+        self._open = parts  # parts that are not done yet
+        self.error: BaseException | None = None  #: why it failed; of several reasons the first
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def done(self) -> bool:
+        return not self._open
+
+    @property
+    def refused(self) -> bool:
+        """Whether it failed and certainly nothing was stored; else nobody knows, and the client should repeat it."""
+        return bool(getattr(self.error, "certain", False))
+
+    def part(self) -> None:
+        """One more part belongs to it."""
+        self._open += 1
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """One part is done."""
+        self.error = self.error or error
+        self._open -= 1
+        if not self._open and self._then is not None:
+            then, self._then = self._then, None
+            then()
+
+    def after(self, futures: Iterable[Future]) -> None:
+        """It also takes what these bring."""
+        for future in futures:
+            self.part()
+            future.add_done_callback(self._ended)
+
+    def _ended(self, future: Future) -> None:
+        self.finish(RuntimeError("it was given up") if future.cancelled() else future.exception())
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call back when it is done; at once if it is."""
+        if self.done:
+            callback()
+        else:
+            self._then = callback
+
+
+class Line:
+    """Continuations of one session that wait for their tickets, first come, first served."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Ticket, Callable[[], None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, ticket: Ticket, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when the ticket is done and everybody before has had their turn."""
+        self._waiting.append((ticket, go_on))
+        ticket.then(self._move)
+
+    def _move(self) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0].done:
+            _, go_on = waiting.popleft()
+            go_on()
