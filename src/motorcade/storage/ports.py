@@ -48,12 +48,16 @@ class StoreError(MotorcadeError):
     repeats it gives its appends the same `token`, so that nothing is appended twice.
     """
 
+    certain = False  #: nothing was written, and nothing will be
+
 
 class StoreFullError(StoreError):
     """No room, or the files cannot be written; the store takes no writes until that is mended.
 
     Nothing of the failed write was applied nor will be, but for what only removes (acknowledgements, deletions).
     """
+
+    certain = True
 
 
 class StoreDamagedError(StoreError):
