@@ -3,7 +3,9 @@
  *   mqttload WORKLOAD HOST PORT [--option value]...
  *
  * Workloads: conn pair fanout fanin rate wild offline vinfan  (see README.md).
- * Each prints one JSON line. Every payload starts with a 24-byte header
+ * Each prints one JSON line; those with sleeping clients print one for each phase: asleep, fill, drain.
+ * --pause makes them wait for a line on stdin after asleep and fill, so that somebody can look at the broker,
+ * or kill and restart it; a line with a number is the broker's new process id. Every payload starts with a 24-byte header
  * (magic, stream, sequence, send time), by which latency, loss, duplication,
  * reordering and misrouting are counted exactly, with one bit per expected delivery.
  *
@@ -86,8 +88,8 @@ static struct {
         clean_end, sub, flow, tpp, jitter;
     long msgs;
     double rate, secs, maxsec, idle, settle, hold;
-    char *mode, *batch_topic, *tag, *user, *pass, *hook, *bpids;
-    int offline;
+    char *mode, *batch_topic, *tag, *user, *pass, *bpids;
+    int offline, shared, pause;
 } O = {.n = 1000,
        .pairs = 1,
        .pubs = 1,
@@ -207,7 +209,6 @@ static double hist_pct(const Hist *h, double p) {
     }
     return 0;
 }
-static void hist_reset(Hist *h) { memset(h, 0, sizeof *h); }
 
 /* ---- the broker's cost, read from /proc (its descendants included) ---- */
 typedef struct {
@@ -1233,42 +1234,65 @@ static void drop_sessions(Client **cs, int n) { /* end the persistent sessions: 
     connect_all(cs, n);
     disconnect_all(cs, n);
 }
-static uint64_t noff;
+/* offline: publisher p sends its k-th message to client (p + k) % n, as stream p * n + client: no two payloads are
+ * equal, and one that comes to the wrong client is noticed. --shared: all clients have the one topic, stream p. */
 static bool nm_off(Client *c, Msg *m) {
-    (void)c;
-    int i = noff % O.n;
+    int i = O.shared ? 0 : (int)((c->kind + c->sent) % (uint64_t)O.n);
     m->topic = topics[i];
     m->tlen = tlens[i];
-    m->stream = i;
-    m->seq = noff / O.n;
-    m->fan = 1;
-    noff++;
+    m->stream = O.shared ? (uint32_t)c->kind : (uint32_t)c->kind * O.n + i;
+    m->seq = O.shared ? c->sent : c->sent / O.n;
+    m->fan = O.shared ? O.n : 1;
     return true;
+}
+static bool cr_off(Client *c, const Hdr *h, const uint8_t *t, int tl, uint32_t *s, uint64_t *q) {
+    int i = O.shared ? 0 : c->kind;
+    *s = O.shared ? h->stream : h->stream / O.n;
+    *q = h->seq;
+    return (O.shared || (int)(h->stream % O.n) == c->kind) && tl == tlens[i] && !memcmp(t, topics[i], tl);
+}
+/* The end of a phase: its line is out; with --pause wait until somebody has looked at the broker, or replaced it. */
+static void phase_over(void) {
+    j_close();
+    out_len = 0;
+    if (!O.pause) return;
+    char line[64];
+    if (!fgets(line, sizeof line, stdin)) die("nobody answers on stdin");
+    line[strcspn(line, "\n")] = 0;
+    if (*line && O.bpids && !(O.bpids = strdup(line))) die("no memory");
 }
 /* Publish while every subscriber is away, then bring all back. Common to offline and vinfan --offline. */
 static void away_and_back(int n, const char *name) {
+    uint64_t t = now_ns();
+    connect_all(all, n);
     disconnect_all(all, n);
+    j_open(name);
+    J(",\"phase\":\"asleep\",\"clients\":%d,\"secs\":%.3f", n, (now_ns() - t) / 1e9);
+    phase_over();
+
+    connect_all(all + n, nall - n);
     settle(O.settle);
     Snap a = snap(true);
     start_pubs();
     run_until_done(false);
     bool t1 = timed_out;
-    uint64_t accepted = acks;
-    double as = (t_last_ack > t_start ? t_last_ack - t_start : 1) / 1e9, awall = (now_ns() - t_start) / 1e9;
+    double s = (t_last_ack > t_start ? t_last_ack - t_start : 1) / 1e9, wall = (now_ns() - t_start) / 1e9;
     Snap b = snap(true);
+    disconnect_all(all + n, nall - n);
     j_open(name);
-    J(",\"accepted\":%lu,\"accept_s\":%.3f,\"accept_rate\":%.0f,\"rss_before_kb\":%ld", accepted, as,
-      accepted / as, a.rss_kb);
-    j_cost("accept_", a, b, awall, accepted);
-    if (O.hook) {
-        (void)!system(O.hook);
-        settle(O.settle);
-    }
+    J(",\"phase\":\"fill\",\"secs\":%.3f,\"acknowledged\":%lu,\"acknowledged_per_s\":%.0f,\"rate\":%.0f", s,
+      acks, acks / s, expected / s * acks / (sent_total ? sent_total : 1));
+    J(",\"queued\":%lu,\"pubs\":%d,\"window\":%d,\"shared\":%d,\"disconnects\":%lu,\"conn_fail\":%lu,"
+      "\"unacked\":%lu,\"timed_out\":%s,\"rss_before_kb\":%ld",
+      expected, npubs, O.window, O.shared, disconnects, conn_fail, inflight_total, timed_out ? "true" : "false",
+      a.rss_kb);
+    j_cost("", a, b, wall, expected);
+    phase_over();
+
     settle(O.settle);
     sess_present = 0;
-    hist_reset(&lat);
     Snap d = snap(false);
-    uint64_t t = t_progress = rx_now = now_ns();
+    t = t_progress = rx_now = now_ns();
     connect_all(all, n);
     double cs = (now_ns() - t) / 1e9;
     run_until_done(true);
@@ -1276,31 +1300,35 @@ static void away_and_back(int n, const char *name) {
     Snap e = snap(true);
     linger();
     timed_out |= t1;
-    J(",\"reconnect_s\":%.3f,\"drain_s\":%.3f,\"drain_rate\":%.0f,\"session_present\":%lu", cs, ds,
-      recv_unique / ds, sess_present);
+    j_open(name);
+    J(",\"phase\":\"drain\",\"secs\":%.3f,\"rate\":%.0f,\"reconnect_s\":%.3f,\"session_present\":%lu", ds,
+      recv_unique / ds, cs, sess_present);
     j_counts();
-    j_cost("drain_", d, e, dwall, recv_unique);
+    j_cost("", d, e, dwall, recv_unique);
 }
 static void w_offline(void) {
     O.qos = 1;
-    mk_topics(O.n, "%s/off/%d");
-    O.msgs = (long)O.n * O.per;
+    mk_topics(O.shared ? 1 : O.n, "%s/off/%d");
+    O.msgs = O.shared ? O.per : (long)O.n * O.per;
+    long each = (O.msgs + O.pubs - 1) / O.pubs;
     for (int i = 0; i < O.n; i++) {
         Client *c = mk("%s-o%d", O.tag, i);
         c->clean = 0;
         c->subqos = 1;
         c->kind = i;
-        add_filter(c, topics[i]);
-        track(c, 1, O.per);
+        add_filter(c, topics[O.shared ? 0 : i]);
+        track(c, O.pubs, O.shared ? each : (each + O.n - 1) / O.n);
     }
-    Client *p = mk("%s-p", O.tag);
-    p->is_pub = 1;
-    p->limit = O.msgs;
+    for (int i = 0; i < O.pubs; i++) {
+        Client *p = mk("%s-p%d", O.tag, i);
+        p->is_pub = 1;
+        p->kind = i;
+        p->limit = each;
+    }
     next_msg = nm_off;
-    check_rx = cr_own;
-    connect_all(all, nall);
+    check_rx = cr_off;
     away_and_back(O.n, "offline");
-    J(",\"clients\":%d,\"per\":%d,\"window\":%d", O.n, O.per, O.window);
+    J(",\"clients\":%d,\"per\":%d,\"pubs\":%d,\"shared\":%d", O.n, O.per, O.pubs, O.shared);
     j_close();
     drop_sessions(all, O.n);
 }
@@ -1394,11 +1422,11 @@ static void w_vinfan(void) {
     p->limit = vbatch ? O.batches : total;
     next_msg = nm_vin;
     check_rx = cr_vin;
-    connect_all(all, nall);
     if (O.offline) {
         away_and_back(O.n, "vinfan");
         J(",\"offline\":true");
     } else {
+        connect_all(all, nall);
         settle(O.settle);
         Snap a = snap(false);
         start_pubs();
@@ -1431,6 +1459,14 @@ int main(int argc, char **argv) {
         char *k = argv[i];
         if (!strcmp(k, "--offline")) {
             O.offline = 1;
+            continue;
+        }
+        if (!strcmp(k, "--shared")) {
+            O.shared = 1;
+            continue;
+        }
+        if (!strcmp(k, "--pause")) {
+            O.pause = 1;
             continue;
         }
         if (!strcmp(k, "--no-spin")) {
@@ -1479,7 +1515,6 @@ int main(int argc, char **argv) {
         S("--tag", tag);
         S("--user", user);
         S("--pass", pass);
-        S("--hook", hook);
         S("--broker-pid", bpids);
         else die("no such option: %s", k);
     }

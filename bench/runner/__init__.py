@@ -4,6 +4,8 @@
     report     rows -> Markdown
     verdict    samples -> rows: medians, ratios, what makes a row invalid, the bars
     measure    interleaved rounds -> samples
+    phases     a generator that stops between phases
+    lag        the node's histogram of its event loop's lateness
     brokers    what to install, start and stop
     workloads  the list of what is measured, with the bars of each
     machine    cores, /proc, limits, paths

@@ -2,11 +2,14 @@
 
 A broker is compared only when it is configured like the others: no limit that a workload reaches, nothing on
 disk, Nagle's algorithm off. The files in peers/ and motorcade.toml hold that; README.md gives the reasons.
+Workloads that need a disk are measured on the `stored` variants of a broker instead, for which the files are in
+offline/.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -20,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from .machine import BENCH, BUILD, PEERS, REPOSITORY, BenchError, process_tree
+from .machine import BENCH, BUILD, OFFLINE, PEERS, REPOSITORY, BenchError, process_tree
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -36,6 +39,10 @@ class Broker:
     name: str
     #: Workloads it cannot end in reasonable time -> why. They are left out, and the report says so.
     left_out: Mapping[str, str] = MappingProxyType({})
+    #: What it prints when it serves, if it says so; otherwise it serves when it listens.
+    ready: str | None = None
+    #: The ways it is run for workloads that need messages to be kept on disk.
+    stored: tuple[Broker, ...] = ()
 
     def prepare(self, install: bool) -> None:
         """Find the program, or install it when allowed. Raise BenchError when it cannot be had."""
@@ -53,6 +60,7 @@ class Motorcade(Broker):
     """The broker of this repository, from its virtualenv."""
 
     name = "motorcade"
+    ready = " ready "
     program = REPOSITORY / ".venv" / "bin" / "motorcade"
 
     def prepare(self, install: bool) -> None:
@@ -68,6 +76,33 @@ class Motorcade(Broker):
         python = self.program.with_name("python")
         code = "import platform, motorcade; print(motorcade.__version__, 'on Python', platform.python_version())"
         return _first_line([str(python), "-c", code])
+
+
+class MotorcadeStored(Motorcade):
+    """Motorcade with a store, and with its control port, which tells how late the event loop is."""
+
+    def __init__(self, durability: str, url: str, promise: str) -> None:
+        self.name = f"motorcade-{durability if url != 'memory://' else 'memory'}"
+        self.durability = durability
+        self.url = url
+        self.promise = promise
+
+    def command(self, folder: Path, port: int) -> list[str]:
+        config = folder / "motorcade.toml"
+        config.write_text((OFFLINE / "motorcade.toml").read_text().replace("{durability}", self.durability))
+        listeners = ["--mqtt", f"127.0.0.1:{port}", "--ws", "off", "--http", "127.0.0.1:0"]
+        place = ["--data", str(folder / "data"), "--store", self.url]
+        return [str(self.program), "serve", "--config", str(config), *listeners, *place]
+
+    def version(self) -> str:
+        return f"{super().version()}; {self.promise}"
+
+
+Motorcade.stored = (
+    MotorcadeStored("safe", "rocksdb://", "acknowledges what is on disk, synced"),
+    MotorcadeStored("fast", "rocksdb://", "acknowledges what was handed to the operating system"),
+    MotorcadeStored("safe", "memory://", "acknowledges what is in memory; nothing outlives it"),
+)
 
 
 class Mosquitto(Broker):
@@ -95,6 +130,34 @@ class Mosquitto(Broker):
     @staticmethod
     def _program() -> str | None:
         return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+class MosquittoStored(Mosquitto):
+    """mosquitto with its persistence file, which it always writes as a whole."""
+
+    def __init__(self, name: str, autosave: str, promise: str) -> None:
+        self.name = name
+        self.autosave = autosave
+        self.promise = promise
+
+    def command(self, folder: Path, port: int) -> list[str]:
+        config = folder / "mosquitto.conf"
+        template = (OFFLINE / "mosquitto.conf").read_text()
+        config.write_text(template.format(port=port, folder=folder, autosave=self.autosave))
+        return [str(self._program()), "-c", str(config)]
+
+    def version(self) -> str:
+        return f"{super().version()}; {self.promise}"
+
+
+Mosquitto.stored = (
+    MosquittoStored("mosquitto-lazy", "", "acknowledges what is in memory; writes it every 30 minutes and at its end"),
+    MosquittoStored(
+        "mosquitto-eager",
+        "autosave_on_changes true\nautosave_interval 1",
+        "acknowledges what is in memory, and writes all of it after every change",
+    ),
+)
 
 
 class Aedes(Broker):
@@ -170,6 +233,7 @@ class Custom(Broker):
     def __init__(self, name: str, template: str) -> None:
         self.name = name
         self.template = template
+        self.stored = (self,)  # whatever the command says
 
     def prepare(self, install: bool) -> None:
         words = shlex.split(self.template)
@@ -197,20 +261,33 @@ class Running:
         self.port = port
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self.log = self.folder / "output"
+        self.command = ["taskset", "-c", str(core), *broker.command(self.folder, port)]
+        self.process = self._start()
+        try:
+            self._await_service()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                ["taskset", "-c", str(core), *broker.command(self.folder, port)],
+            return subprocess.Popen(
+                self.command,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # an interrupt at the terminal must reach it through stop(), not before
             )
-        try:
-            self._await_listening()
-        except BaseException:
-            self.stop()
-            raise
+
+    def restart(self, number: signal.Signals, patience: float) -> float:
+        """End the broker by this signal and start it again on the same files; seconds until it serves."""
+        self.process.send_signal(number)
+        self.process.wait(patience)
+        started = time.monotonic()
+        self.process = self._start()
+        self._await_service(patience, 0.005)
+        return time.monotonic() - started
 
     @property
     def pid(self) -> int:
@@ -219,6 +296,12 @@ class Running:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    @property
+    def control_address(self) -> str | None:
+        """Where it tells its metrics, by its own words in its `ready` line."""
+        found = re.search(r" ready .*\bhttp (\S+)", self.log.read_text(errors="replace"))
+        return found[1] if found else None
 
     def stop(self) -> None:
         """End the broker and what it started, by pid, and remove its folder."""
@@ -236,17 +319,24 @@ class Running:
                 continue
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _await_listening(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def _await_service(self, patience: float = START_SECONDS, pause: float = 0.05) -> None:
+        deadline = time.monotonic() + patience
         while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            if self._serves():
                 return
-            except OSError:
-                if not self.alive or time.monotonic() > deadline:
-                    said = self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-                    raise StartError(f"did not start: {said[-1]}") from None
-            time.sleep(0.05)
+            if not self.alive or time.monotonic() > deadline:
+                said = self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+                raise StartError(f"did not start: {said[-1]}")
+            time.sleep(pause)
+
+    def _serves(self) -> bool:
+        if self.broker.ready and self.broker.ready not in self.log.read_text(errors="replace"):
+            return False
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
 
 
 def _install(command: list[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> None:

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 def _workloads(only: Sequence[str] | None, quick: bool) -> list[Workload]:
     """The workloads that were asked for, in the order of the list."""
     if only is None:
-        return [workload for workload in WORKLOADS.values() if workload.quick or not quick]
+        return [workload for workload in WORKLOADS.values() if (workload.quick if quick else workload.default)]
     chosen: set[str] = set()
     for pattern in only:
         found = set(fnmatch.filter(WORKLOADS, pattern))
@@ -109,7 +109,10 @@ def _measure(args: argparse.Namespace) -> int:
         )
         versions = {broker.name: broker.version() for broker in brokers}
         rows = Rows(Bench(plan).measure(workloads, brokers))
+    measured = {row.broker for row in rows.rows}
     for broker in brokers:
+        if broker.stored:
+            versions |= {variant.name: variant.version() for variant in broker.stored if variant.name in measured}
         for workload in workloads:
             if workload.name in broker.left_out:
                 notes.append(f"{broker.name} leaves out {workload.name}: {broker.left_out[workload.name]}")
@@ -134,7 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     if args.list:
         for workload in WORKLOADS.values():
-            print(f"{workload.name:18} {'quick' if workload.quick else '':6} {workload.what}")
+            when = "quick" if workload.quick else "" if workload.default else "--only"
+            print(f"{workload.name:26} {when:6} {workload.what}")
         return 0
     signal.signal(signal.SIGTERM, _terminated)  # an exception, so that the brokers are stopped on the way out
     try:

@@ -17,6 +17,7 @@ BENCH = Path(__file__).resolve().parent.parent
 REPOSITORY = BENCH.parent
 BUILD = BENCH / ".build"
 PEERS = BENCH / "peers"
+OFFLINE = BENCH / "offline"
 
 #: Files a broker or the generator may open: 10 000 connections and room for what else they hold.
 OPEN_FILES = 16384

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from .brokers import Broker, Running, StartError
+from .lag import Lag
 from .machine import BenchError, busy_seconds, children_seconds, cpu_seconds, free_port
+from .phases import converse
 from .workloads import Metric, Workload
 
 #: Beyond the time it publishes: connecting 10 000 clients to a slow broker, and draining what it still holds.
@@ -122,27 +124,36 @@ class Bench:
                 self._stop(name)
 
     def _workload(self, workload: Workload, brokers: Sequence[Broker]) -> list[Runs]:
-        table = [Runs(workload, broker) for broker in brokers if workload.name not in broker.left_out]
+        subjects = [broker for product in brokers for broker in (product.stored if workload.stored else (product,))]
+        table = [
+            [Runs(row, broker) for row in workload.rows()]
+            for broker in subjects
+            if workload.name not in broker.left_out
+        ]
         for number in range(self.plan.rounds):
             shift = number % max(1, len(table))
-            for runs in table[shift:] + table[:shift]:
-                self._round(runs)
-        return table
+            for rows in table[shift:] + table[:shift]:
+                self._round(workload, rows)
+        return [runs for rows in table for runs in rows]
 
-    def _round(self, runs: Runs) -> None:
-        workload, broker = runs.workload, runs.broker
+    def _round(self, workload: Workload, rows: Sequence[Runs]) -> None:
+        """One run, which gives a sample to each of the rows."""
+        broker = rows[0].broker
         head = f"{workload.name} {broker.name}:"
         try:
             running = self._broker(broker, fresh=workload.fresh)
-            sample = self._run(workload, running)
+            samples = self._run(workload, running)
         except BenchError as error:
-            runs.errors.append(str(error))
+            for runs in rows:
+                runs.errors.append(str(error))
             print(head, "failed:", error, file=sys.stderr, flush=True)
             self._stop(broker.name)
             return
-        runs.samples.append(sample)
-        print(head, f"{sample.value:.0f}", f"({workload.metric})", file=sys.stderr, flush=True)
-        if workload.fresh or sample.timed_out or not running.alive:
+        for runs, sample in zip(rows, samples, strict=True):
+            runs.samples.append(sample)
+        values = " ".join(f"{sample.value:.0f}" for sample in samples)
+        print(head, values, f"({workload.metric})", file=sys.stderr, flush=True)
+        if workload.fresh or any(sample.timed_out for sample in samples) or not running.alive:
             self._stop(broker.name)
 
     def _broker(self, broker: Broker, fresh: bool) -> Running:
@@ -163,21 +174,43 @@ class Bench:
         if running is not None:
             running.stop()
 
-    def _run(self, workload: Workload, broker: Running) -> Sample:
-        """One run of the generator. Raises BenchError when it gives no figures."""
+    def _run(self, workload: Workload, broker: Running) -> list[Sample]:
+        """One run of the generator, a sample for each row. Raises BenchError when it gives no figures."""
         plan = self.plan
         command = ["taskset", "-c", str(plan.generator_core), str(plan.generator), workload.kind, "127.0.0.1"]
         command += [str(broker.port), "--broker-pid", str(broker.pid), *workload.arguments(plan.seconds)]
         patience = plan.seconds * workload.time_factor + GRACE_SECONDS
         started, busy = time.monotonic(), busy_seconds()
         served, generated = cpu_seconds(broker.pid), children_seconds()
-        try:
-            answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=patience)
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"no end after {patience:.0f} s") from None
-        if answer.returncode or not answer.stdout.strip():
-            said = answer.stderr.strip().splitlines() or [f"the generator ended with {answer.returncode}"]
-            raise BenchError(said[-1])
+        said = _in_phases(workload, broker, command, patience) if workload.phases else [_at_once(command, patience)]
         ours = cpu_seconds(broker.pid) - served + children_seconds() - generated
         foreign = max(0.0, busy_seconds() - busy - ours) / (time.monotonic() - started)
-        return Sample.of(workload.metric, json.loads(answer.stdout.strip().splitlines()[-1]), round(foreign, 3))
+        return [Sample.of(workload.metric, raw, round(foreign, 3)) for raw in said]
+
+
+def _at_once(command: Sequence[str], patience: float) -> dict[str, Any]:
+    """What the generator said at its end."""
+    try:
+        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=patience)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"no end after {patience:.0f} s") from None
+    if answer.returncode or not answer.stdout.strip():
+        said = answer.stderr.strip().splitlines() or [f"the generator ended with {answer.returncode}"]
+        raise BenchError(said[-1])
+    raw: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+    return raw
+
+
+def _in_phases(workload: Workload, broker: Running, command: Sequence[str], patience: float) -> list[dict[str, Any]]:
+    """What the generator said of each phase, and how late the event loop was while it filled."""
+    lags: dict[str, Lag] = {}
+
+    def look(phase: str) -> str:
+        if address := broker.control_address:
+            lags[phase] = Lag.read(address)
+        return ""
+
+    said = converse(command, patience, look)
+    if "fill" in lags:
+        said["fill"]["loop_lag"] = lags["fill"].since(lags["asleep"]).as_json()
+    return [said[phase] for phase in workload.phases]

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from .lag import Lag
 from .measure import Plan, Sample
-from .verdict import YARDSTICK, BarResult, Outcome, Row, Rows
+from .verdict import BarResult, Outcome, Row, Rows
 from .workloads import Bar, Metric, Workload
 
 #: Cores used by other processes, above which the report warns that its rates suffered.
@@ -61,8 +62,9 @@ def markdown(rows: Rows, plan: Plan, versions: dict[str, str], subjects: Sequenc
     """The whole report."""
     parts = [
         _head(rows, plan, versions, notes),
-        _summary(rows, list(versions)),
+        _summary(rows),
         _details(rows),
+        _lags(rows),
         _bars(rows.bars(subjects), subjects),
     ]
     return "\n".join(line for part in parts for line in part)
@@ -89,27 +91,42 @@ def _workloads(rows: Rows) -> list[Workload]:
     return list({row.workload.name: row.workload for row in rows.rows}.values())
 
 
-def _summary(rows: Rows, brokers: Sequence[str]) -> list[str]:
+def _summary(rows: Rows) -> list[str]:
     def cell(workload: Workload, broker: str) -> str:
         row = rows.get(workload.name, broker)
         if row is None:
             return "left out"
         if row.value is None:
             return "failed"
-        ratio = "" if broker == YARDSTICK else f" ({times(rows.ratio(row))})"
+        ratios = f" ({', '.join(times(rows.ratio(row, to=name)) for name in workload.yardsticks)})"
+        ratio = "" if broker in workload.yardsticks else ratios
         return result(workload.metric, row.value) + ratio + ("" if row.valid else " **invalid**")
 
-    lines = [
-        [workload.name, workload.metric, *(cell(workload, broker) for broker in brokers)]
-        for workload in _workloads(rows)
-    ]
-    return [
-        "## Summary",
-        "",
-        f"In brackets the ratio to {YARDSTICK}; for latency and memory a lower one is better.",
-        "",
-        *_table(["workload", "figure", *brokers], lines),
-    ]
+    lines = ["## Summary", ""]
+    groups: dict[tuple[str, ...], list[Workload]] = {}
+    for workload in _workloads(rows):
+        groups.setdefault(workload.yardsticks, []).append(workload)
+    for yardsticks, workloads in groups.items():
+        names = {workload.name for workload in workloads}
+        brokers = list({row.broker: None for row in rows.rows if row.workload.name in names})
+        table = [[w.name, w.metric, *(cell(w, broker) for broker in brokers)] for w in workloads]
+        lines += [
+            f"In brackets the ratio to {' and to '.join(yardsticks)}; for latency and memory a lower one is better.",
+            "",
+            *_table(["workload", "figure", *brokers], table),
+        ]
+    return lines
+
+
+def _lags(rows: Rows) -> list[str]:
+    """How late the event loop was in each round, where the broker tells."""
+    lines: list[str] = []
+    for row in rows.rows:
+        for number, sample in enumerate(row.samples, 1):
+            if "loop_lag" in sample.raw:
+                head = f"`{row.workload.name}` {row.broker}, round {number}:"
+                lines += [head, "", "```text", *Lag.from_json(sample.raw["loop_lag"]).drawing(), "```", ""]
+    return ["## How late the event loop was", "", *lines] if lines else []
 
 
 def _cpu(sample: Sample) -> float:
@@ -156,10 +173,10 @@ def _details(rows: Rows) -> list[str]:
         "broker",
         "median",
         "lowest – highest",
-        f"to {YARDSTICK}",
+        "to yardstick",
         "p50 / p99",
         "CPU s per M",
-        f"CPU to {YARDSTICK}",
+        "CPU to yardstick",
         "load gen / broker",
         "foreign",
         "lost / dup / reordered",

@@ -14,8 +14,6 @@ from statistics import median
 from .measure import Runs, Sample
 from .workloads import Bar, Metric, Workload
 
-YARDSTICK = "mosquitto"
-
 #: Above this the generator had nothing left to give, however busy the broker was.
 GENERATOR_FULL = 0.95
 #: Above this it had little left, and the broker must have been busier than BROKER_BUSY to be the bottleneck.
@@ -107,11 +105,13 @@ class Rows:
         return self._index.get((workload, broker))
 
     def yardstick(self, row: Row) -> Row | None:
-        return self.get(row.workload.name, YARDSTICK)
+        return self.get(row.workload.name, row.workload.yardsticks[0])
 
-    def ratio(self, row: Row, get: Callable[[Sample], float | None] = lambda sample: sample.value) -> float | None:
-        """The row's median over mosquitto's, or None where one is missing."""
-        base = self.yardstick(row)
+    def ratio(
+        self, row: Row, get: Callable[[Sample], float | None] = lambda sample: sample.value, to: str | None = None
+    ) -> float | None:
+        """The row's median over that of broker `to` (its yardstick), or None where one is missing."""
+        base = self.get(row.workload.name, to) if to else self.yardstick(row)
         mine, theirs = row.middle(get), base.middle(get) if base else None
         return mine / theirs if mine is not None and theirs else None
 
@@ -125,10 +125,10 @@ class Rows:
         figure = row.value if on_value else self.ratio(row)
         base = None if on_value else self.yardstick(row)
         if figure is None:
-            missing = f"no {YARDSTICK} in this run" if not on_value and base is None else "no figure"
+            missing = f"no {row.workload.yardsticks[0]} in this run" if not on_value and base is None else "no figure"
             return BarResult(bar, row, None, Outcome.NOT_SHOWN, missing)
         if base is not None and not base.valid:
-            return BarResult(bar, row, figure, Outcome.NOT_SHOWN, f"{YARDSTICK}: " + "; ".join(base.flaws))
+            return BarResult(bar, row, figure, Outcome.NOT_SHOWN, f"{base.broker}: " + "; ".join(base.flaws))
         reached = _reached(bar, figure)
         if row.valid:
             return BarResult(bar, row, figure, Outcome.MET if reached else Outcome.MISSED, "")

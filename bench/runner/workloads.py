@@ -7,7 +7,7 @@ that is slower than the generator then gets less load instead of an endless queu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 KIB = 1024
@@ -57,6 +57,9 @@ class Workload:
     messages_per_second: int = 3_000_000  #: an upper bound, by which the generator sizes its bookkeeping
     time_option: str | None = "--maxsec"  #: the generator's option for how long to publish
     time_factor: float = 1.0  #: how much longer than the others it has to run
+    phases: tuple[str, ...] = ()  #: of the generator, if it has several; each is a row of its own
+    stored: bool = False  #: measured on brokers that keep messages on disk, not on those that keep none
+    default: bool = True  #: part of `bench/run` without --only
 
     def arguments(self, seconds: float) -> list[str]:
         """The generator's arguments after host and port, for a run of `seconds`."""
@@ -65,6 +68,17 @@ class Workload:
             seconds *= self.time_factor
             timed = ["--msgs", str(int(self.messages_per_second * seconds)), self.time_option, str(seconds)]
         return self.args.split()[1:] + timed
+
+    @property
+    def yardsticks(self) -> tuple[str, ...]:
+        """The brokers that results are compared with; the first one is the one that bars are about."""
+        return ("mosquitto-lazy", "mosquitto-eager") if self.stored else ("mosquitto",)
+
+    def rows(self) -> list[Workload]:
+        """What one run of it gives: itself, or a row for each phase."""
+        if not self.phases:
+            return [self]
+        return [replace(self, name=f"{self.name}-{phase}", what=f"{phase}: {self.what}") for phase in self.phases]
 
     @property
     def kind(self) -> str:
@@ -216,8 +230,37 @@ def _connections() -> list[Workload]:
     ]
 
 
+#: Nobody fills longer than this: rewriting the whole file again and again, mosquitto-eager would not end.
+FILL_SECONDS = 10
+
+
+def _offline() -> list[Workload]:
+    rows = [(clients, pubs, size, False) for clients in (1, 100, 1000) for pubs in (1, 10) for size in (64, 1024)]
+    rows += [(clients, pubs, size, True) for clients in (100, 1000) for pubs in (1, 10) for size in (64, 1024)]
+    found = []
+    for clients, pubs, size, shared in rows:
+        # A message for many costs its publisher one: more of them, so that the time to take them can be measured.
+        each = (300_000 if shared else 100_000) // clients
+        ways = "all by one topic" if shared else "each by its own topic"
+        found.append(
+            Workload(
+                f"offline-{'shared' if shared else 'own'}-{clients}-{pubs}-{size}",
+                f"{each} messages for each of {clients} sleeping session(s), {ways}, {pubs} publisher(s) with 100 "
+                f"unacknowledged each, QoS 1, {size} B",
+                f"offline --n {clients} --per {each} --pubs {pubs} --size {size} {'--shared' if shared else ''} "
+                f"--window 100 --maxsec {FILL_SECONDS} --idle 30 --keep-sessions",
+                fresh=True,
+                time_option=None,
+                phases=("fill", "drain"),
+                stored=True,
+                default=False,
+            )
+        )
+    return found
+
+
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
-    for group in (_pairs, _varied, _wake_ups, _fans, _wildcards, _latencies, _connections)
+    for group in (_pairs, _varied, _wake_ups, _fans, _wildcards, _latencies, _connections, _offline)
     for workload in group()
 }
