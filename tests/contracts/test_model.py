@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +22,16 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Appended, Bound, Draft, Entry, MailboxInfo, Store
+from motorcade.storage.ports import Appended, Bound, Draft, Durability, Entry, MailboxInfo, Store
+from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
 from tests.contracts.engines import DAY, HOUR, NOW, digest_of, entries, owners, sweep
+from tests.support.redis import RedisCluster, RedisServer
 
 T = TypeVar("T")
 
@@ -180,6 +184,13 @@ class MailboxMachine(RuleBasedStateMachine):
         assert len(box.entries) == self.run(self.store.mailboxes.clear(owner))
         box.entries = []
 
+    @rule(owner=OWNERS)
+    def forget(self, owner: str) -> None:
+        box = self.box(owner)
+        assert len(box.entries) == self.run(self.store.mailboxes.forget(owner))
+        self.model[owner] = ModelBox()
+        assert MailboxInfo(0, 0, 0, 0) == self.run(self.store.mailboxes.info(owner))
+
     @rule(owner=OWNERS, after=st.integers(0, 20), limit=st.integers(0, 5))
     def read(self, owner: str, after: int, limit: int) -> None:
         wanted = [entry for entry in self.alive(owner) if entry.position > after][:limit]
@@ -260,3 +271,29 @@ TestMemoryModel.settings = settings(EVERY_TIME, max_examples=100, stateful_step_
 
 TestRocksModel = RocksMailboxMachine.TestCase
 TestRocksModel.settings = settings(EVERY_TIME, max_examples=20, stateful_step_count=30)
+
+
+def machine_over(servers: RedisServer | RedisCluster, level: Durability) -> type[MailboxMachine]:
+    class RedisMailboxMachine(MailboxMachine):
+        persistent = True
+
+        def __init__(self) -> None:
+            servers.empty()
+            super().__init__()
+
+        def make(self) -> Store:
+            return RedisStore(servers.url, durability=level)
+
+    return RedisMailboxMachine
+
+
+def test_redis_model(redis_server: RedisServer) -> None:
+    """The same with a server."""
+    machine = machine_over(redis_server, Durability.FAST)
+    run_state_machine_as_test(machine, settings=settings(EVERY_TIME, max_examples=20, stateful_step_count=30))
+
+
+def test_cluster_model(redis_cluster: RedisCluster) -> None:
+    """The same with six of them, where payloads and entries are in different places."""
+    machine = machine_over(redis_cluster, Durability.SAFE)
+    run_state_machine_as_test(machine, settings=settings(EVERY_TIME, max_examples=5, stateful_step_count=30))
