@@ -332,9 +332,12 @@ class MemoryMailboxes:
             self._remove(box, replaced)
         position, dropped = self._add(owner, box, draft, now, bound)
         if draft.token:
-            box.tokens[draft.token] = (now + TOKEN_MEMORY, position)
-            self._ending.at(now + TOKEN_MEMORY, partial(self._end_token, owner, draft.token))
+            self.remember(owner, box, draft.token, position, now + TOKEN_MEMORY)
         return Appended(owner, position, replaced, dropped, attached=attached)
+
+    def remember(self, owner: str, box: Mailbox, token: bytes, position: int, until: float) -> None:
+        box.tokens[token] = (until, position)
+        self._ending.at(until, partial(self._end_token, owner, token))
 
     def _add(self, owner: str, box: Mailbox, draft: Draft, now: float, bound: Bound) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
@@ -541,9 +544,9 @@ class MemoryCoordination:
     def __init__(self, gate: Gate, mailboxes: MemoryMailboxes) -> None:
         self._gate = gate
         self._mailboxes = mailboxes
-        self._leases: dict[str, tuple[int, float]] = {}  #: token, until when
+        self.leases: dict[str, tuple[int, float]] = {}  #: token, until when
         self._listeners: dict[str, list[asyncio.Queue[bytes]]] = {}
-        self._serial = 0
+        self.serial = 0  #: given last
 
     async def attach(self, owner: str, node: str) -> Attached:
         self._gate.write()
@@ -563,25 +566,25 @@ class MemoryCoordination:
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002
         self._gate.write()
-        if name in self._leases and now < self._leases[name][1]:
+        if name in self.leases and now < self.leases[name][1]:
             return None
         lease = Lease(name, self._next())
-        self._leases[name] = (lease.token, now + ttl)
+        self.leases[name] = (lease.token, now + ttl)
         return lease
 
     async def renew(self, lease: Lease, ttl: float, now: float) -> bool:
         self._gate.write()
-        token, until = self._leases.get(lease.name, (0, 0.0))
+        token, until = self.leases.get(lease.name, (0, 0.0))
         if token != lease.token or now >= until:
             return False
-        self._leases[lease.name] = (token, now + ttl)
+        self.leases[lease.name] = (token, now + ttl)
         return True
 
     async def release(self, lease: Lease) -> bool:
         self._gate.write()
-        if self._leases.get(lease.name, (0, 0.0))[0] != lease.token:
+        if self.leases.get(lease.name, (0, 0.0))[0] != lease.token:
             return False
-        del self._leases[lease.name]
+        del self.leases[lease.name]
         return True
 
     async def notify(self, node: str, data: bytes) -> None:
@@ -604,8 +607,8 @@ class MemoryCoordination:
                 self._listeners.pop(node, None)
 
     def _next(self) -> int:
-        self._serial += 1
-        return self._serial
+        self.serial += 1
+        return self.serial
 
 
 # -- the store
