@@ -32,6 +32,14 @@ test: setup ## Run all tests, two at a time (ARGS="tests/unit -k window" runs so
 fuzz: setup ## Throw broken conversations at a broker for five minutes (ARGS="--minutes 30 --seed 7")
 	@.venv/bin/python -m tests.fuzz.fuzz_node $(or $(ARGS),--minutes 5)
 
+ROUNDS ?= 20
+ENGINE ?= rocksdb,redis
+
+.PHONY: chaos
+chaos: setup ## Kill a node under load and count every message (ROUNDS=100 ENGINE=rocksdb; see docs/chaos.md)
+	@scripts/need-commands redis-server
+	@.venv/bin/python -m tests.chaos.crash --rounds $(ROUNDS) --engine $(ENGINE) $(ARGS)
+
 .PHONY: check
 check: setup ## Check format, lint, types and import contracts
 	@scripts/check
