@@ -89,7 +89,7 @@ static struct {
     long msgs;
     double rate, secs, maxsec, idle, settle, hold;
     char *mode, *batch_topic, *tag, *user, *pass, *bpids;
-    int offline, shared, pause;
+    int offline, shared, pause, again;
 } O = {.n = 1000,
        .pairs = 1,
        .pubs = 1,
@@ -1300,9 +1300,17 @@ static void away_and_back(int n, const char *name) {
     Snap e = snap(true);
     linger();
     timed_out |= t1;
+    uint64_t once = dups, present = sess_present;
+    if (O.again) { /* what was acknowledged must not come a second time */
+        disconnect_all(all, n);
+        connect_all(all, n);
+        settle(1.0);
+    }
     j_open(name);
+    J(",\"left\":%lu", dups - once);
+    dups = once;
     J(",\"phase\":\"drain\",\"secs\":%.3f,\"rate\":%.0f,\"reconnect_s\":%.3f,\"session_present\":%lu", ds,
-      recv_unique / ds, cs, sess_present);
+      recv_unique / ds, cs, present);
     j_counts();
     j_cost("", d, e, dwall, recv_unique);
 }
@@ -1463,6 +1471,10 @@ int main(int argc, char **argv) {
         }
         if (!strcmp(k, "--shared")) {
             O.shared = 1;
+            continue;
+        }
+        if (!strcmp(k, "--again")) {
+            O.again = 1;
             continue;
         }
         if (!strcmp(k, "--pause")) {

@@ -1,6 +1,7 @@
 """Measures MQTT brokers side by side with the load generator mqttload.
 
     cli        what the user asked for
+    million    a million messages for sleeping sessions, a kill, a restart
     report     rows -> Markdown
     verdict    samples -> rows: medians, ratios, what makes a row invalid, the bars
     measure    interleaved rounds -> samples
