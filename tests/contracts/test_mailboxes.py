@@ -676,6 +676,29 @@ async def test_calls_in_the_air_keep_their_order(store: Store) -> None:
     assert [b"%d" % number for number in range(200)] == await bodies(store, "v1")
 
 
+async def test_payloads_of_any_size_keep_their_order(store: Store) -> None:
+    """Large ones are stored apart, perhaps elsewhere, and must not make room for small ones meanwhile."""
+    payloads = [PAYLOAD[: 1000 * (number % 4)] + b"%d" % number for number in range(200)]
+    calls = [
+        store.mailboxes.append(["v1", f"w{number % 7}"], Draft(b"", payload), NOW)
+        for number, payload in enumerate(payloads)
+    ]
+    await asyncio.gather(*(asyncio.ensure_future(call) for call in calls))
+    assert payloads == [entry.payload for entry in await entries(store, "v1")]
+
+
+async def test_a_batch_larger_than_any_step_keeps_its_place(store: Store) -> None:
+    """What was begun after it does not come between its parts."""
+    names = [f"v{number}" for number in range(2500)]
+    batch = store.batch()
+    batch.append(names, Draft(b"1"), NOW)
+    batch.append(names, Draft(b"2"), NOW)
+    later = [store.mailboxes.append([name], Draft(b"3", PAYLOAD), NOW) for name in names[::250]]
+    await asyncio.gather(asyncio.ensure_future(batch.commit()), *(asyncio.ensure_future(call) for call in later))
+    for name in names[::250]:
+        assert [b"1", b"2", b"3"] == await bodies(store, name)
+
+
 async def test_different_calls_in_the_air_keep_their_order(store: Store) -> None:
     """Append, mark, acknowledge and clear of one owner, started at once."""
     boxes = store.mailboxes

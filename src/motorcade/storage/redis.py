@@ -49,7 +49,7 @@ from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
 from motorcade.storage.redis_place import Place, RedisOptions, parse_url
 from motorcade.storage.redis_scripts import EXTENT, FIND, INFO, READ, Script
 from motorcade.storage.redis_servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
-from motorcade.storage.redis_writer import Operation, Writer
+from motorcade.storage.redis_writer import Operation, Stage, Writer
 from motorcade.storage.resp import Address, Argument, Connection, LostError, ServerError, connect
 
 log = structlog.get_logger("motorcade.storage.redis")
@@ -265,6 +265,10 @@ class Step:
         self.lanes: set[int] = set()
         self.appends: list[tuple[int, int, Appending]] = []  #: first and last operation, and whose they are
 
+    def stage(self) -> Stage:
+        durable = any(operation.words[0] != "acknowledge" for operation in self.operations)
+        return Stage(self.operations, durable, early=self.kind == "blob")
+
 
 class Plan:
     """The operations of a batch, in steps."""
@@ -307,12 +311,12 @@ class Plan:
             for digest, (data, lasts) in blobs.items():
                 first.operations.append(blob_operation(core, digest, data, 0.0, lasts, hold))
             steps = [first, *steps]
+        steps = self._joined(steps)
+        answers = await core.writer.submit([step.stage() for step in steps])
         appended: list[Appended] = []
-        for step in self._joined(steps):
-            durable = any(operation.words[0] != "acknowledge" for operation in step.operations)
-            answers = await core.writer.write(step.operations, durable) if step.operations else []
+        for step, of_step in zip(steps, answers, strict=True):
             for start, end, appending in step.appends:
-                appended += appending.answers(answers[start:end])
+                appended += appending.answers(of_step[start:end])
         for digest, (data, _) in blobs.items():
             core.cache.put(digest, data)
             core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))

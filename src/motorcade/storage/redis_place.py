@@ -32,7 +32,7 @@ class RedisOptions:
         None  #: that must confirm a write; None: one, if the servers have any when the store is opened
     )
     unchecked: bool = False  #: also open a server that keeps no append-only file, or that evicts what it holds
-    patience: float = 20.0  #: seconds that a failover may take before callers get an error
+    patience: float = 10.0  #: seconds that a failover may take before callers get an error
     blob_cache: int = 32 << 20  #: octets of payloads kept at hand for readers
 
 

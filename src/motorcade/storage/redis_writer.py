@@ -7,11 +7,19 @@
 A lane is what a script call can change at once: a cell on a cluster, everything on a lone server. While a group is
 under way, the next one collects; the more is written, the larger the groups.
 
+What a caller submits is a `Job` of one or more stages. A stage begins when everything before it has succeeded, so that
+only the beginning of a job can be left behind. All its calls take their places in the lanes at once, when it is
+submitted: a call whose turn has not come holds up what was submitted after it.
+
 Rule 1: a lane has one call under way at most. It is numbered, and sent again unchanged under the same number until the
         answer is there or `patience` has run out; the script carries a number out once (commit.lua).
 Rule 2: an answer counts when enough replicas have confirmed it. WAIT tells how many did, it does not fail.
 Rule 3: acknowledgements need no confirmation: a group of nothing else does not WAIT.
-Rule 4: at most `MAX_QUEUED` calls wait; whoever writes more waits for room.
+Rule 4: jobs are carried out in each lane in the order in which they were submitted. Only stages that are `early` may
+        overtake: payloads, which have no order, and which entries wait for.
+Rule 5: at most `MAX_QUEUED` calls wait; jobs beyond that stand in line.
+Rule 6: `StoreFullError` is for jobs of which surely nothing that grows was done: every call of it was refused, and none
+        was ever sent without an answer. Whatever else goes wrong is a `StoreError`: it may have been done.
 """
 
 from __future__ import annotations
@@ -27,28 +35,31 @@ import msgspec
 import structlog
 
 from motorcade.storage.cells import Cells
-from motorcade.storage.ports import StoreError
+from motorcade.storage.ports import StoreError, StoreFullError
 from motorcade.storage.redis_scripts import COMMIT
 from motorcade.storage.redis_servers import (
     FIRST_PAUSE,
-    FULL,
     LONGEST_PAUSE,
     PASSING,
     Purpose,
     Servers,
     refusal,
 )
-from motorcade.storage.resp import Address, LostError, ServerError
+from motorcade.storage.resp import Address, Connection, LostError, ServerError
 
 log = structlog.get_logger("motorcade.storage.redis")
 
 #: Calls that may wait in all lanes together.
 MAX_QUEUED: Final = 20_000
-#: A call takes no more once it has so many owners or records (some 10 ms of the server's time), or octets.
+#: A call takes no more once it has so many owners or records (a few ms of the server's time), or octets.
 MAX_WEIGHT: Final = 1000
 MAX_OCTETS: Final = 4 << 20
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 1000
+
+#: Operations that a full server refuses. The others remove something, or change a few octets that must be changed so
+#: that a full store can be emptied.
+GROWING: Final = frozenset({"append", "put", "stream", "blob"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +75,91 @@ class Operation:
         return int(self.words[1])
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """Operations of one caller for one lane; they are carried out together."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Operations that need not wait for each other."""
 
     operations: Sequence[Operation]
+    durable: bool = True
+    early: bool = False  #: see rule 4; only the first stage of a job may be
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Operations of one job for one lane; they are carried out together."""
+
+    job: Job
+    lane: Lane
+    stage: int
+    indices: Sequence[int]  #: of the operations in their stage
+    operations: Sequence[Operation]
     durable: bool
-    deadline: float
-    done: asyncio.Future[list[Any]]
+    early: bool
+    weight: int
+    octets: int
+    grows: bool
+    ready: bool = False  #: everything before it has succeeded
+    dead: bool = False  #: something before it has failed
 
     @property
-    def weight(self) -> int:
-        return sum(operation.weight for operation in self.operations)
+    def deadline(self) -> float:
+        return self.job.deadline
+
+
+class Job:
+    """What one caller has submitted, and how far it has come."""
+
+    def __init__(self, stages: Sequence[Stage], deadline: float, done: asyncio.Future[list[list[Any]]]) -> None:
+        self.stages = stages
+        self.deadline = deadline  #: loop time
+        self.done = done
+        self.turns: list[list[Call]] = []  #: calls that are under way at the same time, turn after turn
+        self.turn = 0
+        self._left = 0  #: calls of this turn without an answer
+        self._answers: list[list[Any]] = [[None] * len(stage.operations) for stage in stages]
+        self._applied = False  #: something that grows was done, beside payloads, which nobody sees without entries
+        self._troubles: list[StoreError] = []
+
+    def begin_turn(self) -> list[Call]:
+        """The calls that are ready now."""
+        calls = self.turns[self.turn]
+        self._left = len(calls)
+        for call in calls:
+            call.ready = True
+        return calls
+
+    def finish(self, call: Call, outcome: list[Any] | StoreError) -> bool:
+        """Note what became of a call; whether that was the last of its turn."""
+        if isinstance(outcome, StoreError):
+            self._troubles.append(outcome)
+        else:
+            self._applied = self._applied or (call.grows and not call.early)
+            answers = self._answers[call.stage]
+            for index, answer in zip(call.indices, outcome, strict=True):
+                answers[index] = answer
+        self._left -= 1
+        return self._left == 0
 
     @property
-    def octets(self) -> int:
-        return sum(operation.octets for operation in self.operations)
+    def failed(self) -> bool:
+        return bool(self._troubles)
 
-    def fail(self, error: StoreError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+    def end(self) -> None:
+        """Tell the caller."""
+        if self.done.done():  # was cancelled
+            return
+        if self._troubles:
+            self.done.set_exception(self._trouble())
+        else:
+            self.done.set_result(self._answers)
+
+    def _trouble(self) -> StoreError:
+        for trouble in self._troubles:
+            if not isinstance(trouble, StoreFullError):
+                return trouble
+        if self._applied:
+            return StoreError(f"written in part: {self._troubles[0]}")
+        return self._troubles[0]
 
 
 @dataclass(slots=True)
@@ -94,7 +170,9 @@ class Frozen:
     calls: list[Call]
     packed: bytes
     durable: bool
+    grows: bool
     deadline: float
+    lost: bool = False  #: it was sent at least once and nobody knows what became of that
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +181,7 @@ class Lane:
 
     slot: int
     key: str
+    early: deque[Call] = field(default_factory=deque)
     queue: deque[Call] = field(default_factory=deque)
     frozen: Frozen | None = None
     number: int = 0
@@ -111,8 +190,21 @@ class Lane:
     resting: bool = False  #: waits for its next attempt
 
     @property
-    def is_idle(self) -> bool:
-        return self.frozen is None and not self.queue
+    def has_work(self) -> bool:
+        """Whether something can be sent."""
+        return self.frozen is not None or self.peek() is not None
+
+    def peek(self) -> Call | None:
+        """The call that is next, if its turn has come."""
+        queue = self.queue
+        while queue and queue[0].dead:
+            queue.popleft()
+        if self.early and not self.singly:
+            return self.early[0]
+        return queue[0] if queue and queue[0].ready else None
+
+    def take(self) -> Call:
+        return self.early.popleft() if self.early and not self.singly else self.queue.popleft()
 
 
 class Writer:
@@ -128,8 +220,8 @@ class Writer:
         self._prefix = cells.prefix
         self._flag = "1" if servers.clustered else "0"
         self._queued = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self._line: deque[Job] = deque()
+        self._letting_in = False
         self._idle = asyncio.Event()
         self._idle.set()
         writer = secrets.token_hex(6)
@@ -141,46 +233,31 @@ class Writer:
 
     @property
     def queued(self) -> int:
-        return self._queued
+        return self._queued + len(self._line)
 
     def lane_of(self, operation: Operation) -> int:
         return operation.cell if len(self._lanes) > 1 else 0
 
-    async def write(self, operations: Sequence[Operation], durable: bool = True) -> list[Any]:
-        """Carry out operations of any lanes; the answers in the same order. Lanes go their own ways."""
-        while not self._room.is_set():
-            await self._room.wait()
+    def submit(self, stages: Sequence[Stage]) -> asyncio.Future[list[list[Any]]]:
+        """Carry out stages one after the other; the answers of each in the order of its operations."""
         if self._closing:
             raise StoreError("the store is closed")
-        if len(operations) == 1:
-            answers: list[Any] = await self._submit(self.lane_of(operations[0]), operations, durable)
-            return answers
-        by_lane: dict[int, list[int]] = {}
-        for index, operation in enumerate(operations):
-            by_lane.setdefault(self.lane_of(operation), []).append(index)
-        portions = {lane: _portions(indices, operations) for lane, indices in by_lane.items()}
-        answers = [None] * len(operations)
-        for turn in range(max(len(some) for some in portions.values())):
-            # What does not fit in one call of a lane follows when the first part has succeeded, so that only the
-            # beginning of a batch can be left behind.
-            calls = [
-                (some[turn], self._submit(lane, [operations[index] for index in some[turn]], durable))
-                for lane, some in portions.items()
-                if turn < len(some)
-            ]
-            await asyncio.wait([done for _, done in calls])
-            troubles = [error for _, done in calls if (error := done.exception()) is not None]
-            if troubles:
-                raise troubles[0]
-            for some, done in calls:
-                for index, answer in zip(some, done.result(), strict=True):
-                    answers[index] = answer
-        return answers
+        loop = asyncio.get_running_loop()
+        job = Job(stages, loop.time() + self._servers.patience, loop.create_future())
+        if self._line or self._queued >= MAX_QUEUED:
+            self._line.append(job)
+        else:
+            self._place(job)
+        return job.done
+
+    async def write(self, operations: Sequence[Operation], durable: bool = True) -> list[Any]:
+        """Carry out operations of any lanes; the answers in the same order. Lanes go their own ways."""
+        return (await self.submit([Stage(operations, durable)]))[0]
 
     def later(self, operation: Operation) -> None:
         """Carry out an operation that nobody waits for and that may be lost."""
-        if not self._closing and self._room.is_set():
-            done = self._submit(self.lane_of(operation), [operation], durable=False)
+        if not self._closing and not self._line:
+            done = self.submit([Stage([operation], durable=False)])
             done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
@@ -189,23 +266,89 @@ class Writer:
         await self._idle.wait()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    # -- lanes
+    # -- jobs
 
-    def _submit(self, index: int, operations: Sequence[Operation], durable: bool) -> asyncio.Future[list[Any]]:
-        loop = asyncio.get_running_loop()
-        call = Call(operations, durable, loop.time() + self._servers.patience, loop.create_future())
-        lane = self._lanes[index]
-        lane.queue.append(call)
-        self._queued += 1
-        self._idle.clear()
-        if self._queued >= MAX_QUEUED:
-            self._room.clear()
-        if lane.frozen is None and not lane.resting:
+    def _place(self, job: Job) -> None:
+        """Give all calls of a job their places, and begin."""
+        for number, stage in enumerate(job.stages):
+            job.turns += self._turns(job, number, stage)
+        for call in (call for calls in job.turns for call in calls):
+            (call.lane.early if call.early else call.lane.queue).append(call)
+            self._queued += 1
+        if job.turns:
+            self._idle.clear()
+            self._begin_turn(job)
+        else:
+            job.end()
+
+    def _turns(self, job: Job, number: int, stage: Stage) -> list[list[Call]]:
+        """The calls of a stage: one per lane, and more turns if a lane has more than one call can take."""
+        by_lane: dict[int, list[int]] = {}
+        for index, operation in enumerate(stage.operations):
+            by_lane.setdefault(self.lane_of(operation), []).append(index)
+        turns: list[list[Call]] = []
+        for lane, indices in by_lane.items():
+            for turn, some in enumerate(_portions(indices, stage.operations)):
+                if turn == len(turns):
+                    turns.append([])
+                operations = [stage.operations[index] for index in some]
+                call = Call(
+                    job,
+                    self._lanes[lane],
+                    number,
+                    some,
+                    operations,
+                    stage.durable,
+                    # What does not fit in one call has to wait for the call before it, and must not be waited for.
+                    stage.early and number == 0 and turn == 0,
+                    sum(operation.weight for operation in operations),
+                    sum(operation.octets for operation in operations),
+                    any(operation.words[0] in GROWING for operation in operations),
+                )
+                turns[turn].append(call)
+        return turns
+
+    def _begin_turn(self, job: Job) -> None:
+        for call in job.begin_turn():
+            self._look_at(call.lane)
+
+    def _look_at(self, lane: Lane) -> None:
+        """Have a lane served if it was waiting for something that has happened now."""
+        if lane.frozen is None and not lane.resting and lane not in self._ready and lane.has_work:
             self._wake(lane)
-        return call.done
+
+    def _finish_call(self, call: Call, outcome: list[Any] | StoreError) -> None:
+        job = call.job
+        self._queued -= 1
+        if job.finish(call, outcome):
+            job.turn += 1
+            if not job.failed and job.turn < len(job.turns):
+                self._begin_turn(job)
+            else:
+                self._bury(job)
+                job.end()
+        if self._line and not self._letting_in:
+            self._letting_in = True  # placing one may finish it at once, which would come here again
+            while self._line and self._queued < MAX_QUEUED:
+                self._place(self._line.popleft())
+            self._letting_in = False
+
+    def _bury(self, job: Job) -> None:
+        """What was to follow in a job that has failed is not carried out, and holds up nobody any more."""
+        for calls in job.turns[job.turn :]:
+            for call in calls:
+                call.dead = True
+                self._queued -= 1
+            for call in calls:
+                self._look_at(call.lane)
+
+    # -- lanes
 
     def _wake(self, lane: Lane) -> None:
         lane.resting = False
+        if not lane.has_work:  # what it waited for has failed elsewhere
+            self._look_idle()
+            return
         address = self._servers.master(lane.slot)
         if address is None:
             self._rest(lane, "nobody serves the slot")
@@ -218,59 +361,58 @@ class Writer:
     def _rest(self, lane: Lane, trouble: str) -> None:
         """Try again in a while, or give up what has waited too long."""
         loop = asyncio.get_running_loop()
+        lane.resting = True  # so that what ends here wakes nobody
         if lane.frozen is not None and loop.time() > lane.frozen.deadline:
             self._finish(lane, StoreError(f"not confirmed within {self._servers.patience:g} s: {trouble}"))
-        while lane.queue and loop.time() > lane.queue[0].deadline:
-            self._count(1)
-            lane.queue.popleft().fail(StoreError(f"not written within {self._servers.patience:g} s: {trouble}"))
-        if lane.is_idle:
+        while lane.frozen is None and (call := lane.peek()) is not None and loop.time() > call.deadline:
+            lane.take()
+            self._finish_call(call, StoreError(f"not written within {self._servers.patience:g} s: {trouble}"))
+        if not lane.has_work:
+            lane.resting = False
             self._look_idle()
             return
         self._servers.refresh()
         lane.pause = min(max(lane.pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
-        lane.resting = True
         loop.call_later(lane.pause, self._wake, lane)
 
     def _freeze(self, lane: Lane) -> Frozen:
         """Take what waits, as far as it fits in one call."""
         if lane.frozen is not None:
             return lane.frozen
-        calls = [lane.queue.popleft()]
-        weight, octets = calls[0].weight, calls[0].octets
-        if lane.singly:
-            lane.singly -= 1
-        else:
-            while lane.queue and weight < MAX_WEIGHT and octets < MAX_OCTETS:
-                calls.append(lane.queue.popleft())
-                weight += calls[-1].weight
-                octets += calls[-1].octets
+        calls: list[Call] = []
+        weight = octets = 0
+        while lane.peek() is not None and weight < MAX_WEIGHT and octets < MAX_OCTETS:
+            call = lane.take()
+            calls.append(call)
+            weight += call.weight
+            octets += call.octets
+            if lane.singly:
+                lane.singly -= 1
+                break
         lane.number += 1
         packed = msgspec.msgpack.encode([operation.words for call in calls for operation in call.operations])
-        durable = any(call.durable for call in calls)
-        lane.frozen = Frozen(lane.number, calls, packed, durable, max(call.deadline for call in calls))
+        lane.frozen = Frozen(
+            lane.number,
+            calls,
+            packed,
+            any(call.durable for call in calls),
+            any(call.grows for call in calls),
+            max(call.deadline for call in calls),
+        )
         return lane.frozen
 
     def _finish(self, lane: Lane, outcome: list[Any] | StoreError) -> None:
         frozen, lane.frozen = lane.frozen, None
         if frozen is None:
             return
-        self._count(len(frozen.calls))
         start = 0
         for call in frozen.calls:
             end = start + len(call.operations)
-            if isinstance(outcome, StoreError):
-                call.fail(outcome)
-            elif not call.done.done():
-                call.done.set_result(outcome[start:end])
+            self._finish_call(call, outcome if isinstance(outcome, StoreError) else outcome[start:end])
             start = end
 
-    def _count(self, finished: int) -> None:
-        self._queued -= finished
-        if not self._room.is_set() and self._queued < MAX_QUEUED // 2:
-            self._room.set()
-
     def _look_idle(self) -> None:
-        if self._queued == 0:
+        if self._queued == 0 and not self._line:
             self._idle.set()
 
     # -- groups
@@ -282,13 +424,14 @@ class Writer:
                 for lane in lanes:
                     del self._ready[lane]
                 try:
-                    await self._group(address, lanes)
+                    if busy := [lane for lane in lanes if lane.has_work]:
+                        await self._group(address, busy)
                 except Exception as error:
                     # A fault of ours must not leave callers waiting for ever.
                     log.exception("redis_group_failed", server=str(address))
                     for lane in lanes:
                         self._finish(lane, StoreError(f"{address}: {error}"))
-                        if lane.queue and not lane.resting:
+                        if lane.has_work and not lane.resting:
                             self._wake(lane)
         finally:
             del self._tasks[address]
@@ -308,37 +451,53 @@ class Writer:
                 self._rest(lane, str(error))
             return
         replies = [
-            connection.call("EVALSHA", COMMIT.digest, 1, lane.key, self._prefix, call.number, call.packed, self._flag)
+            connection.call(
+                "EVALSHA",
+                COMMIT.digest,
+                1,
+                lane.key,
+                self._prefix,
+                call.number,
+                call.packed,
+                self._flag,
+                int(call.grows),
+            )
             for lane, call in zip(lanes, frozen, strict=True)
         ]
-        waits = self._replicas > 0 and any(call.durable for call in frozen)
         confirmed: asyncio.Future[int] | None = None
-        if waits:
+        if self._replicas > 0 and any(call.durable for call in frozen):
             confirmed = connection.call("WAIT", self._replicas, WAIT_TIME)
         answers = await asyncio.gather(*replies, return_exceptions=True)
         trouble = await self._shortage(confirmed)
         if not trouble:
             self.commits += 1
         for lane, call, answer in zip(lanes, frozen, answers, strict=True):
-            if isinstance(answer, bytes) and not (trouble and call.durable):
+            self._answered(connection, lane, call, answer, trouble)
+
+    def _answered(self, connection: Connection, lane: Lane, call: Frozen, answer: object, trouble: str) -> None:
+        """What one lane's call has come to; `trouble`: why nothing that must be durable counts yet."""
+        if isinstance(answer, bytes) and not (trouble and call.durable):
+            if call.grows:
                 self.full = False
-                self.writes += len(call.calls)
-                lane.pause = 0.0
-                self._finish(lane, msgspec.msgpack.decode(answer))
-            elif isinstance(answer, bytes):
-                self._rest(lane, trouble)
-                continue
-            elif isinstance(answer, ServerError) and answer.code == "NOSCRIPT":
-                self._servers.load(connection, COMMIT)
-            elif isinstance(answer, LostError) or (isinstance(answer, ServerError) and answer.code in PASSING):
-                self._rest(lane, str(answer))
-                continue
-            else:
-                self._refused(lane, call, answer, address)
-            if lane.is_idle:
-                self._look_idle()
-            else:
-                self._wake(lane)
+            self.writes += len(call.calls)
+            lane.pause = 0.0
+            self._finish(lane, msgspec.msgpack.decode(answer))
+        elif isinstance(answer, bytes):
+            call.lost = True
+            self._rest(lane, trouble)
+            return
+        elif isinstance(answer, ServerError) and answer.code == "NOSCRIPT":
+            self._servers.load(connection, COMMIT)
+        elif isinstance(answer, LostError) or (isinstance(answer, ServerError) and answer.code in PASSING):
+            call.lost = call.lost or isinstance(answer, LostError)
+            self._rest(lane, str(answer))
+            return
+        else:
+            self._refused(lane, call, answer, connection.address)
+        if lane.has_work:
+            self._wake(lane)
+        else:
+            self._look_idle()
 
     async def _shortage(self, confirmed: asyncio.Future[int] | None) -> str:
         """What keeps a group from being confirmed; nothing: it is."""
@@ -354,19 +513,19 @@ class Writer:
         return f"{count} of {self._replicas} replicas have confirmed"
 
     def _refused(self, lane: Lane, call: Frozen, answer: object, address: Address) -> None:
-        if isinstance(answer, ServerError):
-            error = refusal(answer, address)
-            if answer.code in FULL:
-                self.full = True
+        error = refusal(answer, address) if isinstance(answer, ServerError) else StoreError(f"{address}: {answer}")
+        if isinstance(error, StoreFullError):
+            self.full = True
+            if call.lost:
+                # It was sent before, perhaps to a server that is slow to look at what it got.
+                error = StoreError(f"perhaps written, perhaps not: {error}")
+            elif len(call.calls) > 1:
                 # A script is refused before its first write, so nothing of it was done. What only removes is let
-                # through by the server, but not in company: send them one by one.
-                if len(call.calls) > 1:
-                    lane.queue.extendleft(reversed(call.calls))
-                    lane.singly = len(call.calls)
-                    lane.frozen = None
-                    return
-        else:
-            error = StoreError(f"{address}: {answer}")
+                # through, but not in company: send them one by one.
+                lane.queue.extendleft(reversed(call.calls))
+                lane.singly = len(call.calls)
+                lane.frozen = None
+                return
         log.warning("redis_refused", server=str(address), error=str(error))
         self._finish(lane, error)
 

@@ -2,7 +2,7 @@
 -- This file comes last; the ones before it define the operations.
 --
 --   KEYS[1]  P:{N}:w:writer
---   ARGV     prefix, number of the call, packed operations, '1' on a cluster
+--   ARGV     prefix, number of the call, packed operations, '1' on a cluster, '1' if a full server shall refuse it
 --   answer   packed answers, one per operation
 --
 -- A writer numbers its calls per cell and sends the next one only when it has the answer to the last. A call whose answer
@@ -33,6 +33,14 @@ if stored then
     elseif number < last then
         return redis.error_reply('STALE a later call was carried out already')
     end
+end
+
+-- A server that takes no writes says so to the first command that writes, and only to that; one that is full says so only
+-- to commands that may need room. So the first one, which does nothing, decides for all: everything or nothing is done.
+if ARGV[5] == '1' then
+    call('SETRANGE', KEYS[1] .. ':?', 0, '')
+else
+    call('DEL', KEYS[1] .. ':?')
 end
 
 local answers = {}

@@ -1,0 +1,82 @@
+-- load_mailbox, load_tokens, load_stream, load_lease, load_floor: fill a store that was empty from a file
+-- (transfer_redis.py). Positions, offsets and fencing tokens come from there, so that nothing is given twice.
+--
+--   load_mailbox   2 cell   3 owner   4 last position   5 rows: position, entry as it is stored, expires_at, octets, flags,
+--                  key, digest, mark
+--   load_tokens    2 cell   3 owner   4 rows: token, position, time of the append
+--   load_stream    2 cell   3 stream   4 last offset   5 time of the last   6 rows: offset, time, value
+--   load_lease     2 cell   3 name   4 token   5 ms it has left
+--   load_floor     2 cell   3 no token of a lease of this cell may be this one or below
+--
+--   keys    i:owner e:owner d:owner x:owner t0:owner t1:owner o x r n   S:stream s:stream s   l:name f:name f
+--   answer  1
+
+operations.load_mailbox = function(op)
+    local at, owner = base(op[2]), op[3]
+    local entries, order, size = at .. 'e:' .. owner, at .. 'i:' .. owner, 0
+    for _, row in ipairs(op[5]) do
+        local position, entry, expires, octets, flags, key, digest, mark = unpack(row)
+        local text = digits(position)
+        call('HSET', entries, text, entry)
+        call('ZADD', order, text, text)
+        if mark > 0 then
+            call('HSET', entries, 'm' .. text, mark)
+        end
+        if key ~= '' then
+            call('HSET', entries, 'k' .. key, text)
+        end
+        if flags % BY_DIGEST == DROPPABLE then
+            call('ZADD', at .. 'd:' .. owner, text, text)
+        end
+        if expires > 0 then
+            call('ZADD', at .. 'x:' .. owner, expires, text)
+            call('ZADD', at .. 'x', 'LT', expires, owner)
+        end
+        if digest ~= '' then
+            refer(at, digest, 1)
+        end
+        size = size + octets
+    end
+    call('HSET', entries, 'last', digits(op[4]))
+    call('HINCRBY', entries, 'entries', #op[5])
+    call('HINCRBY', entries, 'octets', size)
+    count(at, 'entries', #op[5])
+    if #op[5] > 0 then
+        call('SADD', at .. 'o', owner)
+    end
+    return 1
+end
+
+operations.load_tokens = function(op)
+    local at = base(op[2])
+    for _, row in ipairs(op[4]) do
+        remember(at, op[3], row[1], row[3], row[2])
+    end
+    return 1
+end
+
+operations.load_stream = function(op)
+    local at, name = base(op[2]), op[3]
+    local meta, octets = at .. 's:' .. name, 0
+    for _, row in ipairs(op[6]) do
+        call('XADD', at .. 'S:' .. name, digits(row[1]) .. '-0', 't', string.format('%.17g', row[2]), 'v', row[3])
+        octets = octets + #row[3]
+    end
+    call('SADD', at .. 's', name)
+    call('HSET', meta, 'last', digits(op[4]), 'time', string.format('%.17g', op[5]))
+    call('HINCRBY', meta, 'octets', octets)
+    return 1
+end
+
+operations.load_lease = function(op)
+    local at, name = base(op[2]), op[3]
+    call('SET', at .. 'f:' .. name, digits(op[4]))
+    call('HSET', at .. 'l:' .. name, 'token', digits(op[4]), 'holder', '')
+    call('PEXPIRE', at .. 'l:' .. name, op[5])
+    return 1
+end
+
+operations.load_floor = function(op)
+    call('SET', base(op[2]) .. 'f', digits(op[3]))
+    return 1
+end
