@@ -17,7 +17,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.core.topic import matches
 from motorcade.extension.hooks import STOP, Callback, Continue, Handled, Stop
 from motorcade.extension.plugin import Loaded
-from motorcade.plugins.retained import Refusal, RetainedConfig, RetainedPlugin, Store
+from motorcade.plugins.retained import Index, Refusal, RetainedConfig, RetainedPlugin
 from tests.unit.plugins.hub import MemoryHub
 
 Load = Callable[..., Awaitable[Loaded]]
@@ -174,10 +174,10 @@ LEVELS = st.lists(st.sampled_from(["a", "b", "", "$SYS", "+"]), min_size=1, max_
 def test_walking_finds_what_matching_one_by_one_finds(topics: set[str], filter_: str, rest: bool) -> None:
     """The tree is only faster: it finds exactly the topics that the rules of matching say."""
     filter_ += "/#" if rest else ""
-    store = Store(0, 0, 0)
+    index = Index(0, 0, 0)
     for topic in topics:
-        store.put(kept(topic), 0.0)
-    assert {t for t in topics if matches(filter_, t)} == {m.topic for m in store.walk(filter_, lambda: 0.0)}
+        index.put(kept(topic), 0.0)
+    assert {t for t in topics if matches(filter_, t)} == {m.topic for m in index.walk(filter_, lambda: 0.0)}
 
 
 async def test_delivery_sees_what_changes_meanwhile(hub: MemoryHub, load: Load) -> None:
@@ -224,28 +224,28 @@ async def test_what_expires_while_a_client_reads_is_skipped(hub: MemoryHub, load
 
 def test_a_sweep_has_a_budget_and_goes_on_where_it_stopped() -> None:
     """Each call looks at no more than its budget; together they find everything."""
-    store = Store(0, 0, 0)
+    index = Index(0, 0, 0)
     for number in range(10):
-        store.put(kept(f"t/{number}", expires_at=5.0 if number % 2 else 500.0), 0.0)
-    store.put(kept("stays"), 0.0)
-    assert [2, 1, 2] == [store.sweep(10.0, 4), store.sweep(10.0, 3), store.sweep(10.0, 3)]
-    assert 6 == len(store)
-    assert 0 == store.sweep(10.0, 1000)
-    assert 5 == store.sweep(500.0, 1000)
-    assert ["stays"] == [message.topic for message in store.walk("#", lambda: 500.0)]
-    assert len("stays" + "kept") == store.bytes
+        index.put(kept(f"t/{number}", expires_at=5.0 if number % 2 else 500.0), 0.0)
+    index.put(kept("stays"), 0.0)
+    assert [2, 1, 2] == [index.sweep(10.0, 4), index.sweep(10.0, 3), index.sweep(10.0, 3)]
+    assert 6 == len(index)
+    assert 0 == index.sweep(10.0, 1000)
+    assert 5 == index.sweep(500.0, 1000)
+    assert ["stays"] == [message.topic for message in index.walk("#", lambda: 500.0)]
+    assert len("stays" + "kept") == index.bytes
 
 
 def test_a_replaced_message_does_not_expire_in_the_old_ones_time() -> None:
     """A later message without expiry, or with a later one, takes the old time with it."""
-    store = Store(0, 0, 0)
-    store.put(kept("a", expires_at=5.0), 0.0)
-    store.put(kept("a"), 0.0)
-    assert 0 == store.sweep(10.0, 1000)
-    store.put(kept("a", expires_at=5.0), 0.0)
-    store.put(kept("a", expires_at=50.0), 0.0)
-    assert 0 == store.sweep(10.0, 1000)
-    assert 1 == store.sweep(50.0, 1000)
+    index = Index(0, 0, 0)
+    index.put(kept("a", expires_at=5.0), 0.0)
+    index.put(kept("a"), 0.0)
+    assert 0 == index.sweep(10.0, 1000)
+    index.put(kept("a", expires_at=5.0), 0.0)
+    index.put(kept("a", expires_at=50.0), 0.0)
+    assert 0 == index.sweep(10.0, 1000)
+    assert 1 == index.sweep(50.0, 1000)
 
 
 # -- bounds
@@ -308,18 +308,18 @@ async def test_all_bytes_together_are_bounded(hub: MemoryHub, load: Load) -> Non
 def test_bytes_are_counted_right_whatever_happens() -> None:
     """After thousands of random puts, deletes and sweeps the sum is that of what is there."""
     chance = random.Random(5)
-    store = Store(50, 40, 1000)
+    index = Index(50, 40, 1000)
     for step in range(5000):
         topic = f"t/{chance.randrange(80)}"
         if chance.random() < 0.2:
-            store.delete(topic)
+            index.delete(topic)
         else:
             expires = step + 50.0 if chance.random() < 0.5 else None
-            refusal = store.put(kept(topic, b"x" * chance.randrange(1, 50), expires_at=expires), float(step), 10)
+            refusal = index.put(kept(topic, b"x" * chance.randrange(1, 50), expires_at=expires), float(step), 10)
             assert refusal is None or refusal in set(Refusal)
-        present = list(store.walk("#", lambda: 0.0))
-        assert len(present) == len(store) <= 50
-        assert sum(len(m.topic) + len(m.payload) for m in present) == store.bytes <= 1000
+        present = list(index.walk("#", lambda: 0.0))
+        assert len(present) == len(index) <= 50
+        assert sum(len(m.topic) + len(m.payload) for m in present) == index.bytes <= 1000
 
 
 async def test_zero_lifts_the_bounds(hub: MemoryHub, load: Load) -> None:

@@ -1,9 +1,12 @@
-"""The plugin around the store: when a message is kept, and who gets it later.
+"""When a message is kept, and who gets it later.
 
 It listens to `message.publish` with the lowest priority in use (`LAST`), because it must keep the message as other
 plugins leave it: a rewritten topic, a changed payload, a dropped message. A plugin that ends the chain before it
 (`Stop`, `STOP`, `Handled`) decides against keeping too. It never changes or holds up a message: what cannot be kept
 is routed all the same.
+
+With a store that outlives the node, every change goes there too (`keeper`), and who has published with QoS 1 or 2 is
+answered when the store has it. What stands below `$SYS` does not: figures of a node end with it.
 
 A subscriber gets the messages by an iterator that the broker reads as the client's window has room. Nothing is copied
 for it, however many topics its filter matches.
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final, cast
 
 import msgspec
 
@@ -22,11 +25,14 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE, check_filter
-from motorcade.extension.hooks import Handled
+from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.plugins.retained.store import Store
+from motorcade.plugins.retained.index import Index
+from motorcade.plugins.retained.keeper import Keeper
+from motorcade.storage.ports import Store
 
-LAST = -1000  #: priority on `message.publish`: after everybody who may change or drop the message
+LAST: Final = -1000  #: priority on `message.publish`: after everybody who may change or drop the message
+PASSING: Final = "$SYS/"  #: topics below are not stored
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -51,22 +57,40 @@ class RetainedPlugin(Plugin):
 
     def __init__(self, context: Context, config: RetainedConfig) -> None:
         super().__init__(context, config)
-        self._store = Store(config.max_messages, config.max_payload, config.max_bytes)
+        self._index = Index(config.max_messages, config.max_payload, config.max_bytes)
+        self._keeper: Keeper | None = None  #: none while nothing outlives the node
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        store = cast("Store | None", self.context.store)
+        if store is not None and (await store.figures()).engine != "memory":
+            self._keeper = Keeper(store, self._index, self.context.counters, self.context.log)
+            await self._keeper.load(self.context.hub.now())
+            self._keeping = self.context.spawn(self._keeper.run(), "store")
         self.context.spawn(self._sweep(), "sweep")
+
+    async def stop(self) -> None:
+        """Nobody publishes any more; what was published is stored."""
+        if self._keeper is None or self._keeping is None:
+            return
+        await self._keeper.settle()
+        self._keeping.cancel()
+        await asyncio.wait([self._keeping])
+        await self._keeper.mend()
+        if self._keeper.uncommitted:
+            self.context.log.warning("retained_left_doubtful", topics=self._keeper.uncommitted)
 
     async def reload(self, config: RetainedConfig) -> None:
         """New bounds hold for what comes; what is kept already stays."""
         self.config = config
-        self._store.max_messages = config.max_messages
-        self._store.max_payload = config.max_payload
-        self._store.max_bytes = config.max_bytes
+        self._index.max_messages = config.max_messages
+        self._index.max_payload = config.max_payload
+        self._index.max_bytes = config.max_bytes
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self.config.sweep_interval)
-            self._count_expired(self._store.sweep(self.context.hub.now(), self.config.sweep_budget))
+            self._count_expired(self._index.sweep(self.context.hub.now(), self.config.sweep_budget))
 
     def _count_expired(self, gone: int) -> None:
         if gone:
@@ -79,18 +103,40 @@ class RetainedPlugin(Plugin):
         """Keep the message, or forget the old one if it is empty."""
         if isinstance(message, Handled) or not message.retain:  # another plugin may have taken the flag away
             return
+        keeper = self._keeper if not message.topic.startswith(PASSING) else None
+        if keeper is None:
+            self._keep(message)
+        elif keeper.has_room(message.topic):
+            before = self._index.peek(message.topic)
+            self._keep(message)
+            done = keeper.changed(message.topic, before, waits=message.qos > 0)
+            if done is not None:
+                acknowledge_after(message, done)
+        else:
+            self._refuse(message, keeper)
+
+    def _keep(self, message: Message) -> None:
         counters = self.context.counters
         if not message.payload:
-            counters["deleted"] += self._store.delete(message.topic)  # [MQTT-3.3.1-6], [MQTT-3.3.1-7]
+            counters["deleted"] += self._index.delete(message.topic)  # [MQTT-3.3.1-6], [MQTT-3.3.1-7]
             return
-        # The headers are notes of plugins about this one publish; a retained copy must not repeat them.
-        kept = replace(message, headers={}) if message.headers else message
-        refusal = self._store.put(kept, self.context.hub.now(), self.config.sweep_budget)  # [MQTT-3.3.1-5]
+        # Headers are notes about this one publish (`acknowledge_after` makes one); a kept copy must not repeat them.
+        kept = replace(message, headers={}) if message.headers or message.qos else message
+        refusal = self._index.put(kept, self.context.hub.now(), self.config.sweep_budget)  # [MQTT-3.3.1-5]
         if refusal is None:
             counters["stored"] += 1
             return
         counters[f"refused_{refusal}"] += 1
         self.context.log.debug("not_retained", topic=message.topic, limit=str(refusal))
+
+    def _refuse(self, message: Message, keeper: Keeper) -> None:
+        """Neither a new message nor the end of the old one can be noted: the old one stays, and who asks is told."""
+        self.context.counters["refused_uncommitted"] += 1
+        if message.qos > 0:
+            refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            refused.set_exception(keeper.full())
+            refused.exception()  # seen: nobody may be left to look at it
+            acknowledge_after(message, refused)
 
     # -- who gets it
 
@@ -109,7 +155,7 @@ class RetainedPlugin(Plugin):
 
     def _messages(self, client: ClientInfo, subscription: Subscription) -> Iterator[Message]:
         """What a subscription gets. `retain` is set in every message, so they go out as retained ones."""
-        for message in self._store.walk(subscription.filter, self.context.hub.now):
+        for message in self._index.walk(subscription.filter, self.context.hub.now):
             if subscription.no_local and message.publisher and message.publisher == client.client_id:
                 continue  # [MQTT-3.8.3-3]
             yield message
@@ -119,18 +165,28 @@ class RetainedPlugin(Plugin):
     def topics(self, filter_: str = "#") -> Iterator[str]:
         """Topics with a retained message. `#` does not show `$…` topics; ask for `$SYS/#` to see those."""
         check_filter(filter_)
-        return (message.topic for message in self._store.walk(filter_, self.context.hub.now))
+        return (message.topic for message in self._index.walk(filter_, self.context.hub.now))
 
     def get(self, topic: str) -> Message | None:
         """The retained message of a topic."""
-        return self._store.get(topic, self.context.hub.now())
+        return self._index.get(topic, self.context.hub.now())
 
     def clear(self, filter_: str) -> int:
         """Forget all messages whose topics a filter matches; how many."""
-        gone = sum(self._store.delete(topic) for topic in list(self.topics(filter_)))
+        gone = sum(self._forget(topic) for topic in list(self.topics(filter_)))
         self.context.counters["deleted"] += gone
+        return gone
+
+    def _forget(self, topic: str) -> bool:
+        before = self._index.peek(topic)
+        keeper = self._keeper if not topic.startswith(PASSING) else None
+        if keeper is not None and not keeper.has_room(topic):
+            return False
+        gone = self._index.delete(topic)
+        if keeper is not None:
+            keeper.changed(topic, before, waits=False)
         return gone
 
     def gauges(self) -> dict[str, float]:
         """What is kept now."""
-        return {"retained_messages": len(self._store), "retained_bytes": self._store.bytes}
+        return {"retained_messages": len(self._index), "retained_bytes": self._index.bytes}

@@ -1,4 +1,4 @@
-"""The last message of each topic, in memory, within bounds.
+"""The last message of each topic, in memory, within bounds: what subscribers are served from.
 
     tree      topic -> message, by topic level, so that a filter with wildcards visits only branches that can match
     expiring  topic -> time at which its message expires; only of messages that do. Its order is the order in which
@@ -29,7 +29,7 @@ class Refusal(StrEnum):
     MAX_BYTES = "max_bytes"
 
 
-class Store:
+class Index:
     """Retained messages. A bound of 0 is none; `now` is always in seconds since the epoch."""
 
     def __init__(self, max_messages: int, max_payload: int, max_bytes: int) -> None:
@@ -61,6 +61,21 @@ class Store:
         self._replace(message)
         return None
 
+    def restore(self, topic: str, message: Message | None) -> None:
+        """Put a topic back to what it was, without asking for bounds: it was within them once."""
+        if message is None:
+            self.delete(topic)
+        else:
+            self._replace(message)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether there is more than the bounds allow (after `restore`, or under new bounds)."""
+        return bool(
+            (self.max_messages and len(self._tree) > self.max_messages)
+            or (self.max_bytes and self.bytes > self.max_bytes)
+        )
+
     def _bound_of(self, message: Message) -> Refusal | None:
         """The bound that would be broken if this message took the place of its topic's old one."""
         old = self._tree.get(message.topic)
@@ -88,6 +103,10 @@ class Store:
         self.bytes -= size_of(message)
         self._expiring.pop(topic, None)
         return True
+
+    def peek(self, topic: str) -> Message | None:
+        """The message of a topic, expired or not."""
+        return self._tree.get(topic)
 
     def get(self, topic: str, now: float) -> Message | None:
         """The message of a topic."""
