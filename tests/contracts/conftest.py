@@ -15,14 +15,20 @@ from motorcade.storage.ports import Durability, Store
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
 from tests.contracts.engines import Engine
-from tests.support.redis import RedisCluster, RedisServer
+from tests.support.redis import RedisCluster, RedisServer, valkey_program
 
-ENGINES = ["memory", "rocksdb", "redis", "cluster"]
+ENGINES = ["memory", "rocksdb", "redis", "valkey", "cluster"]
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_valkey() -> Iterator[RedisServer]:
+    with RedisServer(program=valkey_program()) as server:
         yield server
 
 
@@ -42,7 +48,7 @@ def engine_of(name: str, request: pytest.FixtureRequest) -> Engine:
     servers: RedisServer | RedisCluster = request.getfixturevalue(f"redis_{'server' if name == 'redis' else name}")
     servers.empty()
     # A server alone has no replica that could confirm anything.
-    level = Durability.FAST if name == "redis" else Durability.SAFE
+    level = Durability.SAFE if name == "cluster" else Durability.FAST
     return Engine(name, lambda: RedisStore(servers.url, durability=level), persistent=True, shared=True, atomic=False)
 
 

