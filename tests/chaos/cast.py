@@ -21,7 +21,7 @@ import itertools
 from collections import Counter
 from random import Random
 
-from tests.chaos.client import SESSION_EXPIRY, Deliver, Gone, StrictClient, dial, read_packet
+from tests.chaos.client import PATIENCE, SESSION_EXPIRY, Deliver, Gone, StrictClient, dial, read_packet
 from tests.chaos.judge import Delivery, History, Probe, Publication, Receiver, Retained, Will, Window, allowed_values
 from tests.chaos.messages import any_size, make_payload, read_payload
 from tests.chaos.third import PahoPublisher, PahoSubscriber
@@ -41,21 +41,26 @@ WILL_DELAY = 0x18
 DELAYS = (0, 0, 1, 2)
 LONG_DELAY = 12
 
-#: Seconds that a probe waits for retained messages before it is taken at its word.
-PROBE_PATIENCE = 10.0
-
 
 class Cast:
     """Everybody but the node."""
 
     def __init__(
-        self, address: Address, history: History, random: Random, *, qos: tuple[int, ...], rate: float
+        self,
+        address: Address,
+        history: History,
+        random: Random,
+        *,
+        qos: tuple[int, ...],
+        rate: float,
+        patience: float,
     ) -> None:
         self.address = address
         self.history = history
         self.random = random
         self.qos = qos
         self.rate = rate
+        self.patience = patience  #: seconds that a probe waits for retained messages before it is taken at its word
         self.kills = 0  #: told by the conductor
         self.stopping = asyncio.Event()
         self.clients: list[StrictClient] = []
@@ -158,7 +163,7 @@ class Cast:
         everything.append(self.watcher.subscribe(None, "chaos/will/#", 1))
         await asyncio.gather(*everything)
         for paho in self.paho_subscribers:
-            assert await asyncio.to_thread(paho.granted.wait, PROBE_PATIENCE), f"no SUBACK for {paho.name}"
+            assert await asyncio.to_thread(paho.granted.wait, PATIENCE), f"no SUBACK for {paho.name}"
 
     async def play(self) -> None:
         """Begin the load."""
@@ -304,7 +309,7 @@ class Cast:
             began = self.history.clock()
             writer.write(wire.subscribe_packet(1, [("chaos/kept/#", 0)]) + wire.PINGREQ)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PROBE_PATIENCE):
+                async with asyncio.timeout(self.patience):
                     answered = False
                     while not (answered and self._has_seen_all(began, seen)):
                         packet = await read_packet(reader, 5)

@@ -332,6 +332,7 @@ class StrictClient:
     def _hand_on(self, packet: Packet) -> None:
         if self.deliver is not None:
             self.deliver(packet, self.connections)
+            self.history.happened("delivered")
 
     def _take_answer(self, packet: Packet) -> None:
         assert packet.packet_id is not None
@@ -360,6 +361,7 @@ class StrictClient:
             publication.acknowledged = min(publication.acknowledged, now)
             outgoing.received = True
             self._send_ack(wire.PUBREL, outgoing.packet_id)
+        self.history.happened("answered")
 
     def _finish(self, outgoing: Outgoing) -> None:
         del self.memory.outgoing[outgoing.packet_id]

@@ -3,8 +3,8 @@
     python -m tests.chaos.crash --rounds 100 --engine rocksdb,redis [--qos 1,2] [--seed 7] [--kill node|redis|both]
 
 A real node, real sockets, clients that outlive the node (`cast.py`), and a judge who only knows what the clients wrote
-down (`judge.py`). Each round is one SIGKILL at a random instant: while the node serves, while it starts, or right after
-it came back. At the end the load stops, everybody comes back, everything drains, and the node is killed once more,
+down (`judge.py`). Each round is one SIGKILL: at a random instant while the node serves, at the moment when a publisher
+got an answer or a receiver a message, while the node starts, or right after it came back. At the end the load stops, everybody comes back, everything drains, and the node is killed once more,
 so that whatever it would send twice after a crash has its chance. Exit code 1 on any finding.
 """
 
@@ -32,7 +32,7 @@ REDIS_AWAY = 0.5
 DRAIN_PATIENCE = 600.0
 
 #: How a round goes, and how often.
-WAYS = {"serving": 0.7, "starting": 0.15, "twice": 0.15}
+WAYS = {"serving": 0.4, "answered": 0.2, "delivered": 0.1, "starting": 0.15, "twice": 0.15}
 
 
 @dataclass
@@ -78,7 +78,14 @@ class Run:
     async def run(self) -> Outcome:
         began = time.monotonic()
         await asyncio.to_thread(self.backing.start)
-        self.cast = Cast(self.victim.address, self.history, self.random, qos=self.options.qos, rate=self.options.rate)
+        self.cast = Cast(
+            self.victim.address,
+            self.history,
+            self.random,
+            qos=self.options.qos,
+            rate=self.options.rate,
+            patience=self.options.standstill / 2,
+        )
         draining = began
         try:
             await self._start()
@@ -119,10 +126,11 @@ class Run:
 
     async def _round_of_node(self) -> None:
         way = self.random.choices(list(WAYS), list(WAYS.values()))[0]
-        life = self.random.uniform(0.0, LIFE) if way != "twice" else self.random.uniform(0.0, 0.2)
-        await asyncio.sleep(life)
+        await asyncio.sleep(self.random.uniform(0.0, LIFE if way != "twice" else LIFE / 8))
         if not self.victim.is_alive:
             self.history.odd("node ended", f"process {self.victim.starts} ended by itself")
+        if way in {"answered", "delivered"}:
+            await self._strike_at(way)
         await self.victim.kill()
         self._killed(way if way != "starting" else "serving")
         if way == "starting":
@@ -130,6 +138,24 @@ class Run:
             await self.victim.start_and_kill(self.random.uniform(0.3, 1.1) * typical)
             self._killed("starting", counted=False)
         await self._start()
+
+    async def _strike_at(self, event: str) -> None:
+        """Kill at the very moment when a client has got an answer or a message."""
+        struck, countdown = asyncio.Event(), self.random.randint(1, 20)
+
+        def happened(what: str) -> None:
+            nonlocal countdown
+            countdown -= what == event
+            if countdown <= 0 and not struck.is_set():
+                self.victim.strike()
+                struck.set()
+
+        self.history.happened = happened
+        try:
+            await asyncio.wait_for(struck.wait(), LIFE)
+        except TimeoutError:
+            pass  # nothing moved for so long; any moment is as good
+        self.history.happened = lambda event: None
 
     async def _round_of_redis(self) -> None:
         await asyncio.sleep(self.random.uniform(0.0, LIFE))

@@ -128,6 +128,7 @@ class History:
         self.willed: Counter[str] = Counter()  #: wills that were delivered, by name
         self.reconnects = 0  #: CONNACKs that had to say "session present"
         self.oddities: list[tuple[str, str]] = []  #: kind and words: what a client saw that must not be
+        self.happened: Callable[[str], None] = lambda event: None  #: told "answered" and "delivered" by strict clients
 
     def receiver(self, name: str, *, shared: bool = False) -> Receiver:
         return self.receivers.setdefault(name, Receiver(name, shared))

@@ -95,8 +95,7 @@ class Victim:
         while node.process is None and not starting.done():  # noqa: ASYNC110 - the thread has no event for it
             await asyncio.sleep(0.001)
         await asyncio.sleep(seconds)
-        if node.process is not None:
-            node.process.kill()
+        self.strike()
         try:
             await starting
         except AssertionError:
@@ -115,8 +114,13 @@ class Victim:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.process is not None and self._process.process.poll() is None
 
+    def strike(self) -> None:
+        """SIGKILL this very moment; `kill` takes care of the rest."""
+        if self._process is not None and self._process.process is not None:
+            self._process.process.kill()
+
     async def kill(self) -> None:
-        """SIGKILL."""
+        """SIGKILL, and wait until it is gone."""
         await self._end("kill")
 
     async def stop(self) -> None:
