@@ -4,8 +4,9 @@
 
 A real node, real sockets, clients that outlive the node (`cast.py`), and a judge who only knows what the clients wrote
 down (`judge.py`). Each round is one SIGKILL: at a random instant while the node serves, at the moment when a publisher
-got an answer or a receiver a message, while the node starts, or right after it came back. At the end the load stops, everybody comes back, everything drains, and the node is killed once more,
-so that whatever it would send twice after a crash has its chance. Exit code 1 on any finding.
+got an answer or a receiver a message, while the node starts, or right after it came back. At the end the load stops,
+everybody comes back, everything drains, and the node is killed once more, so that whatever it would send twice after a
+crash has its chance. Exit code 1 on any finding.
 """
 
 from __future__ import annotations
