@@ -186,7 +186,7 @@ class Run:
         await self._until(
             lambda: (
                 sum(map(len, missing(self.history).values()))
-                + sum(publication.is_open for publication in self.history.publications.values())
+                + sum(publication.is_open for publication in self.history.sent())
                 + len(unpublished_wills(self.history))
                 + sum(not publisher.is_done for publisher in self.cast.paho_publishers)
             )
@@ -215,8 +215,7 @@ class Run:
     def _say(self, number: int) -> None:
         if self.options.quiet:
             return
-        known = self.history.publications.values()
-        acknowledged = sum(publication.is_acknowledged for publication in known)
+        acknowledged = sum(publication.is_acknowledged for publication in self.history.sent())
         line = f"\r{self.options.engine}: round {number} of {self.options.rounds}, {acknowledged} acknowledged"
         end = "\n" if number == self.options.rounds else ""
         if sys.stdout.isatty() or end:

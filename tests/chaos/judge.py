@@ -133,6 +133,10 @@ class History:
     def receiver(self, name: str, *, shared: bool = False) -> Receiver:
         return self.receivers.setdefault(name, Receiver(name, shared))
 
+    def sent(self) -> list[Publication]:
+        """All publications so far; threads may add to them meanwhile."""
+        return list(self.publications.values())
+
     def odd(self, kind: str, words: str) -> None:
         """Something that is wrong whatever else happens."""
         self.oddities.append((kind, words))
@@ -230,7 +234,7 @@ def missing(history: History) -> dict[str, list[Publication]]:
         there = {delivery.name for delivery in receiver.deliveries}
         absent = [
             publication
-            for publication in history.publications.values()
+            for publication in history.sent()
             if publication.is_acknowledged and publication.name not in there and due(receiver, publication)
         ]
         if absent:
@@ -247,7 +251,7 @@ def judge(history: History) -> Verdict:
     verdict = Verdict(reconnects=history.reconnects, probes=len(history.probes), wills=len(history.wills))
     for kind, words in history.oddities:
         verdict.find(kind, words)
-    for publication in history.publications.values():
+    for publication in history.sent():
         verdict.by_qos[publication.qos].acknowledged += publication.is_acknowledged
         verdict.open += publication.is_open
         verdict.refused += bool(publication.refused)
@@ -270,7 +274,7 @@ def _judge_receiver(history: History, receiver: Receiver, verdict: Verdict) -> N
             again[delivery.name].append(delivery)
         else:
             first[delivery.name] = delivery
-    for publication in history.publications.values():
+    for publication in history.sent():
         window = due(receiver, publication) if publication.is_acknowledged else None
         tallies = (verdict.by_qos[publication.qos], verdict.by_receiver[receiver.name])
         for tally in tallies:
