@@ -9,7 +9,7 @@ batch touches costs a call.
 
 All keys, where P is the store's prefix and N the cell:
 
-    P:meta                  hash    version, cells
+    P:meta                  hash    version, cells; importing: while, or after a crash while, it was being filled
     P:{N}:w:writer          string  number and answers of a writer's last call (see commit.lua)
     P:{N}:n                 hash    counters: entries, records, blobs, octets of blobs
     P:{N}:o                 set     owners with entries
@@ -33,6 +33,7 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:s                 set     streams
     P:{N}:l:name            hash    a lease: token, holder; the key expires when the lease does
     P:{N}:f:name            string  fencing token given last
+    P:{N}:f                 string  in a store that was imported: fencing tokens of other names begin above it
     P:n:{node}              channel of wake-ups
 """
 

@@ -108,9 +108,15 @@ async def agree_on_cells(servers: Servers, options: RedisOptions, replicas: int)
         confirmed = await servers.ask(slot, "WAIT", replicas, 2000)
         if confirmed < replicas:
             raise StoreError(f"{confirmed} of {replicas} replicas have confirmed the first write")
-    version, cells = (int(value) for value in await servers.ask(slot, "HMGET", key, "version", "cells"))
+    *numbers, importing = await servers.ask(slot, "HMGET", key, "version", "cells", "importing")
+    version, cells = (int(value) for value in numbers)
     if version != VERSION:
         raise StoreError(f"the store has format {version}, this program knows format {VERSION}")
+    if importing is not None:
+        raise StoreError(
+            f"an import into this store was not finished; remove all keys that begin with {options.prefix}: and import "
+            "again, or choose another prefix"
+        )
     if options.cells is not None and options.cells != cells:
         raise StoreError(f"the store was created with {cells} cells, not {options.cells}; that cannot be changed")
     return cells

@@ -10,13 +10,14 @@ import hashlib
 from importlib.resources import files
 from typing import NamedTuple
 
-#: Files that define an operation of `commit`; the order does not matter.
+#: Files that define operations of `commit`; `load` uses what `append` defines.
 OPERATIONS = (
     "append", "acknowledge", "mark", "clear", "forget", "expire",
     "put", "delete",
     "stream", "trim", "drop",
     "attach", "detach", "acquire", "renew", "release",
     "blob", "unhold", "condemn", "discard",
+    "load",
 )  # fmt: skip
 
 

@@ -1,0 +1,136 @@
+"""The engine that forgets, written down and filled. It serves tests, and whoever runs without a disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from motorcade.storage.memory import Mailbox as MemoryBox
+from motorcade.storage.memory import MemoryStore
+from motorcade.storage.memory import Stream as MemoryStream
+from motorcade.storage.ports import Bound, Draft, StreamRecord
+from motorcade.storage.transfer import (
+    INLINE,
+    PART_ROWS,
+    Blob,
+    Content,
+    Floor,
+    HeldLease,
+    Item,
+    Mailbox,
+    Records,
+    Stream,
+    Tokens,
+)
+
+
+class MemorySource:
+    """What is in an open store."""
+
+    engine = "memory"
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def contents(self, now: float) -> AsyncIterator[Content]:
+        for content in self._contents(now):
+            yield content
+
+    def _contents(self, now: float) -> Iterator[Content]:
+        store, written = self._store, set[bytes]()
+        for owner, box in store.mailboxes.boxes.items():
+            yield from self._mailbox(owner, box, now, written)
+        for digest, blob in store.blobs.blobs.items():
+            if digest not in written and now < blob.keep_until:
+                yield Blob(blob.data, blob.keep_until)
+        for collection, records in store.records.collections.items():
+            alive = [(key, value, until) for key, (value, until) in records.items() if not 0 < until <= now]
+            for start in range(0, len(alive), PART_ROWS):
+                yield Records(collection, alive[start : start + PART_ROWS])
+        for name, stream in store.streams.streams.items():
+            rows = [(record.offset, record.time, record.value) for record in stream.records]
+            for start in range(0, max(len(rows), 1), PART_ROWS):
+                yield Stream(name, stream.last, stream.time, rows[start : start + PART_ROWS])
+        for name, (token, until) in store.coordination.leases.items():
+            if now < until:
+                yield HeldLease(name, token, until)
+        yield Floor(store.coordination.serial)
+
+    def _mailbox(self, owner: str, box: MemoryBox, now: float, written: set[bytes]) -> Iterator[Content]:
+        entries: list[Item] = []
+        parts = 0
+        for position, row in box.rows.items():
+            if 0 < row.expires_at <= now:
+                continue
+            payload, digest = self._store.blobs.data(row.digest), b""
+            size = len(payload)
+            if size > INLINE:
+                digest = row.digest
+                if digest not in written:
+                    written.add(digest)
+                    keep_until = self._store.blobs.blobs[digest].keep_until
+                    yield Blob(payload, keep_until if now < keep_until else 0.0)
+                payload = b""
+            droppable = position in box.droppable
+            times = (row.stored_at, row.expires_at)
+            entries.append(Item(position, *times, row.mark, droppable, row.key, row.body, payload, digest, size))
+            if len(entries) == PART_ROWS:
+                yield Mailbox(owner, box.last, entries)
+                entries = []
+                parts += 1
+        if entries or not parts:
+            yield Mailbox(owner, box.last, entries)
+        tokens = [(token, position, until) for token, (until, position) in box.tokens.items() if now < until]
+        if tokens:
+            yield Tokens(owner, tokens)
+
+
+class MemoryTarget:
+    """An open store without contents."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._blobs: dict[bytes, bytes] = {}
+
+    async def load(self, content: Content) -> None:
+        store = self._store
+        match content:
+            case Blob():
+                digest = await store.blobs.put(content.data, 0.0, content.keep_until)
+                self._blobs[digest] = content.data
+            case Mailbox():
+                self._mailbox(content)
+            case Tokens():
+                box = store.mailboxes.boxes.setdefault(content.owner, MemoryBox())
+                for token, position, until in content.tokens:
+                    store.mailboxes.remember(content.owner, box, token, position, until)
+            case Records():
+                for key, value, until in content.records:
+                    store.records.apply_put(content.collection, key, value, until)
+            case Stream():
+                self._stream(content)
+            case HeldLease():
+                store.coordination.leases[content.name] = (content.token, content.until)
+            case Floor():
+                store.coordination.serial = max(store.coordination.serial, content.token)
+
+    def _mailbox(self, part: Mailbox) -> None:
+        mailboxes = self._store.mailboxes
+        box = mailboxes.boxes.setdefault(part.owner, MemoryBox())
+        for item in part.entries:
+            box.last = item.position - 1
+            payload = self._blobs[item.digest] if item.digest else item.payload
+            draft = Draft(item.body, payload, item.key, item.expires_at, item.droppable)
+            mailboxes.apply_append([part.owner], draft, item.stored_at, Bound())
+            box.rows[item.position].mark = item.mark
+        box.last = part.last
+
+    def _stream(self, part: Stream) -> None:
+        stream = self._store.streams.streams.setdefault(part.name, MemoryStream())
+        stream.last, stream.time = part.last, part.time
+        for offset, time, value in part.records:
+            stream.records.append(StreamRecord(offset, time, value))
+            stream.octets += len(value)
+
+    async def finish(self) -> None:
+        """Blobs that nothing refers to go with the next sweep."""
+        self._blobs.clear()

@@ -1,0 +1,365 @@
+"""The embedded engine, written down and filled; both work on a directory that no node has open.
+
+`tables.py` lists the rows. They are read and written here as they are, without a writer: nobody else is there, and a
+store is filled several times faster that way. A store that is being filled has another name until it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+from rocksdict import WriteBatch
+
+from motorcade.storage import embedded, tables
+from motorcade.storage.files import Files, Tables, write_meta
+from motorcade.storage.ports import StoreDamagedError, StoreError
+from motorcade.storage.tables import Kind
+from motorcade.storage.transaction import MAX_ENDING, after_prefix, load_head, scan
+from motorcade.storage.transfer import (
+    INLINE,
+    PART_OCTETS,
+    PART_ROWS,
+    Blob,
+    Content,
+    Floor,
+    HeldLease,
+    Item,
+    Mailbox,
+    Records,
+    Stream,
+    Tokens,
+)
+
+_pack = tables.NUMBER.pack
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class RocksSource:
+    """What is in a directory."""
+
+    engine = "rocksdb"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def contents(self, now: float) -> AsyncIterator[Content]:
+        with embedded.opened(self._path) as opened:
+            try:
+                for content in _contents(opened, now):
+                    yield content
+            finally:
+                del opened
+
+
+def _contents(opened: Tables, now: float) -> Iterator[Content]:
+    written: set[bytes] = set()
+    for key, _ in scan(opened.heads, b"", b""):
+        yield from _mailbox(opened, key.decode(), now, written)
+    for digest, row in scan(opened.blobinfo, b"", b""):
+        keep_until = tables.BLOBINFO.unpack(row)[1]
+        if digest not in written and now < keep_until:
+            yield Blob(_blob(opened, digest), keep_until)
+    yield from _tokens(opened, now)
+    yield from _records(opened, now)
+    for key, row in scan(opened.streams, b"", b""):
+        yield from _stream(opened, key, row)
+    for key, row in scan(opened.leases, b"", b""):
+        token, until = tables.LEASE.unpack(row)
+        if now < until:
+            yield HeldLease(key.decode(), token, until)
+    boot = opened.meta.get(tables.META_BOOT)
+    # Each life of a store has numbers of its own (see `State`); the next one begins here.
+    yield Floor((tables.NUMBER.unpack(boot)[0] + 1) << 32 if boot is not None else 0)
+
+
+def _mailbox(opened: Tables, owner: str, now: float, written: set[bytes]) -> Iterator[Content]:
+    head = load_head(opened, owner)
+    entries: list[Item] = []
+    octets = parts = 0
+    for key, row in scan(opened.entries, head.prefix, after_prefix(head.prefix)):
+        entry = tables.parse_entry(row)
+        if 0 < entry.expires_at <= now:
+            continue
+        payload, digest, size = entry.payload, b"", entry.octets - len(entry.body)
+        if entry.flags & tables.BLOB:
+            digest, payload = entry.payload, b""
+            if size <= INLINE:
+                payload, digest = _blob(opened, digest), b""
+            elif digest not in written:
+                written.add(digest)
+                yield _held_blob(opened, digest, now)
+        (position,) = tables.NUMBER.unpack(key[-8:])
+        droppable = bool(entry.flags & tables.DROPPABLE)
+        times = (entry.stored_at, entry.expires_at)
+        entries.append(Item(position, *times, entry.mark, droppable, entry.key, entry.body, payload, digest, size))
+        octets += len(row)
+        if len(entries) == PART_ROWS or octets > PART_OCTETS:
+            yield Mailbox(owner, head.last, entries)
+            entries, octets, parts = [], 0, parts + 1
+    if entries or not parts:
+        yield Mailbox(owner, head.last, entries)
+
+
+def _blob(opened: Tables, digest: bytes) -> bytes:
+    data: bytes | None = opened.blobs.get(digest)
+    if data is None:
+        raise StoreDamagedError(f"blob {digest.hex()} is missing though entries refer to it; `motorcade store check`")
+    return data
+
+
+def _held_blob(opened: Tables, digest: bytes, now: float) -> Blob:
+    row = opened.blobinfo.get(digest)
+    keep_until = tables.BLOBINFO.unpack(row)[1] if row is not None else 0.0
+    return Blob(_blob(opened, digest), keep_until if now < keep_until else 0.0)
+
+
+def _tokens(opened: Tables, now: float) -> Iterator[Content]:
+    owner, tokens = b"", list[tuple[bytes, int, float]]()
+    for key, row in scan(opened.tokens, b"", b""):
+        until, position = tables.TOKEN.unpack(row)
+        name, _, token = key.partition(b"\0")
+        if tokens and (name != owner or len(tokens) == PART_ROWS):
+            yield Tokens(owner.decode(), tokens)
+            tokens = []
+        owner = name
+        if now < until:
+            tokens.append((token, position, until))
+    if tokens:
+        yield Tokens(owner.decode(), tokens)
+
+
+def _records(opened: Tables, now: float) -> Iterator[Content]:
+    collection, records, octets = b"", list[tuple[str, bytes, float]](), 0
+    for key, row in scan(opened.records, b"", b""):
+        (until,) = tables.EXPIRES.unpack_from(row)
+        name, _, own = key.partition(b"\0")
+        if records and (name != collection or len(records) == PART_ROWS or octets > PART_OCTETS):
+            yield Records(collection.decode(), records)
+            records, octets = [], 0
+        collection = name
+        if not 0 < until <= now:
+            records.append((own.decode(), row[8:], until))
+            octets += len(row)
+    if records:
+        yield Records(collection.decode(), records)
+
+
+def _stream(opened: Tables, name: bytes, head: bytes) -> Iterator[Content]:
+    _, last, _, _, time = tables.STREAM.unpack(head)
+    records, octets, parts = list[tuple[int, float, bytes]](), 0, 0
+    for key, row in scan(opened.rows, name + b"\0", name + b"\1"):
+        records.append((tables.NUMBER.unpack(key[-8:])[0], tables.EXPIRES.unpack_from(row)[0], row[8:]))
+        octets += len(row)
+        if len(records) == PART_ROWS or octets > PART_OCTETS:
+            yield Stream(name.decode(), last, time, records)
+            records, octets, parts = [], 0, parts + 1
+    if records or not parts:
+        yield Stream(name.decode(), last, time, records)
+
+
+class RocksTarget:
+    """A new directory, which takes its place when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` does not exist, or is an empty directory, or an empty store that nobody has open."""
+        self._path = path
+        self._made = path.with_name(f"{path.name}.importing")
+        shutil.rmtree(self._made, ignore_errors=True)  # of an import that a crash has ended
+        self._files = Files(self._made, block_cache=embedded.CACHE)
+        self._tables: Tables | None = self._files.open()
+        self._batch = WriteBatch(raw_mode=True)
+        self._octets = 0
+        self._endings = 0
+        self._head: _Head | None = None
+        self._stream: _StreamHead | None = None
+        self._holders: Counter[bytes] = Counter()
+        self._kept: dict[bytes, tuple[float, int]] = {}  #: digest: keep_until, size
+        self._totals = [0, 0, 0, 0]  #: entries, blobs, octets of blobs, records
+        self._floor = 0
+
+    async def load(self, content: Content) -> None:
+        match content:
+            case Blob():
+                self._blob(content)
+            case Mailbox():
+                self._mailbox(content)
+            case Tokens():
+                self._tokens(content)
+            case Records():
+                self._records(content)
+            case Stream():
+                self._records_of_stream(content)
+            case HeldLease():
+                self._put("leases", tables.name(content.name), tables.LEASE.pack(content.token, content.until))
+                self._floor = max(self._floor, content.token)
+            case Floor():
+                self._floor = max(self._floor, content.token)
+        if self._octets > PART_OCTETS * 4:
+            self._write()
+
+    def _blob(self, blob: Blob) -> None:
+        digest = hashlib.sha256(blob.data).digest()
+        self._put("blobs", digest, blob.data)
+        # Whether anything refers to it or not: the first sweep after that time looks.
+        self._put("endings", tables.ending(blob.keep_until, Kind.BLOB, digest), b"")
+        self._kept[digest] = (blob.keep_until, len(blob.data))
+        self._totals[1] += 1
+        self._totals[2] += len(blob.data)
+
+    def _mailbox(self, part: Mailbox) -> None:
+        if self._head is None or self._head.owner != part.owner:
+            self._finish_head()
+            self._head = _Head(part.owner, part.last)
+        head = self._head
+        prefix = tables.name(part.owner) + b"\0"
+        ending: dict[float, list[int]] = {}
+        for item in part.entries:
+            place = _pack(item.position)
+            self._put("entries", prefix + place, _entry_row(item))
+            if item.key:
+                self._put("keys", prefix + item.key, place)
+            if item.digest:
+                self._holders[item.digest] += 1
+            if item.expires_at:
+                ending.setdefault(item.expires_at, []).append(item.position)
+            head.add(item)
+        for when, positions in ending.items():
+            for start in range(0, len(positions), MAX_ENDING):
+                some = positions[start : start + MAX_ENDING]
+                self._end(when, Kind.ENTRIES, ([part.owner] * len(some), some))
+        self._totals[0] += len(part.entries)
+
+    def _tokens(self, part: Tokens) -> None:
+        prefix = tables.name(part.owner) + b"\0"
+        for token, position, until in part.tokens:
+            self._put("tokens", prefix + token, tables.TOKEN.pack(until, position))
+            self._end(until, Kind.TOKENS, (token, [part.owner]))
+
+    def _records(self, part: Records) -> None:
+        prefix = tables.name(part.collection) + b"\0"
+        for key, value, until in part.records:
+            where = prefix + tables.name(key)
+            self._put("records", where, tables.EXPIRES.pack(until) + value)
+            if until:
+                self._put("endings", tables.ending(until, Kind.RECORD, where), b"")
+        self._totals[3] += len(part.records)
+
+    def _records_of_stream(self, part: Stream) -> None:
+        if self._stream is None or self._stream.name != part.name:
+            self._finish_stream()
+            self._stream = _StreamHead(part.name, part.last, part.time)
+        prefix = tables.name(part.name) + b"\0"
+        for offset, time, value in part.records:
+            self._put("rows", prefix + _pack(offset), tables.EXPIRES.pack(time) + value)
+            self._stream.add(offset, len(value))
+
+    async def finish(self) -> None:
+        self._finish_head()
+        self._finish_stream()
+        for digest, (keep_until, size) in self._kept.items():
+            self._put("blobinfo", digest, tables.BLOBINFO.pack(self._holders.pop(digest, 0), keep_until, size))
+        if self._holders:
+            raise StoreError(f"blob {next(iter(self._holders)).hex()} is not in the file though entries refer to it")
+        self._put("meta", tables.META_TOTALS, tables.TOTALS.pack(*self._totals))
+        self._write()
+        opened = self._tables
+        if opened is None:
+            raise StoreError("the import is over already")
+        # Opening the store begins the next life: its numbers are above all that were ever given.
+        write_meta(opened, tables.META_BOOT, self._floor >> 32)
+        write_meta(opened, tables.META_FORMAT, tables.FORMAT)
+        del opened
+        self.close()
+        if self._path.exists():
+            shutil.rmtree(self._path)
+        self._made.rename(self._path)
+
+    def close(self) -> None:
+        """Let go; what was not finished is gone."""
+        self._tables = None
+        self._files.close()
+
+    def abandon(self) -> None:
+        self.close()
+        shutil.rmtree(self._made, ignore_errors=True)
+
+    def _finish_head(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            self._put("heads", tables.name(head.owner), head.row())
+
+    def _finish_stream(self) -> None:
+        head, self._stream = self._stream, None
+        if head is not None:
+            self._put("streams", tables.name(head.name), head.row())
+
+    def _end(self, when: float, kind: Kind, what: object) -> None:
+        # The store itself gives larger numbers from its first life on.
+        self._endings += 1
+        self._put("endings", tables.ending(when, kind, _pack(self._endings)), _encode(what))
+
+    def _put(self, table: str, key: bytes, value: bytes) -> None:
+        if self._tables is None:
+            raise StoreError("the import is over already")
+        self._batch.put(key, value, self._tables.handles[table])
+        self._octets += len(key) + len(value)
+
+    def _write(self) -> None:
+        if self._tables is None:
+            raise StoreError("the import is over already")
+        batch, self._batch, self._octets = self._batch, WriteBatch(raw_mode=True), 0
+        try:
+            self._tables.db.write(batch)
+        except Exception as error:
+            raise self._files.explain(error) from error
+
+
+class _Head:
+    """What will be known of a mailbox."""
+
+    def __init__(self, owner: str, last: int) -> None:
+        self.owner = owner
+        self._last = last
+        self._count = self._octets = self._droppable = 0
+        self._first = 0
+
+    def add(self, item: Item) -> None:
+        self._first = self._first or item.position
+        self._count += 1
+        self._octets += len(item.body) + item.size
+        self._droppable += item.droppable
+
+    def row(self) -> bytes:
+        first = self._first or self._last + 1
+        return tables.HEAD.pack(self._last, self._count, self._octets, first, self._droppable)
+
+
+class _StreamHead:
+    """What will be known of a stream."""
+
+    def __init__(self, name: str, last: int, time: float) -> None:
+        self.name = name
+        self._last = last
+        self._time = time
+        self._first = self._records = self._octets = 0
+
+    def add(self, offset: int, octets: int) -> None:
+        self._first = self._first or offset
+        self._records += 1
+        self._octets += octets
+
+    def row(self) -> bytes:
+        first = self._first or self._last + 1
+        return tables.STREAM.pack(first, self._last, self._records, self._octets, self._time)
+
+
+def _entry_row(item: Item) -> bytes:
+    flags = (tables.DROPPABLE if item.droppable else 0) | (tables.BLOB if item.digest else 0)
+    payload = item.digest or item.payload
+    row = tables.entry_row(item.stored_at, item.expires_at, flags, item.key, item.body, payload, item.size)
+    return row[: tables.MARK_AT] + bytes((item.mark,)) + row[tables.MARK_AT + 1 :]

@@ -1,0 +1,419 @@
+"""Contract of export and import: the same contents come out of every engine, and go on where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from motorcade.storage import transfer
+from motorcade.storage.memory import MemoryStore
+from motorcade.storage.ports import Bound, Draft, Durability, Store, StoreError
+from motorcade.storage.redis import RedisStore
+from motorcade.storage.rocks import RocksStore
+from motorcade.storage.transfer_memory import MemorySource, MemoryTarget
+from motorcade.storage.transfer_redis import RedisSource, RedisTarget
+from motorcade.storage.transfer_rocks import RocksSource, RocksTarget
+from tests.contracts.engines import HOUR, NOW, PAYLOAD, append, entries, owners, scan, sweep
+from tests.support.redis import RedisCluster, RedisServer
+
+ENGINES = ["memory", "rocksdb", "redis", "cluster"]
+
+
+class Place:
+    """Where a store of one engine is; empty again with every `fresh`."""
+
+    def __init__(self, name: str, directory: Path, servers: RedisServer | RedisCluster | None) -> None:
+        self.name = name
+        self._directory = directory
+        self._servers = servers
+        self._count = 0
+        self._memory: MemoryStore | None = None
+        self.fresh()
+
+    @property
+    def path(self) -> Path:
+        return self._directory / f"{self.name}-{self._count}"
+
+    def fresh(self) -> None:
+        self._count += 1
+        self._memory = None
+        if self._servers is not None:
+            self._servers.empty()
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        if self.name == "memory":
+            if self._memory is None:
+                self._memory = MemoryStore()
+                await self._memory.open()
+            yield self._memory  # stays open: it is all there is
+            return
+        store = RocksStore(self.path) if self._servers is None else self._redis()
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def _redis(self) -> RedisStore:
+        assert self._servers is not None
+        return RedisStore(self._servers.url, Durability.FAST if self.name == "redis" else Durability.SAFE)
+
+    async def export(self, now: float = NOW) -> bytes:
+        out = io.BytesIO()
+        if self.name == "rocksdb":
+            await transfer.export(RocksSource(self.path), out, now)
+        else:
+            async with self.store() as store:
+                source = MemorySource(store) if isinstance(store, MemoryStore) else RedisSource(store)
+                await transfer.export(source, out, now)
+        return out.getvalue()
+
+    async def load(self, file: bytes, now: float = NOW) -> dict[str, int]:
+        reading = io.BytesIO(file)
+        _, promised = transfer.verify(reading)
+        if self.name == "rocksdb":
+            loaded = await transfer.load(RocksTarget(self.path), reading)
+        else:
+            async with self.store() as store:
+                target = MemoryTarget(store) if isinstance(store, MemoryStore) else RedisTarget(store, now)
+                loaded = await transfer.load(target, reading)
+        assert promised == loaded
+        return loaded
+
+
+@pytest.fixture
+def places(tmp_path: Path, redis_server: RedisServer, redis_cluster: RedisCluster) -> dict[str, Place]:
+    servers: dict[str, RedisServer | RedisCluster] = {"redis": redis_server, "cluster": redis_cluster}
+    return {name: Place(name, tmp_path, servers.get(name)) for name in ENGINES}
+
+
+def contents(file: bytes) -> dict[str, object]:
+    """What a file holds, whatever the order and the parts; without what differs by nature from engine to engine."""
+    found: dict[str, object] = {}
+    for frame in transfer.frames(io.BytesIO(file)):
+        match frame:
+            case transfer.Blob():
+                found[f"blob {frame.data!r}"] = frame.keep_until
+            case transfer.Mailbox():
+                before = found.get(f"mailbox {frame.owner}", (0, []))
+                found[f"mailbox {frame.owner}"] = (frame.last, before[1] + frame.entries)  # type: ignore[index]
+            case transfer.Tokens():
+                for token, position, until in frame.tokens:
+                    found[f"token {frame.owner} {token!r}"] = (position, round(until, 3))
+            case transfer.Records():
+                for key, value, until in frame.records:
+                    found[f"record {frame.collection} {key}"] = (value, until)
+            case transfer.Stream():
+                before = found.get(f"stream {frame.name}", (0, 0, []))
+                found[f"stream {frame.name}"] = (frame.last, frame.time, before[2] + frame.records)  # type: ignore[index]
+            case transfer.HeldLease():
+                found[f"lease {frame.name}"] = frame.token
+    return found
+
+
+# -- made-up contents, written through the ports
+
+names = st.sampled_from(["a", "v:{1}*", "車" * 100])
+bodies = st.binary(max_size=40)
+payloads = st.sampled_from([b"", b"short", b"s" * 100, b"i" * 256, b"o" * 257, PAYLOAD, PAYLOAD * 20])
+times = st.sampled_from([0.0, NOW - 5, NOW + 0.25, NOW + 60.125, NOW + 30 * 24 * HOUR])
+appends = st.tuples(
+    st.just("append"),
+    st.lists(names, min_size=1, max_size=4),
+    bodies,
+    payloads,
+    st.sampled_from([b"", b"k", b"key \x00\xff"]),
+    times,
+    st.booleans(),
+    st.sampled_from([b"", b"t1", b"t\x002"]),
+    st.sampled_from([Bound(), Bound(entries=3), Bound(octets=5000)]),
+)
+steps = st.one_of(
+    appends,
+    appends,
+    st.tuples(st.just("acknowledge"), names, st.integers(1, 4)),
+    st.tuples(st.just("mark"), names, st.integers(1, 4), st.integers(0, 255)),
+    st.tuples(st.just("clear"), names),
+    st.tuples(st.just("put"), st.sampled_from(["one", "two"]), names, bodies, times),
+    st.tuples(st.just("blob"), payloads, times),
+    st.tuples(st.just("stream"), names, st.lists(bodies, min_size=1, max_size=3), st.sampled_from([NOW, NOW + 1.5])),
+    st.tuples(st.just("trim"), names, st.integers(1, 3)),
+    st.tuples(st.just("lease"), names),
+    st.tuples(st.just("release"), names),
+)
+
+
+async def write(store: Store, made: list[tuple]) -> dict[str, int]:
+    """Carry the steps out; the last token of every lease."""
+    leases = {}
+    fencing: dict[str, int] = {}
+    for step in made:
+        match step:
+            case ("append", owners_, body, payload, key, expires_at, droppable, token, bound):
+                draft = Draft(body, payload, key, expires_at, droppable, token)
+                await store.mailboxes.append(owners_, draft, NOW - 10, bound)
+            case ("acknowledge", owner, position):
+                await store.mailboxes.acknowledge(owner, [position])
+            case ("mark", owner, position, mark):
+                await store.mailboxes.mark(owner, position, mark)
+            case ("clear", owner):
+                await store.mailboxes.clear(owner)
+            case ("put", collection, key, value, expires_at):
+                await store.records.put(collection, key, value, expires_at)
+            case ("blob", data, keep_until):
+                await store.blobs.put(data, NOW - 10, keep_until)
+            case ("stream", stream, values, now):
+                await store.streams.append(stream, values, now)
+            case ("trim", stream, records):
+                await store.streams.trim(stream, records=records)
+            case ("lease", name):
+                lease = await store.coordination.acquire(name, "node", 600.0, NOW)
+                if lease is not None:
+                    leases[name] = lease
+                    fencing[name] = lease.token
+            case ("release", name):
+                if name in leases:
+                    await store.coordination.release(leases.pop(name))
+    return fencing
+
+
+async def seen(store: Store) -> dict[str, object]:
+    """What readers of the ports see."""
+    found: dict[str, object] = {}
+    for owner in await owners(store):
+        if read := await entries(store, owner):
+            found[f"mailbox {owner}"] = read
+    for collection in ("one", "two"):
+        found[collection] = await scan(store, collection)
+    for stream in await store.streams.names():
+        records = await store.streams.read(stream, 0, 1000)
+        found[f"stream {stream}"] = (
+            records,
+            await store.streams.info(stream),
+            await store.streams.find(stream, NOW + 1),
+        )
+    return found
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a smaller example would take as long again
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(made=st.lists(steps, min_size=10, max_size=50))
+def test_contents_pass_through_all_engines_unchanged(places: dict[str, Place], made: list[tuple]) -> None:
+    """rocksdb, redis, cluster, memory, rocksdb: what is written down and what is read is the same at every station."""
+
+    async def travel() -> None:
+        for place in places.values():
+            place.fresh()
+        async with places["rocksdb"].store() as store:
+            fencing = await write(store, made)
+            at_first = await seen(store)
+        file = await places["rocksdb"].export()
+        expected = contents(file)
+        for name in ("redis", "cluster", "memory", "rocksdb"):
+            place = places[name]
+            place.fresh()
+            await place.load(file)
+            file = await place.export()
+            assert expected == contents(file), name
+            async with place.store() as store:
+                assert at_first == await seen(store), name
+                assert [] == await store.check(), name
+                await tokens_go_on(store, fencing)
+
+    asyncio.run(travel())
+
+
+async def tokens_go_on(store: Store, fencing: dict[str, int]) -> None:
+    for name, token in fencing.items():
+        lease = await store.coordination.acquire(name, "node", 0.001, NOW + HOUR)
+        assert lease is None or lease.token > token, name
+
+
+# -- what goes on after an import
+
+
+@pytest.fixture(params=ENGINES)
+def place(request: pytest.FixtureRequest, places: dict[str, Place]) -> Place:
+    return places[request.param]
+
+
+async def moved(place: Place, file: bytes) -> None:
+    place.fresh()
+    await place.load(file)
+
+
+async def test_positions_and_tokens_of_appends_go_on(place: Place) -> None:
+    async with place.store() as store:
+        for body in (b"1", b"2", b"3"):
+            await append(store, "v", Draft(body, token=b"t" + body))
+        await store.mailboxes.clear("v")
+        await append(store, "w", Draft(b"1"))
+    await moved(place, await place.export())
+    async with place.store() as store:
+        repeated = await append(store, "v", Draft(b"2", token=b"t2"), NOW + 1)
+        assert (2, True) == (repeated.position, repeated.repeated)
+        assert 4 == (await append(store, "v", Draft(b"4"))).position
+        assert 2 == (await append(store, "w", Draft(b"2"))).position
+
+
+async def test_keys_marks_and_droppable_entries_stay_what_they_were(place: Place) -> None:
+    async with place.store() as store:
+        await append(store, "v", Draft(b"kept"))
+        await append(store, "v", Draft(b"qos 0", droppable=True))
+        await append(store, "v", Draft(b"old value", key=b"k"))
+        await store.mailboxes.mark("v", 1, 7)
+    await moved(place, await place.export())
+    async with place.store() as store:
+        assert [7, 0, 0] == [entry.mark for entry in await entries(store, "v")]
+        assert 3 == (await append(store, "v", Draft(b"new value", key=b"k"))).replaced
+        assert (2,) == (await append(store, "v", Draft(b"one more"), bound=Bound(entries=3))).dropped
+
+
+async def test_streams_go_on_after_what_was_trimmed(place: Place) -> None:
+    async with place.store() as store:
+        await store.streams.append("part", [b"1", b"2", b"3"], NOW + 5)
+        await store.streams.trim("part", records=1)
+        await store.streams.append("all", [b"1", b"2"], NOW)
+        await store.streams.trim("all", before=NOW + 1)
+    await moved(place, await place.export())
+    async with place.store() as store:
+        assert {"part", "all"} == set(await store.streams.names())
+        assert [4] == await store.streams.append("part", [b"4"], NOW)
+        assert [3] == await store.streams.append("all", [b"3"], NOW)
+        records = await store.streams.read("part", 0, 10)
+        assert [(3, NOW + 5, b"3"), (4, NOW + 5, b"4")] == [(each.offset, each.time, each.value) for each in records]
+
+
+async def test_what_expires_still_does_and_payloads_go_with_their_last_entry(place: Place) -> None:
+    async with place.store() as store:
+        await store.mailboxes.append(["v", "w"], Draft(b"", PAYLOAD, expires_at=NOW + 60), NOW)
+        await append(store, "v", Draft(b"gone before", expires_at=NOW + 1), NOW)
+        await store.records.put("one", "key", b"value", NOW + 60)
+        digest = await store.blobs.put(b"put " * 100, NOW, NOW + 60)
+    file = await place.export(NOW + 2)
+    assert file.count(PAYLOAD) == 1
+    assert b"gone before" not in file
+    await moved(place, file)
+    async with place.store() as store:
+        assert PAYLOAD == (await entries(store, "w", NOW + 59))[0].payload
+        assert b"put " * 100 == await store.blobs.get(digest, NOW + 59)
+        assert {"key": b"value"} == await scan(store, "one", now=NOW + 59)
+        await sweep(store, NOW + 3)
+        figures = await store.figures()
+        assert (2, 2, 1) == (figures.entries, figures.blobs, figures.records)
+        await sweep(store, NOW + 3 * HOUR)
+        figures = await store.figures()
+        assert (0, 0, 0) == (figures.entries, figures.blobs, figures.records)
+        assert (0, 0) == await store.blobs.count()
+        assert [] == await store.check()
+
+
+async def test_large_mailboxes_and_streams_come_in_parts(place: Place) -> None:
+    async with place.store() as store:
+        batch = store.batch()
+        for number in range(1203):
+            batch.append(["v"], Draft(b"%d" % number, PAYLOAD if number % 2 else b""), NOW)
+        batch.stream("s", [b"%d" % number for number in range(1203)], NOW)
+        await batch.commit()
+    file = await place.export()
+    frames = list(transfer.frames(io.BytesIO(file)))
+    assert [3, 3] == [sum(isinstance(frame, kind) for frame in frames) for kind in (transfer.Mailbox, transfer.Stream)]
+    assert 1 == file.count(PAYLOAD)
+    await moved(place, file)
+    async with place.store() as store:
+        assert [b"%d" % number for number in range(1203)] == [entry.body for entry in await entries(store, "v")]
+        assert 1203 == (await store.streams.info("s")).records
+        assert [] == await store.check()
+
+
+async def test_an_empty_store_can_be_told(place: Place) -> None:
+    async with place.store():
+        pass
+    file = await place.export()
+    assert not any(transfer.verify(io.BytesIO(file))[1].values())
+
+
+# -- files
+
+
+async def some_file() -> bytes:
+    store = MemoryStore()
+    await store.open()
+    await store.mailboxes.append(["v", "w"], Draft(b"body", PAYLOAD), NOW)
+    await store.records.put("one", "key", b"value")
+    out = io.BytesIO()
+    await transfer.export(MemorySource(store), out, NOW)
+    return out.getvalue()
+
+
+def refused(file: bytes) -> str:
+    with pytest.raises(transfer.TransferError) as caught:
+        transfer.verify(io.BytesIO(file))
+    return str(caught.value)
+
+
+async def test_a_file_cut_off_anywhere_is_refused() -> None:
+    file = await some_file()
+    for end in range(len(file)):
+        refused(file[:end])
+    assert "cut off" in refused(file[:-1])
+    packed = gzip.compress(file)
+    for end in range(0, len(packed), 3):
+        refused(packed[:end])
+
+
+async def test_a_file_with_one_wrong_octet_is_refused() -> None:
+    file = await some_file()
+    for at in range(0, len(file), 7):
+        wrong = bytearray(file)
+        wrong[at] ^= 0x01
+        refused(bytes(wrong))
+    assert "follows its end" in refused(file + b"x")
+
+
+async def test_a_compressed_file_is_the_same() -> None:
+    file = await some_file()
+    assert transfer.verify(io.BytesIO(file)) == transfer.verify(io.BytesIO(gzip.compress(file)))
+
+
+async def test_other_files_and_later_versions_are_refused_by_name() -> None:
+    for other in (b"", b"x", b"PK\x03\x04 something else", bytes(100), b"\xff" * 100):
+        assert "no exported store" in refused(other)
+    packed = transfer._encode(transfer.Header(transfer.NAME, transfer.VERSION + 1, "memory", NOW, "9.9"))
+    assert "made by Motorcade 9.9" in refused(len(packed).to_bytes(4, "big") + packed)
+
+
+# -- imports that do not come to their end
+
+
+async def test_an_embedded_store_is_there_as_a_whole_or_not_at_all(places: dict[str, Place]) -> None:
+    place = places["rocksdb"]
+    target = RocksTarget(place.path)
+    await target.load(transfer.Records("one", [("key", b"value", 0.0)]))
+    assert not place.path.exists()
+    target.abandon()
+    assert [] == list(place.path.parent.iterdir())
+
+
+@pytest.mark.parametrize("name", ["redis", "cluster"])
+async def test_a_shared_store_that_was_filled_in_part_opens_no_more(places: dict[str, Place], name: str) -> None:
+    place = places[name]
+    async with place.store() as store:
+        assert isinstance(store, RedisStore)
+        await RedisTarget(store, NOW).load(transfer.Records("one", [("key", b"value", 0.0)]))
+    with pytest.raises(StoreError, match="was not finished"):
+        async with place.store():
+            pass
