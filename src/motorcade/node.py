@@ -18,6 +18,7 @@ import uvloop
 
 from motorcade import __version__
 from motorcade.broker.broker import Broker
+from motorcade.broker.keeper import Keeper
 from motorcade.broker.listener import Endpoint, Listener, address_text
 from motorcade.broker.plane import BrokerOptions, Plane
 from motorcade.broker.tls import server_context
@@ -28,7 +29,7 @@ from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
 from motorcade.http.server import HttpServer
-from motorcade.storage import open_store, placed
+from motorcade.storage import MEMORY, open_store, placed
 from motorcade.storage.ports import Durability, Store
 
 log = structlog.stdlib.get_logger("motorcade.node")
@@ -54,6 +55,7 @@ class Node:
         self.listeners: list[Listener] = []
         self.http: list[HttpServer] = []
         self.store: Store | None = None  #: open while the node runs
+        self.keeper: Keeper | None = None  #: with a store that lasts
         self.stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -71,6 +73,8 @@ class Node:
         self.store = self.plugins.store = await open_store(url, Durability(config.store.durability))
         for name, path, options in plugins_to_load(config):  # before the listeners: nobody slips in unchecked
             await self.plugins.load(name, options, path)
+        if url != MEMORY:
+            await self._restore(self.store, shared=not url.startswith("rocksdb"))
         for endpoint in _endpoints(config):
             listener = Listener(self.broker, endpoint)
             await listener.open()
@@ -83,6 +87,14 @@ class Node:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 20, 100)
+
+    async def _restore(self, store: Store, *, shared: bool) -> None:
+        """Make sessions durable, and bring back those that an earlier process has left."""
+        keeper = self.keeper = Keeper(store, self.plane, self.broker.loop, self.broker.outbox.later)
+        if shared:
+            await keeper.lead(self.plane.options.node, self.stopping.set)
+        self.plane.keeper = self.plane.registry.keeper = keeper
+        await keeper.restore()
 
     def _announce(self) -> None:
         for listener in self.listeners:
@@ -103,6 +115,8 @@ class Node:
         await self.plugins.unload_all()
         for server in self.http:
             await server.stop()
+        if self.keeper is not None:
+            await self.keeper.close()
         if self.store is not None:
             await self.store.close()
 

@@ -18,7 +18,9 @@ import structlog
 
 from motorcade.broker.channel import Ask, Channel, Steps
 from motorcade.broker.connection import Connection, Outbox
+from motorcade.broker.keeper import wait
 from motorcade.broker.plane import Plane
+from motorcade.broker.pubsub import Copy
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -149,7 +151,9 @@ class Broker:
             connection.end(ReasonCode.NOT_AUTHORIZED, "the credentials have expired")
         elif session.awaiting and plane.session_options.await_rel_timeout:
             forgotten = session.forget_unreleased(wall - plane.session_options.await_rel_timeout)
-            plane.stats.refused["await_rel_timeout"] += forgotten
+            plane.stats.refused["await_rel_timeout"] += len(forgotten)
+            if forgotten and session.mailbox is not None and plane.keeper is not None:
+                plane.keeper.release(session, forgotten)
 
     async def drain(self, patience: float) -> None:
         """Send everybody away and wait until their sockets are empty, for a bounded time."""
@@ -191,9 +195,23 @@ class Broker:
                 self.plane.stats.dropped["not_authorized"] += 1
                 return 0
             message = result
-        count = self.plane.pubsub.publish(message, time())
+        copies = await self._keep(message)
+        count = self.plane.pubsub.publish(message, time(), copies)
         self.outbox.later()
         return count
+
+    async def _keep(self, message: Message) -> list[Copy] | None:
+        """Store what durable receivers get."""
+        keeper = self.plane.keeper
+        copies = self.plane.pubsub.to_keep(message) if keeper is not None else None
+        lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
+        if keeper is not None and lasting:
+            ticket = keeper.accept(message, lasting, time())
+            await wait(ticket, self.loop)
+            if ticket.error is not None:
+                self.plane.stats.dropped["not_stored"] += 1
+                raise ticket.error
+        return copies
 
     async def _may_go_to(self, topic: str, client: ClientInfo | None) -> bool:
         """A rewritten topic passes the rules too: those of topics, and those for the client in whose name it goes."""

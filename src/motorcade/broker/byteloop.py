@@ -43,6 +43,8 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     received = sent = octets = others = answers = 0
     wall = 0.0  # read when somebody asks
     freed = False  # acknowledgements have made room in the window
+    durable = session.mailbox is not None  # what it acknowledges or releases must be stored
+    in_line = session.in_line  # answers wait for the store, and this client's next ones must not pass them
     try:
         while i + 1 < n:
             first = data[i]
@@ -89,6 +91,8 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                             pubsub.deliver_rest(route, (head, data[stop:end], client), version, client, wall)
                     i = last
                     continue
+                if route.kept or in_line or (durable and first == 0x34):
+                    break
                 if stop + 2 > end - v5 or (v5 and data[stop + 2]) or (route.only is not None and route.only.behind):
                     break
                 number = data[stop : stop + 2]
@@ -131,6 +135,8 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     else:
                         out.append(_ACKNOWLEDGED[acknowledgement] + number)
             elif length == 2:
+                if durable:
+                    break
                 key = data[body] << 8 | data[body + 1]
                 if first == 0x40:  # PUBACK
                     waiting = inflight.get(key)

@@ -8,6 +8,8 @@
     Opened(session, …)  the client is let in: bind this connection to the session
     Renewed(expires_at) the client has shown new credentials
     WaitFor(session)    go on when a receiver that is behind has caught up
+    Commit(ticket)      go on when something is stored, in the order in which it was asked for; other packets of the
+                        client are taken meanwhile, unless `hold`
     Emit(message)       publish a will of some session
     Close(with_will)    close the connection; with_will tells whether the client's will is due
 
@@ -25,14 +27,15 @@ from typing import Any, Final
 
 from motorcade.broker.frames import is_released, message_of, qos_of, released
 from motorcade.broker.plane import Plane
-from motorcade.broker.pubsub import Route
+from motorcade.broker.pubsub import Copy, Route
 from motorcade.broker.session import Session
+from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import check_filter, check_topic, split_share
-from motorcade.extension.hooks import Allow, Chain, Challenge, Decision, Deny, Handled
+from motorcade.extension.hooks import AFTER, Allow, Chain, Challenge, Decision, Deny, Handled
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import (
     PUBACK,
@@ -111,6 +114,14 @@ class WaitFor:
 
 
 @dataclass(frozen=True, slots=True)
+class Commit:
+    """Go on when a ticket is done, and everything that the session has asked for before."""
+
+    ticket: Ticket
+    hold: bool = False  #: take no packets meanwhile
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close the connection."""
 
@@ -122,7 +133,7 @@ class _Receive:
 
 
 RECEIVE: Final = _Receive()
-Effect = Send | Ask | Opened | Renewed | WaitFor | Emit | Close | _Receive
+Effect = Send | Ask | Opened | Renewed | WaitFor | Commit | Emit | Close | _Receive
 Steps = Generator[Effect, Any, None]
 
 
@@ -172,7 +183,7 @@ class Channel:
         if isinstance(packet, Pubrec):
             return self._pubrec(session, packet, wall)
         if isinstance(packet, Pubrel):
-            return self._pubrel(session, packet)
+            return self._pubrel(session, packet, wall)
         if isinstance(packet, Pubcomp):
             return self._pubcomp(session, packet, wall)
         if isinstance(packet, Subscribe):
@@ -231,6 +242,7 @@ class Channel:
             yield from self.recheck(session)  # rules may have changed, or this is another user
         session.will = will
         session.will_delay = (packet.will.properties.will_delay or 0) if packet.will else 0
+        yield from self._write_down(session, present=present)
         self.session = session
         yield Send(self._connack(packet, session, present, keep_alive, allow))
         if session.link is None:
@@ -244,6 +256,23 @@ class Channel:
         session.resend()
         if session.pump(wall) and session.link is not None:
             session.link.pump_later()
+
+    def _write_down(self, session: Session, *, present: bool) -> Steps:
+        """A durable session is stored before its client hears of it, and what the client had before is gone."""
+        keeper = self.plane.keeper
+        if keeper is None:
+            return
+        ticket = keeper.save(session) if session.mailbox is not None else keeper.gone(self.client.client_id)
+        if ticket is None:
+            return
+        yield Commit(ticket, hold=True)
+        if ticket.error is None or present:
+            return  # a session that is there may be emptied, even if nothing new can be stored
+        session.will = None
+        session.expiry = 0
+        if ticket.refused:
+            raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node can keep no more sessions: {ticket.error}")
+        raise Refused(ReasonCode.SERVER_UNAVAILABLE, "the store does not answer, try again later")
 
     def _identify(self, packet: Connect) -> None:
         """Find the client id, or make one up."""
@@ -372,6 +401,8 @@ class Channel:
         else:
             wanted = 0 if packet.clean_start else options.expiry_default_v3
         session.expiry = min(wanted, options.expiry_max) if options.expiry_max else wanted
+        if not present and session.expiry and self.plane.keeper is not None:
+            self.plane.keeper.make_durable(session)
         was_special, was_version = session.special, session.version
         session.speak(packet.version, wall)
         session.attach(
@@ -438,15 +469,26 @@ class Channel:
         if packet.retain and self._told_unretained:  # [MQTT-3.2.2-14]
             raise ProtocolError(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")
         topic = self._topic(packet)
+        guid = None
         if packet.qos == 2:
             if session.expects_release(packet.packet_id):  # [MQTT-4.3.3-10]: acknowledged again, not routed again
-                yield Send(Pubrec(packet.packet_id))
-                return
-            self._check_awaiting(session)
+                guid = session.doubted(packet.packet_id)
+                if guid is None:
+                    yield from self._in_turn(session)
+                    yield Send(Pubrec(packet.packet_id))
+                    return
+            else:
+                self._check_awaiting(session)
+            session.await_release(packet.packet_id, wall)
         session.received += 1
         plane.stats.publish_received += 1
         plane.stats.publish_bytes_received += len(packet.payload)
-        reason, detail, extra = yield from self._accept(topic, packet, wall)
+        try:
+            reason, detail, extra = yield from self._accept(session, topic, packet, wall, guid)
+        except BaseException:  # also if the connection ends while a hook is waited for
+            if packet.qos == 2 and not session.doubts(packet.packet_id):
+                session.release(packet.packet_id)
+            raise
         if packet.qos == 0:
             return
         answer = self._answer(reason, detail, extra)
@@ -454,9 +496,14 @@ class Channel:
         if packet.qos == 1:
             yield Send(Puback(packet.packet_id, told, answer))
             return
-        if told < 0x80:
-            session.await_release(packet.packet_id, wall)
+        if told >= 0x80:
+            session.release(packet.packet_id)
         yield Send(Pubrec(packet.packet_id, told, answer))
+
+    def _in_turn(self, session: Session) -> Steps:
+        """After the answers that wait for the store. [MQTT-4.6.0-2]"""
+        if session.in_line:
+            yield Commit(Ticket(0))
 
     def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
         """Properties of a PUBACK or PUBREC: the reason of an error, and what a plugin adds, if the client wants it."""
@@ -502,9 +549,12 @@ class Channel:
             raise ProtocolError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, f"more than {limit} unreleased QoS 2 messages")
 
     def _accept(
-        self, topic: str, packet: Publish, wall: float
+        self, session: Session, topic: str, packet: Publish, wall: float, guid: bytes | None
     ) -> Generator[Effect, Any, tuple[ReasonCode, str, tuple[tuple[str, str], ...]]]:
-        """Access, hooks, routing: (reason, detail, user properties) for the publisher."""
+        """Access, hooks, storing, routing: (reason, detail, user properties) for the publisher.
+
+        `guid` is that of a message which has come before, but perhaps not reached everybody.
+        """
         plane = self.plane
         route = self.routes.get(topic.encode())
         if route is None or route.stale:
@@ -513,10 +563,13 @@ class Channel:
                 return ReasonCode.NOT_AUTHORIZED, f"may not publish to {topic}", ()
             route = self._remember(topic)
         message = self._message(topic, packet.payload, packet.qos, packet.retain, packet.properties, wall)
+        message.guid = guid or message.guid
+        given = message
         chain = route.retain_hooks if packet.retain else route.publish_hooks
         if chain is not None:
             result: Message | Handled = yield Ask(chain, (self.client,), message)
             if isinstance(result, Handled):
+                yield from self._stored(session, given, packet, _after(given))
                 if result.reason >= 0x80 and self.version != 5:
                     raise ProtocolError(result.reason, result.reason_string or "")
                 return result.reason, result.reason_string or "", result.user_properties
@@ -531,11 +584,52 @@ class Channel:
                     return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()
             message = result
         only = route.only
-        own = self.session
-        if only is not None and only.behind and packet.qos and own is not None and only is not own and not own.behind:
+        if only is not None and only.behind and packet.qos and only is not session and not session.behind:
             yield WaitFor(only)  # (a client that is behind itself must be read from, or both would wait for ever)
-        count = plane.pubsub.publish(message, wall)
+        copies, ticket = self._keep(session, message, packet, wall)
+        pending = _after(message) if message is given else _after(message) + _after(given)
+        refusal = yield from self._stored(session, message, packet, pending, ticket)
+        if refusal is not None:
+            return refusal, str(ticket.error if ticket is not None else ""), ()
+        count = plane.pubsub.publish(message, wall, copies)
         return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
+
+    def _keep(
+        self, session: Session, message: Message, packet: Publish, wall: float
+    ) -> tuple[list[Copy] | None, Ticket | None]:
+        """Store what durable receivers get, and the packet id of a durable publisher's QoS 2 message."""
+        keeper = self.plane.keeper
+        if keeper is None or not packet.qos:
+            return None, None
+        copies = self.plane.pubsub.to_keep(message)
+        lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
+        if packet.qos == 2 and session.mailbox is not None:
+            return copies, keeper.accept(message, lasting, wall, session, packet.packet_id)
+        return copies, keeper.accept(message, lasting, wall) if lasting else None
+
+    def _stored(
+        self, session: Session, message: Message, packet: Publish, pending: list[Any], ticket: Ticket | None = None
+    ) -> Generator[Effect, Any, ReasonCode | None]:
+        """Wait for what the broker and plugins store; a reason if the message is refused."""
+        if pending:
+            ticket = ticket or Ticket(0)
+            ticket.after(pending)
+        if not packet.qos:
+            return None
+        if ticket is None:
+            yield from self._in_turn(session)
+            return None
+        yield Commit(ticket)
+        if ticket.error is None:
+            return None
+        self.plane.stats.dropped["not_stored"] += 1
+        if ticket.refused:
+            if self.version != 5:
+                raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error))
+            return ReasonCode.QUOTA_EXCEEDED
+        if packet.qos == 2:
+            session.doubt(packet.packet_id, message.guid)
+        raise _unanswered()
 
     def _remember(self, topic: str) -> Route:
         """Remember that this client may publish to a topic."""
@@ -576,7 +670,7 @@ class Channel:
             return  # late or wrong; nothing waits for it
         if is_released(frame) or qos_of(frame) != 1:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")
-        del session.inflight[packet.packet_id]
+        session.acknowledged(packet.packet_id)
         hooks = self.plane.hooks
         if hooks.message_acked is not None:
             hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
@@ -593,6 +687,7 @@ class Channel:
                 yield Send(Pubrel(packet.packet_id, reason))
             return
         if is_released(frame):
+            yield from self._in_turn(session)
             yield Send(Pubrel(packet.packet_id))
             return
         if qos_of(frame) != 2:
@@ -601,12 +696,17 @@ class Channel:
         if hooks.message_acked is not None:
             hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
         if packet.reason >= 0x80:  # [MQTT-4.3.3-4]: the client refused it; its id is free
-            del session.inflight[packet.packet_id]
+            session.acknowledged(packet.packet_id)
             if hooks.delivery_completed is not None:
                 hooks.delivery_completed.notify(self.client, message_of(frame, session.version), packet.reason)
             self._pump(session, wall)
             return
         session.inflight[packet.packet_id] = released(frame)
+        ticket = session.mailbox.release(packet.packet_id) if session.mailbox is not None else None
+        if ticket is not None:
+            yield Commit(ticket)
+            if ticket.error is not None:
+                raise _unanswered()
         yield Send(Pubrel(packet.packet_id))
 
     def _pubcomp(self, session: Session, packet: Pubcomp, wall: float) -> Steps:
@@ -615,7 +715,7 @@ class Channel:
             return
         if not is_released(frame):
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBCOMP before PUBREC")
-        del session.inflight[packet.packet_id]
+        session.acknowledged(packet.packet_id)
         hooks = self.plane.hooks
         if hooks.delivery_completed is not None and isinstance(frame[2], Message):
             hooks.delivery_completed.notify(self.client, frame[2], packet.reason)
@@ -623,11 +723,22 @@ class Channel:
         yield from ()
 
     def _pump(self, session: Session, wall: float) -> None:
-        if not session.ready and session.pump(wall) and session.link is not None:
+        waits = not session.ready or session.mailbox is not None
+        if waits and session.pump(wall) and session.link is not None:
             session.link.pump_later()
 
-    def _pubrel(self, session: Session, packet: Pubrel) -> Steps:
+    def _pubrel(self, session: Session, packet: Pubrel, wall: float) -> Steps:
         known = session.release(packet.packet_id)
+        keeper = self.plane.keeper
+        if known and session.mailbox is not None and keeper is not None:
+            # Not before the id is free in the store too: after a crash a new message with this id would pass for known.
+            ticket = keeper.release(session, (packet.packet_id,))
+            yield Commit(ticket)
+            if ticket.error is not None:
+                session.await_release(packet.packet_id, wall)
+                raise _unanswered()
+        else:
+            yield from self._in_turn(session)
         reason = ReasonCode.SUCCESS if known or self.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         yield Send(Pubcomp(packet.packet_id, reason))
 
@@ -646,6 +757,7 @@ class Channel:
             wanted = changed
         reasons: list[ReasonCode] = []
         granted: list[tuple[Subscription, bool]] = []
+        before: dict[str, Subscription | None] = {}
         problem = ""
         for item in wanted:
             if isinstance(item, ReasonCode):
@@ -656,12 +768,29 @@ class Channel:
             reasons.append(reason)
             if reason < 0x80:
                 session.unfeed(item.filter)
+                before.setdefault(item.filter, session.subscriptions.get(item.filter))
                 granted.append((item, plane.pubsub.subscribe(session, item)))
+        if granted and plane.keeper is not None and session.mailbox is not None:
+            ticket = plane.keeper.subscribe(session, [item for item, _ in granted])
+            yield Commit(ticket)
+            if ticket.error is not None:
+                self._take_back(session, before)
+                refused = codec.sayable(SUBACK, ReasonCode.QUOTA_EXCEEDED)
+                reasons = [reason if reason >= 0x80 else refused for reason in reasons]
+                granted, problem = [], str(ticket.error)
         yield Send(Suback(packet.packet_id, tuple(reasons), self.problem(problem)))
         chain = plane.hooks.session_subscribed
         if chain is not None:
             for subscription, is_new in granted:
                 chain.notify(self.client, subscription, is_new)
+
+    def _take_back(self, session: Session, before: dict[str, Subscription | None]) -> None:
+        """Subscriptions could not be stored: they are again as they were."""
+        for filter_, old in before.items():
+            if old is None:
+                self.plane.pubsub.unsubscribe(session, filter_)
+            else:
+                self.plane.pubsub.subscribe(session, old)
 
     def _too_many(self, filters: int) -> bool:
         limit = self.plane.limits.max_filters
@@ -712,6 +841,11 @@ class Channel:
                 reasons.append(ReasonCode.SUCCESS)
             else:
                 reasons.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        if removed and plane.keeper is not None and session.mailbox is not None:
+            ticket = plane.keeper.subscribe(session, (), removed)
+            yield Commit(ticket)
+            if ticket.error is not None:
+                raise _unanswered()
         yield Send(Unsuback(packet.packet_id, tuple(reasons)))
         chain = plane.hooks.session_unsubscribed
         if chain is not None:
@@ -757,8 +891,21 @@ class Channel:
             if not (yield from self._may("subscribe", split_share(text)[1])):
                 self.plane.pubsub.unsubscribe(session, text)
                 session.unfeed(text)
+                if self.plane.keeper is not None and session.mailbox is not None:
+                    self.plane.keeper.subscribe(session, (), (text,))
                 if self.plane.hooks.session_unsubscribed is not None:
                     self.plane.hooks.session_unsubscribed.notify(self.client, text)
+
+
+def _after(message: Message) -> list[Any]:
+    """What plugins want the publisher's answer to wait for."""
+    pending = message.headers.pop(AFTER, None)
+    return pending if isinstance(pending, list) else []
+
+
+def _unanswered() -> ProtocolError:
+    """Nobody knows whether something was stored. The client finds out by sending it again."""
+    return ProtocolError(ReasonCode.SERVER_BUSY, "the store does not answer, send it again")
 
 
 def _auth_properties(method: str | None, data: bytes | None) -> Properties:

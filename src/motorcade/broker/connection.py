@@ -18,13 +18,14 @@ import inspect
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
 from motorcade.broker import byteloop
-from motorcade.broker.channel import Ask, Channel, Close, Emit, Opened, Refused, Renewed, Send, Steps, WaitFor
+from motorcade.broker.channel import Ask, Channel, Close, Commit, Emit, Opened, Refused, Renewed, Send, Steps, WaitFor
 from motorcade.broker.frames import read_varint
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.session import Session
@@ -47,6 +48,7 @@ MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; man
 PACKETS_PER_TURN = 64  #: packets of one client through the channel before the others have their turn
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
 RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
+MAX_UNCOMMITTED = 256  #: packets of one client whose answers wait for the store, before no more are taken
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
 
 
@@ -104,6 +106,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_chunks",
+        "_crowded",
         "_have",
         "_need",
         "_pumping",
@@ -158,6 +161,7 @@ class Connection(asyncio.Protocol):
         self._steps: Steps | None = None  # a conversation that waits for the client's next packet
         self._steps_behind: Steps | None = None  # one that waits for another client to catch up
         self._suspended = False
+        self._crowded = False  # too many answers wait for the store
         self._throttled: asyncio.TimerHandle | None = None  # the end of a pause because of its rate
         self._task: asyncio.Task[None] | None = None
 
@@ -363,6 +367,10 @@ class Connection(asyncio.Protocol):
             elif isinstance(effect, WaitFor):
                 self._wait_for(effect.session, steps)
                 return False
+            elif isinstance(effect, Commit):
+                session = self.session
+                if session is not None and (session.in_line or not effect.ticket.done):
+                    return self._stand_in_line(session, effect, steps)
             elif isinstance(effect, Emit):
                 self.broker.publish_will(effect.message)
             elif isinstance(effect, Close):
@@ -405,6 +413,38 @@ class Connection(asyncio.Protocol):
             session.waiting = []
             self.broker.loop.call_later(session.shared.options.patience, session.lose_patience, session.waiting)
         session.waiting.append(self)
+
+    def _stand_in_line(self, session: Session, effect: Commit, steps: Steps) -> bool:
+        """Go on with a conversation when its ticket is done; False if the client's next packets have to wait too."""
+        line = session.wait_in_line()
+        if effect.hold:
+            self._suspended = True
+            self._hold_reading()
+            self._steps_behind = steps
+            line.join(effect.ticket, self._after_wait)
+            return False
+        line.join(effect.ticket, partial(self._answer, session, steps))
+        if len(line) < MAX_UNCOMMITTED:
+            return True
+        self._suspended = self._crowded = True
+        self._hold_reading()
+        return False
+
+    def _answer(self, session: Session, steps: Steps) -> None:
+        """What a conversation waited for is stored; it ends now, even if nobody is there to hear of it."""
+        if self.closing:
+            _exhaust(steps)
+            return
+        try:
+            self._drive(steps, None)
+        except ProtocolError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - as in data_received
+            self._crash(error)
+        self.broker.outbox.later()
+        if self._crowded and (session.line is None or len(session.line) * 2 <= MAX_UNCOMMITTED):
+            self._crowded = False
+            self.broker.loop.call_soon(self._go_on)
 
     def caught_up(self) -> None:
         """Go on in the next turn."""
@@ -677,6 +717,15 @@ class Connection(asyncio.Protocol):
         hooks = self.broker.plane.hooks
         if hooks.client_disconnected is not None:
             hooks.client_disconnected.notify(client, self.why)
+
+
+def _exhaust(steps: Steps) -> None:
+    """Carry a conversation to its end without its client."""
+    try:
+        while True:
+            steps.send(None)
+    except (StopIteration, ProtocolError):
+        return
 
 
 def _close_unstarted(waiting: Any) -> None:

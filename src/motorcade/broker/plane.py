@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
 import msgspec
 
 from motorcade.broker.limits import Flapping, LeakyBucket, Limits, Networks, SessionOptions
-from motorcade.broker.pubsub import PubSub
-from motorcade.broker.registry import Registry
+from motorcade.broker.pubsub import Copy, PubSub
+from motorcade.broker.registry import Registry, SessionKeeping
+from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
+from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
 from motorcade.core.guid import GuidFactory
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Hooks
 from motorcade.mqtt.codec import Limits as CodecLimits
 
@@ -22,6 +29,30 @@ class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     response_information: str = ""  #: told to MQTT 5 clients that ask for it; may contain ${clientid}
     server_keep_alive: int = 0  #: seconds; if set, MQTT 5 clients must use it instead of their own
     drain_timeout: float = 5.0  #: seconds that stopping may take to write out what clients still have to get
+
+
+class Keeping(SessionKeeping, Protocol):
+    """What makes sessions durable. Nothing here waits: a ticket is done when the store has done it."""
+
+    def make_durable(self, session: Session) -> None:
+        """Give a new session its mailbox."""
+
+    def accept(
+        self, message: Message, copies: Sequence[Copy], now: float, publisher: Session | None = None, packet_id: int = 0
+    ) -> Ticket:
+        """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
+
+    def release(self, session: Session, packet_ids: Iterable[int]) -> Ticket:
+        """QoS 2 messages of the client are released."""
+
+    def save(self, session: Session) -> Ticket:
+        """Write a session down as it is now."""
+
+    def gone(self, client_id: str) -> Ticket | None:
+        """The end of what a client had earlier; None if there is nothing to wait for."""
+
+    def subscribe(self, session: Session, added: Iterable[Subscription], removed: Iterable[str] = ()) -> Ticket:
+        """Write changed subscriptions down."""
 
 
 class Plane:
@@ -53,6 +84,7 @@ class Plane:
         self.connections = 0  #: network connections now, whether a client is let in or not
         self.observed = False  #: somebody listens to every delivery: the byte loop hands all messages to the channel
         self.retains = False  #: somebody keeps retained messages
+        self.keeper: Keeping | None = None  #: what makes sessions durable; None: they end with the node
         hooks.on_change(self._look_at_hooks)
         self._look_at_hooks()
 

@@ -7,6 +7,8 @@ tuple without decisions in it.
     targets              receivers with something of their own: subscription identifiers, no-local,
                          a packet size limit, topic aliases
     groups               shared subscriptions; each gives the message to one of its members
+    kept                 whoever of these has a durable session: QoS 1 and 2 go through its mailbox in the store,
+                         QoS 0 the way of the others
 
 A session with several matching subscriptions gets one copy, with the highest QoS of them and all their identifiers.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from motorcade.broker.frames import Frame, frame_of, message_of, qos_of
 from motorcade.broker.router import Router, Routes
@@ -65,6 +68,16 @@ class Target:
         return not self.identifiers and not self.no_local and not self.session.special
 
 
+class Copy(NamedTuple):
+    """What one receiver gets of a message."""
+
+    session: Session
+    qos: int
+    retain: bool
+    identifiers: tuple[int, ...]
+    group: SharedGroup | None = None  #: that has chosen this receiver
+
+
 Receivers = tuple[Session, ...]
 
 
@@ -75,12 +88,14 @@ class Route:
         "as_published",
         "count",
         "groups",
+        "kept",
         "only",
         "publish_hooks",
         "rest",
         "retain_hooks",
         "slow",
         "stale",
+        "targets",
         "topic",
         "v3_all",
         "v3_from_1",
@@ -108,9 +123,12 @@ class Route:
         self.count = len(targets) + len(groups)
         #: somebody wants to see every message of this topic: the byte loop leaves them to the channel
         self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
+        #: somebody's messages of QoS 1 and 2 go through the store: the byte loop leaves them to the channel
+        self.kept = any(t.session.mailbox is not None for t in targets) or any(g.durable for g in groups)
         plain = [t for t in targets if t.plain]
         #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 5)
         self.only = targets[0].session if len(targets) == 1 and not groups else None
+        self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
         self.as_published = frozenset(t.session for t in plain if t.retain_as_published)
         v3 = [t for t in plain if t.session.version != 5]
@@ -137,6 +155,11 @@ class SharedGroup:
         self._sticky: Session | None = None
         self._by_room = strategy in ("round_robin", "random", "least_inflight")  # the others keep to their member
         self.pick: Callable[[list[Session], str, str], Session] = STRATEGIES[strategy].__get__(self)
+
+    @property
+    def durable(self) -> bool:
+        """Whether a message may have to go to a member's mailbox."""
+        return any(session.mailbox is not None for session in self.members)
 
     def choose(self, topic: str, publisher: str, *, qos: int, without: Session | None = None) -> Session | None:
         """The member that gets the next message: a connected one if there is any, else one that keeps it for later."""
@@ -173,7 +196,7 @@ class SharedGroup:
 
     def least_inflight(self, members: list[Session], _topic: str, _publisher: str) -> Session:
         """The one with the fewest unacknowledged messages."""
-        return min(members, key=lambda s: len(s.inflight) + len(s.queue or ()))
+        return min(members, key=lambda s: len(s.inflight) + s.waiting_messages)
 
 
 STRATEGIES = {
@@ -291,13 +314,44 @@ class PubSub:
 
     # -- delivery of any message
 
-    def publish(self, message: Message, now: float) -> int:
-        """Deliver a message to everybody it concerns; to how many."""
+    def to_keep(self, message: Message) -> list[Copy] | None:
+        """The copies of a message of QoS 1 or 2 that must be in the store before it is delivered; None: there are none.
+
+        Members of shared groups are chosen now: the list has a copy for each group with a durable member, also if the
+        one who gets it is not durable.
+        """
         route = self.route(message.topic)
-        if not route.count:
+        if not route.kept or not message.qos:
+            return None
+        copies: list[Copy] = []
+        for target in route.targets:
+            if target.session.mailbox is None:
+                continue
+            if target.no_local and message.publisher == target.session.client.client_id:
+                if target.own is None:
+                    continue
+                target = target.own  # noqa: PLW2901 - what is left of it
+            qos = min(message.qos, target.qos)
+            if qos:
+                retain = message.retain and target.retain_as_published
+                copies.append(Copy(target.session, qos, retain, target.identifiers))
+        for group in route.groups:
+            copy = self.choose(group, message) if group.durable else None
+            if copy is not None:
+                copies.append(copy)
+        return copies
+
+    def publish(self, message: Message, now: float, kept: list[Copy] | None = None) -> int:
+        """Deliver a message to everybody it concerns; to how many. What is in `kept` has gone through the store."""
+        route = self.route(message.topic)
+        if not route.count and not kept:
             self._unheard(message)
             return 0
         qos = message.qos
+        if kept is not None:
+            for copy in kept:
+                if copy.group is not None and (copy.session.mailbox is None or not copy.qos):
+                    self.offer(message, copy, now)
         for version, qos0, qos1, qos2 in (
             (4, route.v3_qos0, route.v3_qos1, route.v3_qos2),
             (5, route.v5_qos0, route.v5_qos1, route.v5_qos2),
@@ -308,13 +362,16 @@ class PubSub:
         for target in route.rest:
             self._send_target(message, target, now)
         for group in route.groups:
-            self.share(group, message, now)
-        return route.count
+            if kept is None or not group.durable:
+                self.share(group, message, now)
+        return route.count or len(kept or ())
 
     def _send_plain(
         self, message: Message, version: int, qos: int, receivers: Receivers, route: Route, now: float
     ) -> None:
         frame = frame_of(message, version, qos, now)
+        if qos and route.kept:
+            receivers = tuple(session for session in receivers if session.mailbox is None)
         if not message.retain or not route.as_published:
             for session in receivers:
                 session.offer(frame)
@@ -330,24 +387,45 @@ class PubSub:
                 return  # [MQTT-3.8.3-3]
             target = target.own
         qos = min(message.qos, target.qos)
+        if qos and session.mailbox is not None:
+            return  # it has gone through the store
         retain = message.retain and target.retain_as_published
         if target.identifiers:
-            message = _noted(message, target.identifiers)
+            message = noted(message, target.identifiers)
         session.offer(frame_of(message, session.version, qos, now, retain=retain, identifiers=target.identifiers))
 
     def share(self, group: SharedGroup, message: Message, now: float, without: Session | None = None) -> bool:
         """Give a message to one member of a group; False if there is nobody to give it to."""
-        session = group.choose(message.topic, message.publisher, qos=message.qos, without=without)
-        if session is None:
+        copy = self.choose(group, message, without)
+        if copy is None:
             self._unheard(message)
             return False
-        subscription = group.members[session]
-        qos = min(message.qos, subscription.qos)
-        identifiers = (subscription.identifier,) if subscription.identifier else ()
-        copy = _noted(message, identifiers, group)
-        retain = message.retain and subscription.retain_as_published
-        session.offer(frame_of(copy, session.version, qos, now, retain=retain, identifiers=identifiers))
+        self.offer(message, copy, now)
         return True
+
+    def choose(self, group: SharedGroup, message: Message, without: Session | None = None) -> Copy | None:
+        """What one member of a group gets of a message; None if there is nobody."""
+        session = group.choose(message.topic, message.publisher, qos=message.qos, without=without)
+        if session is None:
+            return None
+        subscription = group.members[session]
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        retain = message.retain and subscription.retain_as_published
+        return Copy(session, min(message.qos, subscription.qos), retain, identifiers, group)
+
+    def offer(self, message: Message, copy: Copy, now: float) -> None:
+        """Give a receiver its copy."""
+        session = copy.session
+        message = noted(message, copy.identifiers, copy.group)
+        session.offer(
+            frame_of(message, session.version, copy.qos, now, retain=copy.retain, identifiers=copy.identifiers)
+        )
+
+    def group(self, text: str) -> SharedGroup | None:
+        """The group of `$share/{group}/{filter}`, if it has members."""
+        name, filter_ = split_share(text)
+        audience = self._router.get(filter_)
+        return None if audience is None or name is None else audience.groups.get(name)
 
     def _unheard(self, message: Message) -> None:
         self.shared.stats.dropped["no_subscribers"] += 1
@@ -381,7 +459,7 @@ class PubSub:
             self.share(group, message, now)
 
 
-def _noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | None = None) -> Message:
+def noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | None = None) -> Message:
     """The message with notes for its way to one receiver; the original is left as it is."""
     headers = dict(message.headers)
     headers.pop("subscription_ids", None)  # of a member that had it before

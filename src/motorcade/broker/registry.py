@@ -4,12 +4,16 @@ A session ends when its client starts anew (discarded), when it expires (termina
 is not to outlive it (terminated). Its will goes out when the will's delay is over or the session ends, whichever
 comes first; never if the client said goodbye.  [MQTT-3.1.2-8], [MQTT-3.1.3-9]
 
+Durable sessions are written down when they change here (`keeper`), and come back with `restore`.
+
 Time comes in as an argument: `wall` in seconds since the epoch.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
+from typing import Protocol
 
 from motorcade.broker.pubsub import PubSub
 from motorcade.broker.session import Session
@@ -19,6 +23,16 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 
 
+class SessionKeeping(Protocol):
+    """Who writes durable sessions down."""
+
+    def save(self, session: Session) -> object:
+        """A session has changed."""
+
+    def retire(self, session: Session, filters: Sequence[str]) -> None:
+        """A session with these subscriptions has ended."""
+
+
 class Registry:
     """The sessions of one node."""
 
@@ -26,6 +40,7 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.connected = 0
         self.maximum = 0  #: most clients ever connected at once
+        self.keeper: SessionKeeping | None = None
         self._shared = shared
         self._pubsub = pubsub
         self._timers: list[tuple[float, int, Session]] = []  # heap of (when, tie-breaker, session)
@@ -85,6 +100,7 @@ class Registry:
         wills = self._disconnect(session, wall)
         if not session.expiry:
             wills += self._end(session, "terminated", wall, "disconnected")
+        self._save(session)
         return wills
 
     def _disconnect(self, session: Session, wall: float) -> list[Message]:
@@ -106,6 +122,17 @@ class Registry:
         self._wake(session, session.will_at)
         return []
 
+    def restore(self, session: Session) -> None:
+        """Take in a session that the process before this one has left."""
+        self.sessions[session.client.client_id] = session
+        for later in (session.will_at, session.expires_at):
+            if later is not None:
+                self._wake(session, later)
+
+    def _save(self, session: Session) -> None:
+        if self.keeper is not None and session.mailbox is not None and not session.ended:
+            self.keeper.save(session)
+
     def end(self, client_id: str, wall: float) -> list[Message]:
         """Remove a session that is not connected; the wills to publish."""
         session = self.sessions.get(client_id)
@@ -114,12 +141,15 @@ class Registry:
     def _end(self, session: Session, event: str, wall: float, why: str = "") -> list[Message]:
         self.sessions.pop(session.client.client_id, None)
         self._pubsub.hand_on(session, wall)
+        filters = list(session.subscriptions)
         self._pubsub.unsubscribe_all(session)
         session.unfeed()
         session.empty_queue()
         session.inflight.clear()
         session.expires_at = None
         session.ended = True
+        if self.keeper is not None and session.mailbox is not None:
+            self.keeper.retire(session, filters)
         self._notify(event, session, why)
         return self._take_will(session)
 
@@ -174,5 +204,7 @@ class Registry:
             self._shared.stats.expired_sessions += 1
             return self._end(session, "terminated", wall, "expired")
         if session.will_at is not None and session.will_at <= wall:
-            return self._take_will(session)
+            wills = self._take_will(session)
+            self._save(session)
+            return wills
         return []

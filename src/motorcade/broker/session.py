@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from motorcade.broker.frames import converted
+from motorcade.broker.ticket import Line
 from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -19,6 +20,7 @@ class Session(Window):
     """One client's session."""
 
     __slots__ = (
+        "_doubts",
         "awaiting",
         "connected_at",
         "created_at",
@@ -26,6 +28,7 @@ class Session(Window):
         "ended",
         "expires_at",
         "expiry",
+        "line",
         "received",
         "subscriptions",
         "wake_at",
@@ -49,6 +52,8 @@ class Session(Window):
         self.connected_at = now
         self.disconnected_at: float | None = None
         self.received = 0  #: messages this client has published
+        self.line: Line | None = None  #: answers that wait for the store
+        self._doubts: dict[int, bytes] | None = None
 
     @property
     def special(self) -> bool:
@@ -68,6 +73,12 @@ class Session(Window):
             for frame in frames:
                 self._count_queued(frame, 1)
 
+    def acknowledged(self, number: int) -> None:
+        """The client is done with a message that was in flight."""
+        del self.inflight[number]
+        if self.mailbox is not None:
+            self.mailbox.acknowledged(number)
+
     def expects_release(self, number: int) -> bool:
         """Whether a QoS 2 message of the client with this id is already here."""
         return self.awaiting is not None and number in self.awaiting
@@ -78,15 +89,40 @@ class Session(Window):
             self.awaiting = {}
         self.awaiting[number] = now
 
+    def doubt(self, number: int, guid: bytes) -> None:
+        """Nobody knows whether a QoS 2 message of the client reached all its receivers before the store failed."""
+        if self._doubts is None:
+            self._doubts = {}
+        self._doubts[number] = guid
+
+    def doubts(self, number: int) -> bool:
+        """Whether a QoS 2 message of the client is doubtful."""
+        return self._doubts is not None and number in self._doubts
+
+    def doubted(self, number: int) -> bytes | None:
+        """The guid under which a doubtful message is to be routed once more, now that it has come again."""
+        return self._doubts.pop(number, None) if self._doubts else None
+
+    @property
+    def in_line(self) -> bool:
+        """Whether answers wait."""
+        return self.line is not None and len(self.line) > 0
+
+    def wait_in_line(self) -> Line:
+        """Where answers wait; made when first needed."""
+        if self.line is None:
+            self.line = Line()
+        return self.line
+
     def release(self, number: int) -> bool:
         """PUBREL has come; False if the id was not known."""
         return self.awaiting is not None and self.awaiting.pop(number, None) is not None
 
-    def forget_unreleased(self, before: float) -> int:
-        """Forget QoS 2 ids of the client that came before a time; how many there were."""
+    def forget_unreleased(self, before: float) -> list[int]:
+        """Forget QoS 2 ids of the client that came before a time; which."""
         if not self.awaiting:
-            return 0
+            return []
         old = [number for number, at in self.awaiting.items() if at < before]
         for number in old:
             del self.awaiting[number]
-        return len(old)
+        return old

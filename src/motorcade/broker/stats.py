@@ -62,6 +62,7 @@ DROP_REASONS = (
     "offline_qos0",
     "session_ended",
     "not_authorized",
+    "not_stored",
 )
 LIMIT_NAMES = (
     "max_packet_size",

@@ -36,7 +36,7 @@ class Ticket:
     def __init__(self, parts: int = 1) -> None:
         self._open = parts  # parts that are not done yet
         self.error: BaseException | None = None  #: why it failed; of several reasons the first
-        self._then: Callable[[], None] | None = None
+        self._then: list[Callable[[], None]] = []
 
     @property
     def done(self) -> bool:
@@ -55,9 +55,10 @@ class Ticket:
         """One part is done."""
         self.error = self.error or error
         self._open -= 1
-        if not self._open and self._then is not None:
-            then, self._then = self._then, None
-            then()
+        if not self._open:
+            then, self._then = self._then, []
+            for callback in then:
+                callback()
 
     def after(self, futures: Iterable[Future]) -> None:
         """It also takes what these bring."""
@@ -73,7 +74,7 @@ class Ticket:
         if self.done:
             callback()
         else:
-            self._then = callback
+            self._then.append(callback)
 
 
 class Line:

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from motorcade.broker.frames import IDS, Frame, aliased, frame_of, is_released, message_of, qos_of, size_of, topic_of
 from motorcade.broker.limits import SessionOptions
+from motorcade.broker.mailbox import IDS_OF_MAILBOX, Mailbox
 from motorcade.broker.stats import Stats
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -98,6 +99,7 @@ class Window:
         "inflight",
         "limit",
         "link",
+        "mailbox",
         "max_packet",
         "next_id",
         "online",
@@ -133,6 +135,7 @@ class Window:
         self.waiting: list[Link] | None = None  # publishers that wait because of it
         self.given_up = False  # they have waited long enough
         self.feeds: list[Feed] | None = None
+        self.mailbox: Mailbox | None = None  # durable sessions: where QoS 1 and 2 come from instead of the queue
         self.max_packet = 0  # bytes the client takes; 0 is any
         self.alias_limit = 0  # aliases the client takes; 0 is none
         self.aliases: dict[bytes, int] | None = None
@@ -154,6 +157,8 @@ class Window:
         """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
         self.online = self.writable = self.ready = False
         self.let_go()
+        if self.mailbox is not None:
+            self.mailbox.detach()
         self.aliases = None
         self.unsent = None
         self.out.clear()
@@ -185,6 +190,9 @@ class Window:
             if not self.online and not options.store_qos0:
                 self.drop(frame, "offline_qos0")
                 return
+            if not self.online and self.mailbox is not None:
+                self.mailbox.keep(frame)
+                return
             if self.online and not self.writable:
                 self.drop(frame, "slow_consumer")
                 return
@@ -201,6 +209,17 @@ class Window:
         queue.append(frame)
         self._count_queued(frame, 1)
         if self.online and (len(queue) * 2 >= options.queue > 1 or self.queue_bytes * 2 >= options.queue_bytes > 1):
+            self.behind = not self.given_up and options.patience > 0
+
+    @property
+    def waiting_messages(self) -> int:
+        """Messages that are not sent yet, about."""
+        return len(self.queue or ()) + (self.mailbox.backlog if self.mailbox is not None else 0)
+
+    def note_backlog(self, backlog: int) -> None:
+        """So many messages wait in the mailbox (rule 5)."""
+        options = self.shared.options
+        if self.online and backlog * 2 >= options.queue > 1:
             self.behind = not self.given_up and options.patience > 0
 
     def lose_patience(self, waiting: list[Link]) -> None:
@@ -277,21 +296,24 @@ class Window:
 
     # -- messages out
 
-    def send(self, frame: Frame) -> None:
-        """Put a frame on the wire; QoS 1 and 2 enter the window. The caller has checked that there is room."""
+    def send(self, frame: Frame, number: int = 0, *, again: bool = False) -> bool:
+        """Put a frame on the wire; QoS 1 and 2 enter the window. The caller has checked that there is room.
+
+        False if it is larger than the client takes. `number` is a packet id that belongs to it already.
+        """
         head, tail, _ = frame
         if self.max_packet and size_of(frame) > self.max_packet:
             self.drop(frame, "too_large")  # [MQTT-3.1.2-24], [MQTT-3.1.2-25]
-            return
+            return False
         if self.aliases is not None:
             head, tail = self._with_alias(frame, self.aliases)
         out = self.out
         if not out:
             self.shared.dirty.append(self)
         if head[0] & 6:
-            number = self.take_id()
+            number = number or self.take_id()
             self.inflight[number] = frame
-            out.append(head)
+            out.append(bytes((head[0] | 8,)) + head[1:] if again else head)  # [MQTT-3.3.1-1]: DUP
             out.append(IDS[number])
         else:
             out.append(head)
@@ -305,13 +327,15 @@ class Window:
             hooks.message_delivered.notify(self.client, message_of(frame, self.version))
         if hooks.delivery_completed is not None and not head[0] & 6:
             hooks.delivery_completed.notify(self.client, message_of(frame, self.version), ReasonCode.SUCCESS)
+        return True
 
     def take_id(self) -> int:
         """A packet id that is not in use. There is one: the window is smaller than the id space."""
-        number = self.next_id
+        first = 1 if self.mailbox is None else IDS_OF_MAILBOX + 1
+        number = max(self.next_id, first)
         while number in self.inflight:
-            number = number + 1 if number < 65535 else 1
-        self.next_id = number + 1 if number < 65535 else 1
+            number = number + 1 if number < 65535 else first
+        self.next_id = number + 1 if number < 65535 else first
         return number
 
     def _with_alias(self, frame: Frame, aliases: dict[bytes, int]) -> tuple[bytes, bytes]:
@@ -340,9 +364,13 @@ class Window:
                     break
                 queue.popleft()
                 self._count_queued(frame, -1)
-                self._send_waited(frame, now)
+                fresh = self.fresh(frame, now)
+                if fresh is not None:
+                    self.send(fresh)
         if queue is not None and not queue:
             self.queue = None
+        if self.mailbox is not None:
+            self.mailbox.pump(now)
         if (self.behind or self.given_up) and self._has_caught_up():
             self.let_go()
         more = False
@@ -353,18 +381,18 @@ class Window:
 
     def _has_caught_up(self) -> bool:
         options = self.shared.options
-        return len(self.queue or ()) * 4 <= options.queue and self.queue_bytes * 4 <= (options.queue_bytes or 1 << 62)
+        return self.waiting_messages * 4 <= options.queue and self.queue_bytes * 4 <= (options.queue_bytes or 1 << 62)
 
-    def _send_waited(self, frame: Frame, now: float) -> None:
-        """Send a frame that has waited: it may have expired, and what is left of its life is told anew."""
+    def fresh(self, frame: Frame, now: float) -> Frame | None:
+        """A frame that has waited, with what is left of its life told anew; None if it has expired."""
         origin = frame[2]
         if isinstance(origin, Message) and origin.expires_at is not None:
             if origin.expired(now):
                 self.drop(frame, "expired")  # [MQTT-3.3.2-5]
-                return
+                return None
             if self.version == 5:
-                frame = self._retimed(frame, origin, now)
-        self.send(frame)
+                return self._retimed(frame, origin, now)
+        return frame
 
     def _retimed(self, frame: Frame, message: Message, now: float) -> Frame:
         identifiers = message.headers.get("subscription_ids")
@@ -419,6 +447,8 @@ class Window:
             self.shared.dirty.append(self)
         self.out.extend(b"\x62\x02" + IDS[number] for number, frame in self.inflight.items() if is_released(frame))
         self._repeat()
+        if self.mailbox is not None:
+            self.mailbox.begin()
 
     def _repeat(self) -> None:
         """Send unacknowledged messages again, as far as the window allows."""

@@ -10,13 +10,15 @@ from motorcade.storage.ports import Durability, Store, StoreError
 #: What `open_store` understands, for messages.
 FORMS = "memory://, rocksdb://DIRECTORY, redis://HOST:PORT or redis+cluster://HOST:PORT"
 
+MEMORY = "memory://"
+
 _SHARED = ("redis", "rediss", "redis+cluster", "rediss+cluster")
 
 
 def names_store(url: str) -> bool:
     """Whether `url` has one of the forms; `rocksdb://` may leave the directory to its user (see `placed`)."""
     scheme, separator, place = url.partition("://")
-    return url in ("memory://", "rocksdb://") or (bool(separator and place) and scheme in ("rocksdb", *_SHARED))
+    return url in (MEMORY, "rocksdb://") or (bool(separator and place) and scheme in ("rocksdb", *_SHARED))
 
 
 def placed(url: str, data: Path) -> str:

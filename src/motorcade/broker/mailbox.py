@@ -1,0 +1,270 @@
+"""What a durable session still has to get: its mailbox in the store, and the part of it that is on its way.
+
+    store   1 2 3 4 5 6 7 8 9 10 11           positions, oldest first
+            └sent─┘ └ahead─┘└─ not read ─┘     sent: in the session's window; ahead: read, waits for room
+                        cursor ┘       tail ┘
+
+Rule 1: the packet id of an entry follows from its position (`id_of`). So nothing about ids is stored, and after a crash
+        every message is sent again under the id it had.  [MQTT-4.4.0-1]
+Rule 2: a message of QoS 1 or 2 is sent only after its entry is committed, and PUBREL only after the entry's mark is.
+Rule 3: a connection begins with the oldest entry. What the last connection had in flight is simply there again.
+Rule 4: in memory are at most `AHEAD` entries per client, however many there are in the store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from motorcade.broker.frames import IDS, RELEASED, Frame, frame_of, message_of
+from motorcade.broker.kept import decode_message, message_from, owner_of
+from motorcade.core.message import Message
+
+if TYPE_CHECKING:
+    from motorcade.broker.session import Session
+    from motorcade.broker.ticket import Ticket
+
+IDS_OF_MAILBOX = 60_000  #: packet ids 1 to this one belong to mailbox entries, those above to everything else
+AHEAD = 64  #: entries read ahead
+AHEAD_OCTETS = 256 * 1024  #: bytes of payloads read ahead, about
+
+RELEASED_MARK = 1  #: mark of an entry: PUBREC has come
+
+
+class Kept(Protocol):
+    """An entry of the store, or what will be read as one."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def payload(self) -> bytes: ...
+
+    @property
+    def mark(self) -> int: ...
+
+
+class Keeping(Protocol):
+    """What carries out the wishes of mailboxes; nothing here waits."""
+
+    def fetch(self, session: Session, after: int, limit: int) -> None:
+        """Read entries; `Mailbox.fetched` follows."""
+
+    def acknowledge(self, mailbox: Mailbox, position: int) -> None:
+        """An entry is done with; `Mailbox.settled` follows when the store knows."""
+
+    def mark(self, mailbox: Mailbox, position: int, mark: int) -> Ticket:
+        """Note a number with an entry."""
+
+    def keep(self, session: Session, message: Message, *, retain: bool) -> None:
+        """Keep a QoS 0 message for a client that is away."""
+
+
+def id_of(position: int) -> int:
+    """The packet id under which an entry is sent."""
+    return 1 + position % IDS_OF_MAILBOX
+
+
+def _frame_of(entry: Kept, version: int, now: float) -> Frame:
+    record = decode_message(entry.body)
+    message = message_from(record, entry.payload)
+    flags = record.flags
+    return frame_of(message, version, flags & 3, now, retain=bool(flags & 4), identifiers=record.identifiers)
+
+
+class Mailbox:
+    """One durable session's way from the store to its window."""
+
+    __slots__ = (
+        "_ahead",
+        "_ahead_octets",
+        "_doubtful",
+        "_step",
+        "acked",
+        "coming",
+        "cursor",
+        "epoch",
+        "keeper",
+        "open",
+        "owner",
+        "reading",
+        "sent",
+        "sent_to",
+        "session",
+        "tail",
+        "unread",
+    )
+
+    def __init__(self, session: Session, keeper: Keeping, *, restored: bool = False) -> None:
+        self.session = session
+        self.keeper = keeper
+        self.owner = owner_of(session.client.client_id)
+        self.cursor = 0  #: everything up to here has been read (by this connection)
+        self.tail = 0  #: highest position heard of
+        self.unread = restored  #: there may be entries above the cursor that nobody has told of
+        self.coming = 0  #: entries handed to the store whose position is not known yet
+        self.open = False  #: a client is there and has got its CONNACK
+        self.epoch = 0  #: one more with every connection
+        self.reading = False
+        self.sent: dict[int, int] = {}  #: packet id -> position, in the window now
+        self.sent_to = 0  #: highest position that was ever sent
+        self.acked: set[int] = set()  #: acknowledged, but the store may not know yet
+        self._ahead: deque[tuple[int, Kept | Frame]] = deque()
+        self._ahead_octets = 0
+        self._step = AHEAD // 4
+        self._doubtful = 0  # entries that the process before this one may have sent
+        if restored:
+            self._doubtful = session.shared.options.window or 65535
+
+    @property
+    def backlog(self) -> int:
+        """Entries that wait, at most; one that went unread counts."""
+        return self.tail + self.coming - self.cursor + len(self._ahead)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to send as soon as there is room."""
+        return bool(self._ahead) or self.unread or self.tail > self.cursor
+
+    # -- the connection comes and goes
+
+    def begin(self) -> None:
+        """A client is there and has got its CONNACK: begin with the oldest entry."""
+        self.open = True
+        self.epoch += 1
+        self.cursor = 0
+        self.unread = True
+
+    def serves(self, epoch: int) -> bool:
+        """Whether the connection of this number is still there."""
+        return self.open and self.epoch == epoch
+
+    def detach(self) -> None:
+        """The connection is gone; what it had on its way is in the store."""
+        session = self.session
+        for number in self.sent:
+            session.inflight.pop(number, None)
+        self.sent.clear()
+        self._ahead.clear()
+        self._ahead_octets = 0
+        self.open = self.reading = False
+
+    # -- in
+
+    def keep(self, frame: Frame) -> None:
+        """A QoS 0 message for a client that is away."""
+        session = self.session
+        self.keeper.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
+
+    def arrived(self, position: int, frame: Frame | None) -> None:
+        """An entry is committed. If nothing waits before it, it goes on from memory; else it will be read.
+
+        0: it was not, or the queue was full.
+        """
+        self.coming -= 1
+        self.tail = max(self.tail, position)
+        if not self.open or position <= self.cursor:
+            return  # nobody is there, or it is read already
+        is_next = position == self.cursor + 1 and not self.reading and not self.unread
+        if frame is not None and is_next and len(self._ahead) < AHEAD and self._ahead_octets < AHEAD_OCTETS:
+            self.cursor = position
+            self._ahead.append((position, frame))
+            self._ahead_octets += len(frame[1])
+        self.session.note_backlog(self.backlog)
+
+    def fetched(self, entries: Sequence[Kept], limit: int, tail: int) -> None:
+        """Entries that were asked for by this connection have been read. `tail` was known when they were."""
+        self.reading = False
+        octets = 0
+        for entry in entries:
+            self.cursor = entry.position
+            octets += len(entry.payload)
+            if entry.position not in self.acked:
+                self._ahead.append((entry.position, entry))
+        self._ahead_octets += octets
+        if len(entries) < limit:
+            self.cursor = max(self.cursor, tail)
+            self.unread = False
+        elif octets:  # as many next time as fit
+            self._step = max(1, min(AHEAD, AHEAD_OCTETS * len(entries) // octets))
+        else:
+            self._step = AHEAD
+        self.tail = max(self.tail, self.cursor)
+
+    # -- out
+
+    def pump(self, now: float) -> None:
+        """Send what is here as far as the window allows, and have more read."""
+        if not self.open:
+            return
+        session = self.session
+        ahead = self._ahead
+        while ahead and session.writable:
+            position, what = ahead[0]
+            number = id_of(position)
+            if len(session.inflight) >= session.limit or number in session.inflight:
+                break
+            ahead.popleft()
+            self._send(position, number, what, now)
+        if not ahead:
+            self._ahead_octets = 0
+        if not self.reading and len(ahead) * 2 < self._step and (self.unread or self.tail > self.cursor):
+            self.reading = True
+            self.keeper.fetch(session, self.cursor, self._step)
+
+    def _send(self, position: int, number: int, what: Kept | Frame, now: float) -> None:
+        session = self.session
+        again = position <= self.sent_to
+        if self._doubtful:
+            self._doubtful -= 1
+            again = True
+        if isinstance(what, tuple):
+            frame = session.fresh(what, now)
+        elif what.mark == RELEASED_MARK:
+            self._send_release(position, number)
+            return
+        else:
+            frame = _frame_of(what, session.version, now)
+            if isinstance(frame[2], Message) and frame[2].expired(now):
+                session.drop(frame, "expired")
+                frame = None
+        self.sent_to = max(self.sent_to, position)
+        if frame is None or not session.send(frame, number, again=again) or not frame[0][0] & 6:
+            self._done(position)
+            return
+        self.sent[number] = position
+
+    def _send_release(self, position: int, number: int) -> None:
+        """PUBREC came before the crash or the break: only PUBREL is missing."""
+        session = self.session
+        self.sent[number] = position
+        session.inflight[number] = RELEASED
+        if not session.out:
+            session.shared.dirty.append(session)
+        session.out.append(b"\x62\x02" + IDS[number])
+        session.shared.stats.packets_sent += 1
+
+    # -- acknowledgements
+
+    def acknowledged(self, number: int) -> None:
+        """The client is done with a message."""
+        position = self.sent.pop(number, 0)
+        if position:
+            self._done(position)
+
+    def release(self, number: int) -> Ticket | None:
+        """PUBREC has come: PUBREL may go out when the ticket is done; None: it is not from the store."""
+        position = self.sent.get(number)
+        return None if position is None else self.keeper.mark(self, position, RELEASED_MARK)
+
+    def _done(self, position: int) -> None:
+        self.acked.add(position)
+        self.keeper.acknowledge(self, position)
+
+    def settled(self, positions: Sequence[int]) -> None:
+        """The store knows that these are acknowledged."""
+        self.acked.difference_update(positions)
