@@ -32,6 +32,9 @@ LIFE = 1.5
 REDIS_AWAY = 0.5
 DRAIN_PATIENCE = 600.0
 
+#: How many of the nodes live at least until somebody has seen all retained messages.
+LOOKS = 0.5
+
 #: How a round goes, and how often.
 WAYS = {"serving": 0.4, "answered": 0.2, "delivered": 0.1, "starting": 0.15, "twice": 0.15}
 
@@ -126,6 +129,8 @@ class Run:
             await asyncio.sleep(self.random.uniform(0.0, LIFE))
 
     async def _round_of_node(self) -> None:
+        if self.random.random() < LOOKS:
+            await self.cast.settle_probes()
         way = self.random.choices(list(WAYS), list(WAYS.values()))[0]
         await asyncio.sleep(self.random.uniform(0.0, LIFE if way != "twice" else LIFE / 8))
         if not self.victim.is_alive:

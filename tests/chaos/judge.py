@@ -104,6 +104,7 @@ class Probe:
     began: float
     ended: float
     seen: dict[str, bytes]
+    whole: bool = True  #: False: the node was killed meanwhile; what was not seen may have been there
 
 
 @dataclass
@@ -341,6 +342,8 @@ def allowed_values(values: list[Retained], probe: Probe) -> set[bytes]:
 def _judge_retained(history: History, verdict: Verdict) -> None:
     for probe in history.probes:
         for topic, values in history.retained.items():
+            if topic not in probe.seen and not probe.whole:
+                continue
             found = probe.seen.get(topic, b"")
             allowed = allowed_values(values, probe)
             if found not in allowed:

@@ -232,6 +232,15 @@ def test_a_retained_value_may_be_the_one_that_is_under_way() -> None:
     assert 1 == judge(history).count("retained")
 
 
+def test_a_look_that_was_cut_short_tells_only_what_it_saw() -> None:
+    history = sound()
+    history.retained["k"] = [Retained(b"1", 1.0, 1.5), Retained(b"2", 2.0, 2.5)]
+    history.probes.append(Probe(3.0, 3.5, {}, whole=False))
+    assert judge(history).passed
+    history.probes.append(Probe(3.0, 3.5, {"k": b"1"}, whole=False))
+    assert 1 == judge(history).count("retained")
+
+
 def test_wills_may_come_more_than_once() -> None:
     history = sound()
     will_missing(history)
