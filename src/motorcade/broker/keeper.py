@@ -78,9 +78,6 @@ class Keeper:
         self._plane = plane
         self._loop = loop
         self._flush = flush
-        options = plane.session_options
-        window = options.window or 65535
-        self._bound = Bound(options.queue + window if options.queue else 0, options.queue_bytes)
         self._part: _Part | None = None
         self._acks: dict[Mailbox, list[int]] = {}
         self._scheduled = False
@@ -105,17 +102,19 @@ class Keeper:
             part.batch.put(AWAITING, pair(publisher.client.client_id, str(packet_id)), record)
             part.rows += 1
         self._take(part, ticket)
+        options = self._plane.session_options
         frames: dict[tuple[object, ...], Frame] = {}
         for alike in _alike(copies):
             first = alike[0]
             draft = self._draft(message, first, token)
+            bound = Bound(first.session.mailbox.room, options.queue_bytes)  # type: ignore[union-attr]
             while alike:
                 size = len(alike) if whole else PART_ROWS
                 some, alike = alike[:size], alike[size:]  # noqa: PLW2901 - what is left
                 if not whole:
                     part = self._room(len(some))
                     self._take(part, ticket)
-                part.batch.append([copy.session.mailbox.owner for copy in some], draft, now, self._bound)  # type: ignore[union-attr]
+                part.batch.append([copy.session.mailbox.owner for copy in some], draft, now, bound)  # type: ignore[union-attr]
                 part.rows += len(some)
                 part.deliveries += [_Delivery(copy, message, frames) for copy in some]
         for copy in copies:
@@ -548,7 +547,9 @@ def _alike(copies: Sequence[Copy]) -> list[list[Copy]]:
         return [[*copies]]
     groups: dict[tuple[object, ...], list[Copy]] = {}
     for copy in copies:
-        groups.setdefault((copy.qos, copy.retain, copy.identifiers, copy.group), []).append(copy)
+        mailbox = copy.session.mailbox
+        room = mailbox.room if mailbox is not None else 0
+        groups.setdefault((copy.qos, copy.retain, copy.identifiers, copy.group, room), []).append(copy)
     return list(groups.values())
 
 

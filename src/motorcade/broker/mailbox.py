@@ -88,6 +88,7 @@ class Mailbox:
         "coming",
         "cursor",
         "epoch",
+        "held",
         "keeper",
         "open",
         "owner",
@@ -111,6 +112,7 @@ class Mailbox:
         self.epoch = 0  #: one more with every connection
         self.reading = False
         self.sent: dict[int, int] = {}  #: packet id -> position, in the window now
+        self.held = 0  #: entries that were in the window when the last connection ended
         self.sent_to = 0  #: highest position that was ever sent
         self.acked: set[int] = set()  #: acknowledged, but the store may not know yet
         self._ahead: deque[tuple[int, Kept | Frame]] = deque()
@@ -124,6 +126,15 @@ class Mailbox:
     def backlog(self) -> int:
         """Entries that wait, at most; one that went unread counts."""
         return self.tail + self.coming - self.cursor + len(self._ahead)
+
+    @property
+    def room(self) -> int:
+        """Entries the mailbox may have: the queue, and what is in the window; 0 is any number.
+
+        While a client is connected, its whole window counts, so that all who are get the same answer.
+        """
+        options = self.session.shared.options
+        return options.queue + (options.window if self.open else self.held) if options.queue else 0
 
     @property
     def waiting(self) -> bool:
@@ -146,6 +157,7 @@ class Mailbox:
     def detach(self) -> None:
         """The connection is gone; what it had on its way is in the store."""
         session = self.session
+        self.held = len(self.sent)
         for number in self.sent:
             session.inflight.pop(number, None)
         self.sent.clear()
