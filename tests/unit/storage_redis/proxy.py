@@ -1,4 +1,4 @@
-"""A relay between a store and a server that can lose answers: the server has done it, the store does not know."""
+"""A relay between a store and a server that can lose commands and answers: the store does not know which it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Relay:
-    """Listens on `port`; `lose_next` cuts the connection instead of passing the next answer to a script on."""
+    """Listens on `port`; cuts the connection instead of passing on the next answer to a script, or the next script."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -17,9 +17,14 @@ class Relay:
         self.port = 0
         self.lost = 0
         self._lose = 0
+        self._stop = 0
 
     def lose_next(self, count: int = 1) -> None:
         self._lose = count
+
+    def stop_next(self, count: int = 1) -> None:
+        """The server never gets it."""
+        self._stop = count
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -43,6 +48,10 @@ class Relay:
 
         async def commands() -> None:
             while data := await reader.read(1 << 16):
+                if self._stop and b"EVALSHA" in data:
+                    self._stop -= 1
+                    self.lost += 1
+                    return
                 if self._lose and b"EVALSHA" in data:
                     armed.set()
                 forth.write(data)

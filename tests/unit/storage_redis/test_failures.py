@@ -1,0 +1,252 @@
+"""What a caller is told when a server is full, hangs or dies, and what is true then.
+
+`StoreFullError`: surely nothing was written. Any other `StoreError`: perhaps; repeated with the same token, it is
+written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from motorcade.storage.ports import Appended, Draft, Durability, MailboxInfo, StoreError, StoreFullError
+from motorcade.storage.redis import RedisStore
+from motorcade.storage.redis_place import RedisOptions
+from tests.support.redis import RedisCluster, RedisServer, wait_until
+from tests.unit.storage_redis.proxy import Relay
+
+NOW = time.time()
+PAYLOAD = b"payload " * 500
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@asynccontextmanager
+async def opened(url: str, level: Durability = Durability.FAST, patience: float = 10.0) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url, level, RedisOptions(patience=patience))
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def make_full(server: RedisServer) -> None:
+    server.command("CONFIG", "SET", "maxmemory", server.client.info("memory")["used_memory"] // 2)
+
+
+def make_room(servers: Iterable[RedisServer]) -> None:
+    for server in servers:
+        server.command("CONFIG", "SET", "maxmemory", 0)
+
+
+async def append(store: RedisStore, owners: list[str], body: bytes, payload: bytes = b"") -> list[Appended]:
+    """As a batch, with the body as token."""
+    batch = store.batch()
+    batch.append(owners, Draft(body, payload, token=body), NOW)
+    return await batch.commit()
+
+
+async def insist(store: RedisStore, owners: list[str], body: bytes, payload: bytes = b"") -> int:
+    """Repeat until it succeeds; how often it failed."""
+    for failures in range(100):
+        try:
+            await append(store, owners, body, payload)
+        except StoreFullError:
+            raise
+        except StoreError:
+            continue
+        return failures
+    raise AssertionError("never written")
+
+
+async def bodies(store: RedisStore, owner: str) -> list[bytes]:
+    return [entry.body for entry in await store.mailboxes.read(owner, 0, 100_000, NOW)]
+
+
+# -- full
+
+
+async def test_a_full_server_does_nothing_of_a_batch(own_server: RedisServer) -> None:
+    """Whatever stands first in it."""
+    async with opened(own_server.url) as store:
+        await append(store, ["v1"], b"1")
+        await store.records.put("c", "key", b"value")
+        make_full(own_server)
+        batch = store.batch()
+        batch.acknowledge("v1", [1])
+        batch.delete("c", "key")
+        batch.append(["v1", "v2"], Draft(b"2", PAYLOAD), NOW)
+        with pytest.raises(StoreFullError):
+            await batch.commit()
+        assert [b"1"] == await bodies(store, "v1")
+        assert b"value" == await store.records.get("c", "key", NOW)
+        assert (0, 0) == await store.blobs.count()
+        assert [] == await store.check()
+
+
+async def test_a_full_server_can_be_emptied(own_server: RedisServer) -> None:
+    """Everything that removes, marks, attaches and leads goes on, even if there is nothing to remove."""
+    async with opened(own_server.url) as store:
+        for number in range(1, 6):
+            await append(store, ["v1"], b"%d" % number, PAYLOAD)
+        await store.records.put("c", "key", b"value")
+        await store.streams.append("s", [b"1", b"2"], NOW)
+        make_full(own_server)
+        attached = await store.coordination.attach("v1", "node")
+        assert attached.pending
+        assert await store.mailboxes.mark("v1", 2, 1)
+        assert 1 == await store.mailboxes.acknowledge("v1", [1])
+        assert 0 == await store.mailboxes.acknowledge("v1", [1])
+        assert 4 == await store.mailboxes.clear("v1")
+        assert 0 == await store.mailboxes.forget("v1")
+        assert await store.records.delete("c", "key")
+        assert not await store.records.delete("c", "key")
+        assert 1 == (await store.streams.trim("s", records=1)).removed
+        await store.streams.drop("s")
+        lease = await store.coordination.acquire("l", "node", 60.0, NOW)
+        assert lease is not None
+        assert await store.coordination.renew(lease, 60.0, NOW)
+        assert await store.coordination.release(lease)
+        assert await store.coordination.detach("v1", attached.epoch)
+        await store.sweep(NOW, 100)
+        assert (0, 0) == await store.blobs.count()
+        with pytest.raises(StoreFullError):
+            await store.records.put("c", "key", b"value")
+        with pytest.raises(StoreFullError):
+            await store.blobs.put(PAYLOAD, NOW)
+        assert [] == await store.check()
+
+
+async def test_full_after_a_lost_command_is_not_full(own_server: RedisServer) -> None:
+    """The command may still be on its way to the server, so nobody can say that it will not be carried out."""
+    async with Relay(own_server.host, own_server.port) as relay, opened(f"redis://127.0.0.1:{relay.port}") as store:
+        await append(store, ["v1"], b"1")
+        make_full(own_server)
+        relay.stop_next()
+        with pytest.raises(StoreError, match="perhaps") as raised:
+            await append(store, ["v1"], b"2")
+        assert not isinstance(raised.value, StoreFullError)
+        with pytest.raises(StoreFullError):
+            await append(store, ["v1"], b"2")
+        make_room([own_server])
+        assert 0 == await insist(store, ["v1"], b"2")
+        assert [b"1", b"2"] == await bodies(store, "v1")
+
+
+async def test_one_full_master_of_a_cluster(cluster: RedisCluster) -> None:
+    """What others have taken is not called refused; repeated, it reaches those that were missed."""
+    async with opened(cluster.url, Durability.SAFE) as store:
+        cells, masters = store.core.cells, cluster.masters()
+        full = masters[0]
+        names = [f"v{number}" for number in range(60)]
+        address = {name: store.core.servers.master(cells.slot(cells.of(name))) for name in names}
+        mine = [name for name in names if address[name] == (full.host, full.port)]
+        others = [name for name in names if name not in mine]
+        assert mine
+        assert others
+        make_full(full)
+        with pytest.raises(StoreFullError):
+            await append(store, mine, b"1", PAYLOAD)
+        for name in mine:
+            assert MailboxInfo(0, 0, 0, 0) == await store.mailboxes.info(name)
+        with pytest.raises(StoreError, match="in part") as raised:
+            await append(store, names, b"2")
+        assert not isinstance(raised.value, StoreFullError)
+        assert [b"2"] == await bodies(store, others[0])
+        assert {1} == {answer.position for answer in await append(store, others, b"2")}
+        make_room(masters)
+        repeated = {answer.owner for answer in await append(store, names, b"2") if answer.repeated}
+        assert set(others) == repeated
+        for name in names:
+            assert [b"2"] == await bodies(store, name)
+        assert [] == await store.check()
+
+
+# -- hanging and dead
+
+
+async def test_a_server_that_hangs_takes_a_repetition_once(own_server: RedisServer) -> None:
+    """The first try waits in the server's sockets and may be carried out when it comes back, or not; never both."""
+    async with opened(own_server.url, patience=0.5) as store:
+        await append(store, ["v1"], b"1")
+        own_server.pause()
+        for _ in range(3):
+            with pytest.raises(StoreError, match="within") as raised:
+                await append(store, ["v1", "v2"], b"2", PAYLOAD)
+            assert not isinstance(raised.value, StoreFullError)
+        own_server.resume()
+        await insist(store, ["v1", "v2"], b"2", PAYLOAD)
+        await append(store, ["v1"], b"3")
+        assert [b"1", b"2", b"3"] == await bodies(store, "v1")
+        assert [b"2"] == await bodies(store, "v2")
+        assert [] == await store.check()
+
+
+async def test_a_server_that_is_gone_fails_what_waits(own_server: RedisServer) -> None:
+    """All of it, however much, and the store can be closed."""
+    async with opened(own_server.url, patience=0.5) as store:
+        own_server.kill()
+        waiting = [append(store, [f"v{number}"], b"1", PAYLOAD) for number in range(500)]
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {StoreError} == {type(outcome) for outcome in outcomes}
+        assert 0 == store.core.writer.queued
+
+
+async def test_a_master_killed_in_the_middle(cluster: RedisCluster) -> None:
+    """Batches over all masters, with little patience; each is written once, whether or not the master comes back."""
+    names = [f"v{number}" for number in range(60)]
+    async with opened(cluster.url, Durability.SAFE, patience=1.0) as store:
+        written: list[bytes] = []
+        failures = 0
+
+        async def write(count: int) -> None:
+            nonlocal failures
+            for _ in range(count):
+                body = b"%d" % (len(written) + 1)
+                failures += await insist(store, names, body, PAYLOAD + body)
+                written.append(body)
+
+        await write(20)
+        victim = cluster.masters()[0]
+        writing = asyncio.create_task(write(100))
+        await asyncio.sleep(0)
+        victim.kill()
+        await asyncio.to_thread(wait_until, lambda: len(cluster.masters()) == 3, "a replica is promoted")
+        # Its successor has no replica that could confirm anything, so nothing is acknowledged until it is back.
+        await asyncio.to_thread(victim.start)
+        await writing
+        await asyncio.to_thread(cluster.wait_healthy)
+        assert failures, "patience was to run out at least once"
+        for name in names:
+            assert written == await bodies(store, name)
+        assert [] == await store.check()
+
+
+async def test_a_master_without_replica_that_is_killed() -> None:
+    """Its cells fail, the others go on; when it is back it has everything that was synced, and takes a repetition."""
+    # With `everysec` what was written while an earlier sync was under way would be lost.
+    settings = {"cluster-require-full-coverage": "no", "appendfsync": "always"}
+    with RedisCluster(replicas=0, settings=settings) as cluster:
+        async with opened(cluster.url, Durability.STRICT, patience=0.5) as store:
+            names = [f"v{number}" for number in range(60)]
+            await append(store, names, b"1")
+            victim = cluster.masters()[0]
+            cells = store.core.cells
+            lost = [
+                n for n in names if store.core.servers.master(cells.slot(cells.of(n))) == (victim.host, victim.port)
+            ]
+            victim.kill()
+            with pytest.raises(StoreError, match="within") as raised:
+                await append(store, names, b"2")
+            assert not isinstance(raised.value, StoreFullError)
+            for name in set(names) - set(lost):
+                assert [b"1", b"2"] == await bodies(store, name)
+            await asyncio.to_thread(victim.start)
+            await insist(store, names, b"2")
+            for name in names:
+                assert [b"1", b"2"] == await bodies(store, name)
