@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -532,18 +532,24 @@ async def test_who_waits_while_the_plugin_goes_is_told(redis: RedisServer, tmp_p
         redis.start()
 
 
-# -- everything together
+# -- outcomes of every kind
 
 
 class Faulty:
-    """A store whose commits fail now and then: before anything was written, or after; certain or not."""
+    """A store whose commits fail: `full` certainly writes nothing, `lost` writes nothing and `late` everything.
+
+    Which of them is what `script` says, in turn, then chance.
+    """
 
     atomic = True
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0, faults: float = 0.0, script: tuple[str, ...] = ()) -> None:
         self.inner = MemoryStore()
         self.chance = random.Random(seed)
-        self.faults = 0.3  #: share of commits that fail
+        self.faults = faults  #: share of commits that fail
+        self.script = list(script)
+        self.gate = asyncio.Event()  #: commits wait for it
+        self.gate.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -554,6 +560,16 @@ class Faulty:
     def batch(self) -> FaultyBatch:
         return FaultyBatch(self)
 
+    def fault(self) -> str:
+        if self.script:
+            return self.script.pop(0)
+        return self.chance.choice(["full", "lost", "late"]) if self.chance.random() < self.faults else "none"
+
+    async def pause(self) -> None:
+        await self.gate.wait()
+        for _ in range(self.chance.randrange(4)):
+            await asyncio.sleep(0)
+
 
 class FaultyBatch:
     def __init__(self, store: Faulty) -> None:
@@ -563,18 +579,68 @@ class FaultyBatch:
         self.delete = self._inner.delete
 
     async def commit(self) -> None:
-        store = self._store
-        fault = store.chance.choice(["full", "lost", "late"]) if store.chance.random() < store.faults else ""
-        for _ in range(store.chance.randrange(4)):
-            await asyncio.sleep(0)
+        fault = self._store.fault()
+        await self._store.pause()
         if fault == "full":
             raise StoreFullError("no room")
         if fault != "lost":
             await self._inner.commit()
-        for _ in range(store.chance.randrange(4)):
-            await asyncio.sleep(0)
-        if fault:
+        await self._store.pause()
+        if fault != "none":
             raise StoreError("nobody knows")
+
+
+def running_on(faulty: Faulty, folder: Path) -> AbstractAsyncContextManager[Running]:
+    return running(cast("Store", faulty), folder)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_doubt_lasts_until_something_is_written(tmp_path: Path) -> None:
+    """The older message was written though nobody knows, the newer one certainly not: the older one has to go."""
+    faulty = Faulty(script=("none", "late", "full"))
+    async with running_on(faulty, tmp_path) as node:
+        await node.stored("a", b"old")
+        faulty.gate.clear()
+        (older,) = node.publish("a", b"new")
+        await flying(node, 1)
+        (newer,) = node.publish("a", b"newer")
+        faulty.gate.set()
+        for done in (older, newer):
+            with pytest.raises(StoreError):
+                await done
+        assert {"a": b"old"} == node.given()
+        assert 1 == node.uncommitted
+        await node.agrees()
+        assert {"a": b"old"} == await node.kept()
+
+
+async def test_a_deletion_reaches_what_may_be_stored(tmp_path: Path) -> None:
+    """The index has nothing to delete, but the store may, and in fact does."""
+    async with running_on(Faulty(script=("late",)), tmp_path) as node:
+        (failed,) = node.publish("a", b"new")
+        with pytest.raises(StoreError):
+            await failed
+        assert {} == node.given() != await node.kept()
+        (deleted,) = node.publish("a", b"")
+        await deleted
+        assert {} == await node.kept()
+        assert 0 == node.uncommitted
+
+
+@pytest.mark.parametrize("old", [{}, {"a": b"old"}])
+async def test_unloading_leaves_no_doubt_if_it_can_help_it(tmp_path: Path, old: dict[str, bytes]) -> None:
+    """What may be stored is put right before the plugin goes."""
+    faulty = Faulty()
+    async with running_on(faulty, tmp_path) as node:
+        for topic, payload in old.items():
+            await node.stored(topic, payload)
+        faulty.script = ["late"]
+        (failed,) = node.publish("a", b"new")
+        with pytest.raises(StoreError):
+            await failed
+        assert {"a": b"new"} == await node.kept()
+        await node.plugins.unload("retained")
+        assert old == await node.kept()
 
 
 @pytest.mark.usefixtures("soon")
@@ -582,7 +648,7 @@ class FaultyBatch:
 async def test_whatever_fails_the_last_confirmed_message_or_a_newer_one_is_kept(seed: int, tmp_path: Path) -> None:
     """Thousands of changes over a store that often fails: in the end index and store say the same."""
     chance = random.Random(seed)
-    faulty = Faulty(seed)
+    faulty = Faulty(seed, faults=0.3)
     confirmed: dict[str, int] = {}  # topic -> number of the last change that was confirmed
     payloads: dict[str, list[bytes]] = {}  # topic -> payloads of all changes
 
@@ -590,7 +656,7 @@ async def test_whatever_fails_the_last_confirmed_message_or_a_newer_one_is_kept(
         if done.exception() is None:
             confirmed[topic] = max(confirmed.get(topic, 0), number)
 
-    async with running(faulty, tmp_path) as node:  # type: ignore[arg-type]
+    async with running_on(faulty, tmp_path) as node:
         for number in range(2000):
             topic = f"t/{chance.randrange(20)}"
             payload = b"" if chance.random() < 0.25 else b"%d" % number
