@@ -251,7 +251,7 @@ def report(outcome: Outcome) -> str:
     lines = [head + f"{outcome.seconds:.0f} s, the last {outcome.drain:.0f} s of it draining"]
     if outcome.starts:
         lines += [f"ready within {min(outcome.starts):.1f} to {max(outcome.starts):.1f} s", ""]
-    lines += _rows("", {f"QoS {qos}": tally for qos, tally in sorted(verdict.by_qos.items())}, acknowledged=True)
+    lines += _rows("", dict(sorted(verdict.by_qos.items())), acknowledged=True)
     lines += ["", *_rows("receiver", verdict.by_receiver, acknowledged=False), ""]
     order, twice, forgotten = (verdict.count(kind) for kind in ("order", "QoS 2 twice", "session forgotten"))
     absent, unwanted = verdict.count("will missing"), verdict.count("will unwanted")
@@ -266,7 +266,7 @@ def report(outcome: Outcome) -> str:
 def _rows(title: str, tallies: dict[str, Tally], *, acknowledged: bool) -> Iterator[str]:
     first = ["acknowledged"] if acknowledged else []
     heads = [*first, "due", "delivered", "duplicated", "DUP", "repeated", "unmarked", "lost"]
-    yield f"{title:<10}" + "".join(f"{head:>14}" for head in heads)
+    yield f"{title:<12}" + "".join(f"{head:>14}" for head in heads)
     for name, tally in tallies.items():
         values = [tally.acknowledged] if acknowledged else []
         values += [
@@ -278,7 +278,7 @@ def _rows(title: str, tallies: dict[str, Tally], *, acknowledged: bool) -> Itera
             tally.unmarked,
             tally.lost,
         ]
-        yield f"{name:<10}" + "".join(f"{value:>14}" for value in values)
+        yield f"{name:<12}" + "".join(f"{value:>14}" for value in values)
 
 
 def _options(arguments: list[str]) -> list[Options]:

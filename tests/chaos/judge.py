@@ -164,7 +164,7 @@ class Tally:
 class Verdict:
     """The outcome of a run."""
 
-    by_qos: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    by_qos: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     by_receiver: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     open: int = 0  #: publications that nobody answered to the end
@@ -253,7 +253,7 @@ def judge(history: History) -> Verdict:
     for kind, words in history.oddities:
         verdict.find(kind, words)
     for publication in history.sent():
-        verdict.by_qos[publication.qos].acknowledged += publication.is_acknowledged
+        verdict.by_qos[f"QoS {publication.qos}"].acknowledged += publication.is_acknowledged
         verdict.open += publication.is_open
         verdict.refused += bool(publication.refused)
         if publication.is_open:
@@ -277,8 +277,7 @@ def _judge_receiver(history: History, receiver: Receiver, verdict: Verdict) -> N
             first[delivery.name] = delivery
     for publication in history.sent():
         window = due(receiver, publication) if publication.is_acknowledged else None
-        tallies = (verdict.by_qos[publication.qos], verdict.by_receiver[receiver.name])
-        for tally in tallies:
+        for tally in _tallies(receiver, publication, verdict):
             tally.due += window is not None
             tally.delivered += publication.name in first
             tally.lost += window is not None and publication.name not in first
@@ -291,6 +290,13 @@ def _judge_receiver(history: History, receiver: Receiver, verdict: Verdict) -> N
             verdict.find("unwanted", f"{receiver.name} got {name} after its UNSUBACK")
     if not receiver.shared:
         _judge_order(history, receiver, first.values(), verdict)
+
+
+def _tallies(receiver: Receiver, publication: Publication, verdict: Verdict) -> tuple[Tally, Tally]:
+    """Where a message counts for a receiver. What was published at QoS 2 and granted at QoS 1 has a row of its own."""
+    granted = max((window.qos for window in receiver.windows), default=2)
+    row = f"QoS {publication.qos}" + (f" as {granted}" if granted < publication.qos else "")
+    return verdict.by_qos[row], verdict.by_receiver[receiver.name]
 
 
 def _judge_copies(receiver: Receiver, publication: Publication, copies: list[Delivery], verdict: Verdict) -> None:
@@ -316,7 +322,7 @@ def _judge_copies(receiver: Receiver, publication: Publication, copies: list[Del
             kind = "repeated"
         else:
             kind = "unmarked"
-        for tally in (verdict.by_qos[publication.qos], verdict.by_receiver[receiver.name]):
+        for tally in _tallies(receiver, publication, verdict):
             setattr(tally, kind, getattr(tally, kind) + 1)
 
 

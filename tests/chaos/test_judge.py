@@ -170,7 +170,7 @@ def test_a_sound_history_passes() -> None:
 
 
 def figures(verdict: Verdict, qos: int) -> tuple[int, ...]:
-    tally = verdict.by_qos[qos]
+    tally = verdict.by_qos[f"QoS {qos}"]
     return tally.acknowledged, tally.due, tally.delivered, tally.duplicated, tally.lost
 
 
@@ -193,8 +193,20 @@ def test_qos_1_may_come_again_on_another_connection() -> None:
     delivered(history, "p:8", qos=1, dup=False, connection=2)
     verdict = judge(history)
     assert verdict.passed
-    tally = verdict.by_qos[1]
+    tally = verdict.by_qos["QoS 1"]
     assert (1, 1, 1, 3) == (tally.marked, tally.repeated, tally.unmarked, tally.duplicated)
+
+
+def test_a_receiver_at_qos_1_may_get_a_qos_2_message_again_and_it_is_counted_apart() -> None:
+    history = sound()
+    history.receivers["r"].windows[0].qos = 1
+    for delivery in history.receivers["r"].deliveries:
+        delivery.qos = 1
+    delivered(history, "p:3", qos=1, dup=True, connection=2)
+    verdict = judge(history)
+    assert verdict.passed
+    assert (5, 0) == (verdict.by_qos["QoS 2"].acknowledged, verdict.by_qos["QoS 2"].duplicated)
+    assert (5, 1) == (verdict.by_qos["QoS 2 as 1"].due, verdict.by_qos["QoS 2 as 1"].duplicated)
 
 
 def test_what_was_not_acknowledged_is_not_owed() -> None:
