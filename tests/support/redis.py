@@ -157,13 +157,16 @@ class RedisServer:
         self._forget_client()
         if self.process is None or self.process.poll() is not None:
             return
-        self.process.send_signal(number)
-        self.process.send_signal(signal.SIGCONT)  # a paused process would not take notice of SIGTERM
-        try:
-            self.process.wait(STOP_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(STOP_PATIENCE)
+        end = time.monotonic() + STOP_PATIENCE
+        while True:
+            # Again and again: a replica that writes its first append-only file refuses to go, and forgets that.
+            self.process.send_signal(number if time.monotonic() < end else signal.SIGKILL)
+            self.process.send_signal(signal.SIGCONT)  # a paused process would not take notice of SIGTERM
+            try:
+                self.process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                continue
+            return
 
     def remove(self) -> None:
         """Stop, and remove its files."""
