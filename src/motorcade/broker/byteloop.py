@@ -16,12 +16,14 @@ What makes it quick, in this order (measured, see bench/):
 
 from __future__ import annotations
 
+from functools import partial
 from time import time
 
 from motorcade.broker.channel import Channel
 from motorcade.broker.frames import IDS, RELEASED, Frame, build
 from motorcade.broker.pubsub import Receivers, Route
 from motorcade.broker.session import Session
+from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Window
 from motorcade.mqtt import codec
 
@@ -43,7 +45,11 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     received = sent = octets = others = answers = 0
     wall = 0.0  # read when somebody asks
     freed = False  # acknowledgements have made room in the window
-    durable = session.mailbox is not None  # what it acknowledges or releases must be stored
+    mailbox = session.mailbox
+    durable = mailbox is not None  # what it acknowledges or releases must be stored
+    keeper = plane.keeper
+    ticket: Ticket | None = None  # of the messages that are stored
+    numbers: list[bytes] = []  # their packet ids
     in_line = session.in_line  # answers wait for the store, and this client's next ones must not pass them
     try:
         while i + 1 < n:
@@ -68,7 +74,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     break
                 if freed:
                     freed = False  # before anything new: what waits goes first
-                    if not session.ready:
+                    if durable or not session.ready:
                         _pump(session)
                 if first == 0x30:
                     if v5 and data[stop]:
@@ -91,13 +97,28 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                             pubsub.deliver_rest(route, (head, data[stop:end], client), version, client, wall)
                     i = last
                     continue
-                if route.kept or in_line or (durable and first == 0x34):
+                if (route.kept and (not route.lasting or first != 0x32)) or (durable and first == 0x34):
+                    break
+                if in_line and not route.lasting:
                     break
                 if stop + 2 > end - v5 or (v5 and data[stop + 2]) or (route.only is not None and route.only.behind):
                     break
                 number = data[stop : stop + 2]
                 if number == b"\0\0":
                     break
+                if route.lasting:
+                    if keeper is None:
+                        break
+                    if ticket is None:
+                        ticket = Ticket()
+                    frame = (data[i:stop], data[stop + 2 : end], client)
+                    keeper.accept_plain(route, frame, data[stop + 2 + v5 : end], client, version, ticket)
+                    numbers.append(number)
+                    in_line = True
+                    received += 1
+                    octets += end - stop - 2 - v5
+                    i = end
+                    continue
                 if first == 0x32:
                     acknowledgement = 0x40
                 else:
@@ -135,15 +156,18 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     else:
                         out.append(_ACKNOWLEDGED[acknowledgement] + number)
             elif length == 2:
-                if durable:
-                    break
                 key = data[body] << 8 | data[body + 1]
                 if first == 0x40:  # PUBACK
                     waiting = inflight.get(key)
                     if waiting is None or waiting[0][0] & 6 != 2:
                         break
-                    del inflight[key]
+                    if mailbox is None:
+                        del inflight[key]
+                    else:
+                        session.acknowledged(key)
                     freed = True
+                elif durable:
+                    break
                 elif first == 0x50:  # PUBREC
                     waiting = inflight.get(key)
                     if waiting is None or waiting[0][0] & 6 != 4:
@@ -181,7 +205,9 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
             i = end
         return i
     finally:
-        if freed and not session.ready:
+        if ticket is not None:
+            _answer_later(session, numbers, ticket)
+        if freed and (durable or not session.ready):
             _pump(session)
         stats = plane.stats
         stats.packets_received += received + others
@@ -196,6 +222,14 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
 
 _ACKNOWLEDGED = {0x40: b"\x40\x02", 0x50: b"\x50\x02"}  # PUBACK, PUBREC
 _UNHEARD = {0x40: b"\x40\x03", 0x50: b"\x50\x03"}  # the same with a reason code
+
+
+def _answer_later(session: Session, numbers: list[bytes], ticket: Ticket) -> None:
+    """PUBACK for all of them when they are stored."""
+    link = session.link
+    if link is not None:
+        session.wait_in_line().join(ticket, partial(link.acknowledge, numbers, ticket), len(numbers))
+    ticket.finish()  # its own part: from here on only those of the store are open
 
 
 def _pump(session: Session) -> None:

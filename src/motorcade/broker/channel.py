@@ -629,7 +629,7 @@ class Channel:
             return ReasonCode.QUOTA_EXCEEDED
         if packet.qos == 2:
             session.doubt(packet.packet_id, message.guid)
-        raise _unanswered()
+        raise unanswered()
 
     def _remember(self, topic: str) -> Route:
         """Remember that this client may publish to a topic."""
@@ -706,7 +706,7 @@ class Channel:
         if ticket is not None:
             yield Commit(ticket)
             if ticket.error is not None:
-                raise _unanswered()
+                raise unanswered()
         yield Send(Pubrel(packet.packet_id))
 
     def _pubcomp(self, session: Session, packet: Pubcomp, wall: float) -> Steps:
@@ -736,7 +736,7 @@ class Channel:
             yield Commit(ticket)
             if ticket.error is not None:
                 session.await_release(packet.packet_id, wall)
-                raise _unanswered()
+                raise unanswered()
         else:
             yield from self._in_turn(session)
         reason = ReasonCode.SUCCESS if known or self.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
@@ -845,7 +845,7 @@ class Channel:
             ticket = plane.keeper.subscribe(session, (), removed)
             yield Commit(ticket)
             if ticket.error is not None:
-                raise _unanswered()
+                raise unanswered()
         yield Send(Unsuback(packet.packet_id, tuple(reasons)))
         chain = plane.hooks.session_unsubscribed
         if chain is not None:
@@ -903,7 +903,7 @@ def _after(message: Message) -> list[Any]:
     return pending if isinstance(pending, list) else []
 
 
-def _unanswered() -> ProtocolError:
+def unanswered() -> ProtocolError:
     """Nobody knows whether something was stored. The client finds out by sending it again."""
     return ProtocolError(ReasonCode.SERVER_BUSY, "the store does not answer, send it again")
 

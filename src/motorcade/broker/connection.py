@@ -25,16 +25,30 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 
 from motorcade.broker import byteloop
-from motorcade.broker.channel import Ask, Channel, Close, Commit, Emit, Opened, Refused, Renewed, Send, Steps, WaitFor
+from motorcade.broker.channel import (
+    Ask,
+    Channel,
+    Close,
+    Commit,
+    Emit,
+    Opened,
+    Refused,
+    Renewed,
+    Send,
+    Steps,
+    WaitFor,
+    unanswered,
+)
 from motorcade.broker.frames import read_varint
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
+from motorcade.broker.ticket import Ticket
 from motorcade.broker.tls import certificate_of
 from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import MotorcadeError
 from motorcade.mqtt import codec, packets
-from motorcade.mqtt.packets import Auth, Connack, Disconnect, Packet, Pingreq, Pingresp
+from motorcade.mqtt.packets import Auth, Connack, Disconnect, Packet, Pingreq, Pingresp, Puback
 from motorcade.mqtt.properties import Properties
 from motorcade.mqtt.reasons import ProtocolError, ReasonCode, connack_code_v3
 
@@ -48,7 +62,7 @@ MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; man
 PACKETS_PER_TURN = 64  #: packets of one client through the channel before the others have their turn
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
 RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
-MAX_UNCOMMITTED = 256  #: packets of one client whose answers wait for the store, before no more are taken
+MAX_UNCOMMITTED = 1000  #: answers to one client that wait for the store, before no more of its packets are taken
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
 
 
@@ -282,6 +296,10 @@ class Connection(asyncio.Protocol):
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not plane.observed:
                 i = byteloop.run(channel, session, data, i, self._max_size())
+                if session.line is not None and session.line.answers >= MAX_UNCOMMITTED:
+                    self._hold_off()
+                    self._keep(data[i:], 0)
+                    return
             elif i < n and session is None and self._steps is None and data[i] >> 4 != 1:
                 # A stranger: do not wait for more.
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
@@ -424,11 +442,46 @@ class Connection(asyncio.Protocol):
             line.join(effect.ticket, self._after_wait)
             return False
         line.join(effect.ticket, partial(self._answer, session, steps))
-        if len(line) < MAX_UNCOMMITTED:
+        if line.answers < MAX_UNCOMMITTED:
             return True
+        self._hold_off()
+        return False
+
+    def _hold_off(self) -> None:
+        """Take no packets until fewer answers wait for the store."""
         self._suspended = self._crowded = True
         self._hold_reading()
-        return False
+
+    def _less_crowded(self, session: Session) -> None:
+        if self._crowded and (session.line is None or session.line.answers * 2 <= MAX_UNCOMMITTED):
+            self._crowded = False
+            self.broker.loop.call_soon(self._go_on)
+
+    def acknowledge(self, numbers: list[bytes], ticket: Ticket) -> None:
+        """QoS 1 messages that the byte loop took are stored, or could not be."""
+        session, channel = self.session, self.channel
+        if self.closing or session is None or channel is None:
+            return
+        stats = self.broker.plane.stats
+        if ticket.error is None:
+            stats.packets_sent += len(numbers)
+            if not session.out:
+                session.shared.dirty.append(session)
+            session.out.append(b"\x40\x02" + b"\x40\x02".join(numbers))
+            self.broker.outbox.later()
+            self._less_crowded(session)
+            return
+        stats.dropped["not_stored"] += len(numbers)
+        if not ticket.refused:
+            self._fail(unanswered())
+        elif channel.version != 5:
+            self._fail(ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error)))
+        else:
+            answer = channel.problem(str(ticket.error))
+            for number in numbers:
+                self.send(Send(Puback(int.from_bytes(number, "big"), ReasonCode.QUOTA_EXCEEDED, answer)))
+            self.broker.outbox.later()
+            self._less_crowded(session)
 
     def _answer(self, session: Session, steps: Steps) -> None:
         """What a conversation waited for is stored; it ends now, even if nobody is there to hear of it."""
@@ -442,9 +495,7 @@ class Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - as in data_received
             self._crash(error)
         self.broker.outbox.later()
-        if self._crowded and (session.line is None or len(session.line) * 2 <= MAX_UNCOMMITTED):
-            self._crowded = False
-            self.broker.loop.call_soon(self._go_on)
+        self._less_crowded(session)
 
     def caught_up(self) -> None:
         """Go on in the next turn."""

@@ -26,13 +26,14 @@ from typing import Any, NamedTuple
 import structlog
 
 from motorcade.broker import kept
-from motorcade.broker.frames import Frame, frame_of
+from motorcade.broker.frames import Frame, frame_of, message_of
 from motorcade.broker.kept import AWAITING, SESSIONS, SUBSCRIPTIONS, pair
 from motorcade.broker.mailbox import Mailbox
 from motorcade.broker.plane import Plane
-from motorcade.broker.pubsub import Copy, noted
+from motorcade.broker.pubsub import Copy, Route, noted
 from motorcade.broker.session import Session
 from motorcade.broker.ticket import Ticket
+from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.storage.ports import Appended, Batch, Bound, Draft, Lease, Store, StoreError
@@ -40,6 +41,7 @@ from motorcade.storage.ports import Appended, Batch, Bound, Draft, Lease, Store,
 log = structlog.stdlib.get_logger("motorcade.keeper")
 
 PART_ROWS = 256  #: rows in one commit, unless a QoS 2 message needs more
+BODIES = 256  #: publishers of a topic whose entries' common part is remembered
 RETRY = 1.0  #: seconds until something that failed is tried again
 STEP = 256  #: sessions and entries between two turns of the event loop
 
@@ -49,12 +51,50 @@ LEASE = "sessions"  #: name of the lease that says which node serves the session
 LEASE_TTL = 3.0  #: seconds after which a node that died is forgotten
 
 
+class _Whole:
+    """A message of any kind, encoded once per kind of receiver."""
+
+    __slots__ = ("_frames", "_message")
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+        self._frames: dict[tuple[object, ...], Frame] = {}
+
+    def frame(self, copy: Copy, now: float) -> Frame:
+        """The frame for a receiver."""
+        version = copy.session.version
+        kind = (version == 5, copy.qos, copy.retain, copy.identifiers)
+        frame = self._frames.get(kind)
+        if frame is None:
+            message = noted(self._message, copy.identifiers) if copy.identifiers else self._message
+            frame = frame_of(message, version, copy.qos, now, retain=copy.retain, identifiers=copy.identifiers)
+            self._frames[kind] = frame
+        return frame
+
+
+class _Plain:
+    """A QoS 1 message without properties, as it came in."""
+
+    __slots__ = ("_frame", "_version")
+
+    def __init__(self, frame: Frame, version: int) -> None:
+        self._frame = frame
+        self._version = version
+
+    def frame(self, copy: Copy, now: float) -> Frame:
+        """The frame for a receiver."""
+        version = copy.session.version
+        if not copy.identifiers and (version == 5) == (self._version == 5):
+            return self._frame
+        message = noted(message_of(self._frame, self._version), copy.identifiers)
+        return frame_of(message, version, 1, now, identifiers=copy.identifiers)
+
+
 class _Delivery(NamedTuple):
     """One receiver's copy of a message in a part."""
 
     copy: Copy
-    message: Message
-    frames: dict[tuple[object, ...], Frame]  #: shared by all receivers of the message: encoded once per kind
+    source: _Whole | _Plain
 
 
 class _Part:
@@ -78,6 +118,8 @@ class Keeper:
         self._plane = plane
         self._loop = loop
         self._flush = flush
+        self.now = time()  #: of this turn, about
+        self._bounds: dict[int, Bound] = {}
         self._part: _Part | None = None
         self._acks: dict[Mailbox, list[int]] = {}
         self._scheduled = False
@@ -102,12 +144,11 @@ class Keeper:
             part.batch.put(AWAITING, pair(publisher.client.client_id, str(packet_id)), record)
             part.rows += 1
         self._take(part, ticket)
-        options = self._plane.session_options
-        frames: dict[tuple[object, ...], Frame] = {}
+        source = _Whole(message)
         for alike in _alike(copies):
             first = alike[0]
             draft = self._draft(message, first, token)
-            bound = Bound(first.session.mailbox.room, options.queue_bytes)  # type: ignore[union-attr]
+            bound = self._bound(first)
             while alike:
                 size = len(alike) if whole else PART_ROWS
                 some, alike = alike[:size], alike[size:]  # noqa: PLW2901 - what is left
@@ -116,13 +157,51 @@ class Keeper:
                     self._take(part, ticket)
                 part.batch.append([copy.session.mailbox.owner for copy in some], draft, now, bound)  # type: ignore[union-attr]
                 part.rows += len(some)
-                part.deliveries += [_Delivery(copy, message, frames) for copy in some]
+                part.deliveries += [_Delivery(copy, source) for copy in some]
         for copy in copies:
             mailbox = copy.session.mailbox
             if mailbox is not None:
                 mailbox.coming += 1
         ticket.finish()  # its own part: from here on only those of the store are open
         return ticket
+
+    def accept_plain(
+        self, route: Route, frame: Frame, payload: bytes, client: ClientInfo, version: int, ticket: Ticket
+    ) -> None:
+        """The same for the byte loop: a QoS 1 message without properties that only durable receivers get."""
+        source = _Plain(frame, version)
+        now = self.now
+        for alike in _alike(route.lasting):
+            first = alike[0]
+            key = (client.client_id, client.username, first.identifiers)
+            body = route.bodies.get(key)
+            if body is None:
+                if len(route.bodies) >= BODIES:
+                    route.bodies.clear()
+                body = route.bodies[key] = kept.plain_body(route.topic, client, first.identifiers)
+            draft = Draft(body, payload)
+            bound = self._bound(first)
+            for start in range(0, len(alike), PART_ROWS):
+                some = alike[start : start + PART_ROWS]
+                part = self._room(len(some))
+                self._take(part, ticket)
+                owners = []
+                for copy in some:
+                    mailbox = copy.session.mailbox
+                    if mailbox is not None:
+                        mailbox.coming += 1
+                        owners.append(mailbox.owner)
+                    part.deliveries.append(_Delivery(copy, source))
+                part.batch.append(owners, draft, now, bound)
+                part.rows += len(some)
+
+    def _bound(self, copy: Copy) -> Bound:
+        """How large a receiver's mailbox may grow; one object per answer, since there are few."""
+        room = copy.session.mailbox.room if copy.session.mailbox is not None else 0
+        bound = self._bounds.get(room)
+        if bound is None:
+            bound = self._bounds[room] = Bound(room, self._plane.session_options.queue_bytes)
+        return bound
 
     def keep(self, session: Session, message: Message, *, retain: bool) -> None:
         """Keep a QoS 0 message for a client that is away."""
@@ -188,6 +267,7 @@ class Keeper:
     def _later(self) -> None:
         if not self._scheduled:
             self._scheduled = True
+            self.now = time()
             self._loop.call_soon(self._turn_over)
 
     def _turn_over(self) -> None:
@@ -250,21 +330,11 @@ class Keeper:
             session.shared.stats.dropped["queue_full"] += len(answer.dropped)
         if not answer.position:
             mailbox.arrived(0, None)
-            session.drop(self._frame(delivery, session, now), "queue_full")
+            session.drop(delivery.source.frame(copy, now), "queue_full")
         elif mailbox.open and not answer.repeated:
-            mailbox.arrived(answer.position, self._frame(delivery, session, now))
+            mailbox.arrived(answer.position, delivery.source.frame(copy, now))
         else:
             mailbox.arrived(answer.position, None)
-
-    def _frame(self, delivery: _Delivery, session: Session, now: float) -> Frame:
-        copy = delivery.copy
-        kind = (session.version == 5, copy.qos, copy.retain, copy.identifiers)
-        frame = delivery.frames.get(kind)
-        if frame is None:
-            message = noted(delivery.message, copy.identifiers) if copy.identifiers else delivery.message
-            frame = frame_of(message, session.version, copy.qos, now, retain=copy.retain, identifiers=copy.identifiers)
-            delivery.frames[kind] = frame
-        return frame
 
     def _refuse(self, part: _Part, error: Exception) -> None:
         """A part could not be stored, or nobody knows."""

@@ -140,6 +140,25 @@ def record_of(
     )
 
 
+def plain_body(topic: str, client: ClientInfo, identifiers: tuple[int, ...]) -> bytes:
+    """What is kept of a QoS 1 message without properties: the same for all messages of a client to a topic."""
+    return encode(
+        MessageRecord(1, topic, client.client_id, client.username, qos=1, identifiers=identifiers),
+    )
+
+
+def is_plain(record: MessageRecord) -> bool:
+    """Whether a message is nothing but topic, payload and QoS."""
+    return (
+        not (record.flags & 4 or record.guid or record.identifiers or record.user_properties)
+        and record.expires_at is None
+        and record.payload_format is None
+        and record.content_type is None
+        and record.response_topic is None
+        and record.correlation_data is None
+    )
+
+
 def message_from(record: MessageRecord, payload: bytes) -> Message:
     """The message again."""
     headers: dict[str, object] = {"subscription_ids": record.identifiers} if record.identifiers else {}

@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from motorcade.broker.frames import IDS, RELEASED, Frame, frame_of, message_of
-from motorcade.broker.kept import decode_message, message_from, owner_of
+from motorcade.broker.frames import IDS, RELEASED, Frame, build, frame_of, message_of
+from motorcade.broker.kept import decode_message, is_plain, message_from, owner_of
+from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from motorcade.broker.ticket import Ticket
 
 IDS_OF_MAILBOX = 60_000  #: packet ids 1 to this one belong to mailbox entries, those above to everything else
+BODIES = 10_000  #: bodies of plain messages that are remembered
 AHEAD = 64  #: entries read ahead
 AHEAD_OCTETS = 256 * 1024  #: bytes of payloads read ahead, about
 
@@ -69,11 +71,29 @@ def id_of(position: int) -> int:
     return 1 + position % IDS_OF_MAILBOX
 
 
-def _frame_of(entry: Kept, version: int, now: float) -> Frame:
-    record = decode_message(entry.body)
-    message = message_from(record, entry.payload)
-    flags = record.flags
-    return frame_of(message, version, flags & 3, now, retain=bool(flags & 4), identifiers=record.identifiers)
+class Bodies:
+    """Reads the bodies of entries. Those of plain messages are the same for all of a client to a topic."""
+
+    def __init__(self) -> None:
+        self._plain: dict[bytes, tuple[bytes, int, ClientInfo]] = {}
+
+    def frame(self, entry: Kept, version: int, now: float) -> Frame:
+        """The frame of an entry."""
+        plain = self._plain.get(entry.body)
+        if plain is None:
+            record = decode_message(entry.body)
+            if not is_plain(record):
+                message = message_from(record, entry.payload)
+                flags = record.flags
+                return frame_of(
+                    message, version, flags & 3, now, retain=bool(flags & 4), identifiers=record.identifiers
+                )
+            if len(self._plain) >= BODIES:
+                self._plain.clear()
+            publisher = ClientInfo(record.publisher, record.username)
+            plain = self._plain[entry.body] = record.topic.encode(), record.flags & 3, publisher
+        topic, qos, publisher = plain
+        return build(topic, b"\x00" + entry.payload if version == 5 else entry.payload, qos, publisher)
 
 
 class Mailbox:
@@ -240,7 +260,7 @@ class Mailbox:
             self._send_release(position, number)
             return
         else:
-            frame = _frame_of(what, session.version, now)
+            frame = session.shared.bodies.frame(what, session.version, now)
             if isinstance(frame[2], Message) and frame[2].expired(now):
                 session.drop(frame, "expired")
                 frame = None

@@ -7,13 +7,15 @@ from typing import Protocol
 
 import msgspec
 
+from motorcade.broker.frames import Frame
 from motorcade.broker.limits import Flapping, LeakyBucket, Limits, Networks, SessionOptions
-from motorcade.broker.pubsub import Copy, PubSub
+from motorcade.broker.pubsub import Copy, PubSub, Route
 from motorcade.broker.registry import Registry, SessionKeeping
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
 from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
+from motorcade.core.client import ClientInfo
 from motorcade.core.guid import GuidFactory
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -41,6 +43,11 @@ class Keeping(SessionKeeping, Protocol):
         self, message: Message, copies: Sequence[Copy], now: float, publisher: Session | None = None, packet_id: int = 0
     ) -> Ticket:
         """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
+
+    def accept_plain(
+        self, route: Route, frame: Frame, payload: bytes, client: ClientInfo, version: int, ticket: Ticket
+    ) -> None:
+        """The same for the byte loop: a QoS 1 message without properties that only durable receivers get."""
 
     def release(self, session: Session, packet_ids: Iterable[int]) -> Ticket:
         """QoS 2 messages of the client are released."""

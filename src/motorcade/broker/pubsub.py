@@ -86,9 +86,11 @@ class Route:
 
     __slots__ = (
         "as_published",
+        "bodies",
         "count",
         "groups",
         "kept",
+        "lasting",
         "only",
         "publish_hooks",
         "rest",
@@ -129,12 +131,21 @@ class Route:
         #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 5)
         self.only = targets[0].session if len(targets) == 1 and not groups else None
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
+        #: if everybody is durable and takes QoS 1: what they get; the byte loop stores such messages itself
+        self.lasting = _lasting(targets) if self.kept and not groups else ()
+        self.bodies: dict[tuple[object, ...], bytes] = {}  #: see `Keeper.accept_plain`
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
         self.as_published = frozenset(t.session for t in plain if t.retain_as_published)
         v3 = [t for t in plain if t.session.version != 5]
         v5 = [t for t in plain if t.session.version == 5]
         self.v3_all, self.v3_qos0, self.v3_qos1, self.v3_qos2, self.v3_from_1 = _by_qos(v3)
         self.v5_all, self.v5_qos0, self.v5_qos1, self.v5_qos2, self.v5_from_1 = _by_qos(v5)
+
+
+def _lasting(targets: list[Target]) -> tuple[Copy, ...]:
+    if any(t.session.mailbox is None or not t.qos or t.no_local for t in targets):
+        return ()
+    return tuple(Copy(t.session, 1, False, t.identifiers) for t in targets)
 
 
 def _by_qos(targets: list[Target]) -> tuple[Receivers, Receivers, Receivers, Receivers, Receivers]:

@@ -106,7 +106,7 @@ class Session(Window):
     @property
     def in_line(self) -> bool:
         """Whether answers wait."""
-        return self.line is not None and len(self.line) > 0
+        return self.line is not None and self.line.answers > 0
 
     def wait_in_line(self) -> Line:
         """Where answers wait; made when first needed."""

@@ -80,21 +80,21 @@ class Ticket:
 class Line:
     """Continuations of one session that wait for their tickets, first come, first served."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_waiting", "answers")
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Ticket, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[Ticket, Callable[[], None], int]] = deque()
+        self.answers = 0  #: that wait
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def join(self, ticket: Ticket, go_on: Callable[[], None]) -> None:
+    def join(self, ticket: Ticket, go_on: Callable[[], None], answers: int = 1) -> None:
         """Call `go_on` when the ticket is done and everybody before has had their turn."""
-        self._waiting.append((ticket, go_on))
+        self._waiting.append((ticket, go_on, answers))
+        self.answers += answers
         ticket.then(self._move)
 
     def _move(self) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0].done:
-            _, go_on = waiting.popleft()
+            _, go_on, answers = waiting.popleft()
+            self.answers -= answers
             go_on()

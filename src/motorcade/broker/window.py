@@ -24,8 +24,9 @@ from typing import Protocol
 
 from motorcade.broker.frames import IDS, Frame, aliased, frame_of, is_released, message_of, qos_of, size_of, topic_of
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.mailbox import IDS_OF_MAILBOX, Mailbox
+from motorcade.broker.mailbox import IDS_OF_MAILBOX, Bodies, Mailbox
 from motorcade.broker.stats import Stats
+from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -58,6 +59,9 @@ class Link(Protocol):
     def pump_later(self) -> None:
         """Call `pump` again in the next turn of the event loop."""
 
+    def acknowledge(self, numbers: list[bytes], ticket: Ticket) -> None:
+        """Messages of the client are stored, or could not be: tell it."""
+
     def caught_up(self) -> None:
         """The client that this connection's publisher has waited for is no longer behind."""
 
@@ -65,7 +69,7 @@ class Link(Protocol):
 class Shared:
     """What all windows of a node share: one object, so that a session needs one reference."""
 
-    __slots__ = ("dirty", "hooks", "options", "queued", "queued_bytes", "stats")
+    __slots__ = ("bodies", "dirty", "hooks", "options", "queued", "queued_bytes", "stats")
 
     def __init__(self, options: SessionOptions, hooks: Hooks, stats: Stats) -> None:
         self.options = options
@@ -73,6 +77,7 @@ class Shared:
         self.stats = stats
         self.queued = 0  #: messages waiting in all queues
         self.queued_bytes = 0
+        self.bodies = Bodies()  #: of entries in mailboxes
         self.dirty: list[Window] = []  #: windows with bytes in `out`, to be written at the end of this turn
 
 
