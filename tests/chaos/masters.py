@@ -158,20 +158,42 @@ async def measure(level: Durability, rounds: int, *, cut_off: bool, between: int
             return Outcome(load.total, load.failed, lost, twice)
 
 
+async def measure_alone(sync: str, rounds: int, between: int = 100) -> Outcome:
+    """The same with a lone server without replica, killed and started again where it was."""
+    with RedisServer({"appendfsync": sync}) as server:
+        store = RedisStore(server.url, Durability.SAFE, RedisOptions(patience=30.0))
+        await store.open()
+        try:
+            load = Load(store)
+            load.start()
+            await load.reach(between)
+            for _ in range(rounds):
+                server.kill()
+                await asyncio.to_thread(server.start)
+                await load.reach(between)
+            await load.stop()
+            return Outcome(load.total, load.failed, *await load.missing())
+        finally:
+            await store.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     rounds = parser.parse_args().rounds
-    print("| durability | replica at the time of the kill | kills | acknowledged | lost | twice |")
-    print("|---|---|--:|--:|--:|--:|")
+    print("| servers | durability | killed | kills | acknowledged | lost | twice |")
+    print("|---|---|---|--:|--:|--:|--:|")
+
+    def tell(servers: str, level: str, killed: str, outcome: Outcome) -> None:
+        figures = f"{rounds} | {outcome.acknowledged} | {outcome.lost} | {outcome.twice}"
+        print(f"| {servers} | {level} | {killed} | {figures} |", flush=True)
+
     for level in (Durability.SAFE, Durability.FAST):
         for cut_off in (False, True):
             outcome = asyncio.run(measure(level, rounds, cut_off=cut_off))
-            replica = "cut off" if cut_off else "follows"
-            print(
-                f"| {level} | {replica} | {rounds} | {outcome.acknowledged} | {outcome.lost} | {outcome.twice} |",
-                flush=True,
-            )
+            tell("cluster", level, "a master" + (", its replica cut off" if cut_off else ""), outcome)
+    for sync in ("always", "everysec"):
+        tell("alone", f"safe, appendfsync {sync}", "the server", asyncio.run(measure_alone(sync, rounds)))
 
 
 if __name__ == "__main__":
