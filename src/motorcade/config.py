@@ -114,7 +114,7 @@ class DataOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where what must outlive a connection is kept."""
 
-    url: str = "memory://"  #: `rocksdb://DIR` (DIR may be left out), `redis://HOST:PORT`, `redis+cluster://HOST:PORT`
+    url: str = "rocksdb://"  #: `rocksdb://[DIR]`, `redis://HOST:PORT`, `redis+cluster://HOST:PORT` or `memory://`
     durability: Literal["fast", "safe", "strict"] = "safe"  #: what an acknowledged write survives: docs/durability.md
     sweep_interval: float = 10.0  #: seconds between two rounds of removing what has expired
     sweep_budget: Count = 500  #: items removed in one step; others come between two steps

@@ -45,14 +45,12 @@ def _store(url: str, durability: Durability) -> Store:
     raise StoreError(f"{url!r} does not name a store; it should be one of {FORMS}")
 
 
-# An engine is imported when it is asked for, since its libraries are extras.
+# An engine is imported when it is asked for: it takes a while, and the libraries of one are an extra.
 
 
 def _rocks(path: Path, durability: Durability) -> Store:
-    try:
-        from motorcade.storage.rocks import RocksStore  # noqa: PLC0415
-    except ImportError as error:
-        raise _missing("rocksdb", error) from error
+    from motorcade.storage.rocks import RocksStore  # noqa: PLC0415
+
     return RocksStore(path, durability=durability)
 
 
@@ -60,9 +58,5 @@ def _redis(url: str, durability: Durability) -> Store:
     try:
         from motorcade.storage.redis import RedisStore  # noqa: PLC0415
     except ImportError as error:
-        raise _missing("redis", error) from error
+        raise StoreError(f"{error}; `pip install 'motorcade[redis]'` brings what this store needs") from error
     return RedisStore(url, durability=durability)
-
-
-def _missing(extra: str, error: ImportError) -> StoreError:
-    return StoreError(f"{error}; `pip install 'motorcade[{extra}]'` brings what this store needs")
