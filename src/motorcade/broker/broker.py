@@ -31,6 +31,7 @@ from motorcade.extension.hooks import Chain, Handled
 log = structlog.stdlib.get_logger("motorcade.broker")
 
 TICK = 0.25  #: seconds between looks at what is due
+LAG_TICK = 0.02  #: seconds between two looks at how late the event loop is
 RECHECK_STEP = 100  #: absent sessions whose access is decided again before messages have their turn
 SWEEP_STEP = 2000  #: connections looked at per tick
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #: seconds
@@ -58,12 +59,13 @@ class Broker:
         self.outbox = Outbox(plane.shared.dirty, plane.stats, loop)
         self.started = time()
         self.connections: set[Connection] = set()
-        self.lag = [0] * (len(LAG_BUCKETS) + 1)  #: histogram of how late ticks were
+        self.lag = [0] * (len(LAG_BUCKETS) + 1)  #: histogram of how late the event loop was
         self.lag_sum = 0.0
         self._by_listener: Counter[str] = Counter()
         self._listener_limits: dict[str, int] = {}
         self._sweep: list[Connection] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._lag_timer: asyncio.TimerHandle | None = None
         self._publishing: set[asyncio.Task[int]] = set()
         self._rechecking: set[asyncio.Task[None]] = set()
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
@@ -110,14 +112,20 @@ class Broker:
     def start(self) -> None:
         """Begin the periodic work."""
         self._schedule()
+        self._measure(self.loop.time())
 
     def _schedule(self) -> None:
-        self._timer = self.loop.call_later(TICK, self._tick, self.loop.time() + TICK)
+        self._timer = self.loop.call_later(TICK, self._tick)
 
-    def _tick(self, planned: float) -> None:
-        late = max(0.0, self.loop.time() - planned)
+    def _measure(self, planned: float) -> None:
+        """How late is the event loop? Everything that holds it up shows here."""
+        now = self.loop.time()
+        late = max(0.0, now - planned)
         self.lag_sum += late
         self.lag[bisect_left(LAG_BUCKETS, late)] += 1
+        self._lag_timer = self.loop.call_later(LAG_TICK, self._measure, now + LAG_TICK)
+
+    def _tick(self) -> None:
         self._schedule()
         for will in self.plane.registry.due(time()):
             self.publish_will(will)
@@ -168,8 +176,9 @@ class Broker:
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.abort("shutting down")
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._lag_timer):
+            if timer is not None:
+                timer.cancel()
         await asyncio.sleep(0)
 
     # -- hub

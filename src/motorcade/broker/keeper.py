@@ -161,7 +161,7 @@ class Keeper:
         for copy in copies:
             mailbox = copy.session.mailbox
             if mailbox is not None:
-                mailbox.coming += 1
+                mailbox.expect()
         ticket.finish()  # its own part: from here on only those of the store are open
         return ticket
 
@@ -189,7 +189,7 @@ class Keeper:
                 for copy in some:
                     mailbox = copy.session.mailbox
                     if mailbox is not None:
-                        mailbox.coming += 1
+                        mailbox.expect()
                         owners.append(mailbox.owner)
                     part.deliveries.append(_Delivery(copy, source))
                 part.batch.append(owners, draft, now, bound)

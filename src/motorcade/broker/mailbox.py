@@ -192,6 +192,12 @@ class Mailbox:
         session = self.session
         self.keeper.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
 
+    def expect(self) -> None:
+        """An entry is handed to the store."""
+        self.coming += 1
+        if self.open:
+            self.session.note_backlog(self.backlog)
+
     def arrived(self, position: int, frame: Frame | None) -> None:
         """An entry is committed. If nothing waits before it, it goes on from memory; else it will be read.
 
@@ -206,7 +212,6 @@ class Mailbox:
             self.cursor = position
             self._ahead.append((position, frame))
             self._ahead_octets += len(frame[1])
-        self.session.note_backlog(self.backlog)
 
     def fetched(self, entries: Sequence[Kept], limit: int, tail: int) -> None:
         """Entries that were asked for by this connection have been read. `tail` was known when they were."""
