@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from motorcade.storage import tables
-from motorcade.storage.files import Files, Tables
+from motorcade.storage.files import Files, Tables, scan
 from motorcade.storage.inspect import inspect
+from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError, StoreError, StoreFullError
-from motorcade.storage.transaction import scan
 
 #: Octets; what is read once need not be kept.
 CACHE = 8 * 2**20
@@ -138,13 +138,15 @@ def contents(path: Path) -> Contents:
     """Counts everything; reads all keys of records, streams and mailboxes."""
     with opened(path) as found:
         try:
-            totals = found.meta.get(tables.META_TOTALS)
-            entries, blobs, octets, _ = tables.TOTALS.unpack(totals) if totals is not None else (0, 0, 0, 0)
+            notes = Notes()
+            notes.load(found)
+            totals = notes.get(found, tables.TOTALS_NOTE)
+            entries, blobs, octets, *_ = tables.TOTALS.unpack(totals) if totals is not None else (0, 0, 0, 0, 0)
             records: Counter[str] = Counter()
             for key, _ in scan(found.records, b"", b""):
                 records[key.partition(b"\0")[0].decode()] += 1
             streams = {key.decode(): tables.STREAM.unpack(row)[2] for key, row in scan(found.streams, b"", b"")}
-            mailboxes = sum(1 for _ in scan(found.heads, b"", b""))
+            mailboxes = sum(1 for _ in notes.scan(found, b"h"))
         finally:
             del found
     return Contents(tables.FORMAT, mailboxes, entries, blobs, octets, dict(records), streams, _octets(path))

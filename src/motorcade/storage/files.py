@@ -17,10 +17,12 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -29,6 +31,7 @@ from rocksdict import (
     DBRecoveryMode,
     Options,
     Rdict,
+    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
@@ -47,9 +50,10 @@ WRITE_BUFFERS = 96 * 2**20
 #: Bits per key. A filter answers "not there" without touching the block: each new compaction key asks that.
 BLOOM_BITS = 10
 
-#: What brings files of an older format to the next one: by the format they have. Each step must be repeatable, since a
-#: crash may interrupt it; the format is raised after it.
-MIGRATIONS: dict[int, Callable[[Tables], None]] = {}
+#: Seconds between two reports of a migration in the log.
+REPORT_EVERY = 5.0
+
+log = structlog.stdlib.get_logger("motorcade.store")
 
 _HELD = re.compile(r"lock hold by|While lock file|LOCK: ", re.IGNORECASE)
 _DAMAGED = re.compile(r"^(Corruption|Not implemented|Invalid argument)|checksum mismatch|does not exist|No such file")
@@ -66,6 +70,8 @@ class Tables:
     __slots__ = ("db", "handles", *tables.TABLES)
 
     entries: Rdict
+    shared: Rdict
+    holders: Rdict
     heads: Rdict
     keys: Rdict
     tokens: Rdict
@@ -76,19 +82,21 @@ class Tables:
     rows: Rdict
     leases: Rdict
     endings: Rdict
+    notes: Rdict
     meta: Rdict
 
-    def __init__(self, db: Rdict) -> None:
+    def __init__(self, db: Rdict, present: Iterable[str] = tables.TABLES) -> None:
+        """Files of an older format, opened to be read only, may lack some tables."""
         self.db = db
-        self.handles = {table: db.get_column_family_handle(table) for table in tables.TABLES}
-        for table in tables.TABLES:
+        self.handles = {table: db.get_column_family_handle(table) for table in present}
+        for table in present:
             setattr(self, table, db.get_column_family(table))
 
     def release(self) -> Rdict:
         """Let go of everything but the database, even if the frames of some error still hold this object."""
-        self.handles.clear()
-        for table in tables.TABLES:
+        for table in self.handles:
             delattr(self, table)
+        self.handles.clear()
         db = self.db
         del self.db
         return db
@@ -103,6 +111,7 @@ class Files:
         self._salvage = salvage
         self._tables: Tables | None = None
         self._readers = 0
+        self._loop_reads = False  #: the event loop's thread reads now; only that thread writes this
         self._closing = False
         self._changed = threading.Condition()
         self._cache = Cache(block_cache)
@@ -118,9 +127,10 @@ class Files:
                 raise StoreFullError(f"the store at {self.path} cannot be made: {error}") from error
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
         try:
-            families = {table: self._options() for table in tables.TABLES}
+            present = Rdict.list_cf(str(self.path), self._options()) if read_only else tables.TABLES
+            families = {table: self._options() for table in tables.TABLES if table in present}
             db = Rdict(str(self.path), self._options(), column_families=families, access_type=access)
-            opened = Tables(db)
+            opened = Tables(db, families)
         except Exception as error:
             raise self.explain(error, opening=True) from error
         self.read_only = read_only
@@ -134,8 +144,10 @@ class Files:
         """Wait for the readers and let go of everything, whatever state it is in."""
         with self._changed:
             self._closing = True
-            self._changed.wait_for(lambda: self._readers == 0)
             closing, self._tables = self._tables, None
+            self._changed.wait_for(lambda: self._readers == 0)
+        while self._loop_reads:  # a matter of microseconds, see `enter_loop`
+            time.sleep(0.0005)
         if closing is None:
             return
         db = closing.release()
@@ -159,6 +171,20 @@ class Files:
             self._readers -= 1
             if self._closing:
                 self._changed.notify_all()
+
+    def enter_loop(self) -> Tables | None:
+        """The same for the event loop's thread, which reads most, gives back before it waits, and needs no lock.
+
+        First it says that it reads, then it takes the tables; `close` takes them away, then looks whether it reads.
+        """
+        self._loop_reads = True
+        opened = self._tables
+        if opened is None:
+            self._loop_reads = False
+        return opened
+
+    def leave_loop(self) -> None:
+        self._loop_reads = False
 
     @contextmanager
     def reading(self) -> Iterator[Tables]:
@@ -256,8 +282,45 @@ class Files:
         return options
 
 
-def migrate(opened: Tables, steps: dict[int, Callable[[Tables], None]] | None = None) -> None:
-    """Bring files to the format of this version; StoreError if they come from a later one."""
+def scan(table: Rdict, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Rows of a table from `start` to before `end` (empty: to its end), as of now."""
+    options = ReadOptions()
+    if end:
+        # Without it, finding the end would walk over everything deleted behind it.
+        options.set_iterate_upper_bound(end)
+    rows = table.iter(options)
+    rows.seek(start)
+    while rows.valid():
+        yield rows.key(), rows.value()
+        rows.next()
+    rows.status()  # a damaged block ends a scan like the end of the table does; this tells them apart
+
+
+# -- formats
+
+#: A bounded part of a migration: given where to begin (empty: at the beginning), the rows to write, and where to go on
+#: (None: done). The rows and the place to go on are written as a whole, so a crash in between harms nothing.
+Step = Callable[["Tables", bytes], tuple[WriteBatch, bytes | None]]
+
+
+def _add_shared(opened: Tables, _: bytes) -> tuple[WriteBatch, None]:
+    """1 to 2: entries may be references, and small rows may be noted.
+
+    What is there may stay as it is, but the totals count shared messages too, of which there are none.
+    """
+    batch = WriteBatch(raw_mode=True)
+    totals = opened.meta.get(tables.META_TOTALS)
+    if totals is not None and len(totals) < tables.TOTALS.size:
+        batch.put(tables.META_TOTALS, totals + tables.NUMBER.pack(0), opened.handles["meta"])
+    return batch, None
+
+
+#: What brings files of an older format to the next one, step by step: by the format they have.
+MIGRATIONS: dict[int, Step] = {1: _add_shared}
+
+
+def migrate(opened: Tables, steps: dict[int, Step] | None = None) -> None:
+    """Bring files to the format of this version; StoreError if they come from a later one, or from none we know."""
     steps = MIGRATIONS if steps is None else steps
     stored = opened.meta.get(tables.META_FORMAT)
     if stored is None:
@@ -268,12 +331,33 @@ def migrate(opened: Tables, steps: dict[int, Callable[[Tables], None]] | None = 
         raise StoreError(
             f"the store has format {version}, this version of Motorcade knows up to {tables.FORMAT}; use a newer one"
         )
-    while version < tables.FORMAT:
-        if version not in steps:
-            raise StoreError(f"the store has format {version}, which this version of Motorcade cannot bring up to date")
-        steps[version](opened)
-        version += 1
-        write_meta(opened, tables.META_FORMAT, version)
+    for older in range(version, tables.FORMAT):
+        if older not in steps:
+            raise StoreError(f"the store has format {older}, which this version of Motorcade cannot bring up to date")
+        _take_steps(opened, older, steps[older])
+
+
+def _take_steps(opened: Tables, version: int, step: Step) -> None:
+    """From one format to the next; goes on where an earlier attempt was interrupted."""
+    place: bytes | None = opened.meta.get(tables.META_MIGRATED) or b""
+    begun = reported = time.monotonic()
+    log.info("store_migration_begins", format=version, to=version + 1, interrupted=bool(place))
+    count = 0
+    options = WriteOptions()
+    options.sync = True
+    while place is not None:
+        batch, place = step(opened, place)
+        count += 1
+        if place is None:
+            batch.put(tables.META_FORMAT, tables.NUMBER.pack(version + 1), opened.handles["meta"])
+            batch.delete(tables.META_MIGRATED, opened.handles["meta"])
+        else:
+            batch.put(tables.META_MIGRATED, place, opened.handles["meta"])
+        opened.db.write(batch, options)
+        if place is not None and time.monotonic() - reported >= REPORT_EVERY:
+            reported = time.monotonic()
+            log.info("store_migration_goes_on", to=version + 1, steps=count, at=place[:40].hex())
+    log.info("store_migrated", format=version + 1, steps=count, seconds=round(time.monotonic() - begun, 1))
 
 
 def write_meta(opened: Tables, key: bytes, number: int) -> None:

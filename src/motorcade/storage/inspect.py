@@ -1,7 +1,8 @@
 """Looks through a copy of a store and says what does not agree.
 
-Sizes and ends against entries, keys against entries, counters of blobs against entries that hold them, blobs against
-their digests, totals against all. It works on a copy because only there everything is of the same moment.
+Sizes and ends against entries, keys against entries, counters of shared messages and of blobs against those that hold
+them, blobs against their digests, totals against all. It works on a copy because only there everything is of the same
+moment.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections import Counter
 from pathlib import Path
 
 from motorcade.storage import tables
-from motorcade.storage.files import Files, Tables
+from motorcade.storage.files import Files, Tables, scan
+from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError
-from motorcade.storage.transaction import load_head, scan
+from motorcade.storage.transaction import load_head
 
 #: Octets; what is read once need not be kept.
 CACHE = 8 * 2**20
@@ -41,15 +43,20 @@ def inspect(copy: Path) -> list[str]:
 class _Inspection:
     def __init__(self, opened: Tables) -> None:
         self._tables = opened
+        self._notes = Notes()
+        self._notes.load(opened)
         self._wrong: list[str] = []
-        self._holders: Counter[bytes] = Counter()
+        self._holders: Counter[bytes] = Counter()  #: of blobs
+        self._references: Counter[bytes] = Counter()  #: to shared messages
 
     def run(self) -> list[str]:
-        totals = (self._mailboxes(), *self._blobs(), sum(1 for _ in scan(self._tables.records, b"", b"")))
-        stored = self._tables.meta.get(tables.META_TOTALS)
-        expected = tables.TOTALS.unpack(stored) if stored is not None else (0, 0, 0, 0)
+        entries, shared = self._mailboxes(), self._shared()
+        totals = (entries, *self._blobs(), sum(1 for _ in scan(self._tables.records, b"", b"")), shared)
+        stored = self._notes.get(self._tables, tables.TOTALS_NOTE)
+        expected = tables.TOTALS.unpack(stored) if stored is not None else (0, 0, 0, 0, 0)
         if totals != expected:
-            self._say(f"totals (entries, blobs, octets of blobs, records): counted {totals}, noted {expected}")
+            what = "entries, blobs, octets of blobs, records, shared messages"
+            self._say(f"totals ({what}): counted {totals}, noted {expected}")
         self._streams()
         return self._wrong
 
@@ -67,17 +74,16 @@ class _Inspection:
             if key[:-9] != owner:
                 heads += self._mailbox(owner, count, octets, droppable, last)
                 owner, count, octets, droppable, last = key[:-9], 0, 0, 0, 0
-            entry = tables.parse_entry(row)
+            flags, size = tables.facts(row)
             last = tables.NUMBER.unpack(key[-8:])[0]
             total += 1
             count += 1
-            octets += entry.octets
-            droppable += entry.flags & tables.DROPPABLE
-            if entry.flags & tables.BLOB:
-                self._holders[entry.payload] += 1
-            if entry.key:
+            octets += size
+            droppable += flags & tables.DROPPABLE
+            compaction = self._entry(row)
+            if compaction:
                 keys += 1
-                if self._tables.keys.get(owner + b"\0" + entry.key) != key[-8:]:
+                if self._tables.keys.get(owner + b"\0" + compaction) != key[-8:]:
                     self._say(f"mailbox {owner.decode()!r}: the key of entry {last} does not lead to it")
         heads += self._mailbox(owner, count, octets, droppable, last)
         if keys != all_keys:
@@ -85,10 +91,41 @@ class _Inspection:
         self._empty_heads(heads)
         return total
 
+    def _entry(self, row: bytes) -> bytes:
+        """Count what an entry holds; its compaction key."""
+        if len(row) > tables.REFERENCE_SIZE:
+            entry = tables.parse_entry(row)
+            if entry.flags & tables.BLOB:
+                self._holders[entry.payload] += 1
+            return entry.key
+        number = row[:8]
+        self._references[number] += 1
+        if not tables.facts(row)[0] & tables.KEYED:
+            return b""
+        message = self._tables.shared.get(number)
+        return tables.parse_entry(message).key if message is not None else b""
+
+    def _shared(self) -> int:
+        """Shared messages against their counters and the references to them; how many messages."""
+        count = 0
+        for number, row in scan(self._tables.shared, b"", b""):
+            count += 1
+            entry = tables.parse_entry(row)
+            if entry.flags & tables.BLOB:
+                self._holders[entry.payload] += 1
+            counter = self._notes.get(self._tables, b"n" + number)
+            holders = tables.NUMBER.unpack(counter)[0] if counter is not None else -1
+            held = self._references.pop(number, 0)
+            if holders != held:
+                self._say(f"shared message {number.hex()}: {held} entries refer to it, noted {holders}")
+        for number in self._references:
+            self._say(f"shared message {number.hex()}: missing")
+        return count
+
     def _mailbox(self, owner: bytes, count: int, octets: int, droppable: int, last: int) -> int:
         if not owner:
             return 0
-        head = load_head(self._tables, owner.decode())
+        head = load_head(self._tables, self._notes, owner.decode())
         if (head.count, head.octets, head.droppable) != (count, octets, droppable) or head.last < last:
             self._say(
                 f"mailbox {owner.decode()!r}: {count} entries, {octets} octets, the last at {last}; "
@@ -99,8 +136,8 @@ class _Inspection:
     def _empty_heads(self, with_entries: int) -> None:
         """Heads that speak of entries where there are none."""
         claims = 0
-        for key, _ in scan(self._tables.heads, b"", b""):
-            claims += load_head(self._tables, key.decode()).count > 0
+        for owner, _ in self._notes.scan(self._tables, b"h"):
+            claims += load_head(self._tables, self._notes, owner.decode()).count > 0
         if claims != with_entries:
             self._say(f"{claims} mailboxes are said to have entries, {with_entries} have")
 
@@ -112,11 +149,11 @@ class _Inspection:
             octets += len(data)
             if hashlib.sha256(data).digest() != digest:
                 self._say(f"blob {digest.hex()}: the data does not agree with the digest")
-            row = self._tables.blobinfo.get(digest)
+            row = self._notes.get(self._tables, b"b" + digest)
             holders = tables.BLOBINFO.unpack(row)[0] if row is not None else -1
             held = self._holders.pop(digest, 0)
             if holders != held:
-                self._say(f"blob {digest.hex()}: held by {held} entries, noted {holders}")
+                self._say(f"blob {digest.hex()}: held by {held} entries and messages, noted {holders}")
         for digest in self._holders:
             self._say(f"blob {digest.hex()}: missing")
         return count, octets

@@ -3,13 +3,15 @@
     rocks.py         the ports; everything that reads
     writer.py        one thread that commits in groups; everything that writes passes through it
     transaction.py   what a write does: reads, decides, one atomic batch
+    notes.py         small rows that change often, noted first and put in place later
     tables.py        keys and values
     files.py         opening, closing, errors in our words
 
 Rule 1: a short read is made at once in the event loop's thread: a few microseconds, less than any way around it. A
         long one (more than DIRECT_ROWS rows, large payloads, whole tables) is made in steps in a thread of its own.
-Rule 2: a read takes the tables with `enter` and gives them back with `leave` before it waits for anything; no iterator
-        outlives that. An iterator pins files, and the lock on the directory.
+Rule 2: a read takes the tables with `enter` (in the event loop's thread: `enter_loop`) and gives them back with
+        `leave` before it waits for anything; no iterator outlives that. An iterator pins files, and the lock on the
+        directory.
 Rule 3: the caches of the writer may be looked at, not changed. What they say may be ahead of the tables; only what
         holds even then is used: a mailbox without entries, and a position that no entry is below.
 """
@@ -19,17 +21,19 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rocksdict import ReadOptions
 
 from motorcade.storage import tables
-from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables
+from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables, scan
 from motorcade.storage.inspect import inspect
+from motorcade.storage.notes import Notes
 from motorcade.storage.ports import (
     Appended,
     Attached,
@@ -47,13 +51,13 @@ from motorcade.storage.ports import (
 )
 from motorcade.storage.transaction import (
     MAX_HEADS,
+    MAX_SEEN_ROWS,
     NO_BOUND,
     State,
     StreamHead,
     Transaction,
     after_prefix,
     load_head,
-    scan,
 )
 from motorcade.storage.writer import MAX_QUEUED, RESERVE, Writer
 
@@ -68,6 +72,9 @@ DIRECT_OCTETS = 256 * 1024
 
 #: Octets of payloads in the cache: one campaign serves thousands of vehicles.
 PAYLOAD_CACHE = 16 * 2**20
+
+#: Octets of shared messages in the cache, payloads included though both caches may hold the same.
+MESSAGE_CACHE = 16 * 2**20
 
 #: Entries removed by one step of a sweep or of `clear`, so that other writes come in between.
 STEP_REMOVALS = 256
@@ -86,30 +93,115 @@ _unpack_entry = tables.ENTRY.unpack_from
 _unpack_number = tables.NUMBER.unpack
 
 
-class Payloads:
-    """A cache of blobs, bounded in octets; in two halves, of which the older one goes when the younger is full."""
+class Content(NamedTuple):
+    """What the references to a shared message have in common."""
+
+    key: bytes
+    body: bytes
+    payload: bytes
+    stored_at: float
+
+
+V = TypeVar("V", bytes, Content)
+
+
+class Cache(Generic[V]):
+    """Bounded in octets; in two halves, of which the older one goes when the younger is full.
+
+    Nothing in it can be out of date: a digest has one payload, a message one content.
+    """
 
     def __init__(self, bound: int) -> None:
         self._half = bound // 2
-        self._young: dict[bytes, bytes] = {}
-        self._old: dict[bytes, bytes] = {}
+        self._young: dict[bytes, V] = {}
+        self._old: dict[bytes, V] = {}
         self._octets = 0
+        self._lock = threading.Lock()
 
-    def get(self, digest: bytes) -> bytes | None:
-        data = self._young.get(digest)
-        if data is None:
-            data = self._old.get(digest)
-            if data is not None:
-                self.put(digest, data)
+    def get(self, key: bytes) -> V | None:
+        return self._young.get(key) or self._old.get(key)
+
+    def put(self, key: bytes, value: V, octets: int) -> None:
+        if octets > self._half:
+            return
+        with self._lock:
+            if self._octets + octets > self._half:
+                self._old, self._young, self._octets = self._young, {}, 0
+            self._young[key] = value
+            self._octets += octets
+
+
+class TooMuchError(Exception):
+    """More octets than the event loop's thread should fetch."""
+
+
+class Contents:
+    """Completes entries: bodies and payloads from the caches, or from the tables."""
+
+    def __init__(self) -> None:
+        self.payloads: Cache[bytes] = Cache(PAYLOAD_CACHE)
+        self._messages: Cache[Content] = Cache(MESSAGE_CACHE)
+
+    def complete(self, found: list[tuple[int, bytes]], budget: int, opened: Tables) -> list[Entry]:
+        """The entries of rows; those that were acknowledged between the two looks are left out.
+
+        TooMuchError if more octets than `budget` would have to be fetched.
+        """
+        entries: list[Entry] = []
+        left = budget
+        for position, row in found:
+            if len(row) <= tables.REFERENCE_SIZE:
+                number = row[:8]
+                content = self._messages.get(number)
+                if content is None:
+                    left -= tables.facts(row)[1]
+                    content = self._fetch(number, left, opened)
+                    if content is None:
+                        continue
+                key, body, payload, stored_at = content
+                entries.append(
+                    Entry(position, body, payload, key, stored_at, tables.expiry(row), row[tables.REFERENCE_MARK_AT])
+                )
+                continue
+            stored_at, expires_at, flags, mark, key_size, body_size, size = _unpack_entry(row)
+            body_at = tables.OWN_SIZE + key_size
+            payload_at = body_at + body_size
+            if flags & tables.BLOB:
+                data = self.payloads.get(row[-32:])
+                if data is None:
+                    left -= size
+                    data = self.payload(row[-32:], left, opened)
+                    if data is None:
+                        continue
+            else:
+                data = row[payload_at:]
+            body, key = row[body_at:payload_at], row[tables.OWN_SIZE : body_at]
+            entries.append(Entry(position, body, data, key, stored_at, expires_at, mark))
+        return entries
+
+    def payload(self, digest: bytes, left: int, opened: Tables) -> bytes | None:
+        if left < 0:
+            raise TooMuchError
+        # As a list: unlike for a single key, that leaves the interpreter to other threads.
+        found: list[bytes | None] = opened.blobs.get([digest]) or [None]
+        data = found[0]
+        if data is not None:
+            self.payloads.put(digest, data, len(data))
         return data
 
-    def put(self, digest: bytes, data: bytes) -> None:
-        if len(data) > self._half:
-            return
-        if self._octets + len(data) > self._half:
-            self._old, self._young, self._octets = self._young, {}, 0
-        self._young[digest] = data
-        self._octets += len(data)
+    def _fetch(self, number: bytes, left: int, opened: Tables) -> Content | None:
+        row = opened.shared.get(number)
+        if row is None:
+            return None
+        entry = tables.parse_entry(row)
+        payload: bytes | None = entry.payload
+        if entry.flags & tables.BLOB:
+            payload = self.payloads.get(entry.payload) or self.payload(entry.payload, left, opened)
+            if payload is None:
+                return None
+        content = Content(entry.key, entry.body, payload or b"", entry.stored_at)
+        self._messages.put(number, content, entry.octets)
+        return content
 
 
 class Reader:
@@ -130,10 +222,10 @@ class Reader:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    async def tables(self) -> Tables:
-        """The tables, to be given back with `files.leave`; waits while they are being opened again."""
+    async def enter(self) -> Tables:
+        """The tables, to be given back with `files.leave_loop`; waits while they are being opened again."""
         while self.is_open:
-            opened = self.files.enter()
+            opened = self.files.enter_loop()
             if opened is not None:
                 return opened
             await asyncio.sleep(0.01)
@@ -141,7 +233,7 @@ class Reader:
 
     async def now(self, look: Callable[[Tables], T]) -> T:
         """A short look, in this thread."""
-        opened: Tables | None = (self.files.enter() if self.is_open else None) or await self.tables()
+        opened: Tables | None = await self.enter()
         try:
             return look(opened)  # type: ignore[arg-type]
         except StoreError:
@@ -150,7 +242,7 @@ class Reader:
             raise self.files.explain(error) from error
         finally:
             opened = None
-            self.files.leave()
+            self.files.leave_loop()
 
     async def beside(self, look: Callable[[Tables], T]) -> T:
         """A longer look, in another thread."""
@@ -176,19 +268,20 @@ class Reader:
 class RocksMailboxes:
     """Ordered entries per owner."""
 
-    def __init__(self, reader: Reader, writer: Writer, payloads: Payloads) -> None:
+    def __init__(self, reader: Reader, writer: Writer, contents: Contents) -> None:
         self._reader = reader
         self._writer = writer
-        self._payloads = payloads
+        self._contents = contents
         self._heads = writer.state.heads
+        self._seen = writer.state.seen
 
     async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
         owners = list(owners)
-        return await self._writer.submit(lambda write: write.append(owners, draft, now, bound), rows=2 * len(owners))
+        return await self._writer.submit(lambda write: write.append(owners, draft, now, bound), rows=len(owners) + 2)
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         head = self._heads.peek(owner)
-        start = max(after, 0) + 1
+        start = after + 1 if after > 0 else 1
         if head is None:
             prefix = tables.name(owner) + b"\0"
         else:
@@ -199,61 +292,45 @@ class RocksMailboxes:
         found: list[tuple[int, bytes]] = []
         # As `Reader.now` does it, but written out: every delivery passes here.
         reader, files = self._reader, self._reader.files
-        opened: Tables | None = (files.enter() if reader.is_open else None) or await reader.tables()
+        opened: Tables | None = (files.enter_loop() if reader.is_open else None) or await reader.enter()
         try:
+            if limit == 1 and head is not None:
+                # Mostly the next entry is where it is looked for, and finding a row is cheaper than an iterator.
+                row = opened.entries.get(prefix + _pack(start))  # type: ignore[union-attr]
+                if row is not None and not 0 < tables.expiry(row) <= now:
+                    found.append((start, row))
+                    self._note(head, start, start, found)
+                    return self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
             lowest, go_on = _entries(prefix, start, limit, now, DIRECT_ROWS, found, opened)  # type: ignore[arg-type]
+            if head is not None and found:
+                self._note(head, start, lowest, found)
+            if not go_on:
+                return self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
+        except TooMuchError:
+            pass
         except Exception as error:
             raise files.explain(error) from error
         finally:
             opened = None
-            files.leave()
-        if head is not None and start == head.floor and lowest > start:
+            files.leave_loop()
+        while go_on:
+            _, go_on = await reader.beside(partial(_entries, prefix, go_on, limit, now, STEP_ROWS, found))
+        return await reader.beside(partial(self._contents.complete, found, sys.maxsize))
+
+    def _note(self, head: tables.Head, start: int, lowest: int, found: list[tuple[int, bytes]]) -> None:
+        """Leave what was found for the next read, and for the writer."""
+        if lowest > start == head.floor:
             # Entries that went out of order left a gap that every read would walk over. No entry comes below another,
             # so this stays true whatever the writer does meanwhile.
             head.floor = head.first = lowest
-        while go_on:
-            _, go_on = await self._reader.beside(partial(_entries, prefix, go_on, limit, now, STEP_ROWS, found))
-        return await self._complete(found)
-
-    async def _complete(self, found: list[tuple[int, bytes]]) -> list[Entry]:
-        """Entries with their payloads."""
-        entries: list[Entry] = []
-        missing: dict[bytes, int] = {}
-        payloads = self._payloads
-        known: dict[bytes, bytes | None] = {}
-        for _, row in found:
-            if row[16] & tables.BLOB:
-                digest = row[-32:]
-                data = payloads.get(digest)
-                if data is None:
-                    missing[digest] = _unpack_entry(row)[6]
-                else:
-                    known[digest] = data
-        if missing:
-            look = partial(_blobs, list(missing))
-            fetch = self._reader.now if sum(missing.values()) <= DIRECT_OCTETS else self._reader.beside
-            for digest, data in zip(missing, await fetch(look), strict=True):
-                known[digest] = data
-                if data is not None:
-                    payloads.put(digest, data)
-        for position, row in found:
-            stored_at, expires_at, flags, mark, key_size, body_size, _ = _unpack_entry(row)
-            body_at = 30 + key_size
-            payload_at = body_at + body_size
-            payload: bytes | None = row[payload_at:]
-            if flags & tables.BLOB:
-                payload = known[row[-32:]]
-                if payload is None:
-                    continue  # the entry was acknowledged between the two looks, and its payload went with it
-            entries.append(
-                Entry(position, row[body_at:payload_at], payload, row[30:body_at], stored_at, expires_at, mark)  # type: ignore[arg-type]
-            )
-        return entries
+        if len(found) <= MAX_SEEN_ROWS:
+            self._seen.trim()
+            self._seen.put(head, found)
 
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         wanted = list(positions)
         return await self._writer.submit(
-            lambda write: write.acknowledge(owner, wanted), rows=2 * len(wanted), durable=False, grows=False
+            lambda write: write.acknowledge(owner, wanted), rows=len(wanted), durable=False, grows=False
         )
 
     async def mark(self, owner: str, position: int, mark: int) -> bool:
@@ -262,7 +339,7 @@ class RocksMailboxes:
 
     async def info(self, owner: str) -> MailboxInfo:
         if self._writer.trouble is not None:
-            return await self._reader.now(partial(_info, owner))
+            return await self._reader.now(partial(_info, self._writer.state.notes, owner))
         return await self._writer.submit(lambda write: write.info(owner), durable=False, grows=False)
 
     async def clear(self, owner: str) -> int:
@@ -290,12 +367,12 @@ class RocksMailboxes:
     async def owners(self) -> AsyncIterator[str]:
         start = b""
         while True:
-            found, last = await self._reader.beside(partial(_owners, start))
+            found, go_on = await self._reader.beside(partial(_owners, start))
             for owner in found:
                 yield owner
-            if last is None:
+            if go_on is None:
                 return
-            start = last + b"\0"
+            start = go_on
 
 
 def _entries(
@@ -319,7 +396,7 @@ def _entries(
             return lowest, position
         rows -= 1
         row = cursor.value()
-        if not 0 < _unpack_entry(row)[1] <= now:
+        if not 0 < tables.expiry(row) <= now:
             found.append((position, row))
             if len(found) >= limit:
                 return lowest, 0
@@ -328,36 +405,28 @@ def _entries(
     return lowest, 0
 
 
-def _info(owner: str, opened: Tables) -> MailboxInfo:
+def _info(notes: Notes, owner: str, opened: Tables) -> MailboxInfo:
     """Size and ends, from the tables alone."""
-    head = load_head(opened, owner)
+    head = load_head(opened, notes, owner)
     rows = scan(opened.entries, head.prefix + _pack(head.first), after_prefix(head.prefix))
     first = next((tables.NUMBER.unpack(key[-8:])[0] for key, _ in rows), 0)
     return MailboxInfo(head.count, head.octets, first, head.last)
 
 
-def _blobs(digests: list[bytes], opened: Tables) -> list[bytes | None]:
-    # Several at once: unlike a single `get`, that leaves the interpreter to other threads.
-    found: list[bytes | None] = opened.blobs.get([*digests]) or []
-    return found
-
-
 def _owners(start: bytes, opened: Tables) -> tuple[list[str], bytes | None]:
-    """Some owners with entries, and the last that was looked at if there may be more."""
+    """Some owners with entries from `start` on, and where to go on."""
     owners: list[str] = []
-    for looked, (key, row) in enumerate(scan(opened.heads, start, b""), start=1):
-        last, count, *_ = tables.HEAD.unpack(row)
-        if count or _has_entry(opened, key, last + 1):
-            owners.append(key.decode())
-        if looked == STEP_ROWS:
-            return owners, key
+    cursor = opened.entries.iter()
+    cursor.seek(start)
+    while cursor.valid():
+        owner: bytes = cursor.key()[:-9]
+        owners.append(owner.decode())
+        start = owner + b"\1"
+        if len(owners) == STEP_ROWS:
+            return owners, start
+        cursor.seek(start)
+    cursor.status()  # see `scan`
     return owners, None
-
-
-def _has_entry(opened: Tables, owner: bytes, start: int) -> bool:
-    """Whether an entry came since the head was written."""
-    prefix = owner + b"\0"
-    return any(True for _ in scan(opened.entries, prefix + _pack(start), after_prefix(prefix)))
 
 
 def check_mark(mark: int) -> None:
@@ -371,27 +440,26 @@ def check_mark(mark: int) -> None:
 class RocksBlobs:
     """Payloads by content."""
 
-    def __init__(self, reader: Reader, writer: Writer, payloads: Payloads) -> None:
+    def __init__(self, reader: Reader, writer: Writer, contents: Contents) -> None:
         self._reader = reader
         self._writer = writer
-        self._payloads = payloads
+        self._contents = contents
 
     async def put(self, data: bytes, now: float, keep_until: float = 0.0) -> bytes:  # noqa: ARG002 - nothing to touch
         return await self._writer.submit(lambda write: write.put_blob(data, keep_until), rows=3)
 
     async def get(self, digest: bytes, now: float) -> bytes | None:
-        row = await self._reader.now(lambda opened: opened.blobinfo.get(digest))
+        notes = self._writer.state.notes
+        row = await self._reader.now(lambda opened: notes.get(opened, b"b" + digest))
         if row is None:
             return None
         holders, keep_until, size = tables.BLOBINFO.unpack(row)
         if not holders and now >= keep_until:
             return None
-        data = self._payloads.get(digest)
+        data = self._contents.payloads.get(digest)
         if data is None:
             fetch = self._reader.now if size <= DIRECT_OCTETS else self._reader.beside
-            (data,) = await fetch(partial(_blobs, [digest]))
-            if data is not None:
-                self._payloads.put(digest, data)
+            data = await fetch(partial(self._contents.payload, digest, 0))
         return data
 
     async def count(self) -> tuple[int, int]:
@@ -592,57 +660,57 @@ class RocksBatch:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._calls: list[Callable[[Transaction], list[Appended] | None]] = []
+        self._calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._rows = 0
         self._grows = False
+        self._durable = False  #: has more than acknowledgements, which ride on the next group
 
     def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
         owners = list(owners)
-        self._calls.append(lambda write: write.append(owners, draft, now, bound))
-        self._add(2 * len(owners), grows=True)
+        self._calls.append((Transaction.append, (owners, draft, now, bound)))
+        self._rows += len(owners) + 1
+        self._grows = self._durable = True
 
     def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
         wanted = list(positions)
-        self._calls.append(lambda write: _nothing(write.acknowledge(owner, wanted)))
-        self._add(2 * len(wanted))
+        self._calls.append((Transaction.acknowledge, (owner, wanted)))
+        self._rows += len(wanted)
 
     def mark(self, owner: str, position: int, mark: int) -> None:
         check_mark(mark)
-        self._calls.append(lambda write: _nothing(write.mark(owner, position, mark)))
-        self._add(1)
+        self._calls.append((Transaction.mark, (owner, position, mark)))
+        self._rows += 1
+        self._durable = True
 
     def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
-        self._calls.append(lambda write: write.put_record(collection, key, value, expires_at))
-        self._add(2, grows=True)
+        self._calls.append((Transaction.put_record, (collection, key, value, expires_at)))
+        self._rows += 2
+        self._grows = self._durable = True
 
     def delete(self, collection: str, key: str) -> None:
-        self._calls.append(lambda write: _nothing(write.delete_record(collection, key)))
-        self._add(1)
+        self._calls.append((Transaction.delete_record, (collection, key)))
+        self._rows += 1
+        self._durable = True
 
     def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
         values = list(values)
-        self._calls.append(lambda write: _nothing(write.append_stream(stream, values, now)))
-        self._add(len(values) + 1, grows=True)
+        self._calls.append((Transaction.append_stream, (stream, values, now)))
+        self._rows += len(values) + 1
+        self._grows = self._durable = True
 
     async def commit(self) -> list[Appended]:
-        calls, rows, grows = self._calls, self._rows, self._grows
-        self._calls, self._rows, self._grows = [], 0, False
+        calls, rows, grows, durable = self._calls, self._rows, self._grows, self._durable
+        self._calls, self._rows, self._grows, self._durable = [], 0, False, False
 
         def apply(write: Transaction) -> list[Appended]:
             answers: list[Appended] = []
-            for call in calls:
-                answers += call(write) or ()
+            for call, arguments in calls:
+                result = call(write, *arguments)
+                if call is Transaction.append:
+                    answers += result  # type: ignore[arg-type]
             return answers
 
-        return await self._writer.submit(apply, rows=rows, grows=grows)
-
-    def _add(self, rows: int, *, grows: bool = False) -> None:
-        self._rows += rows
-        self._grows = self._grows or grows
-
-
-def _nothing(_: object) -> None:
-    """What a batch does not answer."""
+        return await self._writer.submit(apply, rows, durable=durable, grows=grows)
 
 
 class RocksStore:
@@ -671,9 +739,9 @@ class RocksStore:
             reserve=reserve,
         )
         self._reader = Reader(self._files, self._writer)
-        payloads = Payloads(PAYLOAD_CACHE)
-        self.mailboxes = RocksMailboxes(self._reader, self._writer, payloads)
-        self.blobs = RocksBlobs(self._reader, self._writer, payloads)
+        contents = Contents()
+        self.mailboxes = RocksMailboxes(self._reader, self._writer, contents)
+        self.blobs = RocksBlobs(self._reader, self._writer, contents)
         self.records = RocksRecords(self._reader, self._writer)
         self.streams = RocksStreams(self._reader, self._writer)
         self.coordination = RocksCoordination(self._reader, self._writer)

@@ -1,26 +1,34 @@
 """The tables of the embedded engine: every key and every value, and nothing else.
 
     table      key                               value
-    entries    owner 0 position(8)               header(30) key body payload|digest(32); see `EntryRow`
-    heads      owner                             last, count, octets, first, droppable (5 x 8); see `Head`
+    entries    owner 0 position(8)               an entry of its own, see `EntryRow`: header(30) key body payload|digest
+                                                 or a reference, see REFERENCE: message(8) flags mark octets(4)
+                                                 and, if it expires, when(f8)
+    shared     message(8)                        what the references to it have in common: a row like that of an entry
+    holders    message(8)                        entries that refer to it(8)                                  noted
+    heads      owner                             last, count, octets, first, droppable (5 x 8); see `Head`    noted
     keys       owner 0 compaction key            position(8)
     tokens     owner 0 token                     known until(f8) position(8)
     blobs      sha256                            the payload
-    blobinfo   sha256                            entries that hold it(8) keep until(f8) size(8)
+    blobinfo   sha256                            entries and messages that hold it(8) keep until(f8) size(8)  noted
     records    collection 0 key                  expires at(f8) value
     streams    name                              first, last, records, octets (4 x 8) time of the last(f8)
     rows       name 0 offset(8)                  time(f8) value
     leases     name                              token(8) until(f8)
     endings    when(8) kind(1) what              what ends by itself, soonest first; see `Kind`
-    meta       name                              format, boot, totals
+    notes      number(8)                         rows of the tables above marked "noted", see notes.py
+    meta       name                              format, boot, migrated; totals (noted)
 
 Numbers are big-endian, so that keys sort by them; times are seconds since the epoch, except in `endings`, where they
 are whole milliseconds, rounded up, so that they sort. Names have no U+0000, so 0 ends them.
 
 Rule 1: whoever changes a layout raises FORMAT and adds a step to `MIGRATIONS` in files.py.
-Rule 2: a head may lag behind. It is written with the first entry of an owner, whenever an entry goes, and at the latest
+Rule 2: a head may lag behind. It is noted with the first entry of an owner, whenever an entry goes, and at the latest
         when TAIL entries have come since; what lies beyond its `last` is counted when it is read. So an owner without a
         head has no entries, and a campaign to two hundred owners writes two hundred rows, not four hundred.
+Rule 3: the two kinds of rows in `entries` are told apart by their length, so nothing else may be as short as a
+        reference.
+Rule 4: tables marked "noted" are never read directly: what they hold may be older than its note.
 """
 
 from __future__ import annotations
@@ -31,10 +39,12 @@ from struct import Struct
 from typing import NamedTuple
 
 #: Version of all layouts together.
-FORMAT = 1
+FORMAT = 2
 
 TABLES = (
     "entries",
+    "shared",
+    "holders",
     "heads",
     "keys",
     "tokens",
@@ -45,12 +55,16 @@ TABLES = (
     "rows",
     "leases",
     "endings",
+    "notes",
     "meta",
 )
 
 #: Octets; larger payloads are blobs, stored once. The ports allow up to 256. Below that a reference costs as much as it
 #: saves: 32 octets of digest in each entry, and a counter to be written for each that goes.
 INLINE_PAYLOAD = 256
+
+#: Octets that sharing must save: below that, copies are cheaper than one more row, its counter and a second look.
+SHARE_FROM = 256
 
 #: Entries that may have come since the head was written; reading a head that is not cached looks at so many rows.
 TAIL = 32
@@ -61,22 +75,33 @@ MAX_NAME = 65_535
 NUMBER = Struct(">Q")
 HEAD = Struct(">QQQQQ")
 ENTRY = Struct(">ddBBIII")  # stored at, expires at, flags, mark, length of key, of body, of payload
+REFERENCE = Struct(">QBBI")  # message, flags, mark, octets of body and payload
+REFERENCE_EXPIRES = Struct(">QBBId")
 TOKEN = Struct(">dQ")
 BLOBINFO = Struct(">QdQ")
 EXPIRES = Struct(">d")
 STREAM = Struct(">QQQQd")
 LEASE = Struct(">Qd")
-TOTALS = Struct(">QQQQ")
+TOTALS = Struct(">QQQQQ")  # entries, blobs, octets of blobs, records, shared messages
 
 #: Flags of an entry.
 DROPPABLE = 1
 BLOB = 2  #: the payload is a blob, the row ends with its digest
+KEYED = 4  #: of a reference: its message has a compaction key
 
-MARK_AT = 17  #: where the mark stands in an entry row
+MARK_AT = 17  #: where the mark stands in an entry's own row
+REFERENCE_MARK_AT = 9  #: and in a reference
+REFERENCE_SIZE = 22  #: no reference is longer, and no row of its own is as short
+OWN_SIZE = 30  #: of the header of a row of its own
+
+#: The tables that are noted, by the octet that begins the keys of their notes.
+NOTED = {b"h": "heads", b"n": "holders", b"b": "blobinfo", b"m": "meta"}
 
 META_FORMAT = b"format"
 META_BOOT = b"boot"  #: how often the store was opened; part of what must never repeat
 META_TOTALS = b"totals"
+META_MIGRATED = b"migrated"  #: where a migration goes on that was interrupted
+TOTALS_NOTE = b"m" + META_TOTALS
 
 
 class Kind(IntEnum):
@@ -150,16 +175,55 @@ def entry_row(
     return ENTRY.pack(stored_at, expires_at, flags, 0, len(key), len(body), size) + key + body + payload
 
 
+def reference_row(message: int, flags: int, octets: int, expires_at: float) -> bytes:
+    if expires_at:
+        return REFERENCE_EXPIRES.pack(message, flags, 0, octets, expires_at)
+    return REFERENCE.pack(message, flags, 0, octets)
+
+
+def facts(row: bytes) -> tuple[int, int]:
+    """Flags and octets of an entry, of its own or a reference."""
+    if len(row) <= REFERENCE_SIZE:
+        _, flags, _, octets = REFERENCE.unpack_from(row)
+        return flags, octets
+    _, _, flags, _, _, body, payload = ENTRY.unpack_from(row)
+    return flags, body + payload
+
+
+def expiry(row: bytes) -> float:
+    """When an entry expires, of its own or a reference; 0: never."""
+    if len(row) > REFERENCE_SIZE:
+        return float(ENTRY.unpack_from(row)[1])
+    return float(REFERENCE_EXPIRES.unpack(row)[4]) if len(row) == REFERENCE_SIZE else 0.0
+
+
+def with_mark(row: bytes, mark: int) -> bytes:
+    """An entry with another mark."""
+    at = MARK_AT if len(row) > REFERENCE_SIZE else REFERENCE_MARK_AT
+    return row[:at] + bytes((mark,)) + row[at + 1 :]
+
+
+def own_row(reference: bytes, shared: bytes) -> bytes:
+    """The row that an entry would have of its own, if it had not a message in common with others."""
+    return (
+        shared[:8]
+        + EXPIRES.pack(expiry(reference))
+        + shared[16:MARK_AT]
+        + reference[REFERENCE_MARK_AT : REFERENCE_MARK_AT + 1]
+        + shared[MARK_AT + 1 :]
+    )
+
+
 def parse_entry(row: bytes) -> EntryRow:
     stored_at, expires_at, flags, mark, key_size, body_size, payload_size = ENTRY.unpack_from(row)
-    key_end = 30 + key_size
+    key_end = OWN_SIZE + key_size
     body_end = key_end + body_size
     return EntryRow(
         stored_at,
         expires_at,
         flags,
         mark,
-        row[30:key_end],
+        row[OWN_SIZE:key_end],
         row[key_end:body_end],
         row[body_end:],
         body_size + payload_size,

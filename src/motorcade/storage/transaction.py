@@ -4,24 +4,28 @@
     Transaction   one atomic write; several small calls may share one
 
 Rule 1: only the writer's thread comes here. Reading, deciding and writing is one step because nobody else writes.
-Rule 2: a transaction sees its own changes. Single rows are found in the overlay first; heads, blobs and streams are
-        objects that change at once and are written by `finish`. Entries added by the transaction itself are those above
-        the `base` of their head. Whoever looks at entries takes their head from `_used`, which sees to all that.
+Rule 2: a transaction sees its own changes. Single rows are found in the overlay first; heads, messages, blobs and
+        streams are objects that change at once and are written by `finish`. Entries added by the transaction itself are
+        those above the `base` of their head. Whoever looks at entries takes their head from `_used`, which sees to all
+        that.
 Rule 3: whatever was changed in the caches belongs to a transaction that may still fail. Then `State.forget` empties
         them, which is always right and never frequent.
+Rule 4: whoever makes a row with `_row` has claimed its message or blob for as many entries as it said; each entry that
+        goes, or never comes, gives one claim back with `_unclaim`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
-from rocksdict import ReadOptions, WriteBatch
+from rocksdict import WriteBatch
 
 from motorcade.storage import tables
-from motorcade.storage.files import Tables
+from motorcade.storage.files import Tables, scan
+from motorcade.storage.notes import Notes, Noting
 from motorcade.storage.ports import Appended, Attached, Bound, Draft, Lease, MailboxInfo, StoreDamagedError, Swept
 from motorcade.storage.tables import Head, Kind
 
@@ -31,14 +35,19 @@ TOKEN_MEMORY = 3600.0
 #: Heads in the cache: about 300 octets each.
 MAX_HEADS = 65_536
 
-#: Counters of blobs in the cache.
+#: Counters of blobs in the cache, and shared messages.
 MAX_BLOBINFO = 4_096
+MAX_MESSAGES = 4_096
+
+#: Mailboxes whose rows were read lately, and rows of each that are kept: acknowledging them needs no second look.
+MAX_SEEN = 1_024
+MAX_SEEN_ROWS = 64
 
 #: Entries named by one row of `endings`, so that one step of a sweep never reads much more than its budget.
 MAX_ENDING = 256
 
 #: Tables with rows that a transaction looks up again.
-_OVERLAID = ("keys", "tokens", "blobs", "blobinfo", "records", "streams", "leases", "endings")
+_OVERLAID = ("keys", "tokens", "records", "streams", "leases", "endings")
 
 NO_BOUND = Bound()
 MORE = b"more"
@@ -46,7 +55,13 @@ MORE = b"more"
 V = TypeVar("V")
 K = TypeVar("K")
 
+_ANY = 2**63  #: more than any mailbox holds
+
 _pack = tables.NUMBER.pack
+_pack_head = tables.HEAD.pack
+_pack_entry = tables.ENTRY.pack
+_unpack_entry = tables.ENTRY.unpack_from
+_unpack_reference = tables.REFERENCE.unpack_from
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entries = msgspec.msgpack.Decoder(tuple[list[str], list[int]]).decode
 _decode_tokens = msgspec.msgpack.Decoder(tuple[bytes, list[str]]).decode
@@ -102,6 +117,19 @@ class BlobInfo:
         self.size = size
 
 
+class Message:
+    """What is known of a shared message without its body."""
+
+    __slots__ = ("digest", "holders", "key", "number", "octets")
+
+    def __init__(self, number: int, holders: int, key: bytes, digest: bytes, octets: int) -> None:
+        self.number = number
+        self.holders = holders
+        self.key = key
+        self.digest = digest  #: of its blob; empty: none
+        self.octets = octets  #: that go with it, but for the blob
+
+
 class StreamHead:
     """Size and ends of a stream."""
 
@@ -121,30 +149,41 @@ class State:
     def __init__(self, max_heads: int = MAX_HEADS) -> None:
         self.heads: Recent[str, Head] = Recent(max_heads)
         self.blobs: Recent[bytes, BlobInfo] = Recent(MAX_BLOBINFO)
+        self.messages: Recent[int, Message] = Recent(MAX_MESSAGES)
+        #: Rows that readers found, oldest first. By head, not by owner: who is forgotten gets another head, and what
+        #: was read before tells nothing of the new entries. Only the event loop's thread puts, and keeps the bound.
+        self.seen: Recent[Head, list[tuple[int, bytes]]] = Recent(MAX_SEEN)
+        self.notes = Notes()
         self.attached: dict[str, str] = {}  #: owner: node; as many as are attached
         self.epochs: dict[str, int] = {}  #: likewise
         self.entries = 0
         self.blob_count = 0
         self.blob_octets = 0
         self.records = 0
+        self.shared = 0
         self._serial = 0
         self._transactions = 0
 
     def load(self, opened: Tables, boot: int | None = None) -> None:
-        """Begin, or begin again after `forget`."""
+        """Begin; or, without `boot`, begin again with tables that were opened again."""
         if boot is not None:
             # 2^20 openings and 2^32 numbers in each stay below what a double can count.
             self._serial = boot << 32
-        row = opened.meta.get(tables.META_TOTALS)
-        self.entries, self.blob_count, self.blob_octets, self.records = (
-            tables.TOTALS.unpack(row) if row is not None else (0, 0, 0, 0)
-        )
+        self.notes.load(opened)
+        self.forget(opened)
 
     def forget(self, opened: Tables) -> None:
-        """Nothing in the caches is certain; the tables are."""
+        """Nothing in the caches is certain; the notes and the tables are."""
         self.heads.clear()
         self.blobs.clear()
-        self.load(opened)
+        self.messages.clear()
+        row = self.notes.get(opened, tables.TOTALS_NOTE)
+        self.entries, self.blob_count, self.blob_octets, self.records, self.shared = (
+            tables.TOTALS.unpack(row) if row is not None else (0, 0, 0, 0, 0)
+        )
+
+    def totals(self) -> bytes:
+        return tables.TOTALS.pack(self.entries, self.blob_count, self.blob_octets, self.records, self.shared)
 
     def next_transaction(self) -> int:
         self._transactions += 1
@@ -173,43 +212,86 @@ class Transaction:
         self._rows: dict[bytes, bytes | None] = {}  #: the overlay of `entries`, once `_settle` was called
         self._bulk: list[tuple[list[Appended], bytes]] = []  #: appended, but not in the overlay yet
         self._settled = 0  #: answers of the last in `_bulk` that are in the overlay
-        self._heads: dict[str, Head] = {}  #: to be written
-        self._blobs: dict[bytes, BlobInfo] = {}  #: to be written
+        self._noted: dict[bytes, bytes | None] = {}  #: to be noted, beside the next three
+        self._heads: dict[str, Head] = {}
+        self._blobs: dict[bytes, BlobInfo] = {}
+        self._messages: dict[int, Message] = {}
         self._streams: dict[str, StreamHead] = {}  #: to be written
+        self._noting: Noting | None = None
         self.swept = 0
         state.heads.trim()
         state.blobs.trim()
+        state.messages.trim()
 
     # -- mailboxes
 
     def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
         """Append to each owner; the answers in the same order."""
+        if len(owners) == 1:
+            answer = self._append_plain(owners[0], draft, now, bound)
+            if answer is not None:
+                return [answer]
         size = len(draft.body) + len(draft.payload)
-        if draft.token or bound.entries or bound.octets:
+        if draft.token or 0 < bound.octets < size:
             answers = self._append_each(owners, draft, now, bound, size)
             stored = [answer for answer in answers if answer.position and not answer.repeated]
         else:
-            answers = stored = self._append_all(owners, draft, now, size)
+            answers = stored = self._append_all(owners, draft, now, bound, size)
         if draft.expires_at and stored:
-            self._end_entries(draft.expires_at, stored)
+            self._end_entries(draft.expires_at, [answer for answer in stored if answer.position])
         return answers
 
-    def _append_all(self, owners: Sequence[str], draft: Draft, now: float, size: int) -> list[Appended]:
-        """The short way, when nothing can be repeated or pushed out: a campaign, sleeping sessions."""
+    def _append_plain(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended | None:
+        """The shortest way, for what most messages are: a small one, for one owner with room; None: take another."""
+        body, payload = draft.body, draft.payload
+        if draft.key or draft.token or draft.expires_at or len(payload) > tables.INLINE_PAYLOAD:
+            return None
+        head = self._state.heads.young.get(owner) or self._head(owner)
+        size = len(body) + len(payload)
+        if bound is not NO_BOUND and (0 < bound.entries <= head.count or 0 < bound.octets < head.octets + size):
+            return None
+        if head.user != self._number:
+            head.user = self._number
+            head.base = head.last
+        head.last = position = head.last + 1
+        head.count += 1
+        head.octets += size
+        flags = 0
+        if draft.droppable:
+            flags = tables.DROPPABLE
+            head.droppable += 1
+        row = _pack_entry(now, 0.0, flags, 0, 0, len(body), len(payload)) + body + payload
+        key = head.prefix + _pack(position)
+        self._rows[key] = row
+        self._put(key, row, self._entries)
+        if position >= head.write_at:
+            self._heads[owner] = head
+        self._state.entries += 1
+        return Appended(owner, position, 0, (), False, self._state.attached.get(owner, ""))
+
+    def _append_all(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
+        """The short way, when nothing is repeated: a campaign, sleeping sessions, the messages of one turn."""
         row = self._row(draft, now, len(owners))
         droppable = 1 if draft.droppable else 0
         put, entries, dirty = self._put, self._entries, self._heads
-        recent, attached = self._state.heads.young.get, self._state.attached.get
+        recent, attached = self._state.heads.young.get, self._state.attached
         compaction = draft.key
         known, find, keys = self._overlay["keys"], self._tables.keys.get, self._handles["keys"]
+        most, most_octets = bound.entries or _ANY, (bound.octets or _ANY) - size
         answers: list[Appended] = []
         answer = answers.append
         # What is appended here enters the overlay only if somebody looks: mostly nobody does.
         self._bulk.append((answers, row))
+        short = 0
         for owner in owners:
             head = recent(owner)
             if head is None:
                 head = self._head(owner)
+            node = attached.get(owner, "") if attached else ""
+            if head.count >= most or head.octets > most_octets:
+                answer(self._append_full(owner, draft, row, size, bound, node))
+                self._settled = len(answers)
+                continue
             prefix = head.prefix
             replaced = 0
             if compaction:
@@ -229,9 +311,20 @@ class Transaction:
                 known[where] = place
             if position >= head.write_at:
                 dirty[owner] = head
-            answer(Appended(owner, position, replaced, (), False, attached(owner, "")))
-        self._state.entries += len(owners)
+            answer(Appended(owner, position, replaced, (), False, node))
+            short += 1
+        self._state.entries += short
         return answers
+
+    def _append_full(self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str) -> Appended:
+        """To a mailbox where something must go, unless it is replaced."""
+        head = self._used(owner)
+        replaced = 0
+        if draft.key:
+            old = self._get("keys", head.prefix + draft.key)
+            replaced = self._replace(owner, old) if old is not None else 0
+        position, dropped = self._add(head, draft, row, size, bound)
+        return Appended(owner, position, replaced, dropped, False, node)
 
     def _settle(self) -> None:
         """Enter into the overlay what `_append_all` left out."""
@@ -241,6 +334,8 @@ class Transaction:
                 if head.user != self._number:
                     head.user = self._number
                     head.base = answer.position - 1
+                elif answer.position <= head.base:
+                    head.base = answer.position - 1
                 self._rows[head.prefix + _pack(answer.position)] = row
             self._settled = 0
         # The last one may still be growing.
@@ -249,44 +344,106 @@ class Transaction:
         self._bulk = [last]
 
     def _append_each(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
+        """The long way: what has a token, or can never fit."""
         row = b""
         fresh: list[str] = []  # owners for which the token was not known
         answers: list[Appended] = []
-        for owner in owners:
+        fits = not 0 < bound.octets < size
+        for number, owner in enumerate(owners):
             head = self._used(owner)
-            attached = self._state.attached.get(owner, "")
+            node = self._state.attached.get(owner, "")
+            known = self._known(head, draft.token, now) if draft.token else None
+            if known is not None:
+                if row:
+                    self._unclaim(row)
+                answers.append(Appended(owner, known, 0, (), True, node))
+                continue
+            if fits:
+                row = row or self._row(draft, now, len(owners) - number)
+                answer = self._append_full(owner, draft, row, size, bound, node)
+            else:
+                old = self._get("keys", head.prefix + draft.key) if draft.key else None
+                answer = Appended(owner, 0, self._replace(owner, old) if old is not None else 0, (), False, node)
+            answers.append(answer)
             if draft.token:
-                known = self._known(head, draft.token, now)
-                if known is not None:
-                    answers.append(Appended(owner, known, 0, (), True, attached))
-                    continue
                 fresh.append(owner)
-            replaced = 0
-            if draft.key:
-                old = self._get("keys", head.prefix + draft.key)
-                replaced = self._replace(owner, old) if old is not None else 0
-            position = 0
-            dropped: tuple[int, ...] = ()
-            if not 0 < bound.octets < size:
-                if not row:
-                    row = self._row(draft, now, 0)
-                position, dropped = self._add(head, draft, row, size, bound)
-            if draft.token:
-                self._set("tokens", head.prefix + draft.token, tables.TOKEN.pack(now + TOKEN_MEMORY, position))
-            answers.append(Appended(owner, position, replaced, dropped, False, attached))
+                token = tables.TOKEN.pack(now + TOKEN_MEMORY, answer.position)
+                self._set("tokens", head.prefix + draft.token, token)
         if fresh:
             self._end_tokens(now + TOKEN_MEMORY, draft.token, fresh)
         return answers
 
-    def _row(self, draft: Draft, now: float, holders: int) -> bytes:
-        """The row that is the same for all owners; its blob is stored and held by so many."""
+    def _row(self, draft: Draft, now: float, entries: int) -> bytes:
+        """The row that is the same for all owners: of its own, or a reference (rule 4)."""
+        body, payload, key = draft.body, draft.payload, draft.key
         flags = tables.DROPPABLE if draft.droppable else 0
-        payload = draft.payload
-        if len(payload) > tables.INLINE_PAYLOAD:
+        size = len(payload)
+        blob: BlobInfo | None = None
+        if size > tables.INLINE_PAYLOAD:
             flags |= tables.BLOB
             payload = hashlib.sha256(payload).digest()
-            self._blob_of(payload, draft.payload).holders += holders
-        return tables.entry_row(now, draft.expires_at, flags, draft.key, draft.body, payload, len(draft.payload))
+            blob = self._blob_of(payload, draft.payload)
+        row = tables.entry_row(now, draft.expires_at, flags, key, body, payload, size)
+        if (entries - 1) * len(row) <= tables.SHARE_FROM:
+            if blob is not None:
+                blob.holders += entries
+            return row
+        if blob is not None:
+            blob.holders += 1
+        octets = len(body) + size
+        message = Message(
+            self._state.serial(),
+            entries,
+            key,
+            payload if blob is not None else b"",
+            octets if blob is None else len(body),
+        )
+        self._put(_pack(message.number), row, self._handles["shared"])
+        self._messages[message.number] = message
+        self._state.messages.put(message.number, message)
+        self._state.shared += 1
+        return tables.reference_row(message.number, flags | (tables.KEYED if key else 0), octets, draft.expires_at)
+
+    def _unclaim(self, row: bytes) -> int:
+        """An entry lets go of what it shares with others; octets given back."""
+        if len(row) <= tables.REFERENCE_SIZE:
+            return self._let_go(self._message(_unpack_reference(row)[0]))
+        _, _, flags, _, _, body, payload = _unpack_entry(row)
+        return int(body) + (self._release(row[-32:]) if flags & tables.BLOB else int(payload))
+
+    def _let_go(self, message: Message) -> int:
+        """One reference less; octets given back."""
+        message.holders -= 1
+        if message.holders:
+            self._messages[message.number] = message
+            return 0
+        number = _pack(message.number)
+        self._messages.pop(message.number, None)
+        self._batch.delete(number, self._handles["shared"])
+        self._noted[b"n" + number] = None
+        self._state.shared -= 1
+        return message.octets + (self._release(message.digest) if message.digest else 0)
+
+    def _message(self, number: int) -> Message:
+        """A shared message that an entry refers to."""
+        message = self._state.messages.get(number)
+        if message is None:
+            where = _pack(number)
+            holders = self._state.notes.get(self._tables, b"n" + where)
+            row = self._tables.shared.get(where)
+            if holders is None or row is None:
+                raise StoreDamagedError(f"message {number} is missing though entries refer to it; bring back a backup")
+            entry = tables.parse_entry(row)
+            blob = entry.flags & tables.BLOB
+            message = Message(
+                number,
+                tables.NUMBER.unpack(holders)[0],
+                entry.key,
+                entry.payload if blob else b"",
+                len(entry.body) if blob else entry.octets,
+            )
+            self._state.messages.put(number, message)
+        return message
 
     def _known(self, head: Head, token: bytes, now: float) -> int | None:
         """The position of the first append with this token."""
@@ -309,9 +466,6 @@ class Transaction:
         if draft.droppable:
             head.droppable += 1
         self._state.entries += 1
-        if len(draft.payload) > tables.INLINE_PAYLOAD:
-            # Not only counted: an owner before this one may have pushed out its copy, and the blob with it.
-            self._blob_of(row[-32:], draft.payload).holders += 1
         self._set_entry(head.prefix + _pack(position), row)
         if draft.key:
             self._set("keys", head.prefix + draft.key, _pack(position))
@@ -335,15 +489,24 @@ class Transaction:
                     return dropped
                 if droppable_only and not head.droppable:
                     break
-                if not droppable_only or row[16] & tables.DROPPABLE:
+                if not droppable_only or tables.facts(row)[0] & tables.DROPPABLE:
                     dropped.append(position)
                     self._remove(head, position, row)
         return dropped
 
-    def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
+    def acknowledge(self, owner: str, positions: Sequence[int]) -> int:
         """Remove entries; how many were there."""
         head = self._used(owner)
-        return sum(self._remove(head, position) is not None for position in set(positions) if 0 < position <= head.last)
+        seen = self._state.seen.peek(head)
+        if len(positions) > 1:
+            positions = [*dict.fromkeys(positions)]
+        removed = 0
+        for position in positions:
+            if head.first <= position <= head.last:
+                row = _row_seen(head, position, seen) if seen else None
+                if self._remove(head, position, row) is not None:
+                    removed += 1
+        return removed
 
     def mark(self, owner: str, position: int, mark: int) -> bool:
         """Note a number with an entry."""
@@ -354,7 +517,7 @@ class Transaction:
         row = self._get_entry(key)
         if row is None:
             return False
-        self._set_entry(key, row[: tables.MARK_AT] + bytes((mark,)) + row[tables.MARK_AT + 1 :])
+        self._set_entry(key, tables.with_mark(row, mark))
         return True
 
     def clear(self, owner: str, up_to: int, limit: int) -> int:
@@ -385,7 +548,7 @@ class Transaction:
                 return removed, up_to, True
             self._unset("tokens", key)
         self._heads.pop(owner, None)
-        self._batch.delete(head.prefix[:-1], self._handles["heads"])
+        self._noted[b"h" + head.prefix[:-1]] = None
         # A new object: readers who still hold the old one must not take what it says for the new entries.
         fresh = Head(owner, head.prefix)
         fresh.user = self._number
@@ -417,21 +580,31 @@ class Transaction:
             row = self._get_entry(entry_key)
             if row is None:
                 return None
-        _, _, flags, _, key_size, body_size, payload_size = tables.ENTRY.unpack_from(row)
-        self._unset_entry(entry_key)
+        self._rows[entry_key] = None
+        self._batch.delete(entry_key, self._entries)
+        if len(row) <= tables.REFERENCE_SIZE:
+            number, flags, _, octets = _unpack_reference(row)
+            message = self._state.messages.young.get(number) or self._message(number)
+            key = message.key
+            freed = self._let_go(message)
+        else:
+            _, _, flags, _, key_size, body, payload = _unpack_entry(row)
+            octets = body + payload
+            key = row[tables.OWN_SIZE : tables.OWN_SIZE + key_size]
+            freed = body + (self._release(row[-32:]) if flags & tables.BLOB else payload)
+        if key:
+            self._unset("keys", head.prefix + key)
         head.count -= 1
-        head.octets -= body_size + payload_size
-        if head.count == 0:
+        head.octets -= octets
+        if not head.count:
             head.first = head.last + 1
         elif position == head.first:
             head.first = position + 1
         if flags & tables.DROPPABLE:
             head.droppable -= 1
-        if key_size:
-            self._unset("keys", head.prefix + row[tables.ENTRY.size : tables.ENTRY.size + key_size])
         self._heads[head.owner] = head
         self._state.entries -= 1
-        return int(body_size) + (self._release(row[-32:]) if flags & tables.BLOB else int(payload_size))
+        return int(freed)
 
     def _entries_of(self, head: Head) -> Iterator[tuple[int, bytes]]:
         """All entries as this transaction sees them, oldest first; they may be removed meanwhile."""
@@ -450,7 +623,7 @@ class Transaction:
         """A head whose entries may be looked at."""
         if self._bulk:
             self._settle()
-        head = self._head(owner)
+        head = self._state.heads.young.get(owner) or self._head(owner)
         if head.user != self._number:
             head.user = self._number
             head.base = head.last
@@ -459,7 +632,7 @@ class Transaction:
     def _head(self, owner: str) -> Head:
         head = self._state.heads.get(owner)
         if head is None:
-            head = load_head(self._tables, owner)
+            head = load_head(self._tables, self._state.notes, owner)
             self._state.heads.put(owner, head)
         return head
 
@@ -478,7 +651,7 @@ class Transaction:
         info = self._info(digest)
         if info is None:
             info = BlobInfo(0, 0.0, len(data))
-            self._set("blobs", digest, data)
+            self._put(digest, data, self._handles["blobs"])
             self._state.blobs.put(digest, info)
             self._state.blob_count += 1
             self._state.blob_octets += info.size
@@ -496,7 +669,7 @@ class Transaction:
     def _info(self, digest: bytes) -> BlobInfo | None:
         info = self._blobs.get(digest) or self._state.blobs.get(digest)
         if info is None:
-            row = self._get("blobinfo", digest)
+            row = self._state.notes.get(self._tables, b"b" + digest)
             if row is None:
                 return None
             info = BlobInfo(*tables.BLOBINFO.unpack(row))
@@ -519,8 +692,8 @@ class Transaction:
         size = info.size
         self._state.blob_count -= 1
         self._state.blob_octets -= size
-        self._unset("blobs", digest)
-        self._unset("blobinfo", digest)
+        self._batch.delete(digest, self._handles["blobs"])
+        self._noted[b"b" + digest] = None
         self._blobs.pop(digest, None)
         info.size = -1  # dead, for whoever finds it in the cache
         return size
@@ -700,7 +873,7 @@ class Transaction:
         for owner, position in due:
             head = self._used(owner)
             row = self._get_entry(head.prefix + _pack(position))
-            if row is not None and 0 < tables.ENTRY.unpack_from(row)[1] <= now:
+            if row is not None and 0 < tables.expiry(row) <= now:
                 octets += self._remove(head, position, row) or 0
                 removed += 1
         rest = (owners[budget:], positions[budget:])
@@ -749,27 +922,26 @@ class Transaction:
 
     def finish(self) -> WriteBatch:
         """Everything of this transaction, to be written as a whole."""
-        put, handles = self._put, self._handles
+        noted = self._noted
         for head in self._heads.values():
-            put(
-                head.prefix[:-1],
-                tables.HEAD.pack(head.last, head.count, head.octets, head.first, head.droppable),
-                handles["heads"],
-            )
+            noted[b"h" + head.prefix[:-1]] = _pack_head(head.last, head.count, head.octets, head.first, head.droppable)
             head.write_at = head.last + tables.TAIL
         for digest, info in self._blobs.items():
-            put(digest, tables.BLOBINFO.pack(info.holders, info.keep_until, info.size), handles["blobinfo"])
+            noted[b"b" + digest] = tables.BLOBINFO.pack(info.holders, info.keep_until, info.size)
+        for number, message in self._messages.items():
+            noted[b"n" + _pack(number)] = _pack(message.holders)
         for stream, ends in self._streams.items():
             row = tables.STREAM.pack(ends.first, ends.last, ends.records, ends.octets, ends.time)
-            put(tables.name(stream), row, handles["streams"])
-        if len(self._batch):
-            state = self._state
-            totals = tables.TOTALS.pack(state.entries, state.blob_count, state.blob_octets, state.records)
-            put(tables.META_TOTALS, totals, handles["meta"])
+            self._put(tables.name(stream), row, self._handles["streams"])
+        if noted or len(self._batch):
+            noted[tables.TOTALS_NOTE] = self._state.totals()
+            self._noting = self._state.notes.write(self._tables, self._batch, noted)
         return self._batch
 
     def written(self) -> None:
-        """Let readers know what is certain now."""
+        """It is in the tables: let readers know what is certain now."""
+        if self._noting is not None:
+            self._state.notes.written(self._noting)
         for head in self._heads.values():
             head.floor = head.first
             head.emptied = -1 if head.count else head.last
@@ -781,10 +953,6 @@ class Transaction:
     def _set_entry(self, key: bytes, row: bytes) -> None:
         self._rows[key] = row
         self._put(key, row, self._entries)
-
-    def _unset_entry(self, key: bytes) -> None:
-        self._rows[key] = None
-        self._batch.delete(key, self._entries)
 
     def _get(self, table: str, key: bytes) -> bytes | None:
         overlay = self._overlay[table]
@@ -802,20 +970,34 @@ class Transaction:
         self._batch.delete(key, self._handles[table])
 
 
-def load_head(opened: Tables, owner: str) -> Head:
-    """A head from the tables, with the entries that came since it was written."""
+def _row_seen(head: Head, position: int, seen: list[tuple[int, bytes]]) -> bytes | None:
+    """The row of an entry, if it is certain that it exists and a reader has seen it.
+
+    Whether a reader is ahead or behind does not matter: a position is given once, and its row never changes but for the
+    mark. Without gaps, every position between the ends exists.
+    """
+    if head.last - head.first + 1 != head.count:
+        return None
+    index = position - seen[0][0]
+    if 0 <= index < len(seen) and seen[index][0] == position:
+        return seen[index][1]
+    return None
+
+
+def load_head(opened: Tables, notes: Notes, owner: str) -> Head:
+    """A head as it was noted, with the entries that came since."""
     where = tables.name(owner)
     head = Head(owner, where + b"\0")
-    row = opened.heads.get(where)
+    row = notes.get(opened, b"h" + where)
     if row is None:
         return head
     head.last, head.count, head.octets, head.first, head.droppable = tables.HEAD.unpack(row)
     head.write_at = head.last + tables.TAIL
     for key, entry in scan(opened.entries, head.prefix + _pack(head.last + 1), after_prefix(head.prefix)):
-        _, _, flags, _, _, body, payload = tables.ENTRY.unpack_from(entry)
+        flags, octets = tables.facts(entry)
         head.last = tables.NUMBER.unpack(key[-8:])[0]
         head.count += 1
-        head.octets += body + payload
+        head.octets += octets
         head.droppable += flags & tables.DROPPABLE
     return head
 
@@ -823,20 +1005,6 @@ def load_head(opened: Tables, owner: str) -> Head:
 def after_prefix(prefix: bytes) -> bytes:
     """The end of a range of keys that begin with a name and 0."""
     return prefix[:-1] + b"\1"
-
-
-def scan(table: object, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Rows of a table from `start` to before `end` (empty: to its end), as of now."""
-    options = ReadOptions()
-    if end:
-        # Without it, finding the end would walk over everything deleted behind it.
-        options.set_iterate_upper_bound(end)
-    rows = table.iter(options)  # type: ignore[attr-defined]
-    rows.seek(start)
-    while rows.valid():
-        yield rows.key(), rows.value()
-        rows.next()
-    rows.status()  # a damaged block ends a scan like the end of the table does; this tells them apart
 
 
 Apply = Callable[[Transaction], object]

@@ -16,10 +16,11 @@ import msgspec
 from rocksdict import WriteBatch
 
 from motorcade.storage import embedded, tables
-from motorcade.storage.files import Files, Tables, write_meta
+from motorcade.storage.files import Files, Tables, scan, write_meta
+from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError, StoreError
 from motorcade.storage.tables import Kind
-from motorcade.storage.transaction import MAX_ENDING, after_prefix, load_head, scan
+from motorcade.storage.transaction import MAX_ENDING, after_prefix, load_head
 from motorcade.storage.transfer import (
     INLINE,
     PART_OCTETS,
@@ -58,9 +59,11 @@ class RocksSource:
 
 def _contents(opened: Tables, now: float) -> Iterator[Content]:
     written: set[bytes] = set()
-    for key, _ in scan(opened.heads, b"", b""):
-        yield from _mailbox(opened, key.decode(), now, written)
-    for digest, row in scan(opened.blobinfo, b"", b""):
+    notes = Notes()
+    notes.load(opened)
+    for key, _ in notes.scan(opened, b"h"):
+        yield from _mailbox(opened, notes, key.decode(), now, written)
+    for digest, row in notes.scan(opened, b"b"):
         keep_until = tables.BLOBINFO.unpack(row)[1]
         if digest not in written and now < keep_until:
             yield Blob(_blob(opened, digest), keep_until)
@@ -77,12 +80,12 @@ def _contents(opened: Tables, now: float) -> Iterator[Content]:
     yield Floor((tables.NUMBER.unpack(boot)[0] + 1) << 32 if boot is not None else 0)
 
 
-def _mailbox(opened: Tables, owner: str, now: float, written: set[bytes]) -> Iterator[Content]:
-    head = load_head(opened, owner)
+def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[bytes]) -> Iterator[Content]:
+    head = load_head(opened, notes, owner)
     entries: list[Item] = []
     octets = parts = 0
     for key, row in scan(opened.entries, head.prefix, after_prefix(head.prefix)):
-        entry = tables.parse_entry(row)
+        entry = tables.parse_entry(_own(opened, row))
         if 0 < entry.expires_at <= now:
             continue
         payload, digest, size = entry.payload, b"", entry.octets - len(entry.body)
@@ -92,7 +95,7 @@ def _mailbox(opened: Tables, owner: str, now: float, written: set[bytes]) -> Ite
                 payload, digest = _blob(opened, digest), b""
             elif digest not in written:
                 written.add(digest)
-                yield _held_blob(opened, digest, now)
+                yield _held_blob(opened, notes, digest, now)
         (position,) = tables.NUMBER.unpack(key[-8:])
         droppable = bool(entry.flags & tables.DROPPABLE)
         times = (entry.stored_at, entry.expires_at)
@@ -112,8 +115,20 @@ def _blob(opened: Tables, digest: bytes) -> bytes:
     return data
 
 
-def _held_blob(opened: Tables, digest: bytes, now: float) -> Blob:
-    row = opened.blobinfo.get(digest)
+def _own(opened: Tables, row: bytes) -> bytes:
+    """The row of an entry, with what it has in common with others."""
+    if len(row) > tables.REFERENCE_SIZE:
+        return row
+    shared: bytes | None = opened.shared.get(row[:8])
+    if shared is None:
+        raise StoreDamagedError(
+            f"message {row[:8].hex()} is missing though entries refer to it; `motorcade store check`"
+        )
+    return tables.own_row(row, shared)
+
+
+def _held_blob(opened: Tables, notes: Notes, digest: bytes, now: float) -> Blob:
+    row = notes.get(opened, b"b" + digest)
     keep_until = tables.BLOBINFO.unpack(row)[1] if row is not None else 0.0
     return Blob(_blob(opened, digest), keep_until if now < keep_until else 0.0)
 
@@ -179,7 +194,7 @@ class RocksTarget:
         self._stream: _StreamHead | None = None
         self._holders: Counter[bytes] = Counter()
         self._kept: dict[bytes, tuple[float, int]] = {}  #: digest: keep_until, size
-        self._totals = [0, 0, 0, 0]  #: entries, blobs, octets of blobs, records
+        self._totals = [0, 0, 0, 0, 0]  #: entries, blobs, octets of blobs, records, shared messages (none)
         self._floor = 0
 
     async def load(self, content: Content) -> None:

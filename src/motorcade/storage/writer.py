@@ -128,8 +128,8 @@ class Writer:
     def submit(
         self,
         apply: Callable[[Transaction], T],
-        *,
         rows: int = 1,
+        *,
         durable: bool = True,
         grows: bool = True,
         alone: bool = False,
@@ -141,16 +141,20 @@ class Writer:
         call = Call(apply, future, rows, durable, grows, alone)
         self.queued += 1
         if self._held < self._max_queued:
-            self._hold(call)
+            # As `_hold` does it, but written out: every acknowledgement passes here.
+            self._held += 1
+            if not self._turn:
+                self._loop.call_soon(self._hand_over)
+            self._turn.append(call)
         else:
             self._line.append(call)
         return future
 
     def _hold(self, call: Call) -> None:
         self._held += 1
-        self._turn.append(call)
-        if len(self._turn) == 1:
+        if not self._turn:
             call.future.get_loop().call_soon(self._hand_over)
+        self._turn.append(call)
 
     def _hand_over(self) -> None:
         if self._turn:
@@ -350,7 +354,7 @@ class Writer:
             return
         self._tables = opened
         try:
-            self.state.forget(opened)
+            self.state.load(opened)
         except Exception as error:  # noqa: BLE001 - the binding knows no other
             self.trouble = self.files.explain(error)
             return

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from rocksdict import Options, Rdict, WriteBatch
 
 from motorcade.storage import files as files_module
 from motorcade.storage import tables, writer
-from motorcade.storage.files import Files, Tables, migrate, write_meta
+from motorcade.storage.files import Files, Step, Tables, migrate, write_meta
 from motorcade.storage.ports import (
     Bound,
     Draft,
@@ -260,12 +264,20 @@ async def test_a_sweep_leaves_nothing_behind(store: RocksStore) -> None:
         assert step.removed <= 7
         removed, cursor = removed + step.removed, step.cursor
     assert 600 == removed
+    assert {"heads": 600, "meta": 3} == rows_of(store)
+    assert [] == await store.check()
+
+
+def rows_of(store: RocksStore) -> dict[str, int]:
+    """How many rows each table has, noted or in place."""
     opened = store._writer._tables
     assert opened is not None
-    rows = {table: len(list(getattr(opened, table).keys())) for table in tables.TABLES}
+    keys = {table: set(getattr(opened, table).keys()) for table in tables.TABLES if table != "notes"}
     del opened
-    assert {"heads": 600, "meta": 3} == {table: count for table, count in rows.items() if count}
-    assert [] == await store.check()
+    for key, value in store._writer.state.notes.all().items():
+        change = keys[tables.NOTED[key[:1]]].discard if value is None else keys[tables.NOTED[key[:1]]].add
+        change(key[1:])
+    return {table: len(found) for table, found in keys.items() if found}
 
 
 # -- files
@@ -299,18 +311,83 @@ async def test_older_formats_are_brought_up_to_date_step_by_step(
     await store.open()
     await store.records.put("c", "k", b"v")
     await store.close()
-    taken: list[int] = []
+    taken: list[tuple[int, bytes]] = []
 
-    def step(version: int) -> Callable[[Tables], None]:
-        return lambda opened: taken.append(version + len(list(opened.records.keys())) - 1)
+    def step(version: int) -> Step:
+        def take(opened: Tables, place: bytes) -> tuple[WriteBatch, bytes | None]:
+            taken.append((version, place))
+            if (version, place) == (2, b"bb") and taken.count((2, b"bb")) == 1:
+                raise StoreError("interrupted")
+            batch = WriteBatch(raw_mode=True)
+            batch.put(b"c\0%d%s" % (version, place), bytes(8), opened.handles["records"])
+            return batch, place + b"b" if len(place) < 3 else None
 
-    monkeypatch.setattr(tables, "FORMAT", 3)
-    monkeypatch.setattr(files_module, "MIGRATIONS", {1: step(1), 2: step(2)})
-    for _ in range(2):
+        return take
+
+    monkeypatch.setattr(tables, "FORMAT", 4)
+    monkeypatch.setattr(files_module, "MIGRATIONS", {2: step(2), 3: step(3)})
+    with pytest.raises(StoreError, match="interrupted"):
         await store.open()
-        assert b"v" == await store.records.get("c", "k", NOW)
-        await store.close()
-    assert [1, 2] == taken
+    await store.open()
+    assert b"v" == await store.records.get("c", "k", NOW)
+    places = [b"", b"b", b"bb", b"bbb"]
+    made = {f"{version}{place.decode()}" for version in (2, 3) for place in places}
+    assert made | {"k"} == {key async for key, _ in store.records.scan("c", NOW)}
+    await store.close()
+    # What was done before the interruption is not done again.
+    assert [(2, b""), (2, b"b"), (2, b"bb"), (2, b"bb"), (2, b"bbb"), *((3, place) for place in places)] == taken
+    await store.open()
+    await store.close()
+    assert 9 == len(taken)
+
+
+async def test_a_directory_of_format_1_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Rows as the first version wrote them: copies for all owners, heads that lag behind, no notes."""
+    number, body, digest = tables.NUMBER.pack, b"body", hashlib.sha256(PAYLOAD).digest()
+    first = struct.pack(">ddBBIII", NOW, 0.0, 2, 0, 3, 4, len(PAYLOAD)) + b"key" + body + digest
+    later = struct.pack(">ddBBIII", NOW, NOW + 9, 1, 7, 0, 4, 2) + body + b"in"
+    with Rdict(str(tmp_path), Options(raw_mode=True), column_families=None) as db:
+        made = {table: db.create_column_family(table, Options(raw_mode=True)) for table in FORMAT_1}
+        for owner in (b"v", b"w"):
+            made["entries"][owner + b"\0" + number(1)] = first
+            made["keys"][owner + b"\0key"] = number(1)
+            made["heads"][owner] = struct.pack(">QQQQQ", 1, 1, 4 + len(PAYLOAD), 1, 0)
+        made["entries"][b"v\0" + number(2)] = later
+        made["endings"][struct.pack(">QB", int(NOW + 9) * 1000, 1) + number(1)] = msgspec.msgpack.encode((["v"], [2]))
+        made["tokens"][b"w\0token"] = struct.pack(">dQ", NOW + 3600, 1)
+        made["blobs"][digest] = PAYLOAD
+        made["blobinfo"][digest] = struct.pack(">QdQ", 2, 0.0, len(PAYLOAD))
+        made["records"][b"c\0k"] = struct.pack(">d", 0.0) + b"value"
+        made["meta"][b"format"] = number(1)
+        made["meta"][b"boot"] = number(5)
+        made["meta"][b"totals"] = struct.pack(">QQQQ", 3, 1, len(PAYLOAD), 1)
+        del made
+    store = RocksStore(tmp_path)
+    await store.open()
+    assert [] == await store.check()
+    assert [(1, PAYLOAD, 0), (2, b"in", 7)] == [
+        (entry.position, entry.payload, entry.mark) for entry in await store.mailboxes.read("v", 0, 9, NOW)
+    ]
+    assert MailboxInfo(2, 10 + len(PAYLOAD), 1, 2) == await store.mailboxes.info("v")
+    assert b"value" == await store.records.get("c", "k", NOW)
+    answers = await store.mailboxes.append(["v", "w"] * 3, Draft(bytes(99), PAYLOAD, b"key", token=b"token"), NOW)
+    assert [(3, 1), (1, 0), (3, 0), (1, 0), (3, 0), (1, 0)] == [(each.position, each.replaced) for each in answers]
+    assert 1 == (await store.sweep(NOW + 9, 100)).removed
+    await store.mailboxes.acknowledge("w", [1])
+    await store.mailboxes.acknowledge("v", [3])
+    figures = await store.figures()
+    assert (0, 0, 1) == (figures.entries, figures.blobs, figures.records)
+    assert [] == await store.check()
+    await store.close()
+    with files_open(tmp_path) as opened:
+        assert number(2) == opened.meta.get(b"format")
+        del opened
+
+
+FORMAT_1 = (
+    *("entries", "heads", "keys", "tokens", "blobs", "blobinfo"),
+    *("records", "streams", "rows", "leases", "endings", "meta"),
+)
 
 
 async def test_a_later_format_is_refused(tmp_path: Path) -> None:
