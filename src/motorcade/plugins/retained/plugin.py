@@ -15,6 +15,7 @@ for it, however many topics its filter matches.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, ClassVar, Final, cast
@@ -32,6 +33,7 @@ from motorcade.plugins.retained.keeper import Keeper
 from motorcade.storage.ports import Store
 
 LAST: Final = -1000  #: priority on `message.publish`: after everybody who may change or drop the message
+LAST_ATTEMPT: Final = 3.0  #: seconds, when the plugin stops, to write again what may not be stored as it should
 PASSING: Final = "$SYS/"  #: topics below are not stored
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -76,7 +78,8 @@ class RetainedPlugin(Plugin):
         await self._keeper.settle()
         self._keeping.cancel()
         await asyncio.wait([self._keeping])
-        await self._keeper.mend()
+        with contextlib.suppress(TimeoutError):  # a store that is away must not hold up the node's end
+            await asyncio.wait_for(self._keeper.mend(), LAST_ATTEMPT)
         if self._keeper.uncommitted:
             self.context.log.warning("retained_left_doubtful", topics=self._keeper.uncommitted)
 
