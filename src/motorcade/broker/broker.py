@@ -176,6 +176,8 @@ class Broker:
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.abort("shutting down")
+        if self._publishing:
+            await asyncio.wait(self._publishing, timeout=patience)
         for timer in (self._timer, self._lag_timer):
             if timer is not None:
                 timer.cancel()
@@ -234,8 +236,8 @@ class Broker:
         return answer is True or answer is None
 
     def publish_will(self, will: Message) -> None:
-        """Publish a will, in the name of its client; not while everybody is being sent away."""
-        if self.plane.draining:
+        """Publish a will, in the name of its client; while all are sent away, to durable sessions only."""
+        if self.plane.draining and self.plane.keeper is None:
             return
         now = time()
         if will.expires_at is not None:

@@ -864,7 +864,13 @@ class Channel:
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "session expiry was 0 and cannot be raised")
             limit = self.plane.session_options.expiry_max
             session.expiry = min(expiry, limit) if limit else expiry
-        yield Close(with_will=packet.reason is not ReasonCode.SUCCESS)
+        with_will = packet.reason is not ReasonCode.SUCCESS
+        keeper = self.plane.keeper
+        if keeper is not None and session.mailbox is not None and (session.will is not None or expiry is not None):
+            if not with_will:
+                session.will = None
+            yield Commit(keeper.save(session), hold=True)  # who sees the connection closed may rely on it
+        yield Close(with_will=with_will)
 
     def _reauthenticate(self, packet: Auth) -> Steps:
         method = packet.properties.authentication_method

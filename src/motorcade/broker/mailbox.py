@@ -8,6 +8,8 @@ Rule 1: the packet id of an entry follows from its position (`id_of`). So nothin
         every message is sent again under the id it had.  [MQTT-4.4.0-1]
 Rule 2: a message of QoS 1 or 2 is sent only after its entry is committed, and PUBREL only after the entry's mark is.
 Rule 3: a connection begins with the oldest entry. What the last connection had in flight is simply there again.
+        What may have been sent before goes out with DUP. After a restart nobody knows what was; but never more than
+        the window and `UNSETTLED` entries are ahead of the acknowledgements in the store, so these get it.
 Rule 4: in memory are at most `AHEAD` entries per client, however many there are in the store.
 """
 
@@ -30,6 +32,8 @@ IDS_OF_MAILBOX = 60_000  #: packet ids 1 to this one belong to mailbox entries, 
 BODIES = 10_000  #: bodies of plain messages that are remembered
 AHEAD = 64  #: entries read ahead
 AHEAD_OCTETS = 256 * 1024  #: bytes of payloads read ahead, about
+
+UNSETTLED = 256  #: acknowledgements the store may not know of yet, before nothing more is sent
 
 RELEASED_MARK = 1  #: mark of an entry: PUBREC has come
 
@@ -140,7 +144,7 @@ class Mailbox:
         self._step = AHEAD // 4
         self._doubtful = 0  # entries that the process before this one may have sent
         if restored:
-            self._doubtful = session.shared.options.window or 65535
+            self._doubtful = (session.shared.options.window or 65535) + UNSETTLED
 
     @property
     def backlog(self) -> int:
@@ -243,7 +247,7 @@ class Mailbox:
         while ahead and session.writable:
             position, what = ahead[0]
             number = id_of(position)
-            if len(session.inflight) >= session.limit or number in session.inflight:
+            if len(session.inflight) >= session.limit or number in session.inflight or len(self.acked) >= UNSETTLED:
                 break
             ahead.popleft()
             self._send(position, number, what, now)
@@ -304,4 +308,7 @@ class Mailbox:
 
     def settled(self, positions: Sequence[int]) -> None:
         """The store knows that these are acknowledged."""
+        full = len(self.acked) >= UNSETTLED
         self.acked.difference_update(positions)
+        if full and self.open:
+            self.session.go_on()

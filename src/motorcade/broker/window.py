@@ -384,6 +384,11 @@ class Window:
         self.settle()
         return more
 
+    def go_on(self) -> None:
+        """Something that stood in the way of `pump` has gone."""
+        if self.link is not None:
+            self.link.pump_later()
+
     def _has_caught_up(self) -> bool:
         options = self.shared.options
         return self.waiting_messages * 4 <= options.queue and self.queue_bytes * 4 <= (options.queue_bytes or 1 << 62)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from motorcade.storage.memory import MemoryStore
@@ -28,7 +29,7 @@ def placed(url: str, data: Path) -> str:
 
 async def open_store(url: str, durability: Durability = Durability.SAFE) -> Store:
     """Open the store that `url` names; `StoreError` says what is wrong with it."""
-    store = _store(url, durability)
+    store = await asyncio.to_thread(_store, url, durability)  # importing an engine takes a while
     await store.open()
     return store
 
