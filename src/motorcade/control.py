@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum, auto
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Final
+from time import time
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -28,11 +29,14 @@ from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.plugin import Loaded, Plugins, available
+from motorcade.storage.housekeeping import Housekeeping, SweepCounters
+from motorcade.storage.ports import Store, StoreError, StoreFigures
 
 PAGE: Final = 100  #: clients on a page unless the caller says otherwise
 MOST_CLIENTS: Final = 1000  #: clients on a page
 MOST_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
 SCAN: Final = 500  #: client ids looked at before the loop may go on with messages
+MOST_STREAMS: Final = 100  #: streams whose sizes are told
 COPY: Final = 50  #: clients copied before the loop may go on with messages; like SCAN a tenth of a millisecond
 
 
@@ -168,6 +172,35 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
+class StoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of the node."""
+
+    figures: StoreFigures
+    place: str  #: directory of an embedded store; empty: it has none
+    pid: int  #: of this process, which alone has an embedded store open
+    streams: dict[str, int]  #: records of the first MOST_STREAMS
+    sweeps: SweepCounters | None
+
+
+class BackupState(StrEnum):
+    """How far a backup is."""
+
+    RUNNING = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+class BackupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of the store, in the making or made."""
+
+    to: str
+    state: BackupState
+    started_at: float
+    seconds: float  #: it took, or has taken so far
+    octets: int  #: of the copy; 0 until it is there
+    error: str
+
+
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """All counters and gauges at one moment."""
 
@@ -180,10 +213,22 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     acl: dict[str, int]
     plugins: list[PluginView]
     lag: Lag
+    store: StoreFigures | None  #: as of the last round of housekeeping
+    sweeps: SweepCounters | None
 
 
 class NotFoundError(MotorcadeError):
     """There is no client or plugin of that name."""
+
+
+@runtime_checkable
+class Copyable(Protocol):
+    """A store in a directory, that can be copied while it goes on."""
+
+    @property
+    def path(self) -> Path: ...
+
+    async def backup(self, to: Path) -> None: ...
 
 
 Reload = Callable[[], Awaitable[list[str]]]
@@ -200,6 +245,10 @@ class Control:
         self._plane = broker.plane
         self._plugins = plugins
         self._reload = reload
+        self.store: Store | None = None  #: set by the node when it is open
+        self.housekeeping: Housekeeping | None = None  #: likewise
+        self._backup: BackupView | None = None  #: the last one
+        self._backing_up: asyncio.Task[None] | None = None
 
     # -- clients
 
@@ -275,6 +324,70 @@ class Control:
             raise NotFoundError(f"plugin {name!r} is not loaded")
         await self._plugins.unload(name)
 
+    # -- the store
+
+    async def store_view(self) -> StoreView:
+        """Its figures as of now; `StoreError` if it does not answer."""
+        store = self._open_store()
+        names = sorted(await store.streams.names())[:MOST_STREAMS]
+        return StoreView(
+            figures=await store.figures(),
+            place=str(store.path.absolute()) if isinstance(store, Copyable) else "",
+            pid=os.getpid(),
+            streams={name: (await store.streams.info(name)).records for name in names},
+            sweeps=self.housekeeping.counters if self.housekeeping is not None else None,
+        )
+
+    async def start_backup(self, to: str) -> BackupView:
+        """Begin to copy an embedded store to a new directory; ask `backup` how far it is. One at a time."""
+        store, place = self._open_store(), Path(to)
+        if not isinstance(store, Copyable):
+            raise StoreError("this store is not in a directory; it is backed up by its server's own means")
+        if self._backing_up is not None and not self._backing_up.done():
+            raise StoreError(
+                f"a backup is under way already; wait until {self._backup.to if self._backup else ''} is done"
+            )
+        if not place.is_absolute():
+            raise StoreError(f"{to!r} is no absolute path, and the node works in a folder of its own")
+        started = self._backup = BackupView(
+            to=to, state=BackupState.RUNNING, started_at=time(), seconds=0.0, octets=0, error=""
+        )
+        self._backing_up = asyncio.create_task(self._copy(store, place, started), name="backup")
+        return started
+
+    async def backup(self) -> BackupView:
+        """The last backup, or the one under way; `NotFoundError` if there was none."""
+        last = self._backup
+        if last is None:
+            raise NotFoundError("no backup was made since this node started")
+        if last.state is not BackupState.RUNNING:
+            return last
+        return msgspec.structs.replace(last, seconds=time() - last.started_at)
+
+    async def _copy(self, store: Copyable, to: Path, started: BackupView) -> None:
+        from motorcade.storage import embedded  # noqa: PLC0415 - needs a library that other stores do without
+
+        def ended(state: BackupState, octets: int = 0, error: str = "") -> BackupView:
+            seconds = time() - started.started_at
+            return msgspec.structs.replace(started, state=state, seconds=seconds, octets=octets, error=error)
+
+        # First beside the store, by hard links, which takes no time; what may take long is done in another thread.
+        made = store.path / "copy-backup"
+        try:
+            await asyncio.to_thread(embedded.remove, made)
+            await store.backup(made)
+            octets = await asyncio.to_thread(embedded.publish, made, to)
+        except Exception as error:  # noqa: BLE001 - whoever asks for the backup hears it
+            self._backup = ended(BackupState.FAILED, error=str(error))
+            await asyncio.to_thread(embedded.remove, made)
+        else:
+            self._backup = ended(BackupState.DONE, octets)
+
+    def _open_store(self) -> Store:
+        if self.store is None:
+            raise NotFoundError("this node has no store open")
+        return self.store
+
     # -- the node
 
     async def reload(self) -> list[str]:
@@ -315,6 +428,8 @@ class Control:
             acl={"allowed": stats.acl_allowed, "denied": stats.acl_denied},
             plugins=await self.plugins(),
             lag=_lag(self._broker),
+            store=self.housekeeping.figures if self.housekeeping is not None else None,
+            sweeps=self.housekeeping.counters if self.housekeeping is not None else None,
         )
 
 

@@ -30,6 +30,7 @@ from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
 from motorcade.http.server import HttpServer
 from motorcade.storage import MEMORY, open_store, placed
+from motorcade.storage.housekeeping import Housekeeping
 from motorcade.storage.ports import Durability, Store
 
 log = structlog.stdlib.get_logger("motorcade.node")
@@ -56,6 +57,7 @@ class Node:
         self.http: list[HttpServer] = []
         self.store: Store | None = None  #: open while the node runs
         self.keeper: Keeper | None = None  #: with a store that lasts
+        self.housekeeping: asyncio.Task[None] | None = None
         self.stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -83,10 +85,17 @@ class Node:
             server = HttpServer(self.control, address.host, address.port, config.http.token)
             await server.start()
             self.http.append(server)
+        self._keep_tidy(self.store)
         self.broker.start()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 20, 100)
+
+    def _keep_tidy(self, store: Store) -> None:
+        options = self._loaded.config.store
+        keeper = Housekeeping(store, options.sweep_interval, options.sweep_budget)
+        self.control.store, self.control.housekeeping = store, keeper
+        self.housekeeping = asyncio.create_task(keeper.run(), name="housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:
         """Make sessions durable, and bring back those that an earlier process has left."""
@@ -115,6 +124,9 @@ class Node:
         await self.plugins.unload_all()
         for server in self.http:
             await server.stop()
+        if self.housekeeping is not None:
+            self.housekeeping.cancel()
+            await asyncio.wait({self.housekeeping})
         if self.keeper is not None:
             await self.keeper.close()
         if self.store is not None:

@@ -202,6 +202,22 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("plugin load retained --http 127.0.0.1:HTTP", 1, ("retained", "already")),
     ("plugin load access --set nonsense=1 --http 127.0.0.1:HTTP", 1, ("access", "nonsense")),
     ("plugin unload nope --http 127.0.0.1:HTTP", 1, ("nope", "not loaded")),
+    ("store check --store rocksdb://nowhere", 1, ("no store", "nowhere")),
+    ("store check --store rocksdb://empty", 1, ("no store", "empty")),
+    ("store check --store sqlite://x", 1, ("--store", "sqlite://x", "rocksdb://")),
+    ("store check --config bad.toml", 1, ("bad.toml:2", "session.window")),
+    ("store stats --store redis://127.0.0.1:1", 1, ("cannot connect", "127.0.0.1:1")),
+    ("store stats --store memory://", 1, ("memory://", "--store URL")),
+    ("store export", 2, ("FILE",)),
+    ("store export good.toml --store rocksdb://nowhere", 1, ("good.toml", "--force")),
+    ("store export nowhere/f --store rocksdb://nowhere", 1, ("nowhere/f", "No such file")),
+    ("store import", 2, ("FILE",)),
+    ("store import nowhere --store rocksdb://new", 1, ("nowhere", "No such file")),
+    ("store import binary --store rocksdb://new", 1, ("no exported store", "motorcade store export")),
+    ("store import empty --store rocksdb://new", 1, ("empty", "directory")),
+    ("store backup", 2, ("DIR",)),
+    ("store backup copy --store rocksdb://nowhere", 1, ("no store", "nowhere")),
+    ("store backup copy --store redis://127.0.0.1:1", 1, ("BGSAVE", "store export")),
 ]
 
 
@@ -249,6 +265,11 @@ JSON = [
     "passwd passwords alice --delete",
     "acl check good.acl",
     "acl test good.acl good.cases",
+    "store check --data DATA --http 127.0.0.1:HTTP",
+    "store stats --data DATA --http 127.0.0.1:HTTP",
+    "store export all.store --data DATA --http 127.0.0.1:HTTP",
+    "store import all.store --store rocksdb://imported",
+    "store backup copy --data DATA --http 127.0.0.1:HTTP",
     "sub -t json -C 1 -p MQTT",
 ]
 
@@ -261,7 +282,8 @@ def test_json_is_json(node: NodeProcess, folder: Path) -> None:
         guest.publish("json", b'"quoted" \xff', 1, retain=True)
         answers = {}
         for line in JSON:
-            args = shlex.split(line.replace("HTTP", str(node.http.port)).replace("MQTT", str(node.port)))
+            ports = line.replace("HTTP", str(node.http.port)).replace("MQTT", str(node.port))
+            args = shlex.split(ports.replace("DATA", str(node.data)))
             done = run(folder, *args, "--json", stdin="a password\n")
             assert 0 == done.returncode, f"{line}: {done.stderr}"
             answers[line] = json.loads(done.stdout)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from motorcade import __version__
-from motorcade.cli import acl, client, config, demo, passwd, plugin, pub, serve, sub
+from motorcade.cli import acl, client, config, demo, passwd, plugin, pub, serve, store, sub
 from motorcade.core.errors import MotorcadeError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config")
 app.add_typer(client.app, name="client")
 app.add_typer(plugin.app, name="plugin")
+app.add_typer(store.app, name="store")
 app.command("passwd")(passwd.passwd)
 app.add_typer(acl.app, name="acl")
 

@@ -66,6 +66,7 @@ def families(statistics: Statistics) -> Iterator[Family]:
         ("acl_total", "result", statistics.acl, "Decisions on what a client may do."),
     ):
         yield _counter(name, text, [({label: key}, value) for key, value in counts.items()])
+    yield from _store_families(statistics)
     yield from _plugin_families(statistics.plugins)
     yield _lag_family(statistics.lag)
 
@@ -91,6 +92,33 @@ _BOTH_WAYS = (
     ("message_bytes_total", "publish_bytes_received", "publish_bytes_sent", "Bytes of messages' payloads."),
     ("network_bytes_total", "bytes_received", "bytes_sent", "Bytes from and to clients."),
 )
+
+
+def _store_families(statistics: Statistics) -> Iterator[Family]:
+    """As of the last round of housekeeping; nothing before the first."""
+    store, sweeps = statistics.store, statistics.sweeps
+    if store is not None:
+        engine = {"engine": store.engine}
+        for name, value, text in (
+            ("store_entries", store.entries, "Entries in all mailboxes."),
+            ("store_blobs", store.blobs, "Payloads stored apart from their entries."),
+            ("store_blob_bytes", store.blob_octets, "Bytes of these payloads."),
+            ("store_records", store.records, "Records in all collections."),
+            ("store_queued", store.queued, "Batches that wait for the writer."),
+            ("store_disk_bytes", store.disk_octets, "Size of the store's files; 0 where that cannot be known."),
+            ("store_full", store.full, "1 while the store takes no writes."),
+        ):
+            yield _gauge(name, text, [(engine, value)])
+        yield _counter("store_commits_total", "Groups of batches committed by this node.", [(engine, store.commits)])
+        yield _counter("store_writes_total", "Batches written by this node.", [(engine, store.writes)])
+    if sweeps is not None:
+        yield _counter(
+            "store_swept_total", "Entries, records and payloads that sweeps removed.", [({}, sweeps.removed)]
+        )
+        yield _counter("store_swept_bytes_total", "Bytes that sweeps gave back.", [({}, sweeps.octets)])
+        results = [({"result": "complete"}, sweeps.rounds), ({"result": "failed"}, sweeps.errors)]
+        yield _counter("store_sweeps_total", "Rounds of housekeeping.", results)
+        yield _gauge("store_sweep_seconds", "Duration of the last complete round.", [({}, sweeps.seconds)])
 
 
 def _plugin_families(plugins: list[PluginView]) -> Iterator[Family]:

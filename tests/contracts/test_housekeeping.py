@@ -1,0 +1,100 @@
+"""Housekeeping on every engine: what has expired goes in bounded steps, and errors only delay it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from motorcade.storage.housekeeping import LONGEST_PAUSE, Housekeeping
+from motorcade.storage.ports import Draft, Store, StoreFullError, Swept
+from tests.contracts.engines import HOUR, NOW, PAYLOAD, Engine, eventually
+
+
+async def fill(store: Store, count: int = 50) -> None:
+    batch = store.batch()
+    for number in range(count):
+        batch.append([f"v{number}"], Draft(b"", PAYLOAD, expires_at=NOW + 60), NOW)
+        batch.put("one", str(number), b"value", NOW + 60)
+    batch.append(["stays"], Draft(b"body"), NOW)
+    await batch.commit()
+
+
+async def test_a_round_removes_what_has_expired_and_takes_the_figures(store: Store) -> None:
+    await fill(store)
+    now = NOW
+    keeper = Housekeeping(store, 10.0, 7, lambda: now)
+    await keeper.round()
+    assert (51, 50) == (keeper.figures.entries, keeper.figures.records)  # type: ignore[union-attr]
+    assert 0 == keeper.counters.removed
+    now = NOW + 3 * HOUR
+    await keeper.round()
+    assert (1, 0, 0) == (keeper.figures.entries, keeper.figures.records, keeper.figures.blobs)  # type: ignore[union-attr]
+    counters = keeper.counters
+    assert (2, 0, "", now) == (counters.rounds, counters.errors, counters.trouble, counters.ended_at)
+    assert counters.removed >= 100
+    assert counters.octets > 0
+
+
+async def test_steps_keep_to_the_budget(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(store)
+    steps: list[Swept] = []
+    real = store.sweep
+
+    async def watched(now: float, budget: int, cursor: bytes = b"") -> Swept:
+        steps.append(await real(now, budget, cursor))
+        return steps[-1]
+
+    monkeypatch.setattr(store, "sweep", watched)
+    keeper = Housekeeping(store, 10.0, 7, lambda: NOW + 3 * HOUR)
+    await keeper.round()
+    assert keeper.counters.steps == len(steps) > 100 // 7
+    assert max(step.removed for step in steps) <= 7
+    assert keeper.counters.removed == sum(step.removed for step in steps)
+
+
+async def test_a_budget_of_nothing_only_takes_figures(store: Store) -> None:
+    await fill(store)
+    keeper = Housekeeping(store, 10.0, 0, lambda: NOW + 3 * HOUR)
+    await keeper.round()
+    assert 51 == keeper.figures.entries  # type: ignore[union-attr]
+    assert (1, 0, 0) == (keeper.counters.rounds, keeper.counters.steps, keeper.counters.removed)
+
+
+async def test_a_store_that_fails_is_asked_again_later_and_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Housekeeping(store, 10.0, 100)
+    await keeper.round()
+    before = keeper.figures
+
+    async def full(now: float, budget: int, cursor: bytes = b"") -> Swept:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "sweep", full)
+        pauses = []
+        for _ in range(8):
+            await keeper.round()
+            pauses.append(keeper.pause)
+    assert [20.0, 40.0, 80.0, 160.0, LONGEST_PAUSE, LONGEST_PAUSE] == pauses[:6]
+    assert (8, "no room", before) == (keeper.counters.errors, keeper.counters.trouble, keeper.figures)
+    await keeper.round()
+    assert (10.0, "", 2) == (keeper.pause, keeper.counters.trouble, keeper.counters.rounds)
+
+
+async def test_it_goes_round_by_itself_and_survives_a_closed_store(engine: Engine) -> None:
+    store = engine.make()
+    await store.open()
+    keeper = Housekeeping(store, 0.0, 100)
+    running = asyncio.create_task(keeper.run())
+
+    async def counters() -> tuple[int, int]:
+        return keeper.counters.rounds, keeper.counters.errors
+
+    try:
+        await eventually(counters, lambda found: found[0] >= 2)
+        await store.close()
+        await eventually(counters, lambda found: found[1] >= 1)
+        assert not running.done()
+    finally:
+        running.cancel()
+        await store.close()
