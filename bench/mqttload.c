@@ -89,7 +89,7 @@ static struct {
     long msgs;
     double rate, secs, maxsec, idle, settle, hold;
     char *mode, *batch_topic, *tag, *user, *pass, *bpids;
-    int offline, shared, pause, again;
+    int offline, shared, pause, again, compressible;
 } O = {.n = 1000,
        .pairs = 1,
        .pubs = 1,
@@ -124,6 +124,7 @@ static int npubs;
 static uint8_t *rbuf;
 static size_t rbuf_cap;
 static uint8_t *payload;
+static size_t pool; /* offline: each message takes its bytes from elsewhere, so that a store cannot compress them away */
 
 /* ---- counters ---- */
 static uint64_t expected, recv_unique, dups, reordered, unexpected, disconnects, conn_fail, acks, pub_bytes,
@@ -541,7 +542,7 @@ static inline void put_publish(Client *c, const Msg *m, uint64_t ts) {
     else {
         Hdr h = {MAGIC, m->stream, m->seq, ts};
         memcpy(w, &h, HDR);
-        memcpy(w + HDR, payload + HDR, bl - HDR);
+        memcpy(w + HDR, payload + HDR + (pool ? vary(m->stream, m->seq) % pool : 0), bl - HDR);
     }
     w += bl;
     c->wlen += w - w0;
@@ -1473,6 +1474,10 @@ int main(int argc, char **argv) {
             O.shared = 1;
             continue;
         }
+        if (!strcmp(k, "--compressible")) {
+            O.compressible = 1;
+            continue;
+        }
         if (!strcmp(k, "--again")) {
             O.again = 1;
             continue;
@@ -1552,9 +1557,10 @@ int main(int argc, char **argv) {
         if (!h || h->h_addrtype != AF_INET) die("no such host: %s", argv[2]);
         memcpy(&dst.sin_addr, h->h_addr, 4);
     }
-    payload = xcalloc(1, O.size + O.jitter + HDR);
+    if (!strcmp(w, "offline") && !O.compressible) pool = 1 << 20;
+    payload = xcalloc(1, O.size + O.jitter + HDR + pool);
     uint32_t x = 2463534242u;
-    for (int i = HDR; i < O.size + O.jitter; i++) {
+    for (size_t i = HDR; i < O.size + O.jitter + pool; i++) {
         x ^= x << 13;
         x ^= x >> 17;
         x ^= x << 5;

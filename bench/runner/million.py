@@ -7,7 +7,7 @@
 
 The broker's resident memory is sampled all the time, and its own high-water mark (VmHWM) is read at the end of each
 step, so that nothing between two samples is missed. While queues are filled and drained, a client that has nothing to
-do with them sends PINGREQ a hundred times a second: the node looks at its lateness only four times a second.
+do with them sends PINGREQ a hundred times a second, and sees what the node's own histogram should tell.
 """
 
 from __future__ import annotations
@@ -301,6 +301,7 @@ def _parser(brokers: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--variant", choices=("own", "shared", "both"), default="both", help="topics (both)")
     parser.add_argument("--size", type=int, default=200, metavar="BYTES", help="payload (200)")
     parser.add_argument("--pubs", type=int, default=10, metavar="N", help="publishers, 100 unacknowledged each (10)")
+    parser.add_argument("--compressible", action="store_true", help="payloads that differ in their first bytes only")
     parser.add_argument("--broker", choices=brokers, default="motorcade-safe", help="what is measured")
     parser.add_argument("--end", choices=("KILL", "TERM"), default="KILL", help="the signal that ends it (KILL)")
     parser.add_argument("--cores", default="0,1", metavar="B,G", help="cores of broker and generator (0,1)")
@@ -333,6 +334,7 @@ def _measure(args: argparse.Namespace, broker: Broker) -> list[Outcome]:
                 command += [str(running.port), "--broker-pid", str(running.pid), "--n", str(sessions)]
                 command += ["--per", str(each), "--pubs", str(args.pubs), "--size", str(args.size), "--window", "100"]
                 command += ["--idle", "60", "--keep-sessions", "--again", *(["--shared"] * (variant == "shared"))]
+                command += ["--compressible"] * args.compressible
                 found.append(Million(running, signal.Signals[f"SIG{args.end}"]).run(command, variant))
             print(report(found[-1]), flush=True)
     return found
