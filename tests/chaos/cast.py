@@ -41,6 +41,9 @@ WILL_DELAY = 0x18
 DELAYS = (0, 0, 1, 2)
 LONG_DELAY = 12
 
+#: Seconds until somebody who still waits for an answer at the end waits in vain.
+END_PATIENCE = 60.0
+
 
 class Cast:
     """Everybody but the node."""
@@ -95,7 +98,7 @@ class Cast:
         self.steady = take_part("steady", 5)
         self.flicker = take_part("flicker", 4)
         self.sleeper = take_part("sleeper", 5)
-        self.slow = take_part("slow", 5, receive_maximum=3, pause=lambda: self.random.expovariate(1 / 0.002))
+        self.slow = take_part("slow", 5, receive_maximum=3, pause=self._hesitate)
         self.toggler = take_part("toggler", 5)
         self.members = [take_part("group-a", 5, "group"), take_part("group-b", 4, "group")]
 
@@ -169,25 +172,39 @@ class Cast:
         """Begin the load."""
         for publisher in self.paho_publishers:
             await asyncio.to_thread(publisher.start)
-        acts = [self._publish(client) for client in self.strict_publishers]
-        acts += [self._keep(), self._flicker(), self._sleep(), self._toggle()]
-        acts += [self._doom() for _ in range(DOOMED)]
-        self._tasks = [asyncio.create_task(act) for act in acts]
+        acts = [(client.name, self._publish(client)) for client in self.strict_publishers]
+        acts += [("keeper", self._keep()), ("toggler", self._toggle())]
+        acts += [("flicker", self._flicker()), ("sleeper", self._sleep())]
+        acts += [("doomed", self._doom()) for _ in range(DOOMED)]
+        self._tasks = [asyncio.create_task(act, name=name) for name, act in acts]
 
     async def end_load(self) -> None:
         """Nothing new is published, everybody comes back and stays."""
         self.stopping.set()
         for publisher in self.paho_publishers:
             publisher.finish()
-        await asyncio.gather(*self._tasks)
         for client in self.clients:
             client.come_back()
+        await self._finish(self._tasks)
+
+    async def _finish(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Wait for what has to come to its end by itself; what does not waits for an answer that never came."""
+        _, waiting = await asyncio.wait(tasks, timeout=END_PATIENCE)
+        for task in waiting:
+            self.history.odd("unanswered", f"{task.get_name()} still waits for the node after {END_PATIENCE:.0f} s")
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
     async def say_goodbye(self) -> None:
         """One more message on every topic, behind which nothing old may come any more."""
-        for publisher in self.strict_publishers:
+
+        async def speak(publisher: StrictClient) -> None:
             for qos, topic in itertools.product(self.qos, range(TOPICS)):
                 await self._send(publisher, qos, topic)
+
+        await self._finish([asyncio.create_task(speak(client), name=client.name) for client in self.strict_publishers])
 
     def check(self) -> None:
         """Raise what went wrong in the harness itself."""
@@ -239,6 +256,10 @@ class Cast:
         """Wait, but not beyond the end of the load."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.stopping.wait(), seconds)
+
+    def _hesitate(self) -> float:
+        """Seconds before an acknowledgement of the slow one, which hurries up at the end."""
+        return 0.0 if self.stopping.is_set() else self.random.expovariate(1 / 0.002)
 
     async def _flicker(self) -> None:
         while not self.stopping.is_set():

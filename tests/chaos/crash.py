@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.cast import Cast
-from tests.chaos.judge import History, Tally, Verdict, judge, missing, unpublished_wills
+from tests.chaos.judge import Debts, History, Tally, Verdict, judge, unpublished_wills
 from tests.chaos.victim import ENGINES, Backing, NotReadyError, Victim
 
 #: Seconds: longest life of a node in a round; longest absence of a killed Redis; longest drain.
@@ -188,9 +189,10 @@ class Run:
 
     async def _drain(self) -> None:
         """Until nothing is owed any more, or nothing moves any more."""
+        debts = Debts(self.history)
         await self._until(
             lambda: (
-                sum(map(len, missing(self.history).values()))
+                sum(map(len, debts.owed().values()))
                 + sum(publication.is_open for publication in self.history.sent())
                 + len(unpublished_wills(self.history))
                 + sum(not publisher.is_done for publisher in self.cast.paho_publishers)
@@ -308,6 +310,7 @@ def _options(arguments: list[str]) -> list[Options]:
 
 
 def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
     passed = True
     for options in _options(arguments):
         outcome = crash(options)

@@ -16,6 +16,7 @@ Rule 5: members of a shared subscription are one receiver. Order is not judged t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections import Counter, defaultdict
@@ -194,6 +195,7 @@ class Verdict:
         return lines
 
 
+@functools.cache
 def matches(pattern: str, topic: str) -> bool:
     """Whether a topic filter matches; the name of a shared subscription does not matter."""
     if pattern.startswith("$share/"):
@@ -228,19 +230,39 @@ def possible(receiver: Receiver, publication: Publication) -> bool:
     )
 
 
-def missing(history: History) -> dict[str, list[Publication]]:
-    """By receiver: what is acknowledged, due, and not there."""
-    result = {}
-    for receiver in history.receivers.values():
-        there = {delivery.name for delivery in receiver.deliveries}
-        absent = [
-            publication
-            for publication in history.sent()
-            if publication.is_acknowledged and publication.name not in there and due(receiver, publication)
-        ]
-        if absent:
-            result[receiver.name] = absent
-    return result
+class Debts:
+    """What is acknowledged, due, and not there yet: asked again and again while a run comes to its end.
+
+    Each question looks only at what the last answer left open: whether a message is due is final once its flow is over.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self._seen = 0  #: publications that were looked at
+        self._open: dict[str, list[Publication]] = {name: [] for name in history.receivers}
+        self._there: dict[str, set[str]] = {name: set() for name in history.receivers}
+        self._read: Counter[str] = Counter()  #: deliveries that were looked at
+
+    def owed(self) -> dict[str, list[Publication]]:
+        """By receiver, without those who have everything."""
+        new = self.history.sent()[self._seen :]
+        self._seen += len(new)
+        result = {}
+        for receiver in self.history.receivers.values():
+            there = self._there[receiver.name]
+            fresh = receiver.deliveries[self._read[receiver.name] :]
+            self._read[receiver.name] += len(fresh)
+            there.update(delivery.name for delivery in fresh)
+            left = [
+                publication
+                for publication in (*self._open[receiver.name], *new)
+                if publication.name not in there and (publication.completed == NEVER or due(receiver, publication))
+            ]
+            self._open[receiver.name] = left
+            owed = [publication for publication in left if publication.is_acknowledged and due(receiver, publication)]
+            if owed:
+                result[receiver.name] = owed
+        return result
 
 
 def unpublished_wills(history: History) -> list[Will]:

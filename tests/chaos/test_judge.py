@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.chaos.judge import (
+    Debts,
     Delivery,
     History,
     Probe,
@@ -17,7 +18,6 @@ from tests.chaos.judge import (
     Window,
     judge,
     matches,
-    missing,
     unpublished_wills,
 )
 from tests.chaos.messages import DAMAGED, make_payload, read_payload
@@ -181,7 +181,24 @@ def test_a_loss_is_counted_where_it_happened() -> None:
     assert (5, 5, 4, 0, 1) == figures(verdict, 2)
     assert (5, 5, 5, 0, 0) == figures(verdict, 1)
     assert 1 == verdict.by_receiver["r"].lost
-    assert ["p:3"] == [publication.name for publication in missing(history)["r"]]
+
+
+def test_debts_are_what_is_acknowledged_due_and_not_there() -> None:
+    history = sound()
+    debts = Debts(history)
+    assert {} == debts.owed()
+    name = published(history, 11, 2, acknowledged=False)
+    assert {} == debts.owed()
+    history.publications[name].acknowledged = 11.5
+    assert {"r": [name]} == names(debts)
+    history.publications[name].completed = 11.6
+    assert {"r": [name]} == names(debts)
+    delivered(history, name)
+    assert {} == debts.owed()
+
+
+def names(debts: Debts) -> dict[str, list[str]]:
+    return {receiver: [publication.name for publication in owed] for receiver, owed in debts.owed().items()}
 
 
 def test_qos_1_may_come_again_on_another_connection() -> None:
