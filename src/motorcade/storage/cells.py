@@ -13,9 +13,9 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:w:writer          string  number and answers of a writer's last call (see commit.lua)
     P:{N}:n                 hash    counters: entries, records, blobs, octets of blobs
     P:{N}:o                 set     owners with entries
-    P:{N}:i:owner           zset    positions of the entries
     P:{N}:e:owner           hash    POSITION -> entry; m POSITION -> mark; k KEY -> position (without the blanks);
-                                    last (position), entries, octets; node, epoch
+                                    s -> last, first, entries, octets (see redis_format); node, epoch
+    P:{N}:g:owner           zset    positions between first and last that are gone: 'FROM:TO' by FROM
     P:{N}:d:owner           zset    positions of the droppable entries
     P:{N}:x:owner           zset    position -> when the entry expires
     P:{N}:t0:owner          hash    token -> position and time, of appends in even hours; '' -> the hour

@@ -412,7 +412,7 @@ class RedisMailboxes(Port):
         after = max(after, 0)
         while limit > 0:
             page = min(limit, MAX_READ)
-            reply = await core.evaluate(cell, READ, "ie", owner, after, page, now)
+            reply = await core.evaluate(cell, READ, "eg", owner, after, page, now)
             if reply:
                 after = int(reply[-3])
                 found += await self._entries(owner, reply)
@@ -448,7 +448,7 @@ class RedisMailboxes(Port):
 
     async def info(self, owner: str) -> MailboxInfo:
         core = self._core
-        return MailboxInfo(*await core.evaluate(core.cells.of(owner), INFO, "ei", owner))
+        return MailboxInfo(*await core.evaluate(core.cells.of(owner), INFO, "e", owner))
 
     async def clear(self, owner: str) -> int:
         return await self._step_by_step("clear", owner)

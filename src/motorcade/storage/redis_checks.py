@@ -15,15 +15,16 @@ import structlog
 
 from motorcade.storage.cells import DEFAULT_CELLS, Cells, slot_of
 from motorcade.storage.ports import Durability, StoreError
-from motorcade.storage.redis_format import unpack_entry
+from motorcade.storage.redis_format import unpack_entry, unpack_state
 from motorcade.storage.redis_place import RedisOptions
+from motorcade.storage.redis_scripts import READ
 from motorcade.storage.redis_servers import Purpose, Servers
 from motorcade.storage.resp import Address, ServerError
 
 log = structlog.get_logger("motorcade.storage.redis")
 
 #: Format of keys and values; raised when a store of the old format cannot be used as it is.
-VERSION = 1
+VERSION = 2
 OLDEST_SERVER = (7, 0)
 
 
@@ -167,24 +168,23 @@ class Inspection:
         references: Counter[bytes] = Counter()
         total = 0
         async for owner in self._members(cell, "o"):
-            entries = octets = 0
             name = owner.decode()
-            async for positions in self._pages(cell, owner):
-                values = await self._ask(cell, "HMGET", self._key(cell, "e:", owner), *positions)
-                for position, value in zip(positions, values, strict=True):
-                    if value is None:
-                        wrong.append(f"mailbox {name!r}: entry {int(position)} is missing")
-                        continue
-                    entry = unpack_entry(value)
-                    entries += 1
-                    octets += entry.octets
-                    if entry.digest:
-                        references[entry.digest] += 1
-                        if not 0 < entry.expires_at <= now:
-                            needed.add(entry.digest)
-            meta = await self._ask(cell, "HMGET", self._key(cell, "e:", owner), "entries", "octets")
-            if [entries, octets] != [int(value or 0) for value in meta]:
-                wrong.append(f"mailbox {name!r}: the size does not agree with the entries")
+            first = entries = octets = 0
+            async for position, value in self._entries(cell, owner):
+                entry = unpack_entry(value)
+                first = first or position
+                entries += 1
+                octets += entry.octets
+                if entry.digest:
+                    references[entry.digest] += 1
+                    if not 0 < entry.expires_at <= now:
+                        needed.add(entry.digest)
+            state = unpack_state(await self._ask(cell, "HGET", self._key(cell, "e:", owner), "s"))
+            if (first, entries, octets) != (state.first, state.entries, state.octets):
+                wrong.append(f"mailbox {name!r}: size and beginning do not agree with the entries")
+            holes = await self._ask(cell, "ZRANGE", self._key(cell, "g:", owner), 0, -1)
+            if sum(map(_length, holes)) != state.last - state.first + 1 - state.entries:
+                wrong.append(f"mailbox {name!r}: the positions that are gone do not agree with the entries")
             total += entries
         counted = int(await self._ask(cell, "HGET", self._key(cell, "n"), "entries") or 0)
         if counted != total:
@@ -200,13 +200,14 @@ class Inspection:
             if not await self._ask(cell, "EXISTS", self._key(cell, "b:", digest)):
                 self._wrong.append(f"blob {digest.hex()}: missing")
 
-    async def _pages(self, cell: int, owner: bytes) -> AsyncIterator[list[bytes]]:
-        after = b"-inf"
-        while page := await self._ask(
-            cell, "ZRANGEBYSCORE", self._key(cell, "i:", owner), after, "+inf", "LIMIT", 0, self.PAGE
-        ):
-            yield page
-            after = b"(" + page[-1]
+    async def _entries(self, cell: int, owner: bytes) -> AsyncIterator[tuple[int, bytes]]:
+        """All entries, expired or not."""
+        keys = [self._key(cell, "e:", owner), self._key(cell, "g:", owner)]
+        after = 0
+        while page := await self._servers.evaluate(self._cells.slot(cell), READ, keys, after, self.PAGE, -1):
+            for index in range(0, len(page), 3):
+                after = int(page[index])
+                yield after, page[index + 1]
 
     async def _members(self, cell: int, name: str) -> AsyncIterator[bytes]:
         cursor = b"0"
@@ -224,3 +225,8 @@ class Inspection:
 
     async def _ask(self, cell: int, *arguments: str | bytes | int) -> Any:
         return await self._servers.ask(self._cells.slot(cell), *arguments)
+
+
+def _length(hole: bytes) -> int:
+    start, _, end = hole.partition(b":")
+    return int(end) - int(start) + 1

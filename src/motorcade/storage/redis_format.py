@@ -3,6 +3,7 @@
     entry    stored_at, expires_at, octets, flags, length of key, length of body | key | body | payload, or its digest
     record   expires_at | value
     blob     keep_until | data
+    state    of a mailbox: last, first, entries, octets, all as doubles, which Lua's numbers are
 
 All numbers big-endian; times are doubles.
 """
@@ -18,6 +19,7 @@ from motorcade.storage.ports import Draft
 
 HEADER = Struct(">ddIBII")
 TIME = Struct(">d")
+STATE = Struct(">dddd")
 DROPPABLE = 1
 BY_DIGEST = 2
 
@@ -57,6 +59,20 @@ def unpack_entry(value: bytes) -> StoredEntry:
         b"" if flags & BY_DIGEST else rest,
         rest if flags & BY_DIGEST else b"",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A mailbox as a whole."""
+
+    last: int = 0  #: position given last
+    first: int = 1  #: of the oldest entry; if there is none, where the next one will be
+    entries: int = 0
+    octets: int = 0
+
+
+def unpack_state(value: bytes | None) -> StoredState:
+    return StoredState(*map(int, STATE.unpack(value))) if value is not None else StoredState()
 
 
 def raw(data: bytes) -> msgspec.Raw:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from motorcade.storage.cells import slot_of
 from motorcade.storage.ports import StoreDamagedError
 from motorcade.storage.redis import Core, RedisStore, blob_operation, put_operation
-from motorcade.storage.redis_format import BY_DIGEST, DROPPABLE, HEADER, TIME, raw, unpack_entry
+from motorcade.storage.redis_format import BY_DIGEST, DROPPABLE, HEADER, TIME, raw, unpack_entry, unpack_state
 from motorcade.storage.redis_scripts import READ
 from motorcade.storage.redis_servers import Purpose, refusal
 from motorcade.storage.redis_writer import MAX_OCTETS, MAX_WEIGHT, Operation
@@ -138,8 +138,8 @@ class RedisSource:
 
     async def _beginning(self, cell: int, owner: str, now: float) -> tuple[int, list[bytes]]:
         """The last position of a mailbox, and its first part."""
-        last = await self._core.ask(cell, "HGET", "e:", owner, "last")
-        return int(last or 0), await self._core.evaluate(cell, READ, "ie", owner, 0, PART_ROWS, now)
+        last = unpack_state(await self._core.ask(cell, "HGET", "e:", owner, "s")).last
+        return last, await self._core.evaluate(cell, READ, "eg", owner, 0, PART_ROWS, now)
 
     async def _mailbox(self, cell: int, owner: str, last: int, rows: list[bytes], now: float) -> AsyncIterator[Content]:
         if not last:  # only known for where it is attached
@@ -155,7 +155,7 @@ class RedisSource:
             parts += 1
             if len(rows) < 3 * PART_ROWS:
                 return
-            rows = await self._core.evaluate(cell, READ, "ie", owner, int(rows[-3]), PART_ROWS, now)
+            rows = await self._core.evaluate(cell, READ, "eg", owner, int(rows[-3]), PART_ROWS, now)
 
     async def _items(self, owner: str, rows: list[bytes], now: float) -> tuple[list[Item], list[Blob]]:
         """A part of a mailbox, and the blobs that have to stand before it."""

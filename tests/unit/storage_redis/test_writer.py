@@ -11,6 +11,7 @@ import pytest
 
 from motorcade.storage.ports import Bound, Draft, Durability, StoreError, StoreFullError
 from motorcade.storage.redis import RedisStore
+from motorcade.storage.redis_format import unpack_state
 from motorcade.storage.redis_place import RedisOptions
 from motorcade.storage.redis_scripts import COMMIT
 from tests.support.redis import RedisServer, wait_until
@@ -144,8 +145,9 @@ async def test_safe_means_confirmed_by_a_replica() -> None:
             assert not writing.done()
             replica.resume()
             assert 3 == (await writing)[0].position
-            found = replica.client.hget(store.core.key(store.core.cells.of("v1"), "e:", "v1"), "last")
-            assert b"3" == found
+            found = replica.client.hget(store.core.key(store.core.cells.of("v1"), "e:", "v1"), "s")
+            assert isinstance(found, bytes)
+            assert 3 == unpack_state(found).last
 
 
 async def test_large_batches_are_cut_and_stay_in_order(store: RedisStore) -> None:

@@ -2,19 +2,18 @@
 --
 --   2 cell   3 owner   4 positions
 --
---   keys    i:owner e:owner d:owner x:owner o r n
+--   keys    e:owner g:owner d:owner x:owner o r n
 --   answer  how many were there
 
 operations.acknowledge = function(op)
-    local at, owner = base(op[2]), op[3]
-    local gone, octets = 0, 0
+    local box, gone = open(base(op[2]), op[3]), 0
     for _, position in ipairs(op[4]) do
-        local size = remove(at, owner, digits(position))
-        if size then
+        if remove(box, position) then
             gone = gone + 1
-            octets = octets + size
         end
     end
-    shrink(at, owner, gone, octets)
+    if gone > 0 then
+        save(box)
+    end
     return gone
 end

@@ -4,7 +4,7 @@
 --   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
 --   12 token (empty: none)   13 owners
 --
---   keys    i:owner e:owner d:owner x:owner t0:owner t1:owner o x r n
+--   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner o x r n
 --   answer  per owner: position (0: pushed out itself), position replaced or 0, positions pushed out, 1 if the token was
 --           known, node the owner is attached to
 --
@@ -40,83 +40,107 @@ local function remember(at, owner, token, now, position)
     call('PEXPIRE', tokens, 2 * HOUR * 1000 + 60000)
 end
 
-local function append(op, at, owner)
-    local entry, now, expires, octets, flags, key = op[3], op[4], op[5], op[6], op[7], op[8]
-    local digest, most_entries, most_octets, token = op[9], op[10], op[11], op[12]
-    local entries, order = at .. 'e:' .. owner, at .. 'i:' .. owner
-    local state = call('HMGET', entries, 'node', 'last', 'entries', 'octets')
-    local node = state[1] or ''
-    local last, held, size = tonumber(state[2] or 0), tonumber(state[3] or 0), tonumber(state[4] or 0)
-    if token ~= '' then
-        local position = known(at, owner, token, now)
-        if position then
-            return { position, 0, {}, 1, node }
-        end
+local NONE = {}
+
+-- What leads to a new entry, beside its position.
+local function index(op, at, owner, position)
+    if op[7] % BY_DIGEST == DROPPABLE then
+        call('ZADD', at .. 'd:' .. owner, position, position)
     end
-    local before = held
-    local replaced = 0
-    if key ~= '' then
-        local old = call('HGET', entries, 'k' .. key)
-        if old then
-            size = size - remove(at, owner, old)
-            held = held - 1
-            replaced = tonumber(old)
-        end
+    if op[5] > 0 then
+        call('ZADD', at .. 'x:' .. owner, op[5], position)
+        call('ZADD', at .. 'x', 'LT', op[5], owner)
     end
-    local position, dropped, grown = 0, {}, nil
-    if most_octets == 0 or octets <= most_octets then
-        last = last + 1
-        position = last
-        held = held + 1
-        size = size + octets
-        grown = held
-        call('HSET', entries, position, entry, 'last', last, 'entries', held, 'octets', size)
-        call('ZADD', order, position, position)
-        if key ~= '' then
-            call('HSET', entries, 'k' .. key, position)
-        end
-        if flags % BY_DIGEST == DROPPABLE then
-            call('ZADD', at .. 'd:' .. owner, position, position)
-        end
-        if expires > 0 then
-            call('ZADD', at .. 'x:' .. owner, expires, position)
-            call('ZADD', at .. 'x', 'LT', expires, owner)
-        end
-        if digest ~= '' then
-            refer(at, digest, 1)
-        end
-        count(at, 'entries', 1)
-    end
-    if position > 0 then -- what can never fit leaves the mailbox alone
-        while (most_entries > 0 and held > most_entries) or (most_octets > 0 and size > most_octets) do
-            local victim = call('ZRANGE', at .. 'd:' .. owner, 0, 0)[1] or call('ZRANGE', order, 0, 0)[1]
-            size = size - remove(at, owner, victim)
-            held = held - 1
-            if tonumber(victim) == last then
-                position = 0
-            else
-                dropped[#dropped + 1] = tonumber(victim)
-            end
-        end
-    end
-    if position == 0 or held ~= grown then
-        call('HSET', entries, 'last', last, 'entries', held, 'octets', size)
-    end
-    if before == 0 and held > 0 then
+end
+
+-- The short way, when nothing can be replaced, repeated or pushed out: a campaign, sleeping sessions.
+local function append_plain(op, at, owner)
+    local entries = at .. 'e:' .. owner
+    local state = call('HMGET', entries, 'node', 's')
+    local last, first, held, size = unpack_state(state[2])
+    local position = last + 1
+    call('HSET', entries, position, op[3], 's', struct.pack(STATE, position, first, held + 1, size + op[6]))
+    if held == 0 then
         call('SADD', at .. 'o', owner)
-    elseif before > 0 and held == 0 then
-        call('SREM', at .. 'o', owner)
+    end
+    index(op, at, owner, position)
+    return { position, 0, NONE, 0, state[1] or '' }
+end
+
+-- Add an entry to a mailbox, and push out what does not fit: its position (0: pushed out itself), and what was.
+local function add(op, box)
+    local at, owner, key, most_entries, most_octets = box.at, box.owner, op[8], op[10], op[11]
+    local position, dropped = box.last + 1, NONE
+    box.last = position
+    box.held = box.held + 1
+    box.size = box.size + op[6]
+    if key ~= '' then
+        call('HSET', box.entries, position, op[3], 's', packed_state(box), 'k' .. key, position)
+    else
+        call('HSET', box.entries, position, op[3], 's', packed_state(box))
+    end
+    index(op, at, owner, position)
+    if op[9] ~= '' then
+        refer(at, op[9], 1)
+    end
+    count(at, 'entries', 1)
+    while (most_entries > 0 and box.held > most_entries) or (most_octets > 0 and box.size > most_octets) do
+        local victim = tonumber(call('ZRANGE', at .. 'd:' .. owner, 0, 0)[1] or box.first)
+        remove(box, victim)
+        if victim == box.last then
+            position = 0
+        else
+            dropped = dropped == NONE and {} or dropped
+            dropped[#dropped + 1] = victim
+        end
+    end
+    if position == 0 or dropped ~= NONE then
+        call('HSET', box.entries, 's', packed_state(box))
+    end
+    list(box)
+    return position, dropped
+end
+
+local function append(op, at, owner)
+    local key, token, most_octets = op[8], op[12], op[11]
+    local box = open(at, owner)
+    local node = call('HGET', box.entries, 'node') or ''
+    if token ~= '' then
+        local position = known(at, owner, token, op[4])
+        if position then
+            return { position, 0, NONE, 1, node }
+        end
+    end
+    local replaced, position, dropped = 0, 0, NONE
+    if key ~= '' then
+        replaced = tonumber(call('HGET', box.entries, 'k' .. key) or 0)
+        if replaced > 0 then
+            remove(box, replaced)
+        end
+    end
+    if most_octets == 0 or op[6] <= most_octets then
+        position, dropped = add(op, box)
+    elseif replaced > 0 then -- what can never fit leaves the rest of the mailbox alone
+        save(box)
     end
     if token ~= '' then
-        remember(at, owner, token, now, position)
+        remember(at, owner, token, op[4], position)
     end
     return { position, replaced, dropped, 0, node }
 end
 
 operations.append = function(op)
-    local at, answers = base(op[2]), {}
-    for index, owner in ipairs(op[13]) do
-        answers[index] = append(op, at, owner)
+    local at, owners, answers = base(op[2]), op[13], {}
+    local one = append
+    if op[8] == '' and op[12] == '' and op[10] == 0 and op[11] == 0 then
+        one = append_plain
+        count(at, 'entries', #owners)
+        if op[9] ~= '' then
+            refer(at, op[9], #owners)
+        end
+    end
+    for number, owner in ipairs(owners) do
+        answers[number] = one(op, at, owner)
     end
     return answers
 end

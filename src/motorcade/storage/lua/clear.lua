@@ -2,19 +2,22 @@
 --
 --   2 cell   3 owner   4 up to this position (-1: the last one now)   5 at most so many
 --
---   keys    i:owner e:owner d:owner x:owner o r n
+--   keys    e:owner g:owner d:owner x:owner o r n
 --   answer  how many went, the position it goes up to, 1 if there is more
 
 operations.clear = function(op)
-    local at, owner, upto, budget = base(op[2]), op[3], op[4], op[5]
+    local box, upto, gone = open(base(op[2]), op[3]), op[4], 0
     if upto < 0 then
-        upto = tonumber(call('HGET', at .. 'e:' .. owner, 'last') or 0)
+        upto = box.last
     end
-    local positions = call('ZRANGEBYSCORE', at .. 'i:' .. owner, '-inf', upto, 'LIMIT', 0, budget)
-    local octets = 0
-    for _, position in ipairs(positions) do
-        octets = octets + remove(at, owner, position)
+    while gone < op[5] and box.held > 0 and box.first <= upto do
+        if not remove(box, box.first) then
+            error('the first entry of a mailbox is missing')
+        end
+        gone = gone + 1
     end
-    shrink(at, owner, #positions, octets)
-    return { #positions, upto, #positions == budget and 1 or 0 }
+    if gone > 0 then
+        save(box)
+    end
+    return { gone, upto, box.held > 0 and box.first <= upto and 1 or 0 }
 end

@@ -56,44 +56,123 @@ local function settle()
     end
 end
 
--- Remove one entry (position as text) and everything that leads to it; its octets, or nil if it is not there.
--- The caller brings the owner's totals up to date with `shrink`.
-local function remove(at, owner, position)
+-- A mailbox. Its entries lie between `first` and `last`, and there is one at `first` unless it is empty. Positions in
+-- between that are gone are in holes: a sorted set of 'from:to' by from, maximal, and only there if something went out of
+-- order. So appending touches one key, and so does removing from the front.
+local STATE = '>dddd'
+
+local function unpack_state(packed)
+    if packed then
+        return struct.unpack(STATE, packed)
+    end
+    return 0, 1, 0, 0
+end
+
+local function open(at, owner)
     local entries = at .. 'e:' .. owner
-    local value = call('HGET', entries, position)
+    local last, first, held, size = unpack_state(call('HGET', entries, 's'))
+    return {
+        at = at, owner = owner, entries = entries, -- key of the entries
+        last = last, first = first, held = held, size = size,
+        before = held, -- entries when it was opened
+    }
+end
+
+local function packed_state(box)
+    return struct.pack(STATE, box.last, box.first, box.held, box.size)
+end
+
+-- Whether it has entries decides whether its owner is listed.
+local function list(box)
+    if box.before == 0 and box.held > 0 then
+        call('SADD', box.at .. 'o', box.owner)
+    elseif box.before > 0 and box.held == 0 then
+        call('SREM', box.at .. 'o', box.owner)
+    end
+end
+
+local function save(box)
+    call('HSET', box.entries, 's', packed_state(box))
+    list(box)
+end
+
+-- The hole with the highest beginning at or below a position: from, to, as it is stored.
+local function hole_below(box, position)
+    local hole = call('ZREVRANGEBYSCORE', box.at .. 'g:' .. box.owner, digits(position), '-inf', 'LIMIT', 0, 1)[1]
+    if not hole then
+        return nil
+    end
+    local from, to = hole:match('^(%d+):(%d+)$')
+    return tonumber(from), tonumber(to), hole
+end
+
+local function add_hole(box, from, to)
+    call('ZADD', box.at .. 'g:' .. box.owner, digits(from), digits(from) .. ':' .. digits(to))
+end
+
+-- An entry went; `held` tells already.
+local function leave(box, position)
+    local holes = box.at .. 'g:' .. box.owner
+    local had_holes = box.last - box.first > box.held
+    if box.held == 0 then
+        box.first = box.last + 1
+        if had_holes then
+            call('UNLINK', holes)
+        end
+    elseif position == box.first then
+        box.first = position + 1
+        if had_holes then
+            local from, to, hole = hole_below(box, box.first)
+            if from then -- no hole begins before the first entry, so this one begins where it was
+                call('ZREM', holes, hole)
+                box.first = to + 1
+            end
+        end
+    else
+        local begin, finish = position, position
+        if had_holes then
+            local from, to, hole = hole_below(box, position)
+            if from and to == position - 1 then
+                call('ZREM', holes, hole)
+                begin = from
+            end
+            from, to, hole = hole_below(box, position + 1)
+            if from == position + 1 then
+                call('ZREM', holes, hole)
+                finish = to
+            end
+        end
+        add_hole(box, begin, finish)
+    end
+end
+
+-- Remove one entry and everything that leads to it; its octets, or nil if it is not there. The caller saves the mailbox.
+local function remove(box, position)
+    local entries, place = box.entries, digits(position)
+    local value = call('HGET', entries, place)
     if not value then
         return nil
     end
     local _, expires, octets, flags, key_length, body_length = struct.unpack(HEADER, value)
-    call('HDEL', entries, position, 'm' .. position)
-    call('ZREM', at .. 'i:' .. owner, position)
+    call('HDEL', entries, place, 'm' .. place)
     if flags % BY_DIGEST == DROPPABLE then
-        call('ZREM', at .. 'd:' .. owner, position)
+        call('ZREM', box.at .. 'd:' .. box.owner, place)
     end
     if expires > 0 then
-        call('ZREM', at .. 'x:' .. owner, position)
+        call('ZREM', box.at .. 'x:' .. box.owner, place)
     end
     if key_length > 0 then
         local field = 'k' .. value:sub(HEADER_SIZE + 1, HEADER_SIZE + key_length)
-        if call('HGET', entries, field) == position then
+        if call('HGET', entries, field) == place then
             call('HDEL', entries, field)
         end
     end
     if flags >= BY_DIGEST then
-        refer(at, value:sub(HEADER_SIZE + key_length + body_length + 1), -1)
+        refer(box.at, value:sub(HEADER_SIZE + key_length + body_length + 1), -1)
     end
-    count(at, 'entries', -1)
+    count(box.at, 'entries', -1)
+    box.held = box.held - 1
+    box.size = box.size - octets
+    leave(box, position)
     return octets
-end
-
--- The owner's totals after so many entries and octets went.
-local function shrink(at, owner, entries, octets)
-    if entries == 0 then
-        return
-    end
-    local meta = at .. 'e:' .. owner
-    call('HINCRBY', meta, 'octets', 0 - octets) -- not -octets: the server takes no "-0"
-    if call('HINCRBY', meta, 'entries', -entries) <= 0 then
-        call('SREM', at .. 'o', owner)
-    end
 end

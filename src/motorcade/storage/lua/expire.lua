@@ -2,7 +2,7 @@
 --
 --   2 cell   3 now   4 at most so many
 --
---   keys    x y and, of each owner and collection found there, i: e: d: x: R:, and o r n
+--   keys    x y and, of each owner and collection found there, e: g: d: x: R:, and o r n
 --   answer  how many went, their octets, 1 if there is more
 --
 -- The index x of a cell may name an owner too early, when its entry was acknowledged: it is put right here.
@@ -18,13 +18,14 @@ operations.expire = function(op)
         steps = steps + 1
         local expiring = at .. 'x:' .. owner
         local positions = call('ZRANGEBYSCORE', expiring, '-inf', now, 'LIMIT', 0, budget - steps + 1)
-        local freed = 0
-        for _, position in ipairs(positions) do
-            freed = freed + remove(at, owner, position)
+        if #positions > 0 then
+            local box = open(at, owner)
+            for _, position in ipairs(positions) do
+                octets = octets + remove(box, tonumber(position))
+            end
+            save(box)
         end
-        shrink(at, owner, #positions, freed)
         gone = gone + #positions
-        octets = octets + freed
         steps = steps + #positions
         local following = call('ZRANGE', expiring, 0, 0, 'WITHSCORES')
         if following[2] then

@@ -1,8 +1,11 @@
 -- info: size and ends of one mailbox. Writes nothing.
 --
---   KEYS    e:owner i:owner
+--   KEYS    e:owner
 --   answer  entries, octets, first position or 0, last position
 
-local state = redis.call('HMGET', KEYS[1], 'entries', 'octets', 'last')
-local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-return { tonumber(state[1] or 0), tonumber(state[2] or 0), tonumber(first or 0), tonumber(state[3] or 0) }
+local packed = redis.call('HGET', KEYS[1], 's')
+if not packed then
+    return { 0, 0, 0, 0 }
+end
+local last, first, held, size = struct.unpack('>dddd', packed)
+return { held, size, held > 0 and first or 0, last }

@@ -8,17 +8,56 @@
 --   load_lease     2 cell   3 name   4 token   5 ms it has left
 --   load_floor     2 cell   3 no token of a lease of this cell may be this one or below
 --
---   keys    i:owner e:owner d:owner x:owner t0:owner t1:owner o x r n   S:stream s:stream s   l:name f:name f
+--   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner o x r n   S:stream s:stream s   l:name f:name f
 --   answer  1
+
+-- A position that was in a hole, or before everything, gets an entry; positions come in ascending order.
+local function fill(box, position)
+    if box.held == 0 then
+        box.first = position
+        if position < box.last then
+            add_hole(box, position + 1, box.last)
+        end
+    else
+        local from, to, hole = hole_below(box, position)
+        call('ZREM', box.at .. 'g:' .. box.owner, hole)
+        if from < position then
+            add_hole(box, from, position - 1)
+        end
+        if position < to then
+            add_hole(box, position + 1, to)
+        end
+    end
+    box.held = box.held + 1
+end
+
+-- Positions up to this one are used up.
+local function extend(box, last)
+    if last > box.last then
+        if box.held == 0 then
+            box.first = last + 1
+        else
+            local from, to, hole = hole_below(box, box.last)
+            if from and to == box.last then
+                call('ZREM', box.at .. 'g:' .. box.owner, hole)
+                add_hole(box, from, last)
+            else
+                add_hole(box, box.last + 1, last)
+            end
+        end
+        box.last = last
+    end
+end
 
 operations.load_mailbox = function(op)
     local at, owner = base(op[2]), op[3]
-    local entries, order, size = at .. 'e:' .. owner, at .. 'i:' .. owner, 0
+    local box = open(at, owner)
+    local entries = box.entries
+    extend(box, op[4])
     for _, row in ipairs(op[5]) do
         local position, entry, expires, octets, flags, key, digest, mark = unpack(row)
         local text = digits(position)
         call('HSET', entries, text, entry)
-        call('ZADD', order, text, text)
         if mark > 0 then
             call('HSET', entries, 'm' .. text, mark)
         end
@@ -35,15 +74,11 @@ operations.load_mailbox = function(op)
         if digest ~= '' then
             refer(at, digest, 1)
         end
-        size = size + octets
+        fill(box, position)
+        box.size = box.size + octets
     end
-    call('HSET', entries, 'last', digits(op[4]))
-    call('HINCRBY', entries, 'entries', #op[5])
-    call('HINCRBY', entries, 'octets', size)
     count(at, 'entries', #op[5])
-    if #op[5] > 0 then
-        call('SADD', at .. 'o', owner)
-    end
+    save(box)
     return 1
 end
 
