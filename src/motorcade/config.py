@@ -117,7 +117,7 @@ class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     url: str = "rocksdb://"  #: `rocksdb://[DIR]`, `redis://HOST:PORT`, `redis+cluster://HOST:PORT` or `memory://`
     durability: Literal["fast", "safe", "strict"] = "safe"  #: what an acknowledged write survives: docs/durability.md
     sweep_interval: float = 10.0  #: seconds between two rounds of removing what has expired
-    sweep_budget: Count = 500  #: items removed in one step; others come between two steps
+    sweep_budget: Count = 500  #: items removed in one step; others come between two steps; 0: this node removes nothing
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -218,6 +218,9 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("store backup", 2, ("DIR",)),
     ("store backup copy --store rocksdb://nowhere", 1, ("no store", "nowhere")),
     ("store backup copy --store redis://127.0.0.1:1", 1, ("BGSAVE", "store export")),
+    ("store salvage", 2, ("DIR",)),
+    ("store salvage copy --store rocksdb://nowhere", 1, ("no store", "nowhere")),
+    ("store salvage copy --store redis://127.0.0.1:1", 1, ("redis-check-aof",)),
 ]
 
 
@@ -270,6 +273,7 @@ JSON = [
     "store export all.store --data DATA --http 127.0.0.1:HTTP",
     "store import all.store --store rocksdb://imported",
     "store backup copy --data DATA --http 127.0.0.1:HTTP",
+    "store salvage another --store rocksdb://imported",
     "sub -t json -C 1 -p MQTT",
 ]
 

@@ -179,6 +179,30 @@ def backup(
         print(f"{to}: {_size(octets)}; try it with `motorcade store check --store rocksdb://{to}`")
 
 
+@app.command()
+def salvage(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for a copy of the store as it is.")],
+    store: Url = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Open a store whose log is damaged, and give up what was written after the damage. No node may use it."""
+    where = _where(store, config, data, None, None)
+    if where.path is None:
+        raise _control.ControlError("Redis mends its own files: see `redis-check-aof --fix`")
+    to = directory.absolute()
+    octets, findings = _salvage(where.path, to)
+    if as_json:
+        told = {"ok": not findings, "store": _shown(where), "copy": str(to), "octets": octets, "findings": findings}
+        _output.print_json(told)
+    else:
+        print(f"{to}: {_size(octets)}, as it was")
+        print("\n".join(findings or [f"{_shown(where)}: opens again, nothing is wrong with what is left"]))
+    if findings:
+        raise typer.Exit(1)
+
+
 # -- where
 
 
@@ -269,6 +293,22 @@ def _backup(where: Where, path: Path, to: Path) -> int:
             return embedded.copy(path, to, lambda done, whole: show(f"{_size(done)} of {_size(whole)}"))
     except embedded.InUseError:
         return _let_copy(_node_of(where, path), to)
+
+
+def _salvage(path: Path, to: Path) -> tuple[int, list[str]]:
+    from motorcade.storage import embedded
+    from motorcade.storage.rocks import RocksStore
+
+    async def open_once() -> None:
+        opened = RocksStore(path, salvage=True)
+        await opened.open()
+        await opened.close()
+
+    with embedded.claimed(path), _progress() as show:
+        octets = embedded.copy(path, to, lambda done, whole: show(f"{_size(done)} of {_size(whole)}"))
+    asyncio.run(open_once())
+    with embedded.claimed(path):
+        return octets, embedded.check(path)
 
 
 def _check_embedded(where: Where) -> tuple[list[str], int]:
@@ -445,8 +485,11 @@ def _readable(file: str) -> Iterator[BinaryIO]:
         reading = Path(file).open("rb")  # noqa: SIM115 - closed below; opening has an error of its own
     except OSError as error:
         raise _control.ControlError(f"{file} cannot be read: {error.strerror}") from error
-    with reading:
-        yield reading
+    with reading, tempfile.TemporaryFile() as kept:
+        if not reading.seekable():
+            shutil.copyfileobj(reading, kept)
+            kept.seek(0)
+        yield cast("BinaryIO", reading if reading.seekable() else kept)
 
 
 # -- telling

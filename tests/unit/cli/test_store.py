@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -237,6 +238,38 @@ def test_a_backup_is_a_store_of_its_own(run: Run, path: Path, tmp_path: Path) ->
     assert 1 == again.returncode
     assert "exists already" in again.stderr
     assert ["one"] == [each.name for each in (tmp_path / "copies").iterdir()]
+
+
+async def _crashed(path: Path, copy: Path) -> None:
+    """A store as a crash leaves it, with most of it in the log."""
+    store = RocksStore(path)
+    await store.open()
+    for number in range(100):
+        await store.mailboxes.append(["session:c"], Draft(b"%d" % number, os.urandom(200)), NOW)
+    shutil.copytree(path, copy)
+    await store.close()
+
+
+def test_a_damaged_log_is_salvaged_after_a_copy_was_made(run: Run, path: Path, tmp_path: Path) -> None:
+    asyncio.run(_crashed(path, tmp_path / "crashed"))
+    largest = max((tmp_path / "crashed").glob("*.log"), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    largest.write_bytes(bytes(content))
+    before = snapshot(tmp_path / "crashed")
+    checked = run("store", "check", "--store", "rocksdb://crashed")
+    assert 1 == checked.returncode
+    assert f"{largest.parent}" in checked.stdout
+    assert "salvage" in checked.stdout
+    done = run("store", "salvage", "as-it-was", "--store", "rocksdb://crashed")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "opens again" in done.stdout
+    kept = snapshot(tmp_path / "as-it-was")
+    assert kept == {name: before[name] for name in kept}
+    assert largest.name in kept
+    found = asyncio.run(bodies(tmp_path / "crashed", "session:c"))
+    assert 0 < len(found) < 100
+    assert [b"%d" % number for number in range(len(found))] == [body for _, body, _ in found]
 
 
 @pytest.mark.parametrize("verb", [("check",), ("stats",), ("export", "f"), ("backup", "d"), ("import", "f")])
