@@ -6,21 +6,27 @@ and a clock that stands until it is moved.
     car.send(codec.encode(…))       # one read of the broker's
     node.turn()                     # the loop turn is over: output is written
     car.take()                      # packets that have come
+
+With a store the node keeps durable sessions there (`HeldStore` lets a test say when a write is done), and
+`node.restart()` is what a new process finds after this one has been killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import Context
 from heapq import heappop, heappush
 from typing import Any, cast
 from unittest.mock import patch
 
-from motorcade.broker import broker, byteloop, connection
+from motorcade.broker import broker, byteloop, connection, keeper
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
+from motorcade.broker.keeper import Keeper
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions, Plane
 from motorcade.core.guid import GuidFactory
@@ -29,6 +35,7 @@ from motorcade.extension.hooks import Hooks
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import Connack, Connect, Packet, Suback, Subscribe
 from motorcade.mqtt.properties import NONE, Properties
+from motorcade.storage.ports import Store, StoreError
 
 START = 1_700_000_000.0  #: seconds since the epoch at which every node begins
 
@@ -52,62 +59,93 @@ def standing(clock: Clock) -> Iterator[None]:
     """Let the broker read this clock; a defect that it would survive with one client lost fails the test."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
-        for module in (connection, broker, byteloop):
+        for module in (connection, broker, byteloop, keeper):
             for name in {"time", "monotonic"} & vars(module).keys():
                 stack.enter_context(patch.object(module, name, clock))
         yield
 
 
-class _Done:
-    """What `create_task` gives: the coroutines that are run here never wait."""
+class Timer:
+    """A call that is due later."""
 
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        callback(self)
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
 
-    def cancelled(self) -> bool:
-        return False
-
-    def exception(self) -> None:
-        """What fails here fails where it is called."""
+    def cancel(self) -> None:
+        self.callback = None
 
 
 class Turns:
-    """As much of an event loop as the broker needs."""
+    """As much of an event loop as the broker needs. Tasks are real; what fails in one fails in `turn`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self.later: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self.later: list[tuple[float, int, Timer]] = []
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._count = 0
+        self._failed: list[BaseException] = []
 
     def time(self) -> float:
         return self.clock.now
 
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        self.soon.append((callback, args))
+    def get_debug(self) -> bool:
+        return False
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
-        heappush(self.later, (self.clock.now + delay, len(self.later), callback, args))
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> None:
+        self.soon.append((callback, args) if context is None else (context.run, (callback, *args)))
 
-    def create_task(self, work: Coroutine[Any, Any, object], name: str = "") -> _Done:
-        self.call_soon(_finish, work)
-        return _Done()
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer:
+        self._count += 1
+        timer = Timer(callback, args)
+        heappush(self.later, (self.clock.now + delay, self._count, timer))
+        return timer
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=cast("asyncio.AbstractEventLoop", self))
+
+    def create_task(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
+        task = asyncio.Task(work, loop=cast("asyncio.AbstractEventLoop", self), name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreError):
+            self._failed.append(error)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._failed.append(context.get("exception") or AssertionError(context["message"]))
 
     def turn(self) -> None:
         """Run until nothing is left to do now."""
-        while self.soon or (self.later and self.later[0][0] <= self.clock.now):
-            if self.soon:
-                callback, args = self.soon.popleft()
-            else:
-                _, _, callback, args = heappop(self.later)
-            callback(*args)
+        events._set_running_loop(cast("asyncio.AbstractEventLoop", self))
+        try:
+            while self.soon or (self.later and self.later[0][0] <= self.clock.now):
+                if self.soon:
+                    callback, args = self.soon.popleft()
+                    callback(*args)
+                    continue
+                timer = heappop(self.later)[2]
+                if timer.callback is not None:
+                    timer.callback(*timer.args)
+        finally:
+            events._set_running_loop(None)
+        if self._failed:
+            raise self._failed.pop()
 
-
-def _finish(work: Coroutine[Any, Any, object]) -> None:
-    try:
-        work.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("a coroutine waits; use a real event loop for this test")
+    def die(self) -> None:
+        """The process is killed: nothing goes on."""
+        self.soon.clear()
+        self.later.clear()
+        for task in self.tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
+            task.get_coro().close()
+        self.tasks.clear()
+        self.soon.clear()
 
 
 class Wire(asyncio.Transport):
@@ -204,14 +242,35 @@ class MemoryNode:
         session: SessionOptions | None = None,
         limits: Limits | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        store: Store | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.loop: Turns | asyncio.AbstractEventLoop = loop or Turns(self.clock)
         self.hooks = Hooks()
         self.plane = Plane(
             BrokerOptions(), session or SessionOptions(), limits or Limits(), self.hooks, GuidFactory("n", 1), START
         )
         self.broker = Broker(self.plane, cast("asyncio.AbstractEventLoop", self.loop))
+        self.store = store
+        self.keeper: Keeper | None = None
+        if store is not None:
+            self.keeper = Keeper(
+                store, self.plane, cast("asyncio.AbstractEventLoop", self.loop), self.broker.outbox.later
+            )
+            self.plane.keeper = self.plane.registry.keeper = self.keeper
+
+    def restart(self) -> MemoryNode:
+        """The process is killed; the one that comes after it, on the same store, with its sessions brought back."""
+        assert isinstance(self.loop, Turns)
+        self.loop.die()
+        node = MemoryNode(self.plane.session_options, self.plane.limits, store=self.store, clock=self.clock)
+        assert isinstance(node.loop, Turns) and node.keeper is not None
+        restored = node.loop.create_task(node.keeper.restore())
+        node.turn()
+        assert restored.done()
+        return node
 
     def turn(self) -> None:
         """The loop turn is over."""
