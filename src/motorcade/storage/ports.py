@@ -364,6 +364,7 @@ class StoreFigures:
     disk_octets: int  #: 0 where that cannot be known
     swept: int  #: entries, records and blobs removed by sweeps since it was opened
     full: bool  #: takes no writes now
+    shared: int = 0  #: messages stored once for several mailboxes, where an engine does that
 
 
 class Store(Protocol):

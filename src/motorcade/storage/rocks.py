@@ -19,6 +19,7 @@ Rule 3: the caches of the writer may be looked at, not changed. What they say ma
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import sys
 import threading
@@ -299,7 +300,8 @@ class RocksMailboxes:
                 row = opened.entries.get(prefix + _pack(start))  # type: ignore[union-attr]
                 if row is not None and not 0 < tables.expiry(row) <= now:
                     found.append((start, row))
-                    self._note(head, start, start, found)
+                    self._seen.trim()
+                    self._seen.young[head] = found
                     return self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
             lowest, go_on = _entries(prefix, start, limit, now, DIRECT_ROWS, found, opened)  # type: ignore[arg-type]
             if head is not None and found:
@@ -791,6 +793,7 @@ class RocksStore:
             blobs=state.blob_count,
             blob_octets=state.blob_octets,
             records=state.records,
+            shared=state.shared,
             commits=writer.commits,
             writes=writer.writes,
             queued=writer.queued,
@@ -801,20 +804,27 @@ class RocksStore:
 
     async def backup(self, to: Path) -> None:
         """A copy of everything that was written before, made while the store goes on; opens as a store of its own."""
+        # A copy begins with what is in memory going to the files. By itself that would hold up every other thread.
+        await self._reader.beside(_flush)
         await self._writer.submit(lambda write: self._files.copy(write.opened, to), grows=False, alone=True)
 
     async def check(self) -> list[str]:
-        copy = self.path / f"{COPY}check"
+        copy = self.path / f"{COPY}check-{secrets.token_hex(4)}"
         await self.backup(copy)
         try:
             return await self._reader.beside(lambda _: inspect(copy))
         finally:
-            await asyncio.get_running_loop().run_in_executor(None, self._remove_copies)
+            await asyncio.to_thread(shutil.rmtree, copy, ignore_errors=True)
 
     def _remove_copies(self) -> None:
-        """Copies that `check` has made, now or before a crash."""
+        """Copies that were made before a crash."""
         for copy in self.path.glob(f"{COPY}*"):
             shutil.rmtree(copy, ignore_errors=True)
+
+
+def _flush(opened: Tables) -> None:
+    for table in opened.handles:
+        getattr(opened, table).flush(True)
 
 
 #: How the names of copies begin that the store makes for itself, in its own directory.

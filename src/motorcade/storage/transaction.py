@@ -277,25 +277,23 @@ class Transaction:
         recent, attached = self._state.heads.young.get, self._state.attached
         compaction = draft.key
         known, find, keys = self._overlay["keys"], self._tables.keys.get, self._handles["keys"]
+        bounded = bound.entries > 0 or bound.octets > 0
         most, most_octets = bound.entries or _ANY, (bound.octets or _ANY) - size
         answers: list[Appended] = []
         answer = answers.append
         # What is appended here enters the overlay only if somebody looks: mostly nobody does.
         self._bulk.append((answers, row))
-        short = 0
+        full = 0
         for owner in owners:
-            head = recent(owner)
-            if head is None:
-                head = self._head(owner)
-            node = attached.get(owner, "") if attached else ""
-            if head.count >= most or head.octets > most_octets:
-                answer(self._append_full(owner, draft, row, size, bound, node))
+            head = recent(owner) or self._head(owner)
+            if bounded and (head.count >= most or head.octets > most_octets):
+                answer(self._append_full(owner, draft, row, size, bound, attached.get(owner, "")))
                 self._settled = len(answers)
+                full += 1
                 continue
-            prefix = head.prefix
             replaced = 0
             if compaction:
-                where = prefix + compaction
+                where = head.prefix + compaction
                 old = known[where] if where in known else find(where)
                 if old is not None:
                     replaced = self._replace(owner, old)
@@ -305,15 +303,17 @@ class Transaction:
             if droppable:
                 head.droppable += 1
             place = _pack(position)
-            put(prefix + place, row, entries)
+            put(head.prefix + place, row, entries)
             if compaction:
                 put(where, place, keys)
                 known[where] = place
             if position >= head.write_at:
                 dirty[owner] = head
-            answer(Appended(owner, position, replaced, (), False, node))
-            short += 1
-        self._state.entries += short
+            if attached or replaced:
+                answer(Appended(owner, position, replaced, (), False, attached.get(owner, "")))
+            else:
+                answer(Appended(owner, position))
+        self._state.entries += len(owners) - full
         return answers
 
     def _append_full(self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str) -> Appended:

@@ -308,12 +308,15 @@ class Writer:
         part[0].error = error if known else self.files.explain(error)
 
     def _fail(self, error: Exception, calls: list[Call]) -> None:
-        """The files take no more writes."""
-        self.trouble = self.files.explain(error)
+        """The files take no more writes.
+
+        Whether these calls were written shows only when the files are opened again: their error is not a certain one.
+        """
+        self.trouble = trouble = self.files.explain(error)
         self._tried_at = time.monotonic()
         for call in calls:
             if call.error is None:
-                call.error = type(self.trouble)(str(self.trouble))
+                call.error = StoreError(str(trouble)) if trouble.certain else type(trouble)(str(trouble))
 
     # -- room
 
