@@ -59,6 +59,7 @@ class Node:
         self.keeper: Keeper | None = None  #: with a store that lasts
         self.housekeeping: asyncio.Task[None] | None = None
         self.stopping = asyncio.Event()
+        self.failure = ""  #: why it had to stop
 
     async def run(self) -> None:
         """Serve until `stopping` is set, then drain."""
@@ -68,6 +69,8 @@ class Node:
             await self.stopping.wait()
         finally:
             await self._stop()
+        if self.failure:
+            raise MotorcadeError(self.failure)
 
     async def _start(self) -> None:
         config = self._loaded.config
@@ -101,9 +104,14 @@ class Node:
         """Make sessions durable, and bring back those that an earlier process has left."""
         keeper = self.keeper = Keeper(store, self.plane, self.broker.loop, self.broker.outbox.later)
         if shared:
-            await keeper.lead(self.plane.options.node, self.stopping.set)
+            await keeper.lead(self.plane.options.node, self._fail)
         self.plane.keeper = self.plane.registry.keeper = keeper
         await keeper.restore()
+
+    def _fail(self, why: str) -> None:
+        """Stop, and say why."""
+        self.failure = why
+        self.stopping.set()
 
     def _announce(self) -> None:
         for listener in self.listeners:

@@ -42,7 +42,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     short = min(127, max_size - 2)  # longer packets have a longer length field, or are too long
     max_awaiting = plane.session_options.max_awaiting_rel or 65536
     n = len(data)
-    received = sent = octets = others = answers = 0
+    received = sent = octets = others = answers = stored = stored_octets = 0
     wall = 0.0  # read when somebody asks
     freed = False  # acknowledgements have made room in the window
     mailbox = session.mailbox
@@ -115,8 +115,8 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     keeper.accept_plain(route, frame, data[stop + 2 + v5 : end], client, version, ticket)
                     numbers.append(number)
                     in_line = True
-                    received += 1
-                    octets += end - stop - 2 - v5
+                    stored += 1
+                    stored_octets += end - stop - 2 - v5
                     i = end
                     continue
                 if first == 0x32:
@@ -206,11 +206,15 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
         return i
     finally:
         if ticket is not None:
-            _answer_later(session, numbers, ticket)
+            _answer_later(session, numbers, ticket, stored_octets)
         if freed and (durable or not session.ready):
             _pump(session)
         stats = plane.stats
-        stats.packets_received += received + others
+        stats.packets_received += received + stored + others
+        if stored:
+            session.received += stored
+            stats.publish_received += stored
+            stats.publish_bytes_received += stored_octets
         stats.packets_sent += sent + answers
         if received:
             session.received += received
@@ -224,11 +228,11 @@ _ACKNOWLEDGED = {0x40: b"\x40\x02", 0x50: b"\x50\x02"}  # PUBACK, PUBREC
 _UNHEARD = {0x40: b"\x40\x03", 0x50: b"\x50\x03"}  # the same with a reason code
 
 
-def _answer_later(session: Session, numbers: list[bytes], ticket: Ticket) -> None:
+def _answer_later(session: Session, numbers: list[bytes], ticket: Ticket, octets: int) -> None:
     """PUBACK for all of them when they are stored."""
     link = session.link
     if link is not None:
-        session.wait_in_line().join(ticket, partial(link.acknowledge, numbers, ticket), len(numbers))
+        session.wait_in_line().join(ticket, partial(link.acknowledge, numbers, ticket), len(numbers), octets)
     ticket.finish()  # its own part: from here on only those of the store are open
 
 

@@ -119,6 +119,7 @@ class Commit:
 
     ticket: Ticket
     hold: bool = False  #: take no packets meanwhile
+    octets: int = 0  #: of the message that waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +499,8 @@ class Channel:
             return
         if told >= 0x80:
             session.release(packet.packet_id)
+            if session.mailbox is not None and plane.keeper is not None:
+                plane.keeper.release(session, (packet.packet_id,))
         yield Send(Pubrec(packet.packet_id, told, answer))
 
     def _in_turn(self, session: Session) -> Steps:
@@ -569,7 +572,17 @@ class Channel:
         if chain is not None:
             result: Message | Handled = yield Ask(chain, (self.client,), message)
             if isinstance(result, Handled):
-                yield from self._stored(session, given, packet, _after(given))
+                ticket = None
+                if (
+                    packet.qos == 2
+                    and session.mailbox is not None
+                    and plane.keeper is not None
+                    and result.reason < 0x80
+                ):
+                    ticket = plane.keeper.accept(given, (), wall, session, packet.packet_id)
+                refusal = yield from self._stored(session, given, packet, _after(given), ticket)
+                if refusal is not None:
+                    return refusal, "what a plugin wanted to keep could not be stored", ()
                 if result.reason >= 0x80 and self.version != 5:
                     raise ProtocolError(result.reason, result.reason_string or "")
                 return result.reason, result.reason_string or "", result.user_properties
@@ -619,7 +632,7 @@ class Channel:
         if ticket is None:
             yield from self._in_turn(session)
             return None
-        yield Commit(ticket)
+        yield Commit(ticket, octets=len(packet.payload))
         if ticket.error is None:
             return None
         self.plane.stats.dropped["not_stored"] += 1
@@ -683,7 +696,10 @@ class Channel:
         frame = session.inflight.get(packet.packet_id)
         if frame is None:
             reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self.version == 5 else ReasonCode.SUCCESS
+            if session.mailbox is not None and session.mailbox.may_come_again(packet.packet_id):
+                return  # from an earlier connection; the message itself comes again, and PUBREC with it
             if packet.reason < 0x80:
+                yield from self._in_turn(session)
                 yield Send(Pubrel(packet.packet_id, reason))
             return
         if is_released(frame):
@@ -707,6 +723,8 @@ class Channel:
             yield Commit(ticket)
             if ticket.error is not None:
                 raise unanswered()
+        else:
+            yield from self._in_turn(session)
         yield Send(Pubrel(packet.packet_id))
 
     def _pubcomp(self, session: Session, packet: Pubcomp, wall: float) -> Steps:
@@ -772,7 +790,7 @@ class Channel:
                 granted.append((item, plane.pubsub.subscribe(session, item)))
         if granted and plane.keeper is not None and session.mailbox is not None:
             ticket = plane.keeper.subscribe(session, [item for item, _ in granted])
-            yield Commit(ticket)
+            yield Commit(ticket, hold=True)  # two answers about one filter must not wait at once
             if ticket.error is not None:
                 self._take_back(session, before)
                 refused = codec.sayable(SUBACK, ReasonCode.QUOTA_EXCEEDED)
@@ -841,9 +859,10 @@ class Channel:
                 reasons.append(ReasonCode.SUCCESS)
             else:
                 reasons.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        if removed and plane.keeper is not None and session.mailbox is not None:
-            ticket = plane.keeper.subscribe(session, (), removed)
-            yield Commit(ticket)
+        if plane.keeper is not None and session.mailbox is not None:
+            # All that were asked for: one that is gone from memory may be in the store, if that has failed before.
+            ticket = plane.keeper.subscribe(session, (), filters)
+            yield Commit(ticket, hold=True)
             if ticket.error is not None:
                 raise unanswered()
         yield Send(Unsuback(packet.packet_id, tuple(reasons)))

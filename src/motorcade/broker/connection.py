@@ -43,7 +43,7 @@ from motorcade.broker.frames import read_varint
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
-from motorcade.broker.ticket import Ticket
+from motorcade.broker.ticket import Line, Ticket
 from motorcade.broker.tls import certificate_of
 from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import MotorcadeError
@@ -63,6 +63,7 @@ PACKETS_PER_TURN = 64  #: packets of one client through the channel before the o
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
 RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
 MAX_UNCOMMITTED = 1000  #: answers to one client that wait for the store, before no more of its packets are taken
+MAX_UNCOMMITTED_OCTETS = 4 * 1024 * 1024  #: bytes of the messages they are for
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
 
 
@@ -296,7 +297,7 @@ class Connection(asyncio.Protocol):
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not plane.observed:
                 i = byteloop.run(channel, session, data, i, self._max_size())
-                if session.line is not None and session.line.answers >= MAX_UNCOMMITTED:
+                if session.line is not None and _crowd(session.line):
                     self._hold_off()
                     self._keep(data[i:], 0)
                     return
@@ -386,7 +387,7 @@ class Connection(asyncio.Protocol):
                 self._wait_for(effect.session, steps)
                 return False
             elif isinstance(effect, Commit):
-                session = self.session
+                session = self.session or (self.channel.session if self.channel is not None else None)
                 if session is not None and (session.in_line or not effect.ticket.done):
                     return self._stand_in_line(session, effect, steps)
             elif isinstance(effect, Emit):
@@ -436,13 +437,16 @@ class Connection(asyncio.Protocol):
         """Go on with a conversation when its ticket is done; False if the client's next packets have to wait too."""
         line = session.wait_in_line()
         if effect.hold:
+            if self.closing:
+                steps.close()
+                return False
             self._suspended = True
             self._hold_reading()
             self._steps_behind = steps
             line.join(effect.ticket, self._after_wait)
             return False
-        line.join(effect.ticket, partial(self._answer, session, steps))
-        if line.answers < MAX_UNCOMMITTED:
+        line.join(effect.ticket, partial(self._answer, session, steps), 1, effect.octets)
+        if not _crowd(line):
             return True
         self._hold_off()
         return False
@@ -453,7 +457,7 @@ class Connection(asyncio.Protocol):
         self._hold_reading()
 
     def _less_crowded(self, session: Session) -> None:
-        if self._crowded and (session.line is None or session.line.answers * 2 <= MAX_UNCOMMITTED):
+        if self._crowded and (session.line is None or not _crowd(session.line, 2)):
             self._crowded = False
             self.broker.loop.call_soon(self._go_on)
 
@@ -768,6 +772,11 @@ class Connection(asyncio.Protocol):
         hooks = self.broker.plane.hooks
         if hooks.client_disconnected is not None:
             hooks.client_disconnected.notify(client, self.why)
+
+
+def _crowd(line: Line, times: int = 1) -> bool:
+    """Whether so many answers wait for the store that no more packets should be taken."""
+    return line.answers * times >= MAX_UNCOMMITTED or line.octets * times >= MAX_UNCOMMITTED_OCTETS
 
 
 def _exhaust(steps: Steps) -> None:

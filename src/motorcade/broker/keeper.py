@@ -7,7 +7,8 @@ registry, mailbox) say what is to be kept and get a `Ticket`; here it is carried
     fetch                      ─▶ read ─▶ Mailbox.fetched ─▶ Session.pump
 
 Rule 1: what is asked for in one turn is committed together, in parts of at most `PART_ROWS` rows, so that no commit
-        holds up the others. A QoS 2 message with its packet id is never divided: it happens as a whole, or, on a store
+        holds up the others. What only removes has a part of its own: a full store refuses the rest, and is emptied.
+        A QoS 2 message with its packet id is never divided: it happens as a whole, or, on a store
         whose batches are not atomic, is repeated under the same token.
 Rule 2: parts are begun in order, so writes for one mailbox or record are applied in order (ports, rule 6).
 Rule 3: acknowledgements of receivers ride along. If they are lost in a crash, the message is sent again (QoS 1), or
@@ -19,7 +20,9 @@ Rule 4: a session that ends leaves nothing: mailbox first, records last, so that
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from time import time
 from typing import Any, NamedTuple
 
@@ -28,7 +31,7 @@ import structlog
 from motorcade.broker import kept
 from motorcade.broker.frames import Frame, frame_of, message_of
 from motorcade.broker.kept import AWAITING, SESSIONS, SUBSCRIPTIONS, pair
-from motorcade.broker.mailbox import Mailbox
+from motorcade.broker.mailbox import IDS_OF_MAILBOX, Mailbox
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy, Route, noted
 from motorcade.broker.session import Session
@@ -42,22 +45,25 @@ log = structlog.stdlib.get_logger("motorcade.keeper")
 
 PART_ROWS = 256  #: rows in one commit, unless a QoS 2 message needs more
 BODIES = 256  #: publishers of a topic whose entries' common part is remembered
+MAX_FLYING = 10_000  #: rows the store has not answered yet, before QoS 0 messages are no longer kept
 RETRY = 1.0  #: seconds until something that failed is tried again
 STEP = 256  #: sessions and entries between two turns of the event loop
 
 CLOSE_PATIENCE = 10.0  #: seconds that the last writes may take
 
 LEASE = "sessions"  #: name of the lease that says which node serves the sessions of a shared store
+OTHER_NODE = "another node serves the sessions of this store; stop it, or give this node a store of its own"
 LEASE_TTL = 3.0  #: seconds after which a node that died is forgotten
 
 
 class _Whole:
     """A message of any kind, encoded once per kind of receiver."""
 
-    __slots__ = ("_frames", "_message")
+    __slots__ = ("_frames", "_message", "octets")
 
     def __init__(self, message: Message) -> None:
         self._message = message
+        self.octets = len(message.payload)
         self._frames: dict[tuple[object, ...], Frame] = {}
 
     def frame(self, copy: Copy, now: float) -> Frame:
@@ -75,11 +81,12 @@ class _Whole:
 class _Plain:
     """A QoS 1 message without properties, as it came in."""
 
-    __slots__ = ("_frame", "_version")
+    __slots__ = ("_frame", "_version", "octets")
 
-    def __init__(self, frame: Frame, version: int) -> None:
+    def __init__(self, frame: Frame, version: int, octets: int) -> None:
         self._frame = frame
         self._version = version
+        self.octets = octets
 
     def frame(self, copy: Copy, now: float) -> Frame:
         """The frame for a receiver."""
@@ -100,7 +107,7 @@ class _Delivery(NamedTuple):
 class _Part:
     """What is committed together."""
 
-    __slots__ = ("acks", "batch", "deliveries", "rows", "tickets")
+    __slots__ = ("acks", "batch", "deliveries", "puts", "rows", "tickets")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -108,6 +115,7 @@ class _Part:
         self.deliveries: list[_Delivery] = []  #: in the order of the batch's answers
         self.tickets: list[Ticket] = []
         self.acks: dict[Mailbox, list[int]] = {}
+        self.puts = False  #: it has records
 
 
 class Keeper:
@@ -119,13 +127,18 @@ class Keeper:
         self._loop = loop
         self._flush = flush
         self.now = time()  #: of this turn, about
-        self._bounds: dict[int, Bound] = {}
+        self._bounds: dict[tuple[int, int], Bound] = {}
         self._part: _Part | None = None
+        self._removing: _Part | None = None  # what gives room: it is stored even if nothing else can be
+        self._flying = 0  # rows that the store has not answered yet
+        self._unsaved: set[Session] = set()  # their records are out of date
+        self._refused = 0  # parts since the store began to refuse them
         self._acks: dict[Mailbox, list[int]] = {}
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: dict[str, Ticket] = {}
         self._lease: Lease | None = None
+        self._leads_until = math.inf  #: of the loop's time; a store that only this node can reach needs no lease
         self.failed = 0  #: commits that the store refused or lost
 
     # -- messages
@@ -136,9 +149,11 @@ class Keeper:
         """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
         ticket = Ticket()
         token = b""
+        octets = len(message.payload)
         whole = bool(packet_id)
         part = self._room(len(copies) + 1 if whole else 1)
         if publisher is not None and packet_id:
+            self._in_order(part)
             token = b"" if self._store.atomic else message.guid
             record = kept.encode(kept.AwaitingRecord(now, message.guid))
             part.batch.put(AWAITING, pair(publisher.client.client_id, str(packet_id)), record)
@@ -161,7 +176,7 @@ class Keeper:
         for copy in copies:
             mailbox = copy.session.mailbox
             if mailbox is not None:
-                mailbox.expect()
+                mailbox.expect(octets)
         ticket.finish()  # its own part: from here on only those of the store are open
         return ticket
 
@@ -169,8 +184,8 @@ class Keeper:
         self, route: Route, frame: Frame, payload: bytes, client: ClientInfo, version: int, ticket: Ticket
     ) -> None:
         """The same for the byte loop: a QoS 1 message without properties that only durable receivers get."""
-        source = _Plain(frame, version)
-        now = self.now
+        octets = len(payload)
+        source = _Plain(frame, version, octets)
         for alike in _alike(route.lasting):
             first = alike[0]
             key = (client.client_id, client.username, first.identifiers)
@@ -185,27 +200,37 @@ class Keeper:
                 some = alike[start : start + PART_ROWS]
                 part = self._room(len(some))
                 self._take(part, ticket)
-                owners = []
+                owners: list[str] = []
                 for copy in some:
                     mailbox = copy.session.mailbox
                     if mailbox is not None:
-                        mailbox.expect()
+                        mailbox.expect(octets)
                         owners.append(mailbox.owner)
                     part.deliveries.append(_Delivery(copy, source))
-                part.batch.append(owners, draft, now, bound)
+                part.batch.append(owners, draft, self.now, bound)
                 part.rows += len(some)
 
     def _bound(self, copy: Copy) -> Bound:
         """How large a receiver's mailbox may grow; one object per answer, since there are few."""
-        room = copy.session.mailbox.room if copy.session.mailbox is not None else 0
+        room = copy.session.mailbox.room if copy.session.mailbox is not None else (0, 0)
         bound = self._bounds.get(room)
         if bound is None:
-            bound = self._bounds[room] = Bound(room, self._plane.session_options.queue_bytes)
+            if len(self._bounds) >= BODIES:
+                self._bounds.clear()
+            bound = self._bounds[room] = Bound(*room)
         return bound
 
     def keep(self, session: Session, message: Message, *, retain: bool) -> None:
-        """Keep a QoS 0 message for a client that is away."""
-        self.accept(message, [Copy(session, 0, retain, ())], message.timestamp or time())
+        """Keep a QoS 0 message for a client that is away, unless the store has more to do than it can."""
+        copy = Copy(session, 0, retain, ())
+        if self._flying >= MAX_FLYING:
+            session.drop(_Whole(message).frame(copy, self.now), "queue_full")
+        else:
+            self.accept(message, [copy], message.timestamp or time())
+
+    def give(self, message: Message, copy: Copy, now: float) -> None:
+        """Keep a message for one durable receiver; nobody waits for it."""
+        self.accept(message, [copy], now)
 
     def _draft(self, message: Message, copy: Copy, token: bytes) -> Draft:
         group = f"$share/{copy.group.name}/{copy.group.filter}" if copy.group is not None else ""
@@ -220,7 +245,7 @@ class Keeper:
 
     def release(self, session: Session, packet_ids: Iterable[int]) -> Ticket:
         """QoS 2 messages of the client are released: their ids may be used again when the ticket is done."""
-        part, ticket = self._one()
+        part, ticket = self._remover()
         for number in packet_ids:
             part.batch.delete(AWAITING, pair(session.client.client_id, str(number)))
             part.rows += 1
@@ -233,7 +258,7 @@ class Keeper:
 
     def mark(self, mailbox: Mailbox, position: int, mark: int) -> Ticket:
         """Note a number with an entry."""
-        part, ticket = self._one()
+        part, ticket = self._remover()
         part.batch.mark(mailbox.owner, position, mark)
         part.rows += 1
         return ticket
@@ -241,8 +266,30 @@ class Keeper:
     # -- parts
 
     def _one(self) -> tuple[_Part, Ticket]:
-        """A part with room for a row, and a ticket that is done with it."""
+        """A part with room for a record, and a ticket that is done with it."""
         part = self._room(1)
+        self._in_order(part)
+        ticket = Ticket(0)
+        self._take(part, ticket)
+        return part, ticket
+
+    def _in_order(self, part: _Part) -> None:
+        """A record is put: what was asked to be removed before must be begun before."""
+        part.puts = True
+        if self._removing is not None:
+            self._begin(self._removing)
+
+    def _remover(self) -> tuple[_Part, Ticket]:
+        """The part for what only removes, after every record that was put before; and a ticket."""
+        if self._part is not None and self._part.puts:
+            self._begin(self._part)
+        part = self._removing
+        if part is not None and part.rows >= PART_ROWS:
+            self._begin(part)
+            part = None
+        if part is None:
+            part = self._removing = _Part(self._store.batch())
+            self._later()
         ticket = Ticket(0)
         self._take(part, ticket)
         return part, ticket
@@ -272,19 +319,26 @@ class Keeper:
 
     def _turn_over(self) -> None:
         self._scheduled = False
-        part, acks = self._part, self._acks
+        if self._part is not None:
+            self._begin(self._part)
+        acks, self._acks = self._acks, {}
+        acks = {mailbox: positions for mailbox, positions in acks.items() if not mailbox.session.ended}
         if acks:
-            self._acks = {}
-            if part is None:
-                part = _Part(self._store.batch())
+            part = self._removing or _Part(self._store.batch())
             part.acks = acks
             for mailbox, positions in acks.items():
                 part.batch.acknowledge(mailbox.owner, positions)
-        if part is not None:
-            self._begin(part)
+                part.rows += len(positions)
+            self._removing = part
+        if self._removing is not None:
+            self._begin(self._removing)
 
     def _begin(self, part: _Part) -> None:
-        self._part = None
+        if part is self._part:
+            self._part = None
+        else:
+            self._removing = None
+        self._flying += part.rows
         self._spawn(self._commit(part), "commit")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -299,6 +353,7 @@ class Keeper:
 
     async def _commit(self, part: _Part) -> None:
         try:
+            self._check_lead()
             answers = await part.batch.commit()
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self._refuse(part, error)
@@ -308,6 +363,10 @@ class Keeper:
     def _settle(self, part: _Part, answers: Sequence[Appended]) -> None:
         """A part is stored: receivers that wait get their messages, then publishers their answers."""
         now = time()
+        self._flying -= part.rows
+        if self._refused and (part.puts or part.deliveries):
+            log.warning("stores_again", refused=self._refused)
+            self._refused = 0
         touched: set[Session] = set()
         for delivery, answer in zip(part.deliveries, answers, strict=True):
             self._arrive(delivery, answer, now)
@@ -317,7 +376,10 @@ class Keeper:
         for ticket in part.tickets:
             ticket.finish()
         for session in touched:
-            self._pump(session, now)
+            try:
+                self._pump(session, now)
+            except Exception:
+                log.exception("pump_failed", client_id=session.client.client_id)
         self._flush()
 
     def _arrive(self, delivery: _Delivery, answer: Appended, now: float) -> None:
@@ -328,22 +390,26 @@ class Keeper:
             return
         if answer.dropped:
             session.shared.stats.dropped["queue_full"] += len(answer.dropped)
+        octets = delivery.source.octets
         if not answer.position:
-            mailbox.arrived(0, None)
+            mailbox.arrived(0, None, octets)
             session.drop(delivery.source.frame(copy, now), "queue_full")
         elif mailbox.open and not answer.repeated:
-            mailbox.arrived(answer.position, delivery.source.frame(copy, now))
+            mailbox.arrived(answer.position, delivery.source.frame(copy, now), octets)
         else:
-            mailbox.arrived(answer.position, None)
+            mailbox.arrived(answer.position, None, octets)
 
     def _refuse(self, part: _Part, error: Exception) -> None:
         """A part could not be stored, or nobody knows."""
         self.failed += 1
-        log.error("not_stored", error=str(error), messages=len(part.deliveries))
+        self._flying -= part.rows
+        if not self._refused:  # once, not for every message
+            log.error("not_stored", error=str(error), consequence="publishers are refused until the store takes writes")
+        self._refused += 1
         for delivery in part.deliveries:
             mailbox = delivery.copy.session.mailbox
             if mailbox is not None:
-                mailbox.arrived(0, None)
+                mailbox.arrived(0, None, delivery.source.octets)
         if part.acks:
             self._loop.call_later(RETRY, self._again, part.acks)
         for ticket in part.tickets:
@@ -413,12 +479,28 @@ class Keeper:
         part, ticket = self._one()
         part.batch.put(SESSIONS, session.client.client_id, kept.encode(_record(session)))
         part.rows += 1
+        ticket.then(lambda: self._saved(session, ticket))
         return ticket
+
+    def _saved(self, session: Session, ticket: Ticket) -> None:
+        """What could not be written down is tried again: an old record would bring back an old will."""
+        if ticket.error is None:
+            self._unsaved.discard(session)
+        elif session not in self._unsaved and not session.ended:
+            self._unsaved.add(session)
+            self._loop.call_later(RETRY, self._save_again, session)
+
+    def _save_again(self, session: Session) -> None:
+        if session in self._unsaved:
+            self._unsaved.discard(session)
+            if not session.ended:
+                self._save(session)
 
     def subscribe(self, session: Session, added: Iterable[Subscription], removed: Iterable[str] = ()) -> Ticket:
         """Write changed subscriptions down."""
         client_id = session.client.client_id
-        part, ticket = self._one()
+        added = list(added)
+        part, ticket = self._one() if added else self._remover()
         for subscription in added:
             part.batch.put(SUBSCRIPTIONS, pair(client_id, subscription.filter), kept.subscription_record(subscription))
             part.rows += 1
@@ -430,6 +512,9 @@ class Keeper:
     def retire(self, session: Session, filters: Sequence[str]) -> None:
         """A session has ended; `filters` were its subscriptions."""
         client_id = session.client.client_id
+        for part in (self._part, self._removing):  # what was asked for before must not come after
+            if part is not None:
+                self._begin(part)
         ticket = Ticket()
         before = self._retiring.get(client_id)
         self._retiring[client_id] = ticket
@@ -467,44 +552,45 @@ class Keeper:
         await batch.commit()
 
     async def _hand_on(self, session: Session, owner: str) -> int:
-        """Messages of shared groups that nobody acknowledged go to other members. [MQTT-4.8.2-5]"""
-        pubsub = self._plane.pubsub
-        after = count = 0
+        """Messages of shared groups that nobody acknowledged go to other members. [MQTT-4.8.2-5]
+
+        Each is taken out of this mailbox when it is in the other one: a repetition goes on where this one ended.
+        """
         mailbox = session.mailbox
+        after = count = seen = 0
         while True:
             now = time()
             entries = await self._store.mailboxes.read(owner, after, STEP, now)
             for entry in entries:
                 after = entry.position
+                seen += 1
                 record = kept.decode_message(entry.body)
-                may_have_arrived = entry.mark or (
-                    record.flags & 3 == 2 and after <= (mailbox.sent_to if mailbox else 0)
-                )
-                if not record.group or may_have_arrived:
-                    continue
-                group = pubsub.group(record.group)
-                copy = (
-                    None
-                    if group is None
-                    else pubsub.choose(group, kept.message_from(record, entry.payload), without=session)
-                )
-                if copy is None:
-                    continue
-                await self.deliver(kept.message_from(record, entry.payload), copy, now)
-                count += 1
+                sent = mailbox is not None and mailbox.may_have_been_sent(after, seen)
+                if record.group and not entry.mark and not (record.flags & 3 == 2 and sent):
+                    message = kept.message_from(record, entry.payload)
+                    count += await self._give_on(message, record.group, session, after, now)
             if len(entries) < STEP:
                 return count
 
-    async def deliver(self, message: Message, copy: Copy, now: float) -> None:
-        """Give a message to one receiver, durable or not."""
+    async def _give_on(self, message: Message, text: str, session: Session, position: int, now: float) -> bool:
+        """Give one message to another member of its group; False if there is nobody, or no room."""
+        pubsub = self._plane.pubsub
+        group = pubsub.group(text)
+        copy = pubsub.choose(group, message, without=session) if group is not None else None
+        if copy is None:
+            return False
         if copy.session.mailbox is not None and copy.qos:
             ticket = self.accept(message, [copy], now)
             await wait(ticket, self._loop)
-            if isinstance(ticket.error, StoreError):
+            if ticket.refused:
+                return False
+            if ticket.error is not None:
                 raise ticket.error
         else:
-            self._plane.pubsub.offer(message, copy, now)
+            pubsub.offer(message, copy, now)
             self._flush()
+        await self._store.mailboxes.acknowledge(kept.owner_of(session.client.client_id), [position])
+        return True
 
     # -- start and end
 
@@ -523,22 +609,40 @@ class Keeper:
             found += 1
             await self._breathe(found)
         async for key, value in self._store.records.scan(SUBSCRIPTIONS, now):
-            client_id, filter_ = kept.unpair(key)
-            owner = registry.sessions.get(client_id)
-            if owner is None:
-                lost += 1
-                continue
-            pubsub.subscribe(owner, kept.subscription_from(filter_, value))
+            lost += not self._restore_one(SUBSCRIPTIONS, key, partial(self._resubscribe, key, value))
             await self._breathe(pubsub.subscriptions)
         async for key, value in self._store.records.scan(AWAITING, now):
-            client_id, number = kept.unpair(key)
-            owner = registry.sessions.get(client_id)
-            if owner is not None:
-                record = kept.decode_awaiting(value)
-                owner.await_release(int(number), record.time)
-                if not self._store.atomic:
-                    owner.doubt(int(number), record.guid)
+            lost += not self._restore_one(AWAITING, key, partial(self._await_again, key, value))
         log.info("sessions_restored", sessions=found, subscriptions=pubsub.subscriptions, orphans=lost)
+
+    def _restore_one(self, collection: str, key: str, restore: Callable[[], bool]) -> bool:
+        """Bring one record back; one that belongs to nobody, or cannot be read, is removed."""
+        try:
+            if restore():
+                return True
+        except Exception as error:  # noqa: BLE001 - as above
+            log.error("record_unreadable", collection=collection, key=key, error=repr(error))  # noqa: TRY400
+        part, _ = self._remover()
+        part.batch.delete(collection, key)
+        part.rows += 1
+        return False
+
+    def _resubscribe(self, key: str, value: bytes) -> bool:
+        client_id, filter_ = kept.unpair(key)
+        session = self._plane.registry.sessions.get(client_id)
+        if session is not None:
+            self._plane.pubsub.subscribe(session, kept.subscription_from(filter_, value))
+        return session is not None
+
+    def _await_again(self, key: str, value: bytes) -> bool:
+        client_id, number = kept.unpair(key)
+        session = self._plane.registry.sessions.get(client_id)
+        if session is not None:
+            record = kept.decode_awaiting(value)
+            session.await_release(int(number), record.time)
+            if not self._store.atomic:
+                session.doubt(int(number), record.guid)
+        return session is not None
 
     async def _breathe(self, count: int) -> None:
         if not count % STEP:
@@ -548,6 +652,8 @@ class Keeper:
         client = kept.client_from(client_id, record)
         session = Session(self._plane.shared, client, record.created_at)
         session.mailbox = Mailbox(session, self, restored=True)
+        # The client may still hold an id of the process before: begin elsewhere.
+        session.next_id = IDS_OF_MAILBOX + 1 + int(now * 1000) % (65535 - IDS_OF_MAILBOX)
         session.expiry = record.expiry
         # A client that was connected has lost its connection with the process that served it.
         session.disconnected_at = now if record.connected else record.disconnected_at
@@ -559,35 +665,44 @@ class Keeper:
             session.will_at = now + will.delay if will.at is None else will.at
         return session
 
-    async def lead(self, node: str, lost: Callable[[], None]) -> None:
+    async def lead(self, node: str, lost: Callable[[str], None]) -> None:
         """On a store that several nodes can reach: be the one that serves the sessions, or raise `StoreError`."""
         deadline = self._loop.time() + 2 * LEASE_TTL
-        while True:
-            self._lease = await self._store.coordination.acquire(LEASE, node, LEASE_TTL, time())
-            if self._lease is not None:
-                break
+        while not await self._acquire(node):
             if self._loop.time() > deadline:
-                raise StoreError(
-                    "another node serves the sessions of this store; stop it, or give this node a store of its own"
-                )
+                raise StoreError(OTHER_NODE)
             log.info("waiting", reason="another node serves the sessions of this store, or has died just now")
             await asyncio.sleep(LEASE_TTL / 4)
-        self._spawn(self._renew(self._lease, lost), "lease")
+        self._spawn(self._renew(node, lost), "lease")
 
-    async def _renew(self, lease: Lease, lost: Callable[[], None]) -> None:
-        until = self._loop.time() + LEASE_TTL
-        while True:
+    async def _acquire(self, node: str) -> bool:
+        began = self._loop.time()
+        self._lease = await self._store.coordination.acquire(LEASE, node, LEASE_TTL, time())
+        if self._lease is not None:
+            self._leads_until = began + LEASE_TTL
+        return self._lease is not None
+
+    async def _renew(self, node: str, lost: Callable[[str], None]) -> None:
+        """Hold the lease. While it cannot be renewed nothing is stored; if somebody else has it, this node stops."""
+        while self._lease is not None:
             await asyncio.sleep(LEASE_TTL / 6)
+            began = self._loop.time()
             try:
-                if await self._store.coordination.renew(lease, LEASE_TTL, time()):
-                    until = self._loop.time() + LEASE_TTL
-                    continue
-                log.error("lease_lost", consequence="another node may serve the sessions now; this one stops")
-                lost()
-                return
+                if await self._store.coordination.renew(self._lease, LEASE_TTL, time()):
+                    self._leads_until = began + LEASE_TTL
+                elif await self._acquire(node):  # it ran out while the store was away, and nobody has taken it
+                    log.warning("lease_renewed", reason="the store was away")
+                else:
+                    log.error("lease_lost", consequence="another node serves the sessions; this one stops")
+                    lost(OTHER_NODE)
+                    return
             except StoreError as error:
-                if self._loop.time() > until:
+                if self._loop.time() > self._leads_until:
                     log.warning("lease_not_renewed", error=str(error))
+
+    def _check_lead(self) -> None:
+        if self._loop.time() > self._leads_until:
+            raise StoreError("this node may not serve the sessions now: its lease has run out")
 
     async def close(self) -> None:
         """Wait until everything that was asked for is stored."""
@@ -618,7 +733,7 @@ def _alike(copies: Sequence[Copy]) -> list[list[Copy]]:
     groups: dict[tuple[object, ...], list[Copy]] = {}
     for copy in copies:
         mailbox = copy.session.mailbox
-        room = mailbox.room if mailbox is not None else 0
+        room = mailbox.room if mailbox is not None else (0, 0)
         groups.setdefault((copy.qos, copy.retain, copy.identifiers, copy.group, room), []).append(copy)
     return list(groups.values())
 

@@ -15,6 +15,7 @@ Rule 4: in memory are at most `AHEAD` entries per client, however many there are
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +26,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 
 if TYPE_CHECKING:
+    from motorcade.broker.pubsub import Copy
     from motorcade.broker.session import Session
     from motorcade.broker.ticket import Ticket
 
@@ -35,7 +37,15 @@ AHEAD_OCTETS = 256 * 1024  #: bytes of payloads read ahead, about
 
 UNSETTLED = 256  #: acknowledgements the store may not know of yet, before nothing more is sent
 
+UNKNOWN = 1 << 62  #: a position that is never reached
+OCTETS_STEP = 1024 * 1024
+
 RELEASED_MARK = 1  #: mark of an entry: PUBREC has come
+SENT_MARK = (
+    2  #: mark of an entry of QoS 2 that could expire otherwise: it was sent (ports: marked entries never expire)
+)
+
+log = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
@@ -68,6 +78,9 @@ class Keeping(Protocol):
 
     def keep(self, session: Session, message: Message, *, retain: bool) -> None:
         """Keep a QoS 0 message for a client that is away."""
+
+    def give(self, message: Message, copy: Copy, now: float) -> None:
+        """Keep a message for one durable receiver; nobody waits for it."""
 
 
 def id_of(position: int) -> int:
@@ -106,10 +119,19 @@ class Mailbox:
     __slots__ = (
         "_ahead",
         "_ahead_octets",
+        "_catch_to",
         "_doubtful",
+        "_held_octets",
+        "_read",
+        "_restored",
+        "_sent_octets",
         "_step",
+        "_unread_octets",
+        "_window_octets",
         "acked",
+        "catching_up",
         "coming",
+        "coming_octets",
         "cursor",
         "epoch",
         "held",
@@ -132,11 +154,20 @@ class Mailbox:
         self.tail = 0  #: highest position heard of
         self.unread = restored  #: there may be entries above the cursor that nobody has told of
         self.coming = 0  #: entries handed to the store whose position is not known yet
+        self.coming_octets = 0
+        self.catching_up = False  #: what was kept while the client was away is not sent yet; QoS 0 waits for it
+        self._catch_to = 0
+        self._restored = restored  # nobody has told of all entries
+        self._read = False  # this connection has read at least once: the cursor means something
         self.open = False  #: a client is there and has got its CONNACK
         self.epoch = 0  #: one more with every connection
         self.reading = False
         self.sent: dict[int, int] = {}  #: packet id -> position, in the window now
-        self.held = 0  #: entries that were in the window when the last connection ended
+        self.held = session.shared.options.window if restored else 0  #: entries the last connection had in its window
+        self._held_octets = 0
+        self._sent_octets: dict[int, int] = {}  # packet id -> octets, in the window now
+        self._window_octets = 0  # of all of them
+        self._unread_octets = 0  # of entries that have arrived and wait in the store, about
         self.sent_to = 0  #: highest position that was ever sent
         self.acked: set[int] = set()  #: acknowledged, but the store may not know yet
         self._ahead: deque[tuple[int, Kept | Frame]] = deque()
@@ -148,17 +179,28 @@ class Mailbox:
 
     @property
     def backlog(self) -> int:
-        """Entries that wait, at most; one that went unread counts."""
-        return self.tail + self.coming - self.cursor + len(self._ahead)
+        """Entries that wait, about; what was pushed out meanwhile counts."""
+        unread = max(0, self.tail - self.cursor) if self._read else 0
+        return unread + self.coming + len(self._ahead)
 
     @property
-    def room(self) -> int:
-        """Entries the mailbox may have: the queue, and what is in the window; 0 is any number.
+    def backlog_octets(self) -> int:
+        """Octets of their payloads, about."""
+        return self.coming_octets + self._unread_octets + self._ahead_octets
 
-        While a client is connected, its whole window counts, so that all who are get the same answer.
+    @property
+    def room(self) -> tuple[int, int]:
+        """(entries, octets) the mailbox may have: the queue, and what is in the window; 0 is any number.
+
+        While a client is connected, its whole window counts, and octets are rounded up, so that most get the same
+        answer: whoever does is served together.
         """
         options = self.session.shared.options
-        return options.queue + (options.window if self.open else self.held) if options.queue else 0
+        octets = self._window_octets if self.open else self._held_octets
+        return (
+            options.queue + (options.window if self.open else self.held) if options.queue else 0,
+            options.queue_bytes + -(-octets // OCTETS_STEP) * OCTETS_STEP if options.queue_bytes else 0,
+        )
 
     @property
     def waiting(self) -> bool:
@@ -169,7 +211,9 @@ class Mailbox:
 
     def begin(self) -> None:
         """A client is there and has got its CONNACK: begin with the oldest entry."""
-        self.open = True
+        self.open = self.catching_up = True
+        self._catch_to = self.tail or UNKNOWN
+        self._read = False
         self.epoch += 1
         self.cursor = 0
         self.unread = True
@@ -182,12 +226,15 @@ class Mailbox:
         """The connection is gone; what it had on its way is in the store."""
         session = self.session
         self.held = len(self.sent)
+        self._held_octets = self._window_octets
+        self._window_octets = 0
+        self._sent_octets.clear()
         for number in self.sent:
             session.inflight.pop(number, None)
         self.sent.clear()
         self._ahead.clear()
-        self._ahead_octets = 0
-        self.open = self.reading = False
+        self._ahead_octets = self._unread_octets = 0
+        self.open = self.reading = self.catching_up = False
 
     # -- in
 
@@ -196,18 +243,20 @@ class Mailbox:
         session = self.session
         self.keeper.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
 
-    def expect(self) -> None:
-        """An entry is handed to the store."""
+    def expect(self, octets: int) -> None:
+        """An entry with so large a payload is handed to the store."""
         self.coming += 1
+        self.coming_octets += octets
         if self.open:
-            self.session.note_backlog(self.backlog)
+            self.session.note_backlog(self.backlog, self.backlog_octets)
 
-    def arrived(self, position: int, frame: Frame | None) -> None:
+    def arrived(self, position: int, frame: Frame | None, octets: int) -> None:
         """An entry is committed. If nothing waits before it, it goes on from memory; else it will be read.
 
         0: it was not, or the queue was full.
         """
         self.coming -= 1
+        self.coming_octets -= octets
         self.tail = max(self.tail, position)
         if not self.open or position <= self.cursor:
             return  # nobody is there, or it is read already
@@ -215,21 +264,30 @@ class Mailbox:
         if frame is not None and is_next and len(self._ahead) < AHEAD and self._ahead_octets < AHEAD_OCTETS:
             self.cursor = position
             self._ahead.append((position, frame))
-            self._ahead_octets += len(frame[1])
+            self._ahead_octets += octets
+        else:
+            self._unread_octets += octets
 
     def fetched(self, entries: Sequence[Kept], limit: int, tail: int) -> None:
         """Entries that were asked for by this connection have been read. `tail` was known when they were."""
         self.reading = False
+        self._read = True
         octets = 0
-        for entry in entries:
+        for number, entry in enumerate(entries):
+            if self.coming and not self._restored and entry.position > self.tail:
+                # It is in the store, but perhaps not as safe yet as it should be: its commit is awaited.
+                entries = entries[:number]
+                tail = 0
+                break
             self.cursor = entry.position
             octets += len(entry.payload)
             if entry.position not in self.acked:
                 self._ahead.append((entry.position, entry))
         self._ahead_octets += octets
+        self._unread_octets = max(0, self._unread_octets - octets)
         if len(entries) < limit:
             self.cursor = max(self.cursor, tail)
-            self.unread = False
+            self.unread = self._restored = False
         elif octets:  # as many next time as fit
             self._step = max(1, min(AHEAD, AHEAD_OCTETS * len(entries) // octets))
         else:
@@ -251,8 +309,12 @@ class Mailbox:
                 break
             ahead.popleft()
             self._send(position, number, what, now)
+            if position >= self._catch_to:
+                self.catching_up = False
         if not ahead:
             self._ahead_octets = 0
+            if not self.unread and self.tail <= self.cursor:
+                self.catching_up = False
         if not self.reading and len(ahead) * 2 < self._step and (self.unread or self.tail > self.cursor):
             self.reading = True
             self.keeper.fetch(session, self.cursor, self._step)
@@ -269,15 +331,30 @@ class Mailbox:
             self._send_release(position, number)
             return
         else:
-            frame = session.shared.bodies.frame(what, session.version, now)
-            if isinstance(frame[2], Message) and frame[2].expired(now):
-                session.drop(frame, "expired")
-                frame = None
+            frame = self._decoded(what, now)
         self.sent_to = max(self.sent_to, position)
         if frame is None or not session.send(frame, number, again=again) or not frame[0][0] & 6:
             self._done(position)
             return
         self.sent[number] = position
+        octets = self._sent_octets[number] = len(frame[1])
+        self._window_octets += octets
+        if frame[0][0] & 4 and isinstance(frame[2], Message) and frame[2].expires_at is not None:
+            self.keeper.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
+
+    def _decoded(self, entry: Kept, now: float) -> Frame | None:
+        """The frame of an entry that was read; None if it has expired, or is damaged."""
+        session = self.session
+        try:
+            frame = session.shared.bodies.frame(entry, session.version, now)
+        except Exception:
+            log.exception("entry_unreadable client=%s position=%d", session.client.client_id, entry.position)
+            session.shared.stats.dropped["unreadable"] += 1
+            return None
+        if entry.mark != SENT_MARK and isinstance(frame[2], Message) and frame[2].expired(now):
+            session.drop(frame, "expired")
+            return None
+        return frame
 
     def _send_release(self, position: int, number: int) -> None:
         """PUBREC came before the crash or the break: only PUBREL is missing."""
@@ -295,7 +372,16 @@ class Mailbox:
         """The client is done with a message."""
         position = self.sent.pop(number, 0)
         if position:
+            self._window_octets -= self._sent_octets.pop(number, 0)
             self._done(position)
+
+    def may_have_been_sent(self, position: int, number: int) -> bool:
+        """Whether an entry, the so-manyth of the mailbox, may have reached the client."""
+        return position <= self.sent_to or number <= self._doubtful
+
+    def may_come_again(self, number: int) -> bool:
+        """Whether a message that is not in the window may still be read and sent under this id."""
+        return number <= IDS_OF_MAILBOX and (not self.open or self.waiting)
 
     def release(self, number: int) -> Ticket | None:
         """PUBREC has come: PUBREL may go out when the ticket is done; None: it is not from the store."""

@@ -362,7 +362,10 @@ class PubSub:
         if kept is not None:
             for copy in kept:
                 if copy.group is not None and (copy.session.mailbox is None or not copy.qos):
-                    self.offer(message, copy, now)
+                    if copy.session.ended:
+                        self.share(copy.group, message, now)  # it has left while the message was stored
+                    else:
+                        self.offer(message, copy, now)
         for version, qos0, qos1, qos2 in (
             (4, route.v3_qos0, route.v3_qos1, route.v3_qos2),
             (5, route.v5_qos0, route.v5_qos1, route.v5_qos2),
@@ -427,6 +430,9 @@ class PubSub:
     def offer(self, message: Message, copy: Copy, now: float) -> None:
         """Give a receiver its copy."""
         session = copy.session
+        if copy.qos and session.mailbox is not None:
+            session.mailbox.keeper.give(message, copy, now)
+            return
         message = noted(message, copy.identifiers, copy.group)
         session.offer(
             frame_of(message, session.version, copy.qos, now, retain=copy.retain, identifiers=copy.identifiers)

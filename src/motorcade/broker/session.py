@@ -116,6 +116,7 @@ class Session(Window):
 
     def release(self, number: int) -> bool:
         """PUBREL has come; False if the id was not known."""
+        self.doubted(number)
         return self.awaiting is not None and self.awaiting.pop(number, None) is not None
 
     def forget_unreleased(self, before: float) -> list[int]:
@@ -124,5 +125,5 @@ class Session(Window):
             return []
         old = [number for number, at in self.awaiting.items() if at < before]
         for number in old:
-            del self.awaiting[number]
+            self.release(number)
         return old

@@ -63,6 +63,7 @@ DROP_REASONS = (
     "session_ended",
     "not_authorized",
     "not_stored",
+    "unreadable",
 )
 LIMIT_NAMES = (
     "max_packet_size",

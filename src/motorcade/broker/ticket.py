@@ -80,21 +80,24 @@ class Ticket:
 class Line:
     """Continuations of one session that wait for their tickets, first come, first served."""
 
-    __slots__ = ("_waiting", "answers")
+    __slots__ = ("_waiting", "answers", "octets")
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Ticket, Callable[[], None], int]] = deque()
+        self._waiting: deque[tuple[Ticket, Callable[[], None], int, int]] = deque()
         self.answers = 0  #: that wait
+        self.octets = 0  #: of the messages they are for
 
-    def join(self, ticket: Ticket, go_on: Callable[[], None], answers: int = 1) -> None:
+    def join(self, ticket: Ticket, go_on: Callable[[], None], answers: int = 1, octets: int = 0) -> None:
         """Call `go_on` when the ticket is done and everybody before has had their turn."""
-        self._waiting.append((ticket, go_on, answers))
+        self._waiting.append((ticket, go_on, answers, octets))
         self.answers += answers
+        self.octets += octets
         ticket.then(self._move)
 
     def _move(self) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0].done:
-            _, go_on, answers = waiting.popleft()
+            _, go_on, answers, octets = waiting.popleft()
             self.answers -= answers
+            self.octets -= octets
             go_on()

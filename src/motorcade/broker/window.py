@@ -101,6 +101,7 @@ class Window:
         "client",
         "feeds",
         "given_up",
+        "greeted",
         "inflight",
         "limit",
         "link",
@@ -126,6 +127,7 @@ class Window:
         self.version = client.version
         self.link: Link | None = None  # its connection; a window knows no more of it
         self.online = False  # a connection is attached
+        self.greeted = False  # and its client has got CONNACK: nothing may go out before
         self.writable = False  # its socket takes bytes
         self.ready = False
         self.out: list[bytes] = []
@@ -156,11 +158,11 @@ class Window:
         self.aliases = {} if alias_limit else None
         self.out.clear()
         self.online = self.writable = True
-        self.ready = False
+        self.greeted = self.ready = False
 
     def detach(self) -> None:
         """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
-        self.online = self.writable = self.ready = False
+        self.online = self.greeted = self.writable = self.ready = False
         self.let_go()
         if self.mailbox is not None:
             self.mailbox.detach()
@@ -175,7 +177,14 @@ class Window:
 
     def settle(self) -> None:
         """Bring `ready` up to date (rule 3)."""
-        self.ready = self.online and self.writable and not self.queue and not self.feeds and not self.unsent
+        self.ready = (
+            self.greeted
+            and self.writable
+            and not self.queue
+            and not self.feeds
+            and not self.unsent
+            and (self.mailbox is None or not self.mailbox.catching_up)
+        )
 
     # -- messages in
 
@@ -221,10 +230,10 @@ class Window:
         """Messages that are not sent yet, about."""
         return len(self.queue or ()) + (self.mailbox.backlog if self.mailbox is not None else 0)
 
-    def note_backlog(self, backlog: int) -> None:
-        """So many messages wait in the mailbox (rule 5)."""
+    def note_backlog(self, backlog: int, octets: int) -> None:
+        """So much waits in the mailbox (rule 5)."""
         options = self.shared.options
-        if self.online and backlog * 2 >= options.queue > 1:
+        if self.online and (backlog * 2 >= options.queue > 1 or octets * 2 >= options.queue_bytes > 1):
             self.behind = not self.given_up and options.patience > 0
 
     def lose_patience(self, waiting: list[Link]) -> None:
@@ -358,10 +367,14 @@ class Window:
 
     def pump(self, now: float) -> bool:
         """Send what waits, as far as window and socket allow. True if feeds could go on in the next turn."""
+        if not self.greeted:
+            return False
         if self.unsent and self.writable:
             self._repeat()
+        if self.mailbox is not None:
+            self.mailbox.pump(now)
         queue = self.queue
-        if queue and self.writable and not self.unsent:
+        if queue and self.writable and not self.unsent and (self.mailbox is None or not self.mailbox.catching_up):
             inflight, limit = self.inflight, self.limit
             while queue:
                 frame = queue[0]
@@ -374,8 +387,6 @@ class Window:
                     self.send(fresh)
         if queue is not None and not queue:
             self.queue = None
-        if self.mailbox is not None:
-            self.mailbox.pump(now)
         if (self.behind or self.given_up) and self._has_caught_up():
             self.let_go()
         more = False
@@ -391,7 +402,8 @@ class Window:
 
     def _has_caught_up(self) -> bool:
         options = self.shared.options
-        return self.waiting_messages * 4 <= options.queue and self.queue_bytes * 4 <= (options.queue_bytes or 1 << 62)
+        octets = self.queue_bytes + (self.mailbox.backlog_octets if self.mailbox is not None else 0)
+        return self.waiting_messages * 4 <= options.queue and octets * 4 <= (options.queue_bytes or 1 << 62)
 
     def fresh(self, frame: Frame, now: float) -> Frame | None:
         """A frame that has waited, with what is left of its life told anew; None if it has expired."""
@@ -445,10 +457,11 @@ class Window:
     # -- acknowledgements
 
     def resend(self) -> None:
-        """After a reconnect: everything unacknowledged again, in the original order, with its id. [MQTT-4.4.0-1].
+        """After CONNACK: everything unacknowledged again, in the original order, with its id. [MQTT-4.4.0-1].
 
         The client may take fewer at once than before: the rest is repeated as it acknowledges (`repeat`).
         """
+        self.greeted = True
         if self.max_packet:  # it may also take smaller ones than before
             for number in [n for n, frame in self.inflight.items() if size_of(frame) > self.max_packet]:
                 self.drop(self.inflight.pop(number), "too_large")
