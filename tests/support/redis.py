@@ -244,7 +244,7 @@ class RedisCluster:
         return f"cluster_known_nodes:{len(self.servers)}" in server.lines("CLUSTER", "INFO")
 
     def _is_healthy(self, server: RedisServer) -> bool:
-        whole = "cluster_state:ok" in server.lines("CLUSTER", "INFO")
+        whole = {"cluster_state:ok", f"cluster_slots_ok:{SLOTS}"} <= set(server.lines("CLUSTER", "INFO"))
         replicas = sum("slave" in line.split()[2] for line in server.lines("CLUSTER", "NODES"))
         state = server.client.info("replication")
         if state["role"] == "slave":

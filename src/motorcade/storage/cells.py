@@ -14,13 +14,13 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:n                 hash    counters: entries, records, blobs, octets of blobs
     P:{N}:o                 set     owners with entries
     P:{N}:e:owner           hash    POSITION -> entry; m POSITION -> mark; k KEY -> position (without the blanks);
-                                    s -> last, first, entries, octets (see redis_format); node, epoch
+                                    s -> its state (see redis_format); node, epoch
     P:{N}:g:owner           zset    positions between first and last that are gone: 'FROM:TO' by FROM
     P:{N}:d:owner           zset    positions of the droppable entries
     P:{N}:x:owner           zset    position -> when the entry expires
     P:{N}:t0:owner          hash    token -> position and time, of appends in even hours; '' -> the hour
     P:{N}:t1:owner          hash    the same for odd hours
-    P:{N}:x                 zset    owner -> when its next entry expires, or sooner
+    P:{N}:x                 zset    owner -> when its next entry expires, or sooner (`soon` of its state)
     P:{N}:r                 hash    digest -> entries of this cell that refer to it
     P:{N}:b:digest          string  blob: keep_until (8 bytes), data
     P:{N}:b                 hash    digest -> size: all blobs of this cell

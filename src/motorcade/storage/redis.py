@@ -62,7 +62,7 @@ INLINE_ONE: Final = 256
 INLINE_MANY: Final = 32
 
 #: Owners in one operation, positions in one acknowledgement, entries in one read.
-MAX_OWNERS: Final = 500
+MAX_OWNERS: Final = 250
 MAX_POSITIONS: Final = 1000
 #: Entries that one step of `clear` or `forget` removes.
 MAX_REMOVED: Final = 250
@@ -186,6 +186,9 @@ class Appending:
         entry, octets, flags = pack_entry(draft, now, self.digest)
         common = (raw(entry), now, draft.expires_at, octets, flags, raw(draft.key), raw(self.digest))
         common += (bound.entries, bound.octets, raw(draft.token))  # type: ignore[assignment]
+        # Each of these is a key or two more that has to be looked at.
+        extras = (draft.key, draft.expires_at, draft.token, draft.droppable, bound.entries or bound.octets)
+        each = 1 + sum(bool(extra) for extra in extras)
         cells: dict[int, list[int]] = {}
         for index, owner in enumerate(owners):
             cells.setdefault(core.cells.of(owner), []).append(index)
@@ -195,7 +198,7 @@ class Appending:
             for start in range(0, len(indices), MAX_OWNERS):
                 some = indices[start : start + MAX_OWNERS]
                 words = ("append", cell, *common, [owners[index] for index in some])
-                self.operations.append(Operation(words, len(some), len(entry)))
+                self.operations.append(Operation(words, len(some) * each, len(entry)))
                 self._places.append(some)
 
     def answers(self, replies: Sequence[Any]) -> list[Appended]:

@@ -3,7 +3,7 @@
     entry    stored_at, expires_at, octets, flags, length of key, length of body | key | body | payload, or its digest
     record   expires_at | value
     blob     keep_until | data
-    state    of a mailbox: last, first, entries, octets, all as doubles, which Lua's numbers are
+    state    of a mailbox: last, first, entries, octets, soon, all as doubles, which Lua's numbers are
 
 All numbers big-endian; times are doubles.
 """
@@ -19,7 +19,7 @@ from motorcade.storage.ports import Draft
 
 HEADER = Struct(">ddIBII")
 TIME = Struct(">d")
-STATE = Struct(">dddd")
+STATE = Struct(">ddddd")
 DROPPABLE = 1
 BY_DIGEST = 2
 
@@ -69,10 +69,14 @@ class StoredState:
     first: int = 1  #: of the oldest entry; if there is none, where the next one will be
     entries: int = 0
     octets: int = 0
+    soon: float = 0.0  #: when its next entry expires, or sooner; 0: none does
 
 
 def unpack_state(value: bytes | None) -> StoredState:
-    return StoredState(*map(int, STATE.unpack(value))) if value is not None else StoredState()
+    if value is None:
+        return StoredState()
+    last, first, entries, octets, soon = STATE.unpack(value)
+    return StoredState(int(last), int(first), int(entries), int(octets), soon)
 
 
 def raw(data: bytes) -> msgspec.Raw:

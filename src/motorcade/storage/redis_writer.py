@@ -51,8 +51,8 @@ log = structlog.get_logger("motorcade.storage.redis")
 
 #: Calls that may wait in all lanes together.
 MAX_QUEUED: Final = 20_000
-#: A call takes no more once it has so many owners or records (a few ms of the server's time), or octets.
-MAX_WEIGHT: Final = 1000
+#: A call takes no more once it has so much weight (up to 5 ms of the server's time), or so many octets.
+MAX_WEIGHT: Final = 500
 MAX_OCTETS: Final = 4 << 20
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 1000
@@ -67,7 +67,7 @@ class Operation:
     """What one of the scripts in lua/ does to one cell."""
 
     words: Sequence[Any]  #: name, cell, and what the script's header lists
-    weight: int = 1  #: owners or records
+    weight: int = 1  #: of some 5 µs of the server's time: an owner or record without any extras
     octets: int = 0
 
     @property

@@ -15,55 +15,70 @@ local HOUR = 3600
 
 -- Tokens of even and of odd hours are kept apart: those of two hours ago go all at once, when their hash is needed again
 -- (its field '' tells the hour), or by themselves. Two names, so that forget.lua knows them.
-local function known(at, owner, token, now)
-    for parity = 0, 1 do
-        local found = call('HGET', at .. 't' .. parity .. ':' .. owner, token)
-        if found then
-            local position, time = found:match('^(%d+):(.+)$')
-            if now < tonumber(time) + HOUR then
-                return tonumber(position)
-            end
+local function hash_of(at, owner, hour)
+    return at .. 't' .. (hour % 2) .. ':' .. owner
+end
+
+local function position_of(found, now)
+    if found then
+        local position, time = found:match('^(%d+):(.+)$')
+        if now < tonumber(time) + HOUR then
+            return tonumber(position)
         end
     end
     return nil
 end
 
-local function remember(at, owner, token, now, position)
+-- The position of the first append with a token, or nil; and what `remember` needs to know.
+local function known(at, owner, token, now)
     local hour = math.floor(now / HOUR)
-    local tokens = at .. 't' .. (hour % 2) .. ':' .. owner
-    local told = tonumber(call('HGET', tokens, '') or hour)
-    if told < hour then
-        call('UNLINK', tokens)
-        told = hour
+    local state = call('HMGET', hash_of(at, owner, hour), '', token)
+    local position = position_of(state[2], now) or position_of(call('HGET', hash_of(at, owner, hour + 1), token), now)
+    return position, tonumber(state[1] or -1)
+end
+
+-- `told`: the hour that the hash says it is of; -1: there is none.
+local function remember(at, owner, token, now, position, told)
+    local hour = math.floor(now / HOUR)
+    local tokens, value = hash_of(at, owner, hour), string.format('%.0f:%.17g', position, now)
+    if told >= hour then -- later only if the clock went back
+        call('HSET', tokens, token, value)
+        return
     end
-    call('HSET', tokens, '', told, token, string.format('%.0f:%.17g', position, now))
+    call('UNLINK', tokens)
+    call('HSET', tokens, '', hour, token, value)
     call('PEXPIRE', tokens, 2 * HOUR * 1000 + 60000)
 end
 
 local NONE = {}
 
--- What leads to a new entry, beside its position.
-local function index(op, at, owner, position)
+-- What leads to a new entry, beside its position; `soon` of the mailbox from now on.
+local function index(op, at, owner, position, soon)
+    local expires = op[5]
     if op[7] % BY_DIGEST == DROPPABLE then
         call('ZADD', at .. 'd:' .. owner, position, position)
     end
-    if op[5] > 0 then
-        call('ZADD', at .. 'x:' .. owner, op[5], position)
-        call('ZADD', at .. 'x', 'LT', op[5], owner)
+    if expires > 0 then
+        call('ZADD', at .. 'x:' .. owner, expires, position)
+        if soon == 0 or expires < soon then
+            call('ZADD', at .. 'x', expires, owner)
+            return expires
+        end
     end
+    return soon
 end
 
 -- The short way, when nothing can be replaced, repeated or pushed out: a campaign, sleeping sessions.
 local function append_plain(op, at, owner)
     local entries = at .. 'e:' .. owner
     local state = call('HMGET', entries, 'node', 's')
-    local last, first, held, size = unpack_state(state[2])
+    local last, first, held, size, soon = unpack_state(state[2])
     local position = last + 1
-    call('HSET', entries, position, op[3], 's', struct.pack(STATE, position, first, held + 1, size + op[6]))
+    soon = index(op, at, owner, position, soon)
+    call('HSET', entries, position, op[3], 's', struct.pack(STATE, position, first, held + 1, size + op[6], soon))
     if held == 0 then
         call('SADD', at .. 'o', owner)
     end
-    index(op, at, owner, position)
     return { position, 0, NONE, 0, state[1] or '' }
 end
 
@@ -74,12 +89,12 @@ local function add(op, box)
     box.last = position
     box.held = box.held + 1
     box.size = box.size + op[6]
+    box.soon = index(op, at, owner, position, box.soon)
     if key ~= '' then
         call('HSET', box.entries, position, op[3], 's', packed_state(box), 'k' .. key, position)
     else
         call('HSET', box.entries, position, op[3], 's', packed_state(box))
     end
-    index(op, at, owner, position)
     if op[9] ~= '' then
         refer(at, op[9], 1)
     end
@@ -105,8 +120,10 @@ local function append(op, at, owner)
     local key, token, most_octets = op[8], op[12], op[11]
     local box = open(at, owner)
     local node = call('HGET', box.entries, 'node') or ''
+    local told
     if token ~= '' then
-        local position = known(at, owner, token, op[4])
+        local position
+        position, told = known(at, owner, token, op[4])
         if position then
             return { position, 0, NONE, 1, node }
         end
@@ -124,7 +141,7 @@ local function append(op, at, owner)
         save(box)
     end
     if token ~= '' then
-        remember(at, owner, token, op[4], position)
+        remember(at, owner, token, op[4], position, told)
     end
     return { position, replaced, dropped, 0, node }
 end

@@ -58,28 +58,29 @@ end
 
 -- A mailbox. Its entries lie between `first` and `last`, and there is one at `first` unless it is empty. Positions in
 -- between that are gone are in holes: a sorted set of 'from:to' by from, maximal, and only there if something went out of
--- order. So appending touches one key, and so does removing from the front.
-local STATE = '>dddd'
+-- order. So appending touches one key, and so does removing from the front. `soon` is what the cell's index x says: when
+-- the next entry expires, or sooner; 0: none does.
+local STATE = '>ddddd'
 
 local function unpack_state(packed)
     if packed then
         return struct.unpack(STATE, packed)
     end
-    return 0, 1, 0, 0
+    return 0, 1, 0, 0, 0
 end
 
 local function open(at, owner)
     local entries = at .. 'e:' .. owner
-    local last, first, held, size = unpack_state(call('HGET', entries, 's'))
+    local last, first, held, size, soon = unpack_state(call('HGET', entries, 's'))
     return {
         at = at, owner = owner, entries = entries, -- key of the entries
-        last = last, first = first, held = held, size = size,
+        last = last, first = first, held = held, size = size, soon = soon,
         before = held, -- entries when it was opened
     }
 end
 
 local function packed_state(box)
-    return struct.pack(STATE, box.last, box.first, box.held, box.size)
+    return struct.pack(STATE, box.last, box.first, box.held, box.size, box.soon)
 end
 
 -- Whether it has entries decides whether its owner is listed.

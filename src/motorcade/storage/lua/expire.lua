@@ -18,20 +18,22 @@ operations.expire = function(op)
         steps = steps + 1
         local expiring = at .. 'x:' .. owner
         local positions = call('ZRANGEBYSCORE', expiring, '-inf', now, 'LIMIT', 0, budget - steps + 1)
-        if #positions > 0 then
-            local box = open(at, owner)
-            for _, position in ipairs(positions) do
-                octets = octets + remove(box, tonumber(position))
-            end
-            save(box)
+        local box = open(at, owner)
+        for _, position in ipairs(positions) do
+            octets = octets + remove(box, tonumber(position))
         end
         gone = gone + #positions
         steps = steps + #positions
         local following = call('ZRANGE', expiring, 0, 0, 'WITHSCORES')
         if following[2] then
+            box.soon = tonumber(following[2])
             call('ZADD', at .. 'x', following[2], owner)
         else
+            box.soon = 0
             call('ZREM', at .. 'x', owner)
+        end
+        if box.last > 0 then -- else it was forgotten
+            save(box)
         end
     end
     if steps < budget then

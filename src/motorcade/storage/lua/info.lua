@@ -7,5 +7,5 @@ local packed = redis.call('HGET', KEYS[1], 's')
 if not packed then
     return { 0, 0, 0, 0 }
 end
-local last, first, held, size = struct.unpack('>dddd', packed)
+local last, first, held, size = struct.unpack('>ddddd', packed)
 return { held, size, held > 0 and first or 0, last }

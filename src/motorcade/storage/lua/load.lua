@@ -69,7 +69,10 @@ operations.load_mailbox = function(op)
         end
         if expires > 0 then
             call('ZADD', at .. 'x:' .. owner, expires, text)
-            call('ZADD', at .. 'x', 'LT', expires, owner)
+            if box.soon == 0 or expires < box.soon then
+                call('ZADD', at .. 'x', expires, owner)
+                box.soon = expires
+            end
         end
         if digest ~= '' then
             refer(at, digest, 1)
@@ -85,7 +88,8 @@ end
 operations.load_tokens = function(op)
     local at = base(op[2])
     for _, row in ipairs(op[4]) do
-        remember(at, op[3], row[1], row[3], row[2])
+        local _, told = known(at, op[3], row[1], row[3])
+        remember(at, op[3], row[1], row[3], row[2], told)
     end
     return 1
 end

@@ -10,7 +10,7 @@ local packed = redis.call('HGET', KEYS[1], 's')
 if not packed then
     return found
 end
-local last, first, held = struct.unpack('>dddd', packed)
+local last, first, held = struct.unpack('>ddddd', packed)
 if held == 0 then
     return found
 end
