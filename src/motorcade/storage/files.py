@@ -25,6 +25,7 @@ from pathlib import Path
 import structlog
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -46,6 +47,9 @@ BLOCK_CACHE = 128 * 2**20
 #: Octets written to a table before they are sorted into a file, and to all tables together.
 WRITE_BUFFER = 32 * 2**20
 WRITE_BUFFERS = 96 * 2**20
+
+#: Octets of one part of an index or a filter.
+METADATA_BLOCK = 8192
 
 #: Bits per key. A filter answers "not there" without touching the block: each new compaction key asks that.
 BLOOM_BITS = 10
@@ -278,6 +282,12 @@ class Files:
         # Filters and indexes then count as cached blocks: memory stays within the cache however much is stored.
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        # In parts: otherwise the index of a large file of well compressed rows is one block of megabytes, which does
+        # not fit its shard of the cache, and each read would fetch and unpack it anew.
+        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_metadata_block_size(METADATA_BLOCK)
+        blocks.set_pin_top_level_index_and_filter(True)
         options.set_block_based_table_factory(blocks)
         return options
 
