@@ -474,7 +474,7 @@ class Channel:
         if packet.qos == 2:
             if session.expects_release(packet.packet_id):  # [MQTT-4.3.3-10]: acknowledged again, not routed again
                 guid = session.doubted(packet.packet_id)
-                if guid is None:
+                if guid is None or (yield from self._is_stored(session, packet.packet_id, guid)):
                     yield from self._in_turn(session)
                     yield Send(Pubrec(packet.packet_id))
                     return
@@ -502,6 +502,17 @@ class Channel:
             if session.mailbox is not None and plane.keeper is not None:
                 plane.keeper.release(session, (packet.packet_id,))
         yield Send(Pubrec(packet.packet_id, told, answer))
+
+    def _is_stored(self, session: Session, packet_id: int, guid: bytes) -> Generator[Effect, Any, bool]:
+        """Whether a message was stored after all, though the store has failed then."""
+        ticket = self.plane.keeper.look_up(session, packet_id, guid) if self.plane.keeper is not None else None
+        if ticket is None:
+            return False
+        yield Commit(ticket, hold=True)
+        if ticket.error is not None:
+            session.doubt(packet_id, guid)
+            raise unanswered()
+        return ticket.known
 
     def _in_turn(self, session: Session) -> Steps:
         """After the answers that wait for the store. [MQTT-4.6.0-2]"""
@@ -572,15 +583,11 @@ class Channel:
         if chain is not None:
             result: Message | Handled = yield Ask(chain, (self.client,), message)
             if isinstance(result, Handled):
-                ticket = None
-                if (
-                    packet.qos == 2
-                    and session.mailbox is not None
-                    and plane.keeper is not None
-                    and result.reason < 0x80
-                ):
-                    ticket = plane.keeper.accept(given, (), wall, session, packet.packet_id)
-                refusal = yield from self._stored(session, given, packet, _after(given), ticket)
+                refusal = yield from self._stored(session, given, packet, _after(given))
+                lasting = packet.qos == 2 and session.mailbox is not None and result.reason < 0x80
+                if refusal is None and lasting and plane.keeper is not None:
+                    taken = plane.keeper.accept(given, (), wall, session, packet.packet_id)
+                    refusal = yield from self._stored(session, given, packet, [], taken)
                 if refusal is not None:
                     return refusal, "what a plugin wanted to keep could not be stored", ()
                 if result.reason >= 0x80 and self.version != 5:
@@ -599,8 +606,14 @@ class Channel:
         only = route.only
         if only is not None and only.behind and packet.qos and only is not session and not session.behind:
             yield WaitFor(only)  # (a client that is behind itself must be read from, or both would wait for ever)
-        copies, ticket = self._keep(session, message, packet, wall)
         pending = _after(message) if message is given else _after(message) + _after(given)
+        if pending and packet.qos == 2 and session.mailbox is not None:
+            # Before the packet id is stored: a repetition after a crash must bring the plugins' part again.
+            refusal = yield from self._stored(session, message, packet, pending)
+            if refusal is not None:
+                return refusal, "what a plugin wanted to keep could not be stored", ()
+            pending = []
+        copies, ticket = self._keep(session, message, packet, wall)
         refusal = yield from self._stored(session, message, packet, pending, ticket)
         if refusal is not None:
             return refusal, str(ticket.error if ticket is not None else ""), ()

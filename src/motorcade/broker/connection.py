@@ -120,6 +120,7 @@ class Connection(asyncio.Protocol):
     """A client's connection, from the first byte to the last."""
 
     __slots__ = (
+        "_answering",
         "_chunks",
         "_crowded",
         "_have",
@@ -176,6 +177,7 @@ class Connection(asyncio.Protocol):
         self._steps: Steps | None = None  # a conversation that waits for the client's next packet
         self._steps_behind: Steps | None = None  # one that waits for another client to catch up
         self._suspended = False
+        self._answering = False  # a conversation that waited for the store goes on
         self._crowded = False  # too many answers wait for the store
         self._throttled: asyncio.TimerHandle | None = None  # the end of a pause because of its rate
         self._task: asyncio.Task[None] | None = None
@@ -443,9 +445,9 @@ class Connection(asyncio.Protocol):
             self._suspended = True
             self._hold_reading()
             self._steps_behind = steps
-            line.join(effect.ticket, self._after_wait)
+            line.join(effect.ticket, self._after_wait, first=self._answering)
             return False
-        line.join(effect.ticket, partial(self._answer, session, steps), 1, effect.octets)
+        line.join(effect.ticket, partial(self._answer, session, steps), 1, effect.octets, first=self._answering)
         if not _crowd(line):
             return True
         self._hold_off()
@@ -489,15 +491,15 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, session: Session, steps: Steps) -> None:
         """What a conversation waited for is stored; it ends now, even if nobody is there to hear of it."""
-        if self.closing:
-            _exhaust(steps)
-            return
+        self._answering = True
         try:
             self._drive(steps, None)
         except ProtocolError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - as in data_received
             self._crash(error)
+        finally:
+            self._answering = False
         self.broker.outbox.later()
         self._less_crowded(session)
 
@@ -591,7 +593,9 @@ class Connection(asyncio.Protocol):
     # -- out
 
     def send(self, effect: Send) -> None:
-        """Write a packet, in order with everything else."""
+        """Write a packet, in order with everything else; nothing if the connection is closed already."""
+        if self.closing:
+            return
         channel = self.channel
         assert channel is not None  # noqa: S101 - made with the connection
         session = self.session
@@ -679,6 +683,8 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, error: ProtocolError) -> None:
         """The client broke the rules, or is not let in: tell it and close."""
+        if self.closing:
+            return
         plane, channel = self.broker.plane, self.channel
         assert channel is not None  # noqa: S101 - made with the connection
         if not isinstance(error, Refused):
@@ -777,15 +783,6 @@ class Connection(asyncio.Protocol):
 def _crowd(line: Line, times: int = 1) -> bool:
     """Whether so many answers wait for the store that no more packets should be taken."""
     return line.answers * times >= MAX_UNCOMMITTED or line.octets * times >= MAX_UNCOMMITTED_OCTETS
-
-
-def _exhaust(steps: Steps) -> None:
-    """Carry a conversation to its end without its client."""
-    try:
-        while True:
-            steps.send(None)
-    except (StopIteration, ProtocolError):
-        return
 
 
 def _close_unstarted(waiting: Any) -> None:

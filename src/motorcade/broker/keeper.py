@@ -243,6 +243,26 @@ class Keeper:
             token=token,
         )
 
+    def look_up(self, session: Session, packet_id: int, guid: bytes) -> Ticket | None:
+        """Ask whether a QoS 2 message that nobody knows about was stored; None: repeat it, it is recognised.
+
+        Where batches are atomic, its packet id tells of all of it; elsewhere the repetition has the same token.
+        """
+        if not self._store.atomic:
+            return None
+        ticket = Ticket()
+        self._spawn(self._look_up(pair(session.client.client_id, str(packet_id)), guid, ticket), "look_up")
+        return ticket
+
+    async def _look_up(self, key: str, guid: bytes, ticket: Ticket) -> None:
+        error: Exception | None = None
+        try:
+            value = await self._store.records.get(AWAITING, key, time())
+            ticket.known = value is not None and kept.decode_awaiting(value).guid == guid
+        except Exception as failure:  # noqa: BLE001 - whoever waits must hear of it
+            error = failure
+        ticket.finish(error)
+
     def release(self, session: Session, packet_ids: Iterable[int]) -> Ticket:
         """QoS 2 messages of the client are released: their ids may be used again when the ticket is done."""
         part, ticket = self._remover()

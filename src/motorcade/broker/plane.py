@@ -44,6 +44,9 @@ class Keeping(SessionKeeping, Protocol):
     ) -> Ticket:
         """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
 
+    def look_up(self, session: Session, packet_id: int, guid: bytes) -> Ticket | None:
+        """Ask whether a QoS 2 message that nobody knows about was stored; None: repeat it, it is recognised."""
+
     def accept_plain(
         self, route: Route, frame: Frame, payload: bytes, client: ClientInfo, version: int, ticket: Ticket
     ) -> None:

@@ -31,10 +31,11 @@ class Future(Protocol):
 class Ticket:
     """Something that will be stored, or could not be."""
 
-    __slots__ = ("_open", "_then", "error")
+    __slots__ = ("_open", "_then", "error", "known")
 
     def __init__(self, parts: int = 1) -> None:
         self._open = parts  # parts that are not done yet
+        self.known = False  #: of a question: it is in the store
         self.error: BaseException | None = None  #: why it failed; of several reasons the first
         self._then: list[Callable[[], None]] = []
 
@@ -87,9 +88,17 @@ class Line:
         self.answers = 0  #: that wait
         self.octets = 0  #: of the messages they are for
 
-    def join(self, ticket: Ticket, go_on: Callable[[], None], answers: int = 1, octets: int = 0) -> None:
-        """Call `go_on` when the ticket is done and everybody before has had their turn."""
-        self._waiting.append((ticket, go_on, answers, octets))
+    def join(
+        self, ticket: Ticket, go_on: Callable[[], None], answers: int = 1, octets: int = 0, *, first: bool = False
+    ) -> None:
+        """Call `go_on` when the ticket is done and everybody before has had their turn.
+
+        `first`: for one that has just had its turn, and needs another before those behind it.
+        """
+        if first:
+            self._waiting.appendleft((ticket, go_on, answers, octets))
+        else:
+            self._waiting.append((ticket, go_on, answers, octets))
         self.answers += answers
         self.octets += octets
         ticket.then(self._move)
