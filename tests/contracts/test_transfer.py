@@ -205,7 +205,7 @@ async def seen(store: Store) -> dict[str, object]:
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a smaller example would take as long again
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -328,13 +328,16 @@ async def test_large_mailboxes_and_streams_come_in_parts(place: Place) -> None:
             batch.append(["v"], Draft(b"%d" % number, PAYLOAD if number % 2 else b""), NOW)
         batch.stream("s", [b"%d" % number for number in range(1203)], NOW)
         await batch.commit()
+        gone = [position for position in range(1, 1204) if position % 7 == 0 or 600 < position < 650]
+        await store.mailboxes.acknowledge("v", gone)
+        expected = await entries(store, "v")
     file = await place.export()
     frames = list(transfer.frames(io.BytesIO(file)))
-    assert [3, 3] == [sum(isinstance(frame, kind) for frame in frames) for kind in (transfer.Mailbox, transfer.Stream)]
+    assert [2, 3] == [sum(isinstance(frame, kind) for frame in frames) for kind in (transfer.Mailbox, transfer.Stream)]
     assert 1 == file.count(PAYLOAD)
     await moved(place, file)
     async with place.store() as store:
-        assert [b"%d" % number for number in range(1203)] == [entry.body for entry in await entries(store, "v")]
+        assert expected == await entries(store, "v")
         assert 1203 == (await store.streams.info("s")).records
         assert [] == await store.check()
 

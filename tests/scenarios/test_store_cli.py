@@ -6,19 +6,23 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from motorcade import __version__
 from tests.support.flows import acknowledge, lasting
 from tests.support.node import ROOT, NodeProcess
-from tests.support.redis import RedisServer
+from tests.support.redis import RedisServer, wait_until
 from tests.support.wire import Client
 
 PATIENCE = 120.0  # seconds
+LONG_QUEUE = "[session]\nqueue = 1000000\n"
 WAITING = [b"%05d" % number + b"x" * 400 for number in range(30)]
 
 
@@ -107,6 +111,73 @@ def test_a_backup_and_an_export_of_a_running_node_can_be_served(node: NodeProces
     for copy in ("backup", "imported"):
         with NodeProcess("--store", f"rocksdb://{tmp_path / copy}") as served:
             expect_messages(served)
+
+
+def test_copies_made_under_load_are_whole(tmp_path: Path) -> None:
+    """What was acknowledged before a copy was asked for is in it, in order, and nothing in it disagrees."""
+    acknowledged = 0
+    stopping = threading.Event()
+
+    def publish(node: NodeProcess) -> None:
+        nonlocal acknowledged
+        with Client(node, version=5) as publisher:
+            publisher.connect("publisher")
+            while not stopping.is_set():
+                publisher.publish("v/1", b"%d" % acknowledged, qos=1)
+                acknowledged += 1
+
+    with NodeProcess("--store", f"rocksdb://{tmp_path / 'store'}", http=True, config=LONG_QUEUE) as node:
+        with Client(node, version=5) as sleeper:
+            sleeper.connect("sleeper", **lasting(5))
+            sleeper.subscribe("v/#", 1)
+            sleeper.disconnect()
+        publishing = threading.Thread(target=publish, args=(node,))
+        publishing.start()
+        try:
+            place = ("--store", f"rocksdb://{tmp_path / 'store'}", "--http", node.http)
+            wait_until(lambda: acknowledged > 100, "messages are acknowledged")
+            at_least = acknowledged
+            asked("backup", tmp_path / "backup", *place)
+            asked("export", tmp_path / "f", *place)
+            assert True is asked("check", *place)["ok"]
+        finally:
+            stopping.set()
+            publishing.join()
+    assert True is asked("check", "--store", f"rocksdb://{tmp_path / 'backup'}")["ok"]
+    asked("import", tmp_path / "f", "--store", f"rocksdb://{tmp_path / 'imported'}")
+    for copy in ("backup", "imported"):
+        place = ("--store", f"rocksdb://{tmp_path / copy}")
+        with NodeProcess(*place, config=LONG_QUEUE) as served, Client(served, version=5) as sleeper:
+            assert sleeper.connect("sleeper", **lasting(5)).session_present
+            for number in range(at_least):
+                assert b"%d" % number == sleeper.receive().payload
+
+
+def call(node: NodeProcess, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+    data = json.dumps(body).encode() if body is not None else None
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://{node.http}/api/v1/{path}", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30.0) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_the_control_port_says_what_is_wrong_with_a_backup(tmp_path: Path) -> None:
+    with NodeProcess("--store", f"rocksdb://{tmp_path / 'store'}", http=True) as node:
+        assert 404 == call(node, "GET", "store/backup")[0]
+        code, answer = call(node, "POST", "store/backup", {"to": "relative"})
+        assert (409, True) == (code, "no absolute path" in answer["message"])
+        assert 400 == call(node, "POST", "store/backup", {"into": "/x"})[0]
+        assert 202 == call(node, "POST", "store/backup", {"to": str(tmp_path / "store" / "LOCK" / "x")})[0]
+        wait_until(lambda: call(node, "GET", "store/backup")[1]["state"] == "failed", "it cannot be made there")
+        assert "cannot be made" in call(node, "GET", "store/backup")[1]["error"]
+        assert [] == list((tmp_path / "store").glob("copy-*"))
+    with NodeProcess("--store", "memory://", http=True) as node:
+        code, answer = call(node, "POST", "store/backup", {"to": str(tmp_path / "x")})
+        assert (409, True) == (code, "not in a directory" in answer["message"])
+        assert "memory" == call(node, "GET", "store")[1]["figures"]["engine"]
 
 
 def test_two_backups_to_one_place_are_refused(node: NodeProcess, data: Path, tmp_path: Path) -> None:
