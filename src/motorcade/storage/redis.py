@@ -61,11 +61,10 @@ NO_BOUND: Final = Bound()
 INLINE_ONE: Final = 256
 INLINE_MANY: Final = 32
 
-#: Owners in one operation, positions in one acknowledgement, entries in one read.
+#: Owners in one operation, entries that one operation removes, values in one of a stream, entries in one read.
 MAX_OWNERS: Final = 250
-MAX_POSITIONS: Final = 1000
-#: Entries that one step of `clear` or `forget` removes.
 MAX_REMOVED: Final = 250
+MAX_RECORDS: Final = 1000
 MAX_READ: Final = 1000
 #: Octets of stream values in one operation.
 MAX_VALUES: Final = 1 << 20
@@ -221,8 +220,8 @@ def blob_operation(core: Core, digest: bytes, data: bytes, keep_until: float, la
 
 def acknowledge_operations(core: Core, owner: str, positions: Iterable[int]) -> list[Operation]:
     cell, every = core.cells.of(owner), list(positions)
-    portions = [every[start : start + MAX_POSITIONS] for start in range(0, len(every), MAX_POSITIONS)]
-    return [Operation(("acknowledge", cell, owner, some), len(some)) for some in portions]
+    portions = [every[start : start + MAX_REMOVED] for start in range(0, len(every), MAX_REMOVED)]
+    return [Operation(("acknowledge", cell, owner, some), 2 * len(some)) for some in portions]
 
 
 def check_mark(mark: int) -> None:
@@ -251,7 +250,7 @@ def stream_operations(core: Core, stream: str, values: Sequence[bytes], now: flo
     for value in values:
         some.append(value)
         octets += len(value)
-        if len(some) == MAX_POSITIONS or octets > MAX_VALUES:
+        if len(some) == MAX_RECORDS or octets > MAX_VALUES:
             operations.append(Operation(("stream", cell, stream, [raw(each) for each in some], now), len(some), octets))
             some, octets = [], 0
     if some:
@@ -463,7 +462,9 @@ class RedisMailboxes(Port):
         core = self._core
         cell, total, upto, more = core.cells.of(owner), 0, -1, 1
         while more:
-            removed, upto, more = await core.one(Operation((operation, cell, owner, upto, MAX_REMOVED), MAX_REMOVED))
+            removed, upto, more = await core.one(
+                Operation((operation, cell, owner, upto, MAX_REMOVED), 2 * MAX_REMOVED)
+            )
             total += removed
         return total
 
@@ -843,16 +844,17 @@ class Sweep:
         for cell in range(start, self._core.cells.count):
             if not entries[cell] + records[cell]:
                 continue
-            if self._left <= 0:
-                return b"e %d" % cell
-            removed, octets, more = await self._core.one(
-                Operation(("expire", cell, self._now, self._left), self._left), durable=False
-            )
-            self._removed += removed
-            self._octets += octets
-            self._left -= removed
-            if more:
-                return b"e %d" % cell
+            more = True
+            while more:
+                if self._left <= 0:
+                    return b"e %d" % cell
+                most = min(self._left, MAX_REMOVED)
+                removed, octets, more = await self._core.one(
+                    Operation(("expire", cell, self._now, most), 2 * most), durable=False
+                )
+                self._removed += removed
+                self._octets += octets
+                self._left -= removed
         return None
 
     async def _unreferred(self, start: int, page: bytes, mark: bytes) -> bytes | None:
