@@ -17,8 +17,8 @@ from typing import Any
 import structlog
 
 from motorcade.broker.channel import Ask, Channel, Steps
+from motorcade.broker.commits import wait
 from motorcade.broker.connection import Connection, Outbox
-from motorcade.broker.keeper import wait
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
 from motorcade.core.client import ClientInfo

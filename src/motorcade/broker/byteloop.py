@@ -118,6 +118,8 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     stored += 1
                     stored_octets += end - stop - 2 - v5
                     i = end
+                    if keeper.busy:
+                        break
                     continue
                 if first == 0x32:
                     acknowledgement = 0x40
@@ -166,7 +168,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     else:
                         session.acknowledged(key)
                     freed = True
-                elif durable:
+                elif durable or (in_line and first != 0x70):  # what is answered here must not pass answers that wait
                     break
                 elif first == 0x50:  # PUBREC
                     waiting = inflight.get(key)

@@ -303,6 +303,10 @@ class Connection(asyncio.Protocol):
                     self._hold_off()
                     self._keep(data[i:], 0)
                     return
+                if i < n and plane.keeper is not None and plane.keeper.busy:
+                    self._keep(data[i:], 0)
+                    self._give_way()
+                    return
             elif i < n and session is None and self._steps is None and data[i] >> 4 != 1:
                 # A stranger: do not wait for more.
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]

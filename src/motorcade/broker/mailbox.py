@@ -396,5 +396,7 @@ class Mailbox:
         """The store knows that these are acknowledged."""
         full = len(self.acked) >= UNSETTLED
         self.acked.difference_update(positions)
+        if not self.acked:
+            self.acked.clear()  # only this gives the memory back
         if full and self.open:
             self.session.go_on()

@@ -36,6 +36,10 @@ class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Keeping(SessionKeeping, Protocol):
     """What makes sessions durable. Nothing here waits: a ticket is done when the store has done it."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether publishers should let others have their turn."""
+
     def make_durable(self, session: Session) -> None:
         """Give a new session its mailbox."""
 

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from typing import Any, cast
 from unittest.mock import patch
 
-from motorcade.broker import broker, byteloop, connection, keeper
+from motorcade.broker import broker, byteloop, commits, connection, keeper
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
 from motorcade.broker.keeper import Keeper
@@ -59,7 +59,7 @@ def standing(clock: Clock) -> Iterator[None]:
     """Let the broker read this clock; a defect that it would survive with one client lost fails the test."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
-        for module in (connection, broker, byteloop, keeper):
+        for module in (connection, broker, byteloop, commits, keeper):
             for name in {"time", "monotonic"} & vars(module).keys():
                 stack.enter_context(patch.object(module, name, clock))
         yield

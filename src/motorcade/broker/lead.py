@@ -1,0 +1,83 @@
+"""The lease of the node that serves the sessions of a store which several nodes can reach.
+
+Every node would hold all sessions in memory, so two must not serve at once. A node that cannot renew its lease stores
+nothing from the moment it may have run out; it goes on when it has it again, and stops if somebody else has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import time
+
+import structlog
+
+from motorcade.storage.ports import Coordination, Lease, StoreError
+
+log = structlog.stdlib.get_logger("motorcade.keeper")
+
+LEASE = "sessions"
+TTL = 3.0  #: seconds after which a node that died is forgotten
+OTHER_NODE = "another node serves the sessions of this store; stop it, or give this node a store of its own"
+
+
+class Lead:
+    """The right to serve the sessions."""
+
+    def __init__(self, coordination: Coordination, node: str) -> None:
+        self._coordination = coordination
+        self._node = node
+        self._lease: Lease | None = None
+        self._until = 0.0  # of the loop's time
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self, lost: Callable[[str], None]) -> None:
+        """Take the lease, or raise `StoreError`; then hold it, and tell `lost` why if somebody else has it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 2 * TTL
+        while not await self._acquire():
+            if loop.time() > deadline:
+                raise StoreError(OTHER_NODE)
+            log.info("waiting", reason="another node serves the sessions of this store, or has died just now")
+            await asyncio.sleep(TTL / 4)
+        self._task = loop.create_task(self._hold(lost), name="lead")
+
+    def check(self) -> None:
+        """Raise `StoreError` unless the lease is surely ours."""
+        if asyncio.get_running_loop().time() > self._until:
+            raise StoreError("this node may not serve the sessions now: its lease has run out")
+
+    async def end(self) -> None:
+        """Give the lease back, so that the next node need not wait."""
+        if self._task is not None:
+            self._task.cancel()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            try:
+                await self._coordination.release(lease)
+            except StoreError as error:
+                log.warning("lease_not_released", error=str(error))
+
+    async def _acquire(self) -> bool:
+        began = asyncio.get_running_loop().time()
+        self._lease = await self._coordination.acquire(LEASE, self._node, TTL, time())
+        if self._lease is not None:
+            self._until = began + TTL
+        return self._lease is not None
+
+    async def _hold(self, lost: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        while self._lease is not None:
+            await asyncio.sleep(TTL / 6)
+            began = loop.time()
+            try:
+                if await self._coordination.renew(self._lease, TTL, time()):
+                    self._until = began + TTL
+                elif await self._acquire():  # it ran out while the store was away, and nobody has taken it
+                    log.warning("lease_taken_again", reason="the store was away")
+                else:
+                    log.error("lease_lost", consequence="this node stops")
+                    lost(OTHER_NODE)
+            except StoreError as error:
+                if loop.time() > self._until:
+                    log.warning("lease_not_renewed", error=str(error))
