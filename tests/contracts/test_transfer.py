@@ -73,8 +73,11 @@ class Place:
             await transfer.export(RocksSource(self.path), out, now)
         else:
             async with self.store() as store:
-                source = MemorySource(store) if isinstance(store, MemoryStore) else RedisSource(store)
-                await transfer.export(source, out, now)
+                if isinstance(store, MemoryStore):
+                    await transfer.export(MemorySource(store), out, now)
+                else:
+                    assert isinstance(store, RedisStore)
+                    await transfer.export(RedisSource(store), out, now)
         return out.getvalue()
 
     async def load(self, file: bytes, now: float = NOW) -> dict[str, int]:
@@ -84,8 +87,11 @@ class Place:
             loaded = await transfer.load(RocksTarget(self.path), reading)
         else:
             async with self.store() as store:
-                target = MemoryTarget(store) if isinstance(store, MemoryStore) else RedisTarget(store, now)
-                loaded = await transfer.load(target, reading)
+                if isinstance(store, MemoryStore):
+                    loaded = await transfer.load(MemoryTarget(store), reading)
+                else:
+                    assert isinstance(store, RedisStore)
+                    loaded = await transfer.load(RedisTarget(store, now), reading)
         assert promised == loaded
         return loaded
 

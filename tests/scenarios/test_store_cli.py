@@ -146,8 +146,8 @@ def test_copies_made_under_load_are_whole(tmp_path: Path) -> None:
     assert True is asked("check", "--store", f"rocksdb://{tmp_path / 'backup'}")["ok"]
     asked("import", tmp_path / "f", "--store", f"rocksdb://{tmp_path / 'imported'}")
     for copy in ("backup", "imported"):
-        place = ("--store", f"rocksdb://{tmp_path / copy}")
-        with NodeProcess(*place, config=LONG_QUEUE) as served, Client(served, version=5) as sleeper:
+        url = f"rocksdb://{tmp_path / copy}"
+        with NodeProcess("--store", url, config=LONG_QUEUE) as served, Client(served, version=5) as sleeper:
             assert sleeper.connect("sleeper", **lasting(5)).session_present
             for number in range(at_least):
                 assert b"%d" % number == sleeper.receive().payload

@@ -39,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         with pytest.raises(SystemExit) as ended:
             cli.main()
         printed = capsys.readouterr()
-        return subprocess.CompletedProcess(args, int(ended.value.code or 0), printed.out, printed.err)
+        return subprocess.CompletedProcess(sys.argv, int(ended.value.code or 0), printed.out, printed.err)
 
     return run_
 
