@@ -28,9 +28,10 @@ from tests.chaos.third import PahoPublisher, PahoSubscriber
 from tests.support import wire
 from tests.support.wire import Address, Packet
 
-#: Topics of each publisher and QoS, and topics with retained messages.
+#: Topics of each publisher and QoS; topics with retained messages, and how many of these change at the same time.
 TOPICS = 3
 KEPT = 24
+LANES = 6
 
 #: Clients that wait for their death at the same time.
 DOOMED = 3
@@ -173,7 +174,8 @@ class Cast:
         for publisher in self.paho_publishers:
             await asyncio.to_thread(publisher.start)
         acts = [(client.name, self._publish(client)) for client in self.strict_publishers]
-        acts += [("keeper", self._keep()), ("toggler", self._toggle())]
+        acts += [("keeper", self._keep(lane)) for lane in range(LANES)]
+        acts += [("toggler", self._toggle())]
         acts += [("flicker", self._flicker()), ("sleeper", self._sleep())]
         acts += [("doomed", self._doom()) for _ in range(DOOMED)]
         self._tasks = [asyncio.create_task(act, name=name) for name, act in acts]
@@ -293,22 +295,22 @@ class Cast:
 
     # -- retained messages
 
-    async def _keep(self) -> None:
+    async def _keep(self, lane: int) -> None:
         """One value after the other; the next one of a topic only when the last one is acknowledged."""
         for number in itertools.count(1):
             if self.stopping.is_set():
                 return
-            topic = f"chaos/kept/{self.random.randrange(KEPT)}"
-            value = b"" if self.random.random() < 0.15 else f"{number:06}".encode()
+            topic = f"chaos/kept/{self.random.randrange(lane, KEPT, LANES)}"
+            value = b"" if self.random.random() < 0.15 else f"{lane}:{number:05}".encode()
             qos = self.random.choice(self.qos)
             kept = Retained(value, self.history.clock())
-            publication = Publication(f"kept {number}", "keeper", topic, number, qos)
+            publication = Publication(f"kept {lane}:{number:05}", "keeper", topic, number, qos)
             outgoing = await self.keeper.publish(publication, value, retain=True)
             kept.sent = publication.sent[0]
             self.history.retained[topic].append(kept)
             await outgoing.done.wait()
             kept.acknowledged = publication.acknowledged
-            await self._pause(self.random.expovariate(self.rate))
+            await self._pause(self.random.expovariate(self.rate / LANES))
 
     def probe(self) -> None:
         """Look at the retained messages with a new client, beside everything else."""
