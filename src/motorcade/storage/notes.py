@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
-from rocksdict import WriteBatch
+from rocksdict import Rdict, WriteBatch
 
 from motorcade.storage import tables
 from motorcade.storage.files import Tables, scan
@@ -62,11 +62,14 @@ class Notes:
 
     def get(self, opened: Tables, key: bytes) -> bytes | None:
         """A row as of now, noted or in place."""
+        return self.get_from(getattr(opened, tables.NOTED[key[:1]]), key)
+
+    def get_from(self, table: Rdict, key: bytes) -> bytes | None:
+        """The same from a table at hand."""
         found = self._young.get(key, _MISSING)
         if found is _MISSING:
             found = self._old.get(key, _MISSING)
             if found is _MISSING:
-                table = getattr(opened, tables.NOTED[key[:1]])
                 found = table.get(key[1:])
         return found
 

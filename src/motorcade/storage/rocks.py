@@ -391,18 +391,21 @@ def _entries(
     options.set_iterate_upper_bound(after_prefix(prefix))
     cursor = opened.entries.iter(options)
     cursor.seek(prefix + _pack(start))
-    while cursor.valid():
-        position: int = _unpack_number(cursor.key()[-8:])[0]
+    valid, key, value, step, expiry = cursor.valid, cursor.key, cursor.value, cursor.next, tables.expiry
+    room = limit - len(found)
+    while valid():
+        position: int = _unpack_number(key()[-8:])[0]
         lowest = lowest or position
         if not rows:
             return lowest, position
         rows -= 1
-        row = cursor.value()
-        if not 0 < tables.expiry(row) <= now:
+        row = value()
+        if not 0 < expiry(row) <= now:
             found.append((position, row))
-            if len(found) >= limit:
+            room -= 1
+            if not room:
                 return lowest, 0
-        cursor.next()
+        step()
     cursor.status()  # see `scan`
     return lowest, 0
 

@@ -988,7 +988,7 @@ def load_head(opened: Tables, notes: Notes, owner: str) -> Head:
     """A head as it was noted, with the entries that came since."""
     where = tables.name(owner)
     head = Head(owner, where + b"\0")
-    row = notes.get(opened, b"h" + where)
+    row = notes.get_from(opened.heads, b"h" + where)
     if row is None:
         return head
     head.last, head.count, head.octets, head.first, head.droppable = tables.HEAD.unpack(row)
