@@ -65,19 +65,24 @@ class HeldBatch(MemoryBatch):
     def __init__(self, store: HeldStore) -> None:
         super().__init__(store.inner)
         self._held = store
+        self._payloads: list[tuple[str, bytes]] = []
         self.grows = False
 
     def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
         self.grows = True
         super().append(owners, draft, now, bound)
+        self._payloads += ((owner, draft.payload) for owner in owners)
 
     def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
         self.grows = True
         super().put(collection, key, value, expires_at)
 
     async def commit(self) -> list[Appended]:
-        commit = super().commit
-        return await self._held.wait(lambda: _run(commit()), removes=not self.grows)
+        return await self._held.wait(self._apply, removes=not self.grows)
+
+    def _apply(self) -> list[Appended]:
+        self._held.appended.update(self._payloads)
+        return _run(super().commit())
 
 
 class HeldMailboxes:
@@ -127,6 +132,7 @@ class HeldStore:
         self.held = False  #: writes wait
         self.held_reads = False
         self.full = False  #: only what removes is done
+        self.appended: set[tuple[str, bytes]] = set()  #: owners and payloads that have ever been written
 
     @property
     def blobs(self) -> MemoryBlobs:

@@ -7,6 +7,10 @@ conversation runs; as long as both runs mean the same, both clients say the same
 Everything a client receives must be equal, with its packet ids and in its order, and so must what the node
 remembers and counts in the end. One freedom is left: within one read, the byte loop may answer before it sends on
 what an acknowledgement has made room for, so messages and answers are compared each in their own order.
+
+The same holds with a store: sessions with an expiry are durable then, and what is in the store in the end is compared
+too. Its writes are done at once or when a step of the conversation says so. One more freedom is left then: whoever
+subscribes while a message is being stored may get it or not, so a SUBSCRIBE is sent when nothing waits for the store.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from motorcade.broker import kept
 from motorcade.broker.frames import is_released
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.session import Session
@@ -47,6 +53,8 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.plugins.retained import RetainedConfig, RetainedPlugin
+from motorcade.storage.memory import Row
+from tests.unit.broker.held_store import HeldStore
 from tests.unit.broker.memory import MemoryNode, Peer, standing
 
 CLIENTS = 3
@@ -131,7 +139,14 @@ class Wait:
     seconds: int
 
 
-Step = Burst | Join | Leave | Stall | Wait
+@dataclass(frozen=True)
+class Hold:
+    """From now on the store keeps everybody waiting, or no longer."""
+
+    held: bool
+
+
+Step = Burst | Join | Leave | Stall | Wait | Hold
 
 small_ids = st.integers(1, 6)
 payloads = st.sampled_from((b"", b"1", b"22", b"x" * 120, b"y" * 300)) | st.binary(max_size=4)
@@ -262,6 +277,7 @@ steps = weighted(
     (1, st.builds(Burst, clients, st.just((Say(Disconnect()),)))),
     (2, st.builds(Stall, clients, st.booleans())),
     (2, st.builds(Wait, st.sampled_from((1, 30, 200)))),
+    (3, st.builds(Hold, st.booleans())),
     (1, st.builds(Burst, clients, st.tuples(actions, raws.map(Raw)))),
 )
 
@@ -339,8 +355,9 @@ def _authorize(client: ClientInfo, action: str, topic: str, _decision: bool | No
 class Run:
     """One conversation on a node of its own."""
 
-    def __init__(self, *, observed: bool, guarded: bool) -> None:
-        self.node = MemoryNode(OPTIONS)
+    def __init__(self, *, observed: bool, guarded: bool, lasting: bool) -> None:
+        self.store = HeldStore() if lasting else None
+        self.node = MemoryNode(OPTIONS, store=self.store)
         self.observed = observed
         self.clients = [Client() for _ in range(CLIENTS)]
         log = structlog.stdlib.get_logger("test")
@@ -356,11 +373,27 @@ class Run:
             for step in conversation:
                 self._step(step)
                 assert self.node.plane.observed is self.observed
-                self.node.turn()
-                for client in self.clients:
-                    client.read()
+                self._go_on()
+            if self.store is not None:
+                self._hold(self.store, False)
+                self._go_on()
+
+    def _go_on(self) -> None:
+        self.node.turn()
+        for client in self.clients:
+            client.read()
+
+    def _hold(self, store: HeldStore, held: bool) -> None:
+        store.held = held
+        while not held and store.waiting:
+            store.let_go()
+            self.node.turn()
 
     def _step(self, step: Step) -> None:
+        if isinstance(step, Hold):
+            if self.store is not None:
+                self._hold(self.store, step.held)
+            return
         if isinstance(step, Wait):
             self.node.clock.now += step.seconds
             for will in self.node.plane.registry.due(self.node.clock.now):
@@ -390,6 +423,19 @@ class Run:
         client.open.clear()
 
     def _burst(self, client: Client, peer: Peer, burst: Burst) -> None:
+        actions: list[Action] = []
+        for action in burst.actions:
+            if self.store is not None and isinstance(action, Say) and isinstance(action.packet, Subscribe):
+                self._reads(client, peer, replace(burst, actions=tuple(actions)))
+                actions.clear()
+                held = self.store.held
+                self.node.turn()
+                self._hold(self.store, False)
+                self.store.held = held
+            actions.append(action)
+        self._reads(client, peer, replace(burst, actions=tuple(actions)))
+
+    def _reads(self, client: Client, peer: Peer, burst: Burst) -> None:
         data = b"".join(client.bytes_of(action, peer.version) for action in burst.actions)
         start = 0
         for end in [*sorted({cut % (len(data) + 1) for cut in burst.cuts}), len(data)]:
@@ -422,7 +468,38 @@ class Run:
             "dropped": stats.dropped,
             "protocol_errors": stats.protocol_errors,
             "events": stats.sessions,
+            "stored": _stored(self.store) if self.store is not None else {},
         }
+
+
+def _stored(store: HeldStore) -> dict[str, Any]:
+    """What is in the store, but for the marks of time and the names that messages have only inside the broker."""
+    inner = store.inner
+    records = inner.records.collections
+    return {
+        "sessions": {key: _record(value) for key, (value, _) in records.get(kept.SESSIONS, {}).items()},
+        "subscriptions": records.get(kept.SUBSCRIPTIONS, {}),
+        "awaiting": list(records.get(kept.AWAITING, {})),
+        "entries": {
+            owner: [
+                (position, _entry(row), inner.blobs.data(row.digest), row.mark) for position, row in box.rows.items()
+            ]
+            for owner, box in inner.mailboxes.boxes.items()
+        },
+    }
+
+
+def _record(data: bytes) -> kept.SessionRecord:
+    record = kept.decode_session(data)
+    if record.will is not None:
+        record.will.message.guid = b""
+    return record
+
+
+def _entry(row: Row) -> tuple[Any, ...]:
+    record = kept.decode_message(row.body)
+    record.guid, record.timestamp = b"", 0.0
+    return (*msgspec.structs.astuple(record), row.expires_at)
 
 
 def _session(session: Session) -> dict[str, Any]:
@@ -447,9 +524,9 @@ def _session(session: Session) -> dict[str, Any]:
     }
 
 
-def difference(conversation: list[Step], *, guarded: bool) -> str:
+def difference(conversation: list[Step], *, guarded: bool, lasting: bool) -> str:
     """What differs between both speeds; empty if nothing does."""
-    quick, thorough = Run(observed=False, guarded=guarded), Run(observed=True, guarded=guarded)
+    quick, thorough = (Run(observed=observed, guarded=guarded, lasting=lasting) for observed in (False, True))
     quick.play(conversation)
     thorough.play(conversation)
     for number in range(CLIENTS):
@@ -474,26 +551,28 @@ def smaller(conversation: list[Step]) -> Iterator[list[Step]]:
                 yield [*conversation[:i], replace(step, cuts=()), *conversation[i + 1 :]]
 
 
-def reduced(conversation: list[Step], *, guarded: bool, tries: int = 500) -> list[Step]:
+def reduced(conversation: list[Step], *, guarded: bool, lasting: bool, tries: int = 500) -> list[Step]:
     """A small conversation that still differs. Hypothesis would look for minutes: it does not know what a step is."""
     found = True
     while found and tries > 0:
         found = False
         for candidate in smaller(conversation):
             tries -= 1
-            if difference(candidate, guarded=guarded):
+            if difference(candidate, guarded=guarded, lasting=lasting):
                 conversation, found = candidate, True
                 break
     return conversation
 
 
+@pytest.mark.parametrize("lasting", [False, True], ids=["sessions in memory", "durable sessions"])
 @given(conversations(), st.booleans())
 @settings(
     max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate]
 )
-def test_the_byte_loop_means_what_the_channel_means(conversation: list[Step], guarded: bool) -> None:
+def test_the_byte_loop_means_what_the_channel_means(lasting: bool, conversation: list[Step], guarded: bool) -> None:
     """Messages, packet ids, answers, sessions and counters are the same, with and without access rules."""
-    if difference(conversation, guarded=guarded):
-        conversation = reduced(conversation, guarded=guarded)
+    if difference(conversation, guarded=guarded, lasting=lasting):
+        conversation = reduced(conversation, guarded=guarded, lasting=lasting)
+        found = difference(conversation, guarded=guarded, lasting=lasting)
         steps = "\n".join(map(repr, conversation))
-        pytest.fail(f"{difference(conversation, guarded=guarded)}\nafter (guarded: {guarded})\n{steps}", pytrace=False)
+        pytest.fail(f"{found}\nafter (guarded: {guarded})\n{steps}", pytrace=False)

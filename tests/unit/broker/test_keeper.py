@@ -1,0 +1,902 @@
+"""Durable sessions as their clients see them, on a store whose writes are done, fail or are lost as the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import AFTER, Callback, Continue
+from motorcade.mqtt.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    Will,
+)
+from motorcade.mqtt.properties import NONE, Properties
+from motorcade.storage.ports import StoreError, StoreFullError
+from tests.unit.broker.held_store import HeldStore
+from tests.unit.broker.memory import MemoryNode, Peer, standing
+
+RETRY = 1.0  #: seconds after which the broker has tried again what failed
+LASTING = Properties(session_expiry=3600)
+
+
+@pytest.fixture(params=[False, True], ids=["byte loop", "observed"])
+def observed(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+class World:
+    """A node on a store, and the nodes that come after it."""
+
+    def __init__(self, options: SessionOptions, *, atomic: bool, observed: bool, limits: Limits | None = None) -> None:
+        self.store = HeldStore(atomic=atomic)
+        self.observed = observed
+        self.node = MemoryNode(options, limits, store=self.store)
+        self.node.plane.observed = observed
+
+    def turn(self) -> None:
+        self.node.turn()
+
+    def pass_time(self, seconds: float) -> None:
+        """Seconds pass; what is due happens."""
+        self.node.clock.now += seconds
+        self.node.turn()
+        for will in self.node.plane.registry.due(self.node.clock.now):
+            self.node.broker.publish_will(will)
+        self.node.turn()
+
+    def restart(self, written: int = 0) -> None:
+        """The process is killed; so many of the writes it waited for were done. Another begins."""
+        held, self.store.held, self.store.held_reads = self.store.held, False, False
+        self.store.die(written)
+        self.node = self.node.restart()
+        self.node.plane.observed = self.observed
+        self.store.held = held
+
+    def join(self, client_id: str, *wanted: tuple[str, int] | Subscription, **more: Any) -> Peer:
+        """A lasting client, connected, with subscriptions."""
+        more.setdefault("properties", LASTING)
+        peer = self.node.client(client_id, **more)
+        if wanted:
+            self.node.subscribe(peer, *wanted)
+        return peer
+
+    def back(self, client_id: str, properties: Properties = LASTING, version: int = 5) -> tuple[Peer, list[Packet]]:
+        """A client that comes back, and what it gets."""
+        peer = self.node.peer(version)
+        peer.send(Connect(client_id, version, clean_start=False, properties=properties if version == 5 else NONE))
+        self.turn()
+        first, *rest = peer.take()
+        assert isinstance(first, Connack) and first.session_present, first
+        return peer, rest
+
+    def release(self) -> None:
+        """Everything that waits is done, and what follows from it."""
+        self.store.held = self.store.held_reads = False
+        while self.store.waiting or self.store.reads:
+            self.store.let_go()
+            self.store.let_read()
+            self.turn()
+
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def make(observed: bool) -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def made(options: SessionOptions | None = None, *, atomic: bool = True, limits: Limits | None = None) -> World:
+            world = World(options or SessionOptions(), atomic=atomic, observed=observed, limits=limits)
+            stack.enter_context(standing(world.node.clock))
+            return world
+
+        yield made
+
+
+def payloads(packets: list[Packet]) -> list[bytes]:
+    return [packet.payload for packet in packets if isinstance(packet, Publish)]
+
+
+def kinds(packets: list[Packet]) -> list[tuple[str, int]]:
+    return [(type(packet).__name__, getattr(packet, "packet_id", 0)) for packet in packets]
+
+
+def drain(world: World, peer: Peer, packets: list[Packet]) -> list[Publish]:
+    """Acknowledge everything that comes until nothing does; the messages."""
+    found: list[Publish] = []
+    while packets:
+        for packet in packets:
+            if isinstance(packet, Publish):
+                found.append(packet)
+                if packet.qos:
+                    peer.send(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
+            elif isinstance(packet, Pubrel):
+                peer.send(Pubcomp(packet.packet_id))
+        world.turn()
+        packets = peer.take()
+    return found
+
+
+# --- what is acknowledged is stored -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publisher_is_answered_and_a_receiver_served_when_the_message_is_stored(make: Make, qos: int) -> None:
+    world = make()
+    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"m", qos, packet_id=7))
+    world.turn()
+    assert not publisher.take() and not receiver.take()
+    world.release()
+    assert kinds(publisher.take()) == [("Puback" if qos == 1 else "Pubrec", 7)]
+    assert payloads(receiver.take()) == [b"m"]
+
+
+def test_answers_keep_the_order_of_the_packets(make: Make) -> None:
+    """Also if a later message needs no store."""
+    world = make()
+    world.join("r", ("t", 1))
+    publisher = world.join("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"1", 1, packet_id=1), Publish("nobody", b"2", 1, packet_id=2))
+    publisher.send(Publish("t", b"3", 1, packet_id=3), Publish("nobody", b"4", 2, packet_id=4))
+    world.turn()
+    assert not publisher.take()
+    world.release()
+    assert [number for _, number in kinds(publisher.take())] == [1, 2, 3, 4]
+
+
+def test_receivers_that_are_not_durable_get_the_message_after_the_commit_too(make: Make) -> None:
+    """So nobody sees a message that its publisher has to send again."""
+    world = make()
+    world.join("r", ("t", 1))
+    live = world.node.client("live")
+    world.node.subscribe(live, ("t", 1))
+    publisher = world.node.client("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"m", 1, packet_id=1))
+    world.turn()
+    assert not live.take()
+    world.release()
+    assert payloads(live.take()) == [b"m"]
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_what_was_acknowledged_is_there_after_a_crash(make: Make, connected: bool) -> None:
+    world = make()
+    receiver, publisher = world.join("r", ("t", 2)), world.join("p")
+    if not connected:
+        receiver.close()
+        world.turn()
+    for number in range(1, 41):
+        publisher.send(Publish("t", b"%d" % number, 1 + number % 2, packet_id=number))
+    world.turn()
+    world.restart()
+    peer, packets = world.back("r")
+    assert [packet.payload for packet in drain(world, peer, packets)] == [b"%d" % number for number in range(1, 41)]
+    assert not world.store.entries("r")
+
+
+def test_what_was_not_stored_is_not_there_after_a_crash(make: Make) -> None:
+    world = make()
+    world.join("r", ("t", 1))
+    publisher = world.join("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"m", 1, packet_id=1))
+    world.turn()
+    world.restart()
+    assert not publisher.take()
+    world.store.held = False
+    _, packets = world.back("r")
+    assert not packets
+
+
+def test_messages_come_again_under_their_ids_with_dup(make: Make) -> None:
+    world = make(SessionOptions(window=4))
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n) for n in range(1, 9)))
+    world.turn()
+    sent = [packet for packet in receiver.take() if isinstance(packet, Publish)]
+    assert len(sent) == 4 and not any(packet.dup for packet in sent)
+    receiver.send(Puback(sent[1].packet_id))
+    world.turn()
+    fifth = [packet for packet in receiver.take() if isinstance(packet, Publish)]
+    world.restart()
+    _, packets = world.back("r")
+    again = [packet for packet in packets if isinstance(packet, Publish)]
+    assert [(p.payload, p.packet_id) for p in again] == [(p.payload, p.packet_id) for p in (sent[0], *sent[2:], *fifth)]
+    assert all(packet.dup for packet in again)
+
+
+def test_more_than_fits_into_memory_comes_in_order(make: Make) -> None:
+    """The queue is read piece by piece."""
+    world = make(SessionOptions(queue=500, window=7))
+    world.join("r", ("t", 1)).close()
+    world.turn()
+    publisher = world.join("p")
+    for start in range(0, 300, 50):
+        publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 50)))
+        world.turn()
+    peer, packets = world.back("r")
+    assert [packet.payload for packet in drain(world, peer, packets)] == [b"%d" % n for n in range(300)]
+
+
+def test_messages_that_come_while_old_ones_are_read_stay_behind_them(make: Make) -> None:
+    world = make(SessionOptions(window=100))
+    world.join("r", ("t", 1)).close()
+    world.turn()
+    publisher = world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(30)))
+    world.turn()
+    world.store.held_reads = True
+    peer, packets = world.back("r")
+    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(30, 40)))
+    world.turn()
+    assert not packets and not peer.take()
+    world.release()
+    assert [p.payload for p in drain(world, peer, peer.take())] == [b"%d" % n for n in range(40)]
+
+
+# --- QoS 2 --------------------------------------------------------------------------------------------------------
+
+
+def test_pubrel_follows_when_the_store_knows_of_pubrec(make: Make) -> None:
+    world = make()
+    receiver, publisher = world.join("r", ("t", 2)), world.join("p")
+    publisher.send(Publish("t", b"m", 2, packet_id=1))
+    world.turn()
+    (message,) = receiver.take()
+    assert isinstance(message, Publish)
+    world.store.held = True
+    receiver.send(Pubrec(message.packet_id))
+    world.turn()
+    assert not receiver.take()
+    world.release()
+    assert kinds(receiver.take()) == [("Pubrel", message.packet_id)]
+    world.restart()
+    peer, packets = world.back("r")
+    assert kinds(packets) == [("Pubrel", message.packet_id)]
+    peer.send(Pubcomp(message.packet_id))
+    world.turn()
+    assert not world.store.entries("r")
+
+
+def test_a_message_of_the_client_that_comes_again_after_a_crash_is_known(make: Make) -> None:
+    """[MQTT-4.3.3-10], on both sides of a crash; a new message under the same id is new after PUBCOMP."""
+    world = make()
+    world.join("r", ("t", 1)).close()
+    publisher = world.join("p")
+    publisher.send(Publish("t", b"m", 2, packet_id=1))
+    world.turn()
+    assert kinds(publisher.take()) == [("Pubrec", 1)]
+    world.restart()
+    publisher, _ = world.back("p")
+    publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+    world.turn()
+    assert kinds(publisher.take()) == [("Pubrec", 1)]
+    publisher.send(Pubrel(1))
+    world.turn()
+    assert kinds(publisher.take()) == [("Pubcomp", 1)]
+    world.restart()
+    publisher, _ = world.back("p")
+    publisher.send(Publish("t", b"new", 2, packet_id=1))
+    world.turn()
+    assert kinds(publisher.take()) == [("Pubrec", 1)]
+    peer, packets = world.back("r")
+    assert [packet.payload for packet in drain(world, peer, packets)] == [b"m", b"new"]
+
+
+def test_pubcomp_follows_when_the_store_has_freed_the_id(make: Make) -> None:
+    world = make()
+    publisher = world.join("p")
+    publisher.send(Publish("t", b"m", 2, packet_id=1))
+    world.turn()
+    publisher.take()
+    world.store.held = True
+    publisher.send(Pubrel(1))
+    world.turn()
+    assert not publisher.take() and world.store.records_of("awaiting")
+    world.release()
+    assert kinds(publisher.take()) == [("Pubcomp", 1)]
+    assert not world.store.records_of("awaiting")
+
+
+def test_a_qos_2_message_whose_fate_is_unknown_is_delivered_once(make: Make) -> None:
+    """The store fails after it has written; the client sends it again."""
+    for atomic in (True, False):
+        for written in (True, False):
+            world = make(atomic=atomic)
+            world.join("r", ("t", 2)).close()
+            publisher = world.join("p")
+            world.store.held = True
+            publisher.send(Publish("t", b"m", 2, packet_id=1))
+            world.turn()
+            while world.store.waiting:
+                world.store.fail(StoreError("lost"), written=written)
+                world.turn()
+            assert not publisher.open
+            world.store.held = False
+            publisher, _ = world.back("p")
+            publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+            world.turn()
+            assert kinds(publisher.take()) == [("Pubrec", 1)]
+            peer, packets = world.back("r")
+            assert [packet.payload for packet in drain(world, peer, packets)] == [b"m"], (atomic, written)
+
+
+def test_an_id_that_was_doubtful_is_forgotten_when_it_is_released(make: Make) -> None:
+    """Else the next message under this id would pass for the doubtful one, and be routed twice."""
+    world = make(atomic=False)
+    publisher = world.join("p")
+    publisher.send(Publish("t", b"m1", 2, packet_id=1))
+    world.turn()
+    world.restart()
+    live = world.node.client("live")
+    world.node.subscribe(live, ("t", 2))
+    publisher, _ = world.back("p")
+    publisher.send(Pubrel(1), Publish("t", b"m2", 2, packet_id=1))
+    world.turn()
+    publisher.close()
+    world.turn()
+    publisher, _ = world.back("p")
+    publisher.send(Publish("t", b"m2", 2, packet_id=1, dup=True))
+    world.turn()
+    assert kinds(publisher.take()) == [("Pubrec", 1)]
+    assert payloads(live.take()) == [b"m2"]
+
+
+def test_pubrec_of_an_earlier_connection_does_not_release_what_comes_again(make: Make) -> None:
+    """A client that answers a message of its last connection before it has come again: it must get it once."""
+    world = make()
+    receiver, publisher = world.join("r", ("t", 2)), world.join("p")
+    publisher.send(Publish("t", b"m", 2, packet_id=1))
+    world.turn()
+    (message,) = receiver.take()
+    assert isinstance(message, Publish)
+    receiver.close()
+    world.turn()
+    world.store.held_reads = True
+    receiver, packets = world.back("r")
+    receiver.send(Pubrec(message.packet_id))
+    world.turn()
+    packets += receiver.take()
+    world.release()
+    packets += receiver.take()
+    pubrel = [i for i, packet in enumerate(packets) if isinstance(packet, Pubrel)]
+    again = [i for i, packet in enumerate(packets) if isinstance(packet, Publish)]
+    assert not pubrel or not again or again[0] < pubrel[0], packets
+
+
+def test_pubrels_keep_the_order_of_pubrecs(make: Make) -> None:
+    """[MQTT-4.6.0-4], also between messages from the store and others."""
+    world = make()
+    receiver, publisher = world.join("r", ("t", 2)), world.join("p")
+    publisher.send(Publish("t", b"m", 2, packet_id=1))
+    retained = Message("r", b"retained", 2, retain=True)
+    world.node.broker.deliver("r", Subscription("r", 2), iter([retained]))
+    world.turn()
+    messages = [packet for packet in receiver.take() if isinstance(packet, Publish)]
+    assert len(messages) == 2
+    stored, other = sorted(messages, key=lambda message: message.payload)
+    world.store.held = True
+    receiver.send(Pubrec(stored.packet_id), Pubrec(other.packet_id))
+    world.turn()
+    world.release()
+    assert kinds(receiver.take()) == [("Pubrel", stored.packet_id), ("Pubrel", other.packet_id)]
+
+
+# --- connecting, leaving, ending ----------------------------------------------------------------------------------
+
+
+def test_connack_is_the_first_packet(make: Make) -> None:
+    """[MQTT-3.2.0-1]: whatever is stored and published while CONNECT waits for the store."""
+    world = make()
+    world.join("r", ("t", 1), ("u", 0)).close()
+    publisher = world.join("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"1", 1, packet_id=1))
+    world.turn()
+    peer = world.node.peer()
+    peer.send(Connect("r", 5, clean_start=False, properties=LASTING))
+    world.turn()
+    world.store.let_go(1)  # the message, not the session
+    world.turn()
+    publisher.send(Publish("u", b"2"))
+    world.turn()
+    assert not peer.take()
+    world.release()
+    packets = peer.take()
+    assert isinstance(packets[0], Connack)
+    assert sorted(payloads(packets)) == [b"1", b"2"]
+
+
+def test_connack_of_a_new_lasting_session_waits_for_the_store(make: Make) -> None:
+    world = make()
+    world.store.held = True
+    peer = world.node.peer()
+    peer.send(Connect("r", 5, properties=LASTING))
+    world.turn()
+    assert not peer.take()
+    world.release()
+    assert isinstance(peer.take()[0], Connack)
+    world.restart()
+    world.back("r")
+
+
+def test_a_client_that_comes_back_gets_answers_that_its_old_connection_waited_for_never(make: Make) -> None:
+    """They were for packets of the old connection; the client repeats those."""
+    world = make()
+    world.join("r", ("t", 1))
+    publisher = world.join("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"m", 1, packet_id=1))
+    world.turn()
+    peer = world.node.peer()
+    peer.send(Connect("p", 5, clean_start=False, properties=LASTING))
+    world.turn()
+    world.release()
+    assert kinds(peer.take()) == [("Connack", 0)]
+
+
+@pytest.mark.parametrize("how", ["clean start", "expiry 0", "expired", "removed"])
+def test_a_session_that_ends_leaves_nothing(make: Make, how: str) -> None:
+    world = make()
+    receiver, publisher = world.join("r", ("t", 1), ("#", 2), ("$share/g/t", 1)), world.join("p")
+    publisher.send(Publish("t", b"1", 1, packet_id=1))
+    receiver.send(Publish("x", b"2", 2, packet_id=2))
+    world.turn()
+    _end(world, receiver, how)
+    for collection in ("session", "subscription", "awaiting"):
+        assert not [key for key in world.store.records_of(collection) if "r" in key], collection
+    assert not world.store.entries("r")
+
+
+@pytest.mark.parametrize("how", ["clean start", "expiry 0"])
+def test_a_message_on_its_way_to_a_session_that_ends_is_not_for_the_next_one(make: Make, how: str) -> None:
+    """Both in one turn of the loop, so that the message is handed to the store after the session has ended."""
+    world = make()
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    publisher.send(Publish("t", b"old", 1, packet_id=1))
+    _end(world, receiver, how)
+    assert not world.store.entries("r")
+    peer = world.node.peer()
+    peer.send(Connect("r", 5, clean_start=False, properties=LASTING))
+    world.turn()
+    assert kinds(peer.take()) == [("Connack", 0)]
+
+
+def _end(world: World, receiver: Peer, how: str) -> None:
+    if how == "clean start":
+        peer = world.node.peer()
+        peer.send(Connect("r", 5, clean_start=True))
+    elif how == "expiry 0":
+        receiver.send(Disconnect(properties=Properties(session_expiry=0)))
+    else:
+        receiver.close()
+        world.turn()
+        if how == "expired":
+            world.pass_time(3601)
+        else:
+            world.node.plane.registry.end("r", world.node.clock.now)
+    world.turn()
+
+
+def test_acknowledgements_that_failed_do_not_hit_the_next_session(make: Make) -> None:
+    """Positions of the next session begin anew."""
+    world = make()
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    publisher.send(*(Publish("t", b"old", 1, packet_id=n) for n in (1, 2, 3)))
+    world.turn()
+    numbers = [packet.packet_id for packet in receiver.take() if isinstance(packet, Publish)]
+    world.store.held = True
+    receiver.send(*(Puback(number) for number in numbers))
+    world.turn()
+    while world.store.waiting:
+        world.store.fail(StoreError("away"))
+        world.turn()
+    world.store.held = False
+    receiver = world.join("r", ("t", 1))  # starts clean
+    publisher.send(*(Publish("t", b"new", 1, packet_id=n) for n in (1, 2, 3)))
+    world.turn()
+    assert payloads(receiver.take()) == [b"new"] * 3
+    world.pass_time(2 * RETRY)
+    assert len(world.store.entries("r")) == 3
+
+
+def test_acknowledgements_that_failed_are_repeated(make: Make) -> None:
+    world = make()
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    publisher.send(Publish("t", b"m", 1, packet_id=1))
+    world.turn()
+    (message,) = receiver.take()
+    assert isinstance(message, Publish)
+    world.store.held = True
+    receiver.send(Puback(message.packet_id))
+    world.turn()
+    world.store.fail(StoreError("away"))
+    world.store.held = False
+    world.turn()
+    assert world.store.entries("r")
+    world.pass_time(2 * RETRY)
+    assert not world.store.entries("r")
+
+
+def test_qos_0_that_was_kept_comes_before_what_is_published_now(make: Make) -> None:
+    """[MQTT-4.6.0-6]"""
+    world = make()
+    world.join("r", ("t", 0)).close()
+    publisher = world.join("p")
+    publisher.send(Publish("t", b"1"), Publish("t", b"2"))
+    world.turn()
+    world.store.held_reads = True
+    receiver, packets = world.back("r")
+    publisher.send(Publish("t", b"3"))
+    world.turn()
+    world.release()
+    assert payloads(packets + receiver.take()) == [b"1", b"2", b"3"]
+    publisher.send(Publish("t", b"4"))
+    world.turn()
+    assert payloads(receiver.take()) == [b"4"]
+    assert not world.store.entries("r")
+
+
+def test_a_will_goes_out_after_a_crash_unless_the_client_has_said_goodbye(make: Make) -> None:
+    world = make()
+    world.join("r", ("w/#", 1)).close()
+    will = {"will": Will("w/x", b"gone", 1)}
+    world.join("x", **will)
+    bye = world.join("y", will=Will("w/y", b"gone", 1))
+    bye.send(Disconnect())
+    world.turn()
+    world.restart()
+    world.pass_time(1)
+    peer, packets = world.back("r")
+    assert [packet.topic for packet in drain(world, peer, packets)] == ["w/x"]
+    world.restart()
+    world.pass_time(1)
+    _, packets = world.back("r")
+    assert not payloads(packets)
+
+
+def test_a_goodbye_that_could_not_be_stored_at_once_is_stored_later(make: Make) -> None:
+    """Else the will would go out after the next start."""
+    world = make()
+    world.join("r", ("w/#", 1)).close()
+    bye = world.join("y", will=Will("w/y", b"gone", 1))
+    world.store.held = True
+    bye.send(Disconnect())
+    world.turn()
+    while world.store.waiting:
+        world.store.fail(StoreError("away"))
+        world.turn()
+    world.store.held = False
+    world.pass_time(2 * RETRY)
+    world.restart()
+    world.pass_time(1)
+    _, packets = world.back("r")
+    assert not payloads(packets)
+
+
+# --- subscriptions ------------------------------------------------------------------------------------------------
+
+
+def test_suback_and_unsuback_wait_for_the_store(make: Make) -> None:
+    world = make()
+    receiver = world.join("r", ("a", 1))
+    world.store.held = True
+    receiver.send(Subscribe(1, (Subscription("t", 1),)), Unsubscribe(2, ("a",)))
+    world.turn()
+    assert not receiver.take()
+    world.release()
+    assert kinds(receiver.take()) == [("Suback", 1), ("Unsuback", 2)]
+    world.restart()
+    assert list(world.node.plane.registry.sessions["r"].subscriptions) == ["t"]
+
+
+def test_options_of_subscriptions_outlive_the_process(make: Make) -> None:
+    world = make()
+    wanted = Subscription("t/+", 2, no_local=True, retain_as_published=True, retain_handling=2)
+    peer = world.join("r")
+    peer.send(Subscribe(1, (wanted,), Properties(subscription_ids=(9,))))
+    world.turn()
+    before = world.node.plane.registry.sessions["r"].subscriptions
+    assert before["t/+"].identifier == 9
+    world.restart()
+    assert world.node.plane.registry.sessions["r"].subscriptions == before
+
+
+def test_a_subscription_that_was_removed_does_not_come_back(make: Make) -> None:
+    """The store fails, the client repeats its UNSUBSCRIBE."""
+    world = make()
+    receiver = world.join("r", ("t", 1))
+    world.store.held = True
+    receiver.send(Unsubscribe(1, ("t",)))
+    world.turn()
+    while world.store.waiting:
+        world.store.fail(StoreError("away"))
+        world.turn()
+    world.store.held = False
+    assert not receiver.open
+    receiver, _ = world.back("r")
+    receiver.send(Unsubscribe(1, ("t",)))
+    world.turn()
+    assert [packet for packet in receiver.take() if isinstance(packet, Unsuback)]
+    world.restart()
+    assert not world.node.plane.registry.sessions["r"].subscriptions
+
+
+def test_subscriptions_that_were_refused_are_not_there(make: Make) -> None:
+    """Also if one filter was asked for twice before the first answer."""
+    world = make()
+    receiver = world.join("r")
+    world.store.full = True
+    receiver.send(Subscribe(1, (Subscription("t", 1),)), Subscribe(2, (Subscription("t", 2),)))
+    world.turn()
+    answers = [packet for packet in receiver.take() if isinstance(packet, Suback)]
+    assert [answer.reasons for answer in answers] == [(ReasonCode.QUOTA_EXCEEDED,)] * 2
+    assert not world.node.plane.registry.sessions["r"].subscriptions
+    world.store.full = False
+    world.restart()
+    assert not world.node.plane.registry.sessions["r"].subscriptions
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_subscription_of_a_session_that_has_ended_meanwhile_is_nobodys(make: Make, fails: bool) -> None:
+    """The client starts clean while its SUBSCRIBE is in the air."""
+    world = make()
+    told: list[str] = []
+    world.node.hooks.add(
+        "session.subscribed", Callback(lambda client, subscription, _new: told.append(subscription.filter), 0, "x")
+    )
+    world.node.plane.observed = world.observed
+    receiver = world.join("r", ("t", 1))
+    told.clear()
+    world.store.held = True
+    receiver.send(Subscribe(2, (Subscription("t", 2),)))
+    world.turn()
+    peer = world.node.peer()
+    peer.send(Connect("r", 5, clean_start=True, properties=LASTING))
+    if fails:
+        world.store.fail(StoreError("away"))
+        world.turn()
+    world.release()
+    assert isinstance(peer.take()[0], Connack)
+    assert not told
+    assert not world.node.plane.pubsub.subscriptions
+    assert not world.node.plane.pubsub.route("t").count
+
+
+# --- a store that takes nothing -----------------------------------------------------------------------------------
+
+
+def test_a_full_store_refuses_what_is_new(make: Make) -> None:
+    world = make()
+    receiver, publisher, old = world.join("r", ("t", 1)), world.join("p"), world.join("q", version=4, clean=False)
+    world.store.full = True
+    for qos in (1, 2):
+        publisher.send(Publish("t", b"m", qos, packet_id=qos))
+        world.turn()
+        (answer,) = publisher.take()
+        assert isinstance(answer, Puback | Pubrec) and answer.reason is ReasonCode.QUOTA_EXCEEDED
+    old.send(Publish("t", b"m", 1, packet_id=1))
+    world.turn()
+    assert not old.open
+    newcomer = world.node.peer()
+    newcomer.send(Connect("new", 5, properties=LASTING))
+    world.turn()
+    (answer, *_) = newcomer.take()
+    assert isinstance(answer, Connack) and answer.reason is ReasonCode.QUOTA_EXCEEDED
+    assert not newcomer.open and "new" not in world.node.plane.registry.sessions
+    assert not receiver.take() and not world.store.entries("r")
+    guest = world.node.client("guest")
+    assert guest.open
+    world.store.full = False
+    publisher.send(Publish("t", b"again", 2, packet_id=2))
+    world.turn()
+    assert kinds(publisher.take()) == [("Pubrec", 2)] and payloads(receiver.take()) == [b"again"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_full_store_can_be_emptied_while_others_go_on_publishing(make: Make, qos: int) -> None:
+    world = make(SessionOptions(window=4))
+    world.join("r", ("t", 2)).close()
+    publisher = world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, qos, packet_id=n) for n in range(1, 11)))
+    world.turn()
+    publisher.take()
+    world.store.full = True
+    receiver, packets = world.back("r")
+    found: list[bytes] = []
+    for _ in range(40):
+        publisher.send(Publish("t", b"no", 1, packet_id=100))  # in the same turn, refused
+        for packet in packets:
+            if isinstance(packet, Publish):
+                found.append(packet.payload)
+                receiver.send(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
+            elif isinstance(packet, Pubrel):
+                receiver.send(Pubcomp(packet.packet_id))
+        world.turn()
+        packets = receiver.take()
+    assert receiver.open and publisher.open
+    assert found == [b"%d" % n for n in range(1, 11)]
+    assert not world.store.entries("r")
+
+
+def test_the_id_of_a_refused_qos_2_message_can_be_used_again(make: Make) -> None:
+    """It was stored, but a plugin could not store what it wanted."""
+    world = make()
+    world.join("r", ("t", 1)).close()
+    publisher = world.join("p")
+
+    def refuse(_client: ClientInfo | None, message: Message) -> Continue:
+        future = world.node.loop.create_future()
+        future.set_exception(StoreFullError("no room"))
+        message.headers[AFTER] = [future]
+        return Continue(message)
+
+    world.node.hooks.add("message.publish", Callback(refuse, 0, "x"))
+    world.node.plane.observed = world.observed
+    publisher.send(Publish("t", b"m1", 2, packet_id=1))
+    world.turn()
+    (answer,) = publisher.take()
+    assert isinstance(answer, Pubrec) and answer.reason is ReasonCode.QUOTA_EXCEEDED
+    world.restart()
+    publisher, _ = world.back("p")
+    publisher.send(Publish("t", b"m2", 2, packet_id=1))
+    world.turn()
+    assert kinds(publisher.take()) == [("Pubrec", 1)]
+    peer, packets = world.back("r")
+    assert b"m2" in [packet.payload for packet in drain(world, peer, packets)]
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_is_connected_loses_nothing_to_a_burst(make: Make) -> None:
+    """Its publisher waits when it is behind, and not only when the store has told so."""
+    options = SessionOptions(queue=50, window=5, patience=10)
+    world = make(options)
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(400)))
+    world.turn()
+    found = drain(world, receiver, receiver.take())
+    assert [packet.payload for packet in found] == [b"%d" % n for n in range(400)]
+    assert not world.node.plane.stats.dropped["queue_full"]
+
+
+def test_large_messages_in_flight_do_not_push_each_other_out(make: Make) -> None:
+    world = make(SessionOptions(queue=50, window=20, queue_bytes=100_000, patience=10))
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    for number in range(1, 31):
+        publisher.send(Publish("t", b"%02d" % number + b"x" * 20_000, 1, packet_id=number))
+        world.turn()
+    found = drain(world, receiver, receiver.take())
+    assert [packet.payload[:2] for packet in found] == [b"%02d" % number for number in range(1, 31)]
+    assert not world.node.plane.stats.dropped["queue_full"]
+
+
+def test_a_queue_that_is_too_long_loses_its_oldest(make: Make) -> None:
+    world = make(SessionOptions(queue=10, window=5))
+    world.join("r", ("t", 1)).close()
+    world.turn()
+    publisher = world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(25)))
+    world.turn()
+    assert len([p for p in publisher.take() if isinstance(p, Puback)]) == 25
+    assert world.node.plane.stats.dropped["queue_full"] == 15
+    receiver, packets = world.back("r")
+    assert [packet.payload for packet in drain(world, receiver, packets)] == [b"%d" % n for n in range(15, 25)]
+
+
+def test_a_store_that_hangs_holds_up_publishers_of_every_kind(make: Make) -> None:
+    """What waits for it in memory is bounded: QoS 1 and 2 by waiting, QoS 0 for absent clients by dropping."""
+    world = make(SessionOptions(queue=0, queue_bytes=0, max_awaiting_rel=0))
+    world.join("r", ("t", 1)).close()
+    world.turn()
+    publisher, flooding = world.node.client("p"), world.node.client("f")
+    world.store.held = True
+    rounds = 0
+    while publisher.wire.reading:
+        publisher.send(*(Publish("t", b"1", 1, packet_id=1) for _ in range(100)))
+        world.turn()
+        rounds += 1
+        assert rounds < 1000
+    for _ in range(2000):
+        flooding.send(*(Publish("t", b"0") for _ in range(50)))
+        world.turn()
+    dropped = world.node.plane.stats.dropped
+    assert dropped["queue_full"] + dropped["not_stored"] > 50_000
+    world.release()
+    assert len(publisher.take()) == 100 * rounds
+
+
+# --- shared groups ------------------------------------------------------------------------------------------------
+
+
+def test_shared_messages_of_a_session_that_ends_go_to_other_members(make: Make) -> None:
+    """[MQTT-4.8.2-5]; each of them once."""
+    world = make()
+    leaving = world.join("r", ("$share/g/t", 2))
+    leaving.close()
+    world.turn()
+    publisher = world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, 1 + n % 2, packet_id=n) for n in range(1, 11)))
+    world.turn()
+    other = world.join("o", ("$share/g/t", 2))
+    world.pass_time(3601)
+    assert sorted(p.payload for p in drain(world, other, other.take())) == sorted(b"%d" % n for n in range(1, 11))
+    assert not world.store.entries("r") and not world.store.entries("o")
+
+
+def test_a_shared_message_on_its_way_to_a_member_that_ends_goes_to_another(make: Make) -> None:
+    """Member and message in one turn of the loop."""
+    world = make()
+    leaving = world.join("r", ("$share/g/t", 1))
+    other = world.join("o", ("$share/g/t", 1))
+    publisher = world.join("p")
+    for number in (1, 2):  # one of them for each
+        publisher.send(Publish("t", b"%d" % number, 1, packet_id=number))
+    leaving.send(Disconnect(properties=Properties(session_expiry=0)))
+    world.turn()
+    assert kinds(publisher.take()) == [("Puback", 1), ("Puback", 2)]
+    assert sorted(payloads(other.take())) == [b"1", b"2"]
+
+
+def test_a_member_that_is_gone_when_the_message_is_stored_is_not_the_one_to_get_it(make: Make) -> None:
+    """The one chosen is not durable; somebody else's copy has to be stored first."""
+    world = make(SessionOptions(shared_strategy="round_robin"))
+    world.join("kept", ("t", 1)).close()
+    live = world.node.client("live")
+    world.node.subscribe(live, ("$share/g/t", 1))
+    world.join("away", ("$share/g/t", 1)).close()
+    publisher = world.join("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"m", 1, packet_id=1))
+    world.turn()
+    live.close()
+    world.turn()
+    world.release()
+    assert kinds(publisher.take()) == [("Puback", 1)]
+    _, packets = world.back("away")
+    assert payloads(packets) == [b"m"]
+    assert world.node.plane.shared.queued == 0
+
+
+def test_a_full_store_does_not_keep_sessions_from_ending(make: Make) -> None:
+    """Their shared messages cannot be handed on then, but the room they take is given back."""
+    world = make()
+    world.join("r", ("$share/g/t", 1)).close()
+    world.turn()
+    publisher = world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n) for n in range(1, 5)))
+    world.turn()
+    world.join("o", ("$share/g/t", 1)).close()
+    world.turn()
+    world.store.full = True
+    world.pass_time(3601 - 1)
+    peer = world.node.peer()
+    peer.send(Connect("r", 5, clean_start=True))
+    world.turn()
+    assert isinstance(peer.take()[0], Connack)
+    assert not world.store.entries("r")
