@@ -77,7 +77,7 @@ class MemorySource:
                 yield Mailbox(owner, box.last, entries)
                 entries = []
                 parts += 1
-        if entries or not parts:
+        if entries or (box.last and not parts):
             yield Mailbox(owner, box.last, entries)
         tokens = [(token, position, until) for token, (until, position) in box.tokens.items() if now < until]
         if tokens:

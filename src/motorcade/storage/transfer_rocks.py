@@ -104,7 +104,7 @@ def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[
         if len(entries) == PART_ROWS or octets > PART_OCTETS:
             yield Mailbox(owner, head.last, entries)
             entries, octets, parts = [], 0, parts + 1
-    if entries or not parts:
+    if entries or (head.last and not parts):
         yield Mailbox(owner, head.last, entries)
 
 
