@@ -303,13 +303,10 @@ class Cast:
             topic = f"chaos/kept/{self.random.randrange(lane, KEPT, LANES)}"
             value = b"" if self.random.random() < 0.15 else f"{lane}:{number:05}".encode()
             qos = self.random.choice(self.qos)
-            kept = Retained(value, self.history.clock())
             publication = Publication(f"kept {lane}:{number:05}", "keeper", topic, number, qos)
             outgoing = await self.keeper.publish(publication, value, retain=True)
-            kept.sent = publication.sent[0]
-            self.history.retained[topic].append(kept)
+            self.history.retained[topic].append(Retained(value, publication))
             await outgoing.done.wait()
-            kept.acknowledged = publication.acknowledged
             await self._pause(self.random.expovariate(self.rate / LANES))
 
     def probe(self) -> None:

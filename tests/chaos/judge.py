@@ -94,8 +94,15 @@ class Retained:
     """One publication with the retain flag; an empty value removes what is there."""
 
     value: bytes
-    sent: float
-    acknowledged: float = NEVER
+    publication: Publication
+
+    @property
+    def sent(self) -> float:
+        return self.publication.sent[0]
+
+    @property
+    def acknowledged(self) -> float:
+        return self.publication.acknowledged
 
 
 @dataclass

@@ -102,19 +102,23 @@ def after_unsuback(history: History) -> None:
     window.leaving, window.left = 9.6, 9.7
 
 
+def retained(value: bytes, sent: float, acknowledged: float) -> Retained:
+    return Retained(value, Publication("", "p", "k", 1, 1, [sent], acknowledged, acknowledged))
+
+
 def stale_retained(history: History) -> None:
-    history.retained["k"] = [Retained(b"1", 1.0, 1.5), Retained(b"2", 2.0, 2.5)]
+    history.retained["k"] = [retained(b"1", 1.0, 1.5), retained(b"2", 2.0, 2.5)]
     history.probes.append(Probe(3.0, 3.5, {"k": b"1"}))
 
 
 def missing_retained(history: History) -> None:
-    history.retained["k"] = [Retained(b"1", 1.0, 1.5)]
+    history.retained["k"] = [retained(b"1", 1.0, 1.5)]
     history.probes.append(Probe(3.0, 3.5, {}))
 
 
 def risen_retained(history: History) -> None:
     """A value that was removed, and the removal acknowledged, is there again."""
-    history.retained["k"] = [Retained(b"1", 1.0, 1.5), Retained(b"", 2.0, 2.5)]
+    history.retained["k"] = [retained(b"1", 1.0, 1.5), retained(b"", 2.0, 2.5)]
     history.probes.append(Probe(3.0, 3.5, {"k": b"1"}))
 
 
@@ -253,7 +257,7 @@ def test_members_of_a_group_are_one_receiver_without_an_order() -> None:
 
 def test_a_retained_value_may_be_the_one_that_is_under_way() -> None:
     history = sound()
-    history.retained["k"] = [Retained(b"1", 1.0, 1.5), Retained(b"2", 2.0, 9.0)]
+    history.retained["k"] = [retained(b"1", 1.0, 1.5), retained(b"2", 2.0, 9.0)]
     history.probes += [Probe(3.0, 3.5, {"k": b"1"}), Probe(3.0, 3.5, {"k": b"2"}), Probe(1.6, 1.9, {"k": b"1"})]
     history.probes += [Probe(0.5, 1.1, {}), Probe(0.5, 1.1, {"k": b"1"})]
     assert judge(history).passed
@@ -263,7 +267,7 @@ def test_a_retained_value_may_be_the_one_that_is_under_way() -> None:
 
 def test_a_look_that_was_cut_short_tells_only_what_it_saw() -> None:
     history = sound()
-    history.retained["k"] = [Retained(b"1", 1.0, 1.5), Retained(b"2", 2.0, 2.5)]
+    history.retained["k"] = [retained(b"1", 1.0, 1.5), retained(b"2", 2.0, 2.5)]
     history.probes.append(Probe(3.0, 3.5, {}, whole=False))
     assert judge(history).passed
     history.probes.append(Probe(3.0, 3.5, {"k": b"1"}, whole=False))
