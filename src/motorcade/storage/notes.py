@@ -26,7 +26,7 @@ from motorcade.storage import tables
 from motorcade.storage.files import Tables, scan
 
 #: A generation ends with so many rows noted, transactions, or octets in the log.
-MAX_NOTED = 16_384
+MAX_NOTED = 32_768
 MAX_ROWS = 1_024
 MAX_OCTETS = 8 * 2**20
 

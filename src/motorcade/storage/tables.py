@@ -38,6 +38,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
+import msgspec
+
 #: Version of all layouts together.
 FORMAT = 2
 
@@ -127,38 +129,26 @@ class EntryRow(NamedTuple):
     octets: int  #: of body and payload
 
 
-class Head:
-    """What is known of a mailbox without looking at its entries."""
+class Head(msgspec.Struct, gc=False, eq=False):
+    """What is known of a mailbox without looking at its entries.
 
-    __slots__ = (
-        "base",
-        "count",
-        "droppable",
-        "emptied",
-        "first",
-        "floor",
-        "last",
-        "octets",
-        "owner",
-        "prefix",
-        "user",
-        "write_at",
-    )
+    There are tens of thousands: quickly made, and left alone by the collector, since nothing in them leads back to
+    them. Each is itself and equals no other.
+    """
 
-    def __init__(self, owner: str, prefix: bytes) -> None:
-        self.owner = owner
-        self.prefix = prefix
-        self.last = 0  #: position given last
-        self.count = 0
-        self.octets = 0
-        self.first = 1  #: no entry is below it; there need not be one at it
-        self.droppable = 0
-        self.write_at = 1  #: position with which the head must be written again (rule 2)
-        self.user = 0  #: number of the transaction that uses it
-        self.base = 0  #: `last` before that transaction
-        # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
-        self.emptied = -1  #: when this was the last position, there were surely no entries
-        self.floor = 1  #: surely no entry below it
+    owner: str
+    prefix: bytes
+    last: int = 0  #: position given last
+    count: int = 0
+    octets: int = 0
+    first: int = 1  #: no entry is below it; there need not be one at it
+    droppable: int = 0
+    write_at: int = 1  #: position with which the head must be written again (rule 2)
+    user: int = 0  #: number of the transaction that uses it
+    base: int = 0  #: `last` before that transaction
+    # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
+    emptied: int = -1  #: when this was the last position, there were surely no entries
+    floor: int = 1  #: surely no entry below it
 
 
 def name(text: str) -> bytes:
@@ -200,9 +190,12 @@ def expiry(row: bytes) -> float:
 
 
 def with_mark(row: bytes, mark: int) -> bytes:
-    """An entry with another mark."""
-    at = MARK_AT if len(row) > REFERENCE_SIZE else REFERENCE_MARK_AT
-    return row[:at] + bytes((mark,)) + row[at + 1 :]
+    """An entry with another mark; marked, it never expires."""
+    if len(row) > REFERENCE_SIZE:
+        expires = NEVER if mark else row[8:16]
+        return row[:8] + expires + row[16:MARK_AT] + bytes((mark,)) + row[MARK_AT + 1 :]
+    at = REFERENCE_MARK_AT
+    return row[:at] + bytes((mark,)) + (row[at + 1 : REFERENCE.size] if mark else row[at + 1 :])
 
 
 def own_row(reference: bytes, shared: bytes) -> bytes:

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 from rocksdict import WriteOptions
 
 from motorcade.storage.files import Files, Tables, migrate, write_meta
@@ -50,28 +51,17 @@ LOOK_EVERY = 1.0
 T = TypeVar("T")
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """Something for the writer to do."""
 
-    __slots__ = ("alone", "apply", "durable", "error", "future", "grows", "result", "rows")
-
-    def __init__(
-        self,
-        apply: Callable[[Transaction], object],
-        future: asyncio.Future[Any],
-        rows: int,
-        durable: bool,
-        grows: bool,
-        alone: bool,
-    ) -> None:
-        self.apply = apply
-        self.future = future
-        self.rows = rows  #: about how many
-        self.durable = durable  #: answered only after a sync
-        self.grows = grows  #: takes room on the disk
-        self.alone = alone  #: shares no transaction: it reads what others write
-        self.result: object = None
-        self.error: BaseException | None = None
+    apply: Callable[[Transaction], object]
+    future: asyncio.Future[Any]
+    rows: int  #: about how many
+    durable: bool  #: answered only after a sync
+    grows: bool  #: takes room on the disk
+    alone: bool  #: shares no transaction: it reads what others write
+    result: object = None
+    error: BaseException | None = None
 
 
 class Writer:
