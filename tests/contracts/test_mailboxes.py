@@ -206,11 +206,36 @@ async def test_marks(store: Store) -> None:
         (marked, unmarked) = await entries(store, "v1")
         assert mark == marked.mark
         assert unmarked == other
-        assert before == Entry(1, b"1", PAYLOAD, b"key", marked.stored_at, marked.expires_at, 0)
+        assert (before.body, before.payload, before.key) == (marked.body, marked.payload, marked.key)
+        assert (before.stored_at, 0.0) == (marked.stored_at, marked.expires_at)
     assert not await store.mailboxes.mark("v1", 3, 1)
     await store.mailboxes.acknowledge("v1", [2])
     assert not await store.mailboxes.mark("v1", 2, 1)
     assert [1] == await positions(store, "v1"), "marking brings nothing back"
+
+
+@pytest.mark.parametrize("owners", [["v1"], ["v1", "v2", "v3"]])
+@pytest.mark.parametrize("payload", [b"", PAYLOAD, b"p" * 5000])
+async def test_a_marked_entry_never_expires(store: Store, owners: list[str], payload: bytes) -> None:
+    """Whoever has begun to deliver something marks it, so that it can be brought to an end."""
+    for body in (b"marked", b"in a batch", b"not"):
+        await store.mailboxes.append(owners, Draft(body * 50, payload, expires_at=NOW + 10), NOW)
+    assert await store.mailboxes.mark("v1", 1, 3)
+    batch = store.batch()
+    batch.mark("v1", 2, 1)
+    await batch.commit()
+    await store.mailboxes.mark("v1", 2, 0)
+    assert [(1, 0.0), (2, 0.0)] == [
+        (e.position, e.expires_at) for e in await store.mailboxes.read("v1", 0, 9, NOW + 11)
+    ]
+    cursor: bytes | None = b""
+    while cursor is not None:
+        cursor = (await store.sweep(NOW + 11, 100, cursor)).cursor
+    assert [(1, payload), (2, payload)] == [
+        (e.position, e.payload) for e in await store.mailboxes.read("v1", 0, 9, NOW + 11)
+    ]
+    assert 2 == (await store.mailboxes.info("v1")).entries
+    assert [] == await store.check()
 
 
 async def test_the_successor_of_a_marked_entry_is_unmarked(store: Store) -> None:

@@ -173,10 +173,15 @@ class MailboxMachine(RuleBasedStateMachine):
         box = self.box(owner)
         there = any(entry.position == position for entry, _ in box.entries)
         box.entries = [
-            (replace(entry, mark=mark) if entry.position == position else entry, droppable)
+            (self.marked(entry, mark) if entry.position == position else entry, droppable)
             for entry, droppable in box.entries
         ]
         assert there == self.run(self.store.mailboxes.mark(owner, position, mark))
+
+    @staticmethod
+    def marked(entry: Entry, mark: int) -> Entry:
+        """What is marked never expires."""
+        return replace(entry, mark=mark, expires_at=0.0 if mark else entry.expires_at)
 
     @rule(owner=OWNERS)
     def clear(self, owner: str) -> None:

@@ -316,6 +316,8 @@ class MemoryMailboxes:
         if row is None:
             return False
         row.mark = mark
+        if mark:
+            row.expires_at = 0.0
         return True
 
     def _append(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended:

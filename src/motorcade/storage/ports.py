@@ -158,7 +158,10 @@ class Mailboxes(Protocol):
         """
 
     async def mark(self, owner: str, position: int, mark: int) -> bool:
-        """Note a small number (0 to 255, else `ValueError`) with an entry, durably; False if the entry is gone."""
+        """Note a small number (0 to 255, else `ValueError`) with an entry, durably; False if the entry is gone.
+
+        An entry that is marked (not 0) never expires, from then on for ever.
+        """
 
     async def info(self, owner: str) -> MailboxInfo:
         """Size and ends of a mailbox."""

@@ -514,6 +514,7 @@ class Writer:
 
     def _refused(self, lane: Lane, call: Frozen, answer: object, address: Address) -> None:
         error = refusal(answer, address) if isinstance(answer, ServerError) else StoreError(f"{address}: {answer}")
+        known = isinstance(error, StoreFullError) and self.full
         if isinstance(error, StoreFullError):
             self.full = True
             if call.lost:
@@ -526,7 +527,8 @@ class Writer:
                 lane.singly = len(call.calls)
                 lane.frozen = None
                 return
-        log.warning("redis_refused", server=str(address), error=str(error))
+        if not known:  # a full server refuses everything; once is enough
+            log.warning("redis_refused", server=str(address), error=str(error))
         self._finish(lane, error)
 
 
