@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from motorcade.broker.frames import is_released, message_of, qos_of, released
 from motorcade.broker.plane import Plane
-from motorcade.broker.pubsub import Copy, Route
-from motorcade.broker.session import Session
+from motorcade.broker.pubsub import NOBODY, Copy, Route
+from motorcade.broker.session import Doubt, Session
 from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import TopicError
@@ -470,11 +470,11 @@ class Channel:
         if packet.retain and self._told_unretained:  # [MQTT-3.2.2-14]
             raise ProtocolError(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")
         topic = self._topic(packet)
-        guid = None
+        doubt = None
         if packet.qos == 2:
             if session.expects_release(packet.packet_id):  # [MQTT-4.3.3-10]: acknowledged again, not routed again
-                guid = session.doubted(packet.packet_id)
-                if guid is None or (yield from self._is_stored(session, packet.packet_id, guid)):
+                doubt = session.doubted(packet.packet_id)
+                if doubt is None or (yield from self._is_stored(session, packet.packet_id, doubt)):
                     yield from self._in_turn(session)
                     yield Send(Pubrec(packet.packet_id))
                     return
@@ -485,7 +485,7 @@ class Channel:
         plane.stats.publish_received += 1
         plane.stats.publish_bytes_received += len(packet.payload)
         try:
-            reason, detail, extra = yield from self._accept(session, topic, packet, wall, guid)
+            reason, detail, extra = yield from self._accept(session, topic, packet, wall, doubt)
         except BaseException:  # also if the connection ends while a hook is waited for
             if packet.qos == 2 and not session.doubts(packet.packet_id):
                 session.release(packet.packet_id)
@@ -503,14 +503,15 @@ class Channel:
                 plane.keeper.release(session, (packet.packet_id,))
         yield Send(Pubrec(packet.packet_id, told, answer))
 
-    def _is_stored(self, session: Session, packet_id: int, guid: bytes) -> Generator[Effect, Any, bool]:
+    def _is_stored(self, session: Session, packet_id: int, doubt: Doubt) -> Generator[Effect, Any, bool]:
         """Whether a message was stored after all, though the store has failed then."""
-        ticket = self.plane.keeper.look_up(session, packet_id, guid) if self.plane.keeper is not None else None
+        keeper = self.plane.keeper
+        ticket = keeper.look_up(session, packet_id, doubt.guid) if keeper is not None else None
         if ticket is None:
             return False
         yield Commit(ticket, hold=True)
         if ticket.error is not None:
-            session.doubt(packet_id, guid)
+            session.doubt(packet_id, doubt)
             raise unanswered()
         return ticket.known
 
@@ -563,11 +564,11 @@ class Channel:
             raise ProtocolError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, f"more than {limit} unreleased QoS 2 messages")
 
     def _accept(
-        self, session: Session, topic: str, packet: Publish, wall: float, guid: bytes | None
+        self, session: Session, topic: str, packet: Publish, wall: float, doubt: Doubt | None
     ) -> Generator[Effect, Any, tuple[ReasonCode, str, tuple[tuple[str, str], ...]]]:
         """Access, hooks, storing, routing: (reason, detail, user properties) for the publisher.
 
-        `guid` is that of a message which has come before, but perhaps not reached everybody.
+        `doubt`: it has come before, but perhaps not reached everybody.
         """
         plane = self.plane
         route = self.routes.get(topic.encode())
@@ -577,7 +578,8 @@ class Channel:
                 return ReasonCode.NOT_AUTHORIZED, f"may not publish to {topic}", ()
             route = self._remember(topic)
         message = self._message(topic, packet.payload, packet.qos, packet.retain, packet.properties, wall)
-        message.guid = guid or message.guid
+        if doubt is not None:
+            message.guid = doubt.guid
         given = message
         chain = route.retain_hooks if packet.retain else route.publish_hooks
         if chain is not None:
@@ -613,28 +615,40 @@ class Channel:
             if refusal is not None:
                 return refusal, "what a plugin wanted to keep could not be stored", ()
             pending = []
-        copies, ticket = self._keep(session, message, packet, wall)
-        refusal = yield from self._stored(session, message, packet, pending, ticket)
+        chosen = doubt.chosen if doubt is not None else NOBODY
+        copies, ticket = yield from self._keep(session, message, packet, wall, chosen)
+        refusal = yield from self._stored(session, message, packet, pending, ticket, copies)
         if refusal is not None:
             return refusal, str(ticket.error if ticket is not None else ""), ()
         count = plane.pubsub.publish(message, wall, copies)
         return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 
     def _keep(
-        self, session: Session, message: Message, packet: Publish, wall: float
-    ) -> tuple[list[Copy] | None, Ticket | None]:
+        self, session: Session, message: Message, packet: Publish, wall: float, chosen: Mapping[str, str]
+    ) -> Generator[Effect, Any, tuple[list[Copy] | None, Ticket | None]]:
         """Store what durable receivers get, and the packet id of a durable publisher's QoS 2 message."""
         keeper = self.plane.keeper
         if keeper is None or not packet.qos:
             return None, None
-        copies = self.plane.pubsub.to_keep(message)
+        copies = self.plane.pubsub.to_keep(message, chosen)
         lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
         if packet.qos == 2 and session.mailbox is not None:
+            first = keeper.announce(session, packet.packet_id, message.guid, lasting, wall)
+            if first is not None:
+                yield Commit(first, hold=True)
+                if first.error is not None:
+                    raise unanswered()
             return copies, keeper.accept(message, lasting, wall, session, packet.packet_id)
         return copies, keeper.accept(message, lasting, wall) if lasting else None
 
     def _stored(
-        self, session: Session, message: Message, packet: Publish, pending: list[Any], ticket: Ticket | None = None
+        self,
+        session: Session,
+        message: Message,
+        packet: Publish,
+        pending: list[Any],
+        ticket: Ticket | None = None,
+        copies: list[Copy] | None = None,
     ) -> Generator[Effect, Any, ReasonCode | None]:
         """Wait for what the broker and plugins store; a reason if the message is refused."""
         if pending:
@@ -654,7 +668,8 @@ class Channel:
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error))
             return ReasonCode.QUOTA_EXCEEDED
         if packet.qos == 2:
-            session.doubt(packet.packet_id, message.guid)
+            chosen = {copy.group.text: copy.session.client.client_id for copy in copies or () if copy.group is not None}
+            session.doubt(packet.packet_id, Doubt(message.guid, chosen))
         raise unanswered()
 
     def _remember(self, topic: str) -> Route:

@@ -68,9 +68,7 @@ class Whole:
         self.octets = len(message.payload)
 
     def draft(self, copy: Copy, token: bytes) -> Draft:
-        message, group = self._message, ""
-        if copy.group is not None:
-            group = f"$share/{copy.group.name}/{copy.group.filter}"
+        message, group = self._message, copy.group.text if copy.group is not None else ""
         record = kept.record_of(message, copy.qos, retain=copy.retain, identifiers=copy.identifiers, group=group)
         return Draft(
             kept.encode(record),
@@ -186,11 +184,47 @@ class Commits:
         """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
         ticket = Ticket(0)
         job = Job(Whole(message), copies, now, ticket)
-        if publisher is not None and packet_id:
-            record = kept.encode(kept.AwaitingRecord(now, message.guid))
-            job.packet = (pair(publisher.client.client_id, str(packet_id)), record)
-            job.token = b"" if self.store.atomic else message.guid
+        if publisher is None or not packet_id:
+            self._enter(job)
+            return ticket
+        key = pair(publisher.client.client_id, str(packet_id))
+        whole = kept.encode(kept.AwaitingRecord(now, message.guid))
+        if self.store.atomic:
+            job.packet = (key, whole)
+            self._enter(job)
+            return ticket
+        job.token = message.guid
+        job.packet = (key, kept.encode(kept.AwaitingRecord(now, message.guid, True, chosen_of(copies))))
         self._enter(job)
+        return self._then_put(ticket, key, whole)
+
+    def _then_put(self, first: Ticket, key: str, record: bytes) -> Ticket:
+        """When the first is done, say so in the record: from then on a repetition is known, not doubtful."""
+        both = Ticket()
+
+        def go_on() -> None:
+            if first.error is not None:
+                both.finish(first.error)
+                return
+            part, ticket = self.putter()
+            part.batch.put(AWAITING, key, record)
+            part.rows += 1
+            ticket.then(lambda: both.finish(ticket.error))
+
+        first.then(go_on)
+        return both
+
+    def announce(
+        self, session: Session, packet_id: int, guid: bytes, copies: Sequence[Copy], now: float
+    ) -> Ticket | None:
+        """Store who was chosen in shared groups before anybody gets the message; None: that is not needed."""
+        chosen = chosen_of(copies)
+        if self.store.atomic or not chosen:
+            return None
+        part, ticket = self.putter()
+        record = kept.encode(kept.AwaitingRecord(now, guid, True, chosen))
+        part.batch.put(AWAITING, pair(session.client.client_id, str(packet_id)), record)
+        part.rows += 1
         return ticket
 
     def accept_plain(
@@ -456,6 +490,8 @@ class Commits:
             for copy in copies:
                 if copy.session.mailbox is not None:
                     copy.session.mailbox.arrived(0, None, source.octets)
+                    if not getattr(error, "certain", False):
+                        copy.session.mailbox.look_again()
         if part.acks:
             self.loop.call_later(RETRY, self._again, part.acks)
         for ticket in part.tickets:
@@ -471,6 +507,11 @@ class Commits:
         """Send what waits for a client."""
         if session.link is not None and session.pump(now):
             session.link.pump_later()
+
+
+def chosen_of(copies: Sequence[Copy]) -> dict[str, str]:
+    """Who was chosen in which shared group."""
+    return {copy.group.text: copy.session.client.client_id for copy in copies if copy.group is not None}
 
 
 def _expecting(copies: Sequence[Copy], octets: int) -> list[str]:

@@ -24,7 +24,7 @@ from motorcade.broker.kept import AWAITING, SESSIONS, SUBSCRIPTIONS, pair
 from motorcade.broker.lead import Lead
 from motorcade.broker.mailbox import IDS_OF_MAILBOX, Mailbox
 from motorcade.broker.plane import Plane
-from motorcade.broker.session import Session
+from motorcade.broker.session import Doubt, Session
 from motorcade.broker.ticket import Ticket
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -290,8 +290,8 @@ class Keeper(Commits):
         if session is not None:
             record = kept.decode_awaiting(value)
             session.await_release(int(number), record.time)
-            if not self.store.atomic:
-                session.doubt(int(number), record.guid)
+            if record.begun:
+                session.doubt(int(number), Doubt(record.guid, record.chosen))
         return session is not None
 
     async def _breathe(self, count: int) -> None:

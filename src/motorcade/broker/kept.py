@@ -90,6 +90,8 @@ class AwaitingRecord(msgspec.Struct, array_like=True):
 
     time: float
     guid: bytes
+    begun: bool = False  #: it may not be in all mailboxes yet (only on a store whose batches are not atomic)
+    chosen: dict[str, str] = {}  #: `$share/{group}/{filter}` -> client id of the member that gets it
 
 
 encode = msgspec.msgpack.Encoder().encode

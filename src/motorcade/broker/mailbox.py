@@ -268,6 +268,12 @@ class Mailbox:
         else:
             self._unread_octets += octets
 
+    def look_again(self) -> None:
+        """There may be entries that nobody tells of: a write failed, and may have been done all the same."""
+        if self.open:
+            self.unread = True
+            self.session.go_on()
+
     def fetched(self, entries: Sequence[Kept], limit: int, tail: int) -> None:
         """Entries that were asked for by this connection have been read. `tail` was known when they were."""
         self.reading = False

@@ -48,6 +48,11 @@ class Keeping(SessionKeeping, Protocol):
     ) -> Ticket:
         """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
 
+    def announce(
+        self, session: Session, packet_id: int, guid: bytes, copies: Sequence[Copy], now: float
+    ) -> Ticket | None:
+        """Store who was chosen in shared groups before anybody gets the message; None: that is not needed."""
+
     def look_up(self, session: Session, packet_id: int, guid: bytes) -> Ticket | None:
         """Ask whether a QoS 2 message that nobody knows about was stored; None: repeat it, it is recognised."""
 

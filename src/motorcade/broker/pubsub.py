@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from motorcade.broker.frames import Frame, frame_of, message_of, qos_of
@@ -29,6 +29,8 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import split_share
 from motorcade.extension.hooks import Hooks
+
+NOBODY: Mapping[str, str] = {}
 
 ROUTES = 100_000  #: topics whose route is remembered
 
@@ -166,6 +168,11 @@ class SharedGroup:
         self._sticky: Session | None = None
         self._by_room = strategy in ("round_robin", "random", "least_inflight")  # the others keep to their member
         self.pick: Callable[[list[Session], str, str], Session] = STRATEGIES[strategy].__get__(self)
+
+    @property
+    def text(self) -> str:
+        """As a client subscribes to it."""
+        return f"$share/{self.name}/{self.filter}"
 
     @property
     def durable(self) -> bool:
@@ -325,11 +332,11 @@ class PubSub:
 
     # -- delivery of any message
 
-    def to_keep(self, message: Message) -> list[Copy] | None:
+    def to_keep(self, message: Message, chosen: Mapping[str, str] = NOBODY) -> list[Copy] | None:
         """The copies of a message of QoS 1 or 2 that must be in the store before it is delivered; None: there are none.
 
         Members of shared groups are chosen now: the list has a copy for each group with a durable member, also if the
-        one who gets it is not durable.
+        one who gets it is not durable. `chosen` says who was chosen for this very message before.
         """
         route = self.route(message.topic)
         if not route.kept or not message.qos:
@@ -347,7 +354,7 @@ class PubSub:
                 retain = message.retain and target.retain_as_published
                 copies.append(Copy(target.session, qos, retain, target.identifiers))
         for group in route.groups:
-            copy = self.choose(group, message) if group.durable else None
+            copy = self.choose(group, message, again=chosen.get(group.text, "")) if group.durable else None
             if copy is not None:
                 copies.append(copy)
         return copies
@@ -417,9 +424,14 @@ class PubSub:
         self.offer(message, copy, now)
         return True
 
-    def choose(self, group: SharedGroup, message: Message, without: Session | None = None) -> Copy | None:
-        """What one member of a group gets of a message; None if there is nobody."""
-        session = group.choose(message.topic, message.publisher, qos=message.qos, without=without)
+    def choose(
+        self, group: SharedGroup, message: Message, without: Session | None = None, again: str = ""
+    ) -> Copy | None:
+        """What one member of a group gets of a message; None if there is nobody. `again`: the member chosen before."""
+        session = (
+            next((member for member in group.members if member.client.client_id == again), None) if again else None
+        )
+        session = session or group.choose(message.topic, message.publisher, qos=message.qos, without=without)
         if session is None:
             return None
         subscription = group.members[session]

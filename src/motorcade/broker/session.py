@@ -7,6 +7,8 @@ released yet, the will, and when it ends.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from motorcade.broker.frames import converted
 from motorcade.broker.ticket import Line
@@ -14,6 +16,13 @@ from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
+
+
+class Doubt(NamedTuple):
+    """A QoS 2 message that may have reached some of its receivers, but perhaps not all."""
+
+    guid: bytes  #: under which they recognise it
+    chosen: Mapping[str, str]  #: members of shared groups that get it, see `kept.AwaitingRecord`
 
 
 class Session(Window):
@@ -53,7 +62,7 @@ class Session(Window):
         self.disconnected_at: float | None = None
         self.received = 0  #: messages this client has published
         self.line: Line | None = None  #: answers that wait for the store
-        self._doubts: dict[int, bytes] | None = None
+        self._doubts: dict[int, Doubt] | None = None
 
     @property
     def special(self) -> bool:
@@ -89,18 +98,18 @@ class Session(Window):
             self.awaiting = {}
         self.awaiting[number] = now
 
-    def doubt(self, number: int, guid: bytes) -> None:
+    def doubt(self, number: int, doubt: Doubt) -> None:
         """Nobody knows whether a QoS 2 message of the client reached all its receivers before the store failed."""
         if self._doubts is None:
             self._doubts = {}
-        self._doubts[number] = guid
+        self._doubts[number] = doubt
 
     def doubts(self, number: int) -> bool:
         """Whether a QoS 2 message of the client is doubtful."""
         return self._doubts is not None and number in self._doubts
 
-    def doubted(self, number: int) -> bytes | None:
-        """The guid under which a doubtful message is to be routed once more, now that it has come again."""
+    def doubted(self, number: int) -> Doubt | None:
+        """What is known of a doubtful message that is to be routed once more, now that it has come again."""
         return self._doubts.pop(number, None) if self._doubts else None
 
     @property
