@@ -422,6 +422,9 @@ class Commits:
         """Until everything that was asked for is done, or for so many seconds without any of it getting done."""
         self.turn_over()
         while self._tasks or self._jobs:
+            if not self._tasks:
+                self.turn_over()
+                continue
             done, late = await asyncio.wait(self._tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 log.error("not_stored_in_time", tasks=len(late), consequence="what they wrote may be missing")

@@ -174,6 +174,7 @@ class Keeper(Commits):
         for earlier in (before, self.caught_up()):
             if earlier is not None:
                 await wait(earlier, self.loop)
+        await asyncio.sleep(0)  # what was handed over in this turn is begun at its end
         while True:
             try:
                 await self._remove(session, filters)
