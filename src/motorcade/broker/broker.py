@@ -17,16 +17,18 @@ from typing import Any
 import structlog
 
 from motorcade.broker.channel import Ask, Channel, Steps
-from motorcade.broker.commits import wait
+from motorcade.broker.commits import RETRY, wait
 from motorcade.broker.connection import Connection, Outbox
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
+from motorcade.broker.session import Session
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import check_topic
 from motorcade.extension.hooks import Chain, Handled
+from motorcade.storage.ports import StoreError
 
 log = structlog.stdlib.get_logger("motorcade.broker")
 
@@ -66,7 +68,7 @@ class Broker:
         self._sweep: list[Connection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
-        self._publishing: set[asyncio.Task[int]] = set()
+        self._publishing: set[asyncio.Task[None]] = set()
         self._rechecking: set[asyncio.Task[None]] = set()
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
         self._rules: Chain | None = plane.hooks.client_authorize
@@ -217,7 +219,8 @@ class Broker:
         copies = self.plane.pubsub.to_keep(message) if keeper is not None else None
         lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
         if keeper is not None and lasting:
-            ticket = keeper.accept(message, lasting, time())
+            # What the node publishes by itself it may repeat after a crash (wills): its guid tells.
+            ticket = keeper.accept(message, lasting, time(), token=message.guid if message.qos == 2 else b"")
             await wait(ticket, self.loop)
             if ticket.error is not None:
                 self.plane.stats.dropped["not_stored"] += 1
@@ -243,14 +246,32 @@ class Broker:
         if will.expires_at is not None:
             will.expires_at += now - will.timestamp  # its life begins now, not with CONNECT
         will.timestamp = now
-        will.guid = self.plane.guids.next(int(now * 1_000_000))
         client = will.headers.pop("will_of", None)
-        work = self._publish(will, client if isinstance(client, ClientInfo) else None)
+        owed_by = will.headers.pop("owed_by", None)
+        work = self._publish_last(
+            will,
+            client if isinstance(client, ClientInfo) else None,
+            owed_by if isinstance(owed_by, Session) else None,
+        )
         task = self.loop.create_task(work, name="will")
         self._publishing.add(task)
         task.add_done_callback(self._will_done)
 
-    def _will_done(self, task: asyncio.Task[int]) -> None:
+    async def _publish_last(self, will: Message, client: ClientInfo | None, session: Session | None) -> None:
+        """Publish a will; that of a durable session again and again until it is stored for those who get it."""
+        while True:
+            try:
+                await self._publish(will, client)
+                break
+            except StoreError as error:
+                if session is None:
+                    raise
+                log.error("will_not_stored", client_id=session.client.client_id, error=str(error))  # noqa: TRY400
+                await asyncio.sleep(RETRY)
+        if session is not None:
+            self.plane.registry.paid(session)
+
+    def _will_done(self, task: asyncio.Task[None]) -> None:
         self._publishing.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("will_failed", error=repr(task.exception()))

@@ -487,7 +487,9 @@ class Channel:
         try:
             reason, detail, extra = yield from self._accept(session, topic, packet, wall, doubt)
         except BaseException:  # also if the connection ends while a hook is waited for
-            if packet.qos == 2 and not session.doubts(packet.packet_id):
+            if doubt is not None:
+                session.doubt(packet.packet_id, doubt)  # as doubtful as before
+            elif packet.qos == 2 and not session.doubts(packet.packet_id):
                 session.release(packet.packet_id)
             raise
         if packet.qos == 0:
@@ -497,7 +499,9 @@ class Channel:
         if packet.qos == 1:
             yield Send(Puback(packet.packet_id, told, answer))
             return
-        if told >= 0x80:
+        if told >= 0x80 and doubt is not None:
+            session.doubt(packet.packet_id, doubt)
+        elif told >= 0x80:
             session.release(packet.packet_id)
             if session.mailbox is not None and plane.keeper is not None:
                 plane.keeper.release(session, (packet.packet_id,))
@@ -509,10 +513,11 @@ class Channel:
         ticket = keeper.look_up(session, packet_id, doubt.guid) if keeper is not None else None
         if ticket is None:
             return False
+        session.doubt(packet_id, doubt)  # in case that the connection ends meanwhile
         yield Commit(ticket, hold=True)
         if ticket.error is not None:
-            session.doubt(packet_id, doubt)
             raise unanswered()
+        session.doubted(packet_id)
         return ticket.known
 
     def _in_turn(self, session: Session) -> Steps:

@@ -179,11 +179,21 @@ class Commits:
         return bool(self._jobs)
 
     def accept(
-        self, message: Message, copies: Sequence[Copy], now: float, publisher: Session | None = None, packet_id: int = 0
+        self,
+        message: Message,
+        copies: Sequence[Copy],
+        now: float,
+        publisher: Session | None = None,
+        packet_id: int = 0,
+        token: bytes = b"",
     ) -> Ticket:
-        """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
+        """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet.
+
+        With a token, a repetition of the same message is recognised.
+        """
         ticket = Ticket(0)
         job = Job(Whole(message), copies, now, ticket)
+        job.token = token
         if publisher is None or not packet_id:
             self._enter(job)
             return ticket

@@ -171,7 +171,8 @@ class Keeper(Commits):
 
     async def _retire(self, session: Session, filters: Sequence[str], before: Ticket | None, ticket: Ticket) -> None:
         client_id = session.client.client_id
-        for earlier in (before, self.caught_up()):
+        owed = session.owed.ticket if session.owed is not None else None
+        for earlier in (before, owed, self.caught_up()):
             if earlier is not None:
                 await wait(earlier, self.loop)
         await asyncio.sleep(0)  # what was handed over in this turn is begun at its end
@@ -337,6 +338,8 @@ def _record(session: Session) -> kept.SessionRecord:
     will = None
     if session.will is not None:
         will = kept.will_record(session.will, session.will_delay, session.will_at)
+    elif session.owed is not None:
+        will = kept.will_record(session.owed.will, 0, 0.0)
     return kept.SessionRecord(
         client.username,
         session.version,

@@ -44,7 +44,13 @@ class Keeping(SessionKeeping, Protocol):
         """Give a new session its mailbox."""
 
     def accept(
-        self, message: Message, copies: Sequence[Copy], now: float, publisher: Session | None = None, packet_id: int = 0
+        self,
+        message: Message,
+        copies: Sequence[Copy],
+        now: float,
+        publisher: Session | None = None,
+        packet_id: int = 0,
+        token: bytes = b"",
     ) -> Ticket:
         """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet."""
 

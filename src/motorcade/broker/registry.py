@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from motorcade.broker.pubsub import PubSub
-from motorcade.broker.session import Session
+from motorcade.broker.session import Owed, Session
+from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -155,7 +156,19 @@ class Registry:
 
     def _take_will(self, session: Session) -> list[Message]:
         will, session.will, session.will_at = session.will, None, None
-        return [] if will is None else [will]
+        if will is None:
+            return []
+        if self.keeper is not None and session.mailbox is not None:
+            session.owed = Owed(will, Ticket())
+            will.headers["owed_by"] = session
+        return [will]
+
+    def paid(self, session: Session) -> None:
+        """The will of a durable session is published."""
+        owed, session.owed = session.owed, None
+        self._save(session)
+        if owed is not None:
+            owed.ticket.finish()
 
     def _notify(self, event: str, session: Session, why: str = "") -> None:
         self._shared.stats.sessions[event] += 1

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from motorcade.broker.frames import converted
-from motorcade.broker.ticket import Line
+from motorcade.broker.ticket import Line, Ticket
 from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -23,6 +23,13 @@ class Doubt(NamedTuple):
 
     guid: bytes  #: under which they recognise it
     chosen: Mapping[str, str]  #: members of shared groups that get it, see `kept.AwaitingRecord`
+
+
+class Owed(NamedTuple):
+    """A will that is due. Until it is stored for those who get it, it stays in the session's record."""
+
+    will: Message
+    ticket: Ticket
 
 
 class Session(Window):
@@ -38,6 +45,7 @@ class Session(Window):
         "expires_at",
         "expiry",
         "line",
+        "owed",
         "received",
         "subscriptions",
         "wake_at",
@@ -55,6 +63,7 @@ class Session(Window):
         self.will: Message | None = None
         self.will_delay = 0  #: seconds
         self.will_at: float | None = None  #: while disconnected: when the will is published
+        self.owed: Owed | None = None  #: a will that is being published
         self.wake_at: float | None = None  #: the registry's timer
         self.ended = False
         self.created_at = now
