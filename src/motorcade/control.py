@@ -273,13 +273,28 @@ class Control:
         views: list[ClientView] = []
         for start in range(0, min(limit, len(found)), COPY):
             copied = [sessions.get(name) for name in found[start : min(start + COPY, limit)]]
-            views += [_client_view(session) for session in copied if session is not None]  # None: has ended meanwhile
+            present = [session for session in copied if session is not None]  # the others have ended meanwhile
+            waiting = await asyncio.gather(*map(self._waiting, present))
+            views += [_client_view(*both) for both in zip(present, waiting, strict=True)]
             await asyncio.sleep(0)
         return Page(clients=views, count=matching, cursor=found[limit - 1] if more else None)
 
     async def client(self, client_id: str) -> ClientDetail:
         """Everything about one client; `NotFoundError` if it has no session."""
-        return _client_detail(self._session(client_id))
+        session = self._session(client_id)
+        return _client_detail(session, await self._waiting(session))
+
+    async def _waiting(self, session: Session) -> tuple[int, int]:
+        """(messages, bytes) that wait for a client: in memory, and in its mailbox, without what is in flight."""
+        messages, octets = len(session.queue or ()), session.queue_bytes
+        mailbox = session.mailbox
+        if mailbox is None or self.store is None:
+            return messages, octets
+        try:
+            info = await self.store.mailboxes.info(mailbox.owner)
+        except StoreError:
+            return messages, octets  # the rest cannot be known now
+        return messages + max(0, info.entries - len(mailbox.sent)), octets + info.octets
 
     async def kick(self, client_id: str) -> str:
         """Send a client away; what was done. If it is away already, its session is removed and its will published."""
@@ -446,7 +461,7 @@ def _matches(session: Session, wanted: str) -> bool:
 _PROTOCOLS = {3: "3.1", 4: "3.1.1", 5: "5"}
 
 
-def _client_view(session: Session) -> ClientView:
+def _client_view(session: Session, waiting: tuple[int, int]) -> ClientView:
     client = session.client
     return ClientView(
         client_id=client.client_id,
@@ -463,17 +478,17 @@ def _client_view(session: Session) -> ClientView:
         expires_at=session.expires_at,
         subscriptions=len(session.subscriptions),
         inflight=len(session.inflight),
-        queued=len(session.queue or ()),
-        queued_bytes=session.queue_bytes,
+        queued=waiting[0],
+        queued_bytes=waiting[1],
     )
 
 
-def _client_detail(session: Session) -> ClientDetail:
+def _client_detail(session: Session, waiting: tuple[int, int]) -> ClientDetail:
     will = session.will
     certificate = session.client.certificate
     shown: Iterable[Subscription] = islice(session.subscriptions.values(), MOST_SUBSCRIPTIONS)
     return ClientDetail(
-        client=_client_view(session),
+        client=_client_view(session, waiting),
         created_at=session.created_at,
         session_expiry=session.expiry,
         superuser=session.client.superuser,

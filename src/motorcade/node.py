@@ -98,6 +98,7 @@ class Node:
         options = self._loaded.config.store
         keeper = Housekeeping(store, options.sweep_interval, options.sweep_budget)
         self.control.store, self.control.housekeeping = store, keeper
+        self.broker.stored = lambda: keeper.figures.entries if keeper.figures is not None else 0
         self.housekeeping = asyncio.create_task(keeper.run(), name="housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:

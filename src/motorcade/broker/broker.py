@@ -71,6 +71,7 @@ class Broker:
         self._publishing: set[asyncio.Task[None]] = set()
         self._rechecking: set[asyncio.Task[None]] = set()
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
+        self.stored: Callable[[], int] = int  #: messages waiting in the store; set by the node
         self._rules: Chain | None = plane.hooks.client_authorize
         plane.hooks.on_change(self._hooks_changed)
 
@@ -359,7 +360,7 @@ class Broker:
             "bytes_sent": stats.bytes_sent,
             "messages_received": stats.packets_received,
             "messages_sent": stats.packets_sent,
-            "messages_stored": plane.shared.queued,
+            "messages_stored": plane.shared.queued + self.stored(),
             "messages_stored_bytes": plane.shared.queued_bytes,
             "publish_received": stats.publish_received,
             "publish_sent": stats.publish_sent,

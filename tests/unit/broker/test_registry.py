@@ -14,6 +14,7 @@ from motorcade.broker.pubsub import PubSub
 from motorcade.broker.registry import Registry
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
+from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -49,6 +50,9 @@ class Link:
 
     def caught_up(self) -> None:
         """Nor does it wait for anybody."""
+
+    def acknowledge(self, numbers: list[bytes], ticket: Ticket) -> None:
+        """Nor has it published anything."""
 
 
 class Rig:

@@ -65,7 +65,11 @@ def test_the_reference_is_the_page_in_docs(run: Run) -> None:
     ("args", "code", "wanted"),
     [
         (("serve", "--nodes", "2"), 2, "--nodes"),
-        (("serve", "--store", "sqlite://x"), 1, "error: command line --store: store.url: 'sqlite://x' does not name a store"),
+        (
+            ("serve", "--store", "sqlite://x"),
+            1,
+            "error: command line --store: store.url: 'sqlite://x' does not name a store",
+        ),
         (("serve", "--mqtt", "1883"), 1, "error: command line --mqtt: listeners.tcp.bind: '1883' is not an address"),
         (("serve", "--log-level", "loud"), 1, "error: command line --log-level: log.level = 'loud'"),
         (
