@@ -206,20 +206,23 @@ class Commits:
         job.token = message.guid
         job.packet = (key, kept.encode(kept.AwaitingRecord(now, message.guid, True, chosen_of(copies))))
         self._enter(job)
-        return self._then_put(ticket, key, whole)
+        return self._then_put(ticket, publisher, key, whole)
 
-    def _then_put(self, first: Ticket, key: str, record: bytes) -> Ticket:
-        """When the first is done, say so in the record: from then on a repetition is known, not doubtful."""
+    def _then_put(self, first: Ticket, publisher: Session, key: str, record: bytes) -> Ticket:
+        """When the first is done, say so in the record: from then on a repetition is known, not doubtful.
+
+        If that cannot be stored it does no harm: a doubtful message is recognised by its token.
+        """
         both = Ticket()
 
         def go_on() -> None:
-            if first.error is not None:
+            if first.error is not None or publisher.ended:
                 both.finish(first.error)
                 return
             part, ticket = self.putter()
             part.batch.put(AWAITING, key, record)
             part.rows += 1
-            ticket.then(lambda: both.finish(ticket.error))
+            ticket.then(both.finish)
 
         first.then(go_on)
         return both
