@@ -499,9 +499,7 @@ class Channel:
         if packet.qos == 1:
             yield Send(Puback(packet.packet_id, told, answer))
             return
-        if told >= 0x80 and doubt is not None:
-            session.doubt(packet.packet_id, doubt)
-        elif told >= 0x80:
+        if told >= 0x80:
             session.release(packet.packet_id)
             if session.mailbox is not None and plane.keeper is not None:
                 plane.keeper.release(session, (packet.packet_id,))
@@ -596,7 +594,7 @@ class Channel:
                     taken = plane.keeper.accept(given, (), wall, session, packet.packet_id)
                     refusal = yield from self._stored(session, given, packet, [], taken)
                 if refusal is not None:
-                    return refusal, "what a plugin wanted to keep could not be stored", ()
+                    return self._not_kept(refusal, doubt)
                 if result.reason >= 0x80 and self.version != 5:
                     raise ProtocolError(result.reason, result.reason_string or "")
                 return result.reason, result.reason_string or "", result.user_properties
@@ -618,15 +616,23 @@ class Channel:
             # Before the packet id is stored: a repetition after a crash must bring the plugins' part again.
             refusal = yield from self._stored(session, message, packet, pending)
             if refusal is not None:
-                return refusal, "what a plugin wanted to keep could not be stored", ()
+                return self._not_kept(refusal, doubt)
             pending = []
         chosen = doubt.chosen if doubt is not None else NOBODY
         copies, ticket = yield from self._keep(session, message, packet, wall, chosen)
         refusal = yield from self._stored(session, message, packet, pending, ticket, copies)
         if refusal is not None:
-            return refusal, str(ticket.error if ticket is not None else ""), ()
+            return self._not_kept(refusal, doubt, str(ticket.error if ticket is not None else ""))
         count = plane.pubsub.publish(message, wall, copies)
         return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
+
+    def _not_kept(
+        self, reason: ReasonCode, doubt: Doubt | None, detail: str = "what a plugin wanted to keep could not be stored"
+    ) -> tuple[ReasonCode, str, tuple[tuple[str, str], ...]]:
+        """The answer to a message that the store refuses."""
+        if doubt is not None:
+            raise unanswered()  # some may have it: it cannot be refused any more
+        return reason, detail, ()
 
     def _keep(
         self, session: Session, message: Message, packet: Publish, wall: float, chosen: Mapping[str, str]
