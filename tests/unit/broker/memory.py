@@ -159,10 +159,12 @@ class Wire(asyncio.Transport):
         self.reading = True
         self.full = False
         self.gone = False
+        self.broken = False  #: by the peer: what is written then goes nowhere
 
     def write(self, data: Any) -> None:
-        assert not self.gone, "written after the end"
-        self.written += data
+        if not self.broken:
+            assert not self.gone, "written after the end"
+            self.written += data
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Sizes are not counted here; see `fill` and `drain`."""
@@ -231,6 +233,7 @@ class Peer:
 
     def close(self) -> None:
         """Close without a DISCONNECT."""
+        self.wire.broken = True
         self.wire.close()
 
 
@@ -245,13 +248,14 @@ class MemoryNode:
         *,
         store: Store | None = None,
         clock: Clock | None = None,
+        process: int = 1,
     ) -> None:
         self.clock = clock or Clock()
         self.loop: Turns | asyncio.AbstractEventLoop = loop or Turns(self.clock)
         self.hooks = Hooks()
-        self.plane = Plane(
-            BrokerOptions(), session or SessionOptions(), limits or Limits(), self.hooks, GuidFactory("n", 1), START
-        )
+        self.process = process
+        guids = GuidFactory("n", process)
+        self.plane = Plane(BrokerOptions(), session or SessionOptions(), limits or Limits(), self.hooks, guids, START)
         self.broker = Broker(self.plane, cast("asyncio.AbstractEventLoop", self.loop))
         self.store = store
         self.keeper: Keeper | None = None
@@ -265,7 +269,13 @@ class MemoryNode:
         """The process is killed; the one that comes after it, on the same store, with its sessions brought back."""
         assert isinstance(self.loop, Turns)
         self.loop.die()
-        node = MemoryNode(self.plane.session_options, self.plane.limits, store=self.store, clock=self.clock)
+        node = MemoryNode(
+            self.plane.session_options,
+            self.plane.limits,
+            store=self.store,
+            clock=self.clock,
+            process=self.process + 1,
+        )
         assert isinstance(node.loop, Turns) and node.keeper is not None
         restored = node.loop.create_task(node.keeper.restore())
         node.turn()

@@ -345,6 +345,132 @@ def test_a_qos_2_message_whose_fate_is_unknown_is_delivered_once(make: Make) -> 
             assert [packet.payload for packet in drain(world, peer, packets)] == [b"m"], (atomic, written)
 
 
+def _doubtful(world: World, *, written: bool, version: int = 5) -> None:
+    """A lasting publisher `p` has sent QoS 2 message `m` with id 1 for `r`, who is away; nobody knows its fate."""
+    world.join("r", ("t", 2)).close()
+    publisher = world.join("p", version=version, clean=False)
+    world.store.held = True
+    publisher.send(Publish("t", b"m", 2, packet_id=1))
+    world.turn()
+    world.store.fail(StoreError("lost"), written=written)
+    world.store.held = False
+    world.turn()
+    assert not publisher.open
+
+
+def _comes_back(world: World, version: int = 5) -> Peer:
+    """The publisher, and repeats its message."""
+    publisher, _ = world.back("p", version=version)
+    publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+    return publisher
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_a_doubtful_message_is_doubtful_until_its_repetition_is_stored(
+    make: Make, atomic: bool, written: bool, taken_over: bool
+) -> None:
+    """The connection that repeats it ends before the store has answered, at whatever moment."""
+    for turns in range(4):
+        world = make(atomic=atomic)
+        _doubtful(world, written=written)
+        world.store.held = True
+        connect = Connect("p", 5, clean_start=False, properties=LASTING)
+        publisher = world.node.peer()
+        publisher.send(connect)
+        world.turn()
+        world.store.let_go(1)
+        world.turn()
+        publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+        for _ in range(turns):
+            world.turn()
+            world.store.let_go(1)
+        if taken_over:
+            world.node.peer().send(connect)
+        else:
+            publisher.close()
+        world.turn()
+        world.release()
+        assert kinds(_answered(world, _comes_back(world))) == [("Pubrec", 1)]
+        peer, packets = world.back("r")
+        assert [packet.payload for packet in drain(world, peer, packets)] == [b"m"], turns
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("written", [True, False])
+def test_a_doubtful_message_that_is_refused_does_not_pass_for_the_next_one(
+    make: Make, version: int, written: bool
+) -> None:
+    """A client whose message is refused may use its id for another; one that hears nothing repeats it."""
+    for atomic in (True, False):
+        world = make(atomic=atomic)
+        _doubtful(world, written=written, version=version)
+        world.store.full = True
+        answers = _answered(world, _comes_back(world, version))
+        world.store.full = False
+        expected = [b"m"]
+        publisher, _ = world.back("p", version=version)
+        if not answers:
+            publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+        elif answers[0].reason >= 0x80:  # type: ignore[union-attr]
+            publisher.send(Publish("t", b"other", 2, packet_id=1))
+            expected = [b"m", b"other"] if written else [b"other"]
+        assert kinds(_answered(world, publisher)) == [("Pubrec", 1)] or kinds(answers) == [("Pubrec", 1)]
+        peer, packets = world.back("r")
+        assert [packet.payload for packet in drain(world, peer, packets)] == expected, (atomic, answers)
+
+
+def _answered(world: World, peer: Peer) -> list[Packet]:
+    world.turn()
+    return [packet for packet in peer.take() if isinstance(packet, Pubrec)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_id_of_a_message_in_the_air_does_not_outlive_the_session(make: Make, fails: bool) -> None:
+    """Whatever becomes of the message: the session has ended before the store has answered."""
+    for atomic in (True, False):
+        world = make(atomic=atomic)
+        world.join("r", ("t", 2)).close()
+        publisher = world.join("p")
+        world.store.held = True
+        publisher.send(Publish("t", b"m", 2, packet_id=1))
+        world.turn()
+        publisher.close()
+        world.turn()
+        world.node.plane.registry.end("p", world.node.clock.now)
+        world.turn()
+        if fails:
+            world.store.fail(StoreError("lost"), written=True)
+            world.turn()
+        world.release()
+        world.pass_time(2 * RETRY)
+        assert not world.store.records_of("awaiting") and "p" not in world.store.records_of("session")
+
+
+def test_a_full_store_does_not_make_a_message_come_twice(make: Make) -> None:
+    """The entries are stored, then the store is full: whatever else it should note about the message."""
+    for version in (4, 5):
+        world = make(atomic=False)
+        world.join("r", ("t", 2)).close()
+        publisher = world.join("p", version=version, clean=False)
+        world.store.held = True
+        publisher.send(Publish("t", b"m", 2, packet_id=1))
+        world.turn()
+        world.store.let_go(1)
+        world.turn()
+        world.store.full = True
+        world.release()
+        world.store.full = False
+        if not publisher.open:
+            publisher, _ = world.back("p", version=version)
+            publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+        (answer,) = _answered(world, publisher)
+        assert isinstance(answer, Pubrec) and answer.reason < 0x80
+        peer, packets = world.back("r")
+        assert [packet.payload for packet in drain(world, peer, packets)] == [b"m"]
+
+
 def test_an_id_that_was_doubtful_is_forgotten_when_it_is_released(make: Make) -> None:
     """Else the next message under this id would pass for the doubtful one, and be routed twice."""
     world = make(atomic=False)
