@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.support.flows import (
+    MESSAGE_EXPIRY,
     PACKET_ID_NOT_FOUND,
     acknowledge,
     let_pass,
@@ -24,6 +25,7 @@ from tests.support.wire import (
     Closed,
     Packet,
     ack_packet,
+    prop,
     publish_packet,
 )
 
@@ -101,6 +103,22 @@ def test_a_completed_id_is_free_after_a_kill(home: Home) -> None:
         offer(publisher, "t", b"second", 7)
         release(publisher, 7)
     assert [b"first"] * 2 + [b"second"] * 2 == payloads(drained(home.back("s")))
+
+
+def test_a_repeated_message_is_known_even_if_nobody_lasting_got_it(home: Home) -> None:
+    """The id is kept for its own sake: who has subscribed meanwhile does not get the repetition."""
+    home.start()
+    for version in VERSIONS:
+        offer(home.lasting(f"p{version}", version), "t", b"old", 1)
+    home.crash()
+    subscriber = home.connect("s")
+    subscribe(subscriber, "t", 2)
+    for version in VERSIONS:
+        publisher = home.back(f"p{version}", version)
+        offer(publisher, "t", b"old", 1, dup=True)
+        release(publisher, 1)
+        publisher.publish("t", b"new", 2)
+    assert [b"new"] * 2 == payloads(drained(subscriber))
 
 
 def test_a_discarded_session_forgets_its_ids(home: Home) -> None:
@@ -328,6 +346,24 @@ def test_a_release_is_repeated_to_another_version(home: Home) -> None:
         found = {packet.type: packet for packet in (back.recv(), back.recv())}
         assert first[version] == found[PUBREL].packet_id
         assert (b"sent", True) == (found[PUBLISH].payload, found[PUBLISH].dup)
+
+
+def test_a_release_outlives_the_expiry_of_its_message(home: Home) -> None:
+    """Expiry is for messages that were not delivered yet; this one only waits for its end. [MQTT-4.4.0-1]"""
+    home.start()
+    subscriber = home.lasting("s")
+    subscribe(subscriber, "t", 2)
+    home.connect("p").publish("t", b"x", 2, properties=prop(MESSAGE_EXPIRY, 1))
+    message = subscriber.expect(PUBLISH)
+    answer(subscriber, PUBREC, message)
+    assert message.packet_id == subscriber.expect(PUBREL).packet_id
+    home.kill()
+    let_pass(1.2)
+    home.start()
+    back = home.back("s")
+    assert message.packet_id == back.expect(PUBREL).packet_id
+    answer(back, PUBCOMP, message)
+    assert [] == drained(back)
 
 
 @pytest.mark.parametrize("publisher_lasts", [True, False], ids=["lasting publisher", "brief publisher"])

@@ -101,7 +101,7 @@ class Home:
                 self._node.start()
             except AssertionError:
                 # Somebody may have been quicker to take a port that was free.
-                if "address already in use" not in self._node.log or attempt == PORT_ATTEMPTS - 1:
+                if "address already in use" not in self._node.log.lower() or attempt == PORT_ATTEMPTS - 1:
                     raise
             else:
                 return
