@@ -294,6 +294,8 @@ class Mailbox:
         if len(entries) < limit:
             self.cursor = max(self.cursor, tail)
             self.unread = self._restored = False
+            if self.cursor >= self.tail:
+                self._unread_octets = 0  # what was pushed out or has expired is never read
         elif octets:  # as many next time as fit
             self._step = max(1, min(AHEAD, AHEAD_OCTETS * len(entries) // octets))
         else:
