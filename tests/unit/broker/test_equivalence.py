@@ -432,6 +432,8 @@ class Run:
                 self.node.turn()
                 self._hold(self.store, False)
                 self.store.held = held
+                if peer.connection.held:
+                    continue  # it would be read in one go with messages that are held up now
             actions.append(action)
         self._reads(client, peer, replace(burst, actions=tuple(actions)))
 
