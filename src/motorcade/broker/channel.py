@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from motorcade.broker.frames import is_released, message_of, qos_of, released
 from motorcade.broker.plane import Plane
-from motorcade.broker.pubsub import NOBODY, Copy, Route
+from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
 from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo, Credentials
@@ -490,7 +490,7 @@ class Channel:
             if doubt is not None:
                 session.doubt(packet.packet_id, doubt)  # as doubtful as before
             elif packet.qos == 2 and not session.doubts(packet.packet_id):
-                session.release(packet.packet_id)
+                self._give_up(session, packet.packet_id)
             raise
         if packet.qos == 0:
             return
@@ -500,10 +500,16 @@ class Channel:
             yield Send(Puback(packet.packet_id, told, answer))
             return
         if told >= 0x80:
-            session.release(packet.packet_id)
-            if session.mailbox is not None and plane.keeper is not None:
-                plane.keeper.release(session, (packet.packet_id,))
+            self._give_up(session, packet.packet_id)
         yield Send(Pubrec(packet.packet_id, told, answer))
+
+    def _give_up(self, session: Session, packet_id: int) -> None:
+        """A QoS 2 message is not taken: its id is free again, in the store too."""
+        if session.ended:
+            return  # whatever it has in the store goes with it
+        session.release(packet_id)
+        if session.mailbox is not None and self.plane.keeper is not None:
+            self.plane.keeper.release(session, (packet_id,))
 
     def _is_stored(self, session: Session, packet_id: int, doubt: Doubt) -> Generator[Effect, Any, bool]:
         """Whether a message was stored after all, though the store has failed then."""
@@ -646,9 +652,11 @@ class Channel:
         if packet.qos == 2 and session.mailbox is not None:
             first = keeper.announce(session, packet.packet_id, message.guid, lasting, wall)
             if first is not None:
+                session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(lasting)))  # if the connection ends now
                 yield Commit(first, hold=True)
                 if first.error is not None:
                     raise unanswered()
+                session.doubted(packet.packet_id)
             return copies, keeper.accept(message, lasting, wall, session, packet.packet_id)
         return copies, keeper.accept(message, lasting, wall) if lasting else None
 
@@ -679,8 +687,7 @@ class Channel:
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error))
             return ReasonCode.QUOTA_EXCEEDED
         if packet.qos == 2:
-            chosen = {copy.group.text: copy.session.client.client_id for copy in copies or () if copy.group is not None}
-            session.doubt(packet.packet_id, Doubt(message.guid, chosen))
+            session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(copies or ())))
         raise unanswered()
 
     def _remember(self, topic: str) -> Route:

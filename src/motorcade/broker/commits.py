@@ -29,7 +29,7 @@ from motorcade.broker import kept
 from motorcade.broker.frames import Frame, frame_of, message_of
 from motorcade.broker.kept import AWAITING, pair
 from motorcade.broker.mailbox import Mailbox
-from motorcade.broker.pubsub import Copy, Route, noted
+from motorcade.broker.pubsub import Copy, Route, chosen_of, noted
 from motorcade.broker.session import Session
 from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo
@@ -523,11 +523,6 @@ class Commits:
         """Send what waits for a client."""
         if session.link is not None and session.pump(now):
             session.link.pump_later()
-
-
-def chosen_of(copies: Sequence[Copy]) -> dict[str, str]:
-    """Who was chosen in which shared group."""
-    return {copy.group.text: copy.session.client.client_id for copy in copies if copy.group is not None}
 
 
 def _expecting(copies: Sequence[Copy], octets: int) -> list[str]:

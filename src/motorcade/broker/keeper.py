@@ -232,7 +232,7 @@ class Keeper(Commits):
         if copy is None:
             return False
         if copy.session.mailbox is not None and copy.qos:
-            ticket = self.accept(message, [copy], now)
+            ticket = self.accept(message, [copy], now, token=message.guid)
             await wait(ticket, self.loop)
             if ticket.refused:
                 return False
@@ -258,6 +258,8 @@ class Keeper(Commits):
                 log.error("session_unreadable", client_id=client_id, error=repr(error))  # noqa: TRY400
                 continue
             registry.restore(session)
+            if session.disconnected_at == now:
+                self._save(session)  # it was connected: its expiry begins now, not with every start
             found += 1
             await self._breathe(found)
         async for key, value in self.store.records.scan(SUBSCRIPTIONS, now):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from motorcade.broker.frames import Frame, frame_of, message_of, qos_of
@@ -486,6 +486,11 @@ class PubSub:
             self._send_target(message, target, now)
         for group in route.groups:
             self.share(group, message, now)
+
+
+def chosen_of(copies: Iterable[Copy]) -> dict[str, str]:
+    """Who was chosen in which shared group."""
+    return {copy.group.text: copy.session.client.client_id for copy in copies if copy.group is not None}
 
 
 def noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | None = None) -> Message:

@@ -7,7 +7,8 @@ moment. Clients repeat what MQTT tells them to. At all times:
     an answer to a publisher means that every subscriber's copy is in the store; answers keep the order of the packets
     nothing is sent before it is stored, PUBREL not before the store knows of PUBREC
     no more in flight than the receiver takes, no packet id used twice at once
-    QoS 2 comes once to a session; what was answered at the first attempt comes in the order of publishing
+    QoS 2 comes once to a session, or to one member of a group as long as no member's session ends
+    what was answered at the first attempt comes in the order of publishing
 
 And in the end, when the store works again and everybody has come back: what was answered has arrived, and sessions that
 have ended have left nothing.
@@ -16,6 +17,7 @@ have ended have left nothing.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +53,7 @@ RETRY = 1.0  #: seconds after which the broker has tried again what failed
 OPTIONS = SessionOptions(
     window=3, queue=0, queue_bytes=0, max_awaiting_rel=0, await_rel_timeout=0, expiry_default_v3=EXPIRY
 )
-MESSAGES = (("t/a", 1), ("t/a", 2), ("t/b", 1), ("t/b", 2))
+MESSAGES = (("t/a", 1), ("t/a", 2), ("t/b", 1), ("t/b", 2), ("s", 1), ("s", 2))  # `s` is shared by the receivers
 LIMITS = Limits(flapping_count=0)
 
 
@@ -63,6 +65,7 @@ class Sent:
     payload: bytes
     qos: int
     wanted_by: dict[str, int]  #: receivers that were subscribed, and in which of their lives
+    endings: int = 0  #: sessions that had ended by then
     attempts: int = 1
     released: bool = False  #: PUBREC has come
 
@@ -225,11 +228,11 @@ class Receiver(Client):
 
     def connected(self, peer: Peer, *, present: bool) -> None:
         if not self.subscribed:
-            peer.send(Subscribe(1, (Subscription("t/#", 2),)))
+            peer.send(Subscribe(1, (Subscription("t/#", 2), Subscription("$share/g/s", 2))))
 
     def heard(self, packet: Packet, world: Machine) -> None:
         if isinstance(packet, Suback):
-            self.subscribed = packet.reasons[0] < 0x80
+            self.subscribed = max(packet.reasons) < 0x80
         elif isinstance(packet, Pubrel):
             world.marked(self.name, packet.packet_id)
             self.unreleased.discard(packet.packet_id)
@@ -244,6 +247,10 @@ class Receiver(Client):
         assert number not in self.flying, f"packet id {number} is in use"
         self.flying[number] = packet.payload
         assert len(self.flying) <= self.limit, "more in flight than the client takes"
+        if packet.topic == "s" and number not in self.unreleased:
+            world.shared[packet.payload] += 1
+            once = packet.qos == 2 and world.messages[packet.payload].endings == world.endings
+            assert not once or world.shared[packet.payload] == 1, f"{packet.payload!r} has come to two members"
         if packet.qos == 1:
             self.now.got.append((packet.payload, 1))
             self.todo.append(Puback(number))
@@ -276,6 +283,9 @@ class Machine(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.count = 0
         self.troubled = False  #: the store has refused or lost something
+        self.shared: Counter[bytes] = Counter()  #: how often messages for the group have come
+        self.messages: dict[bytes, Sent] = {}
+        self.owed: list[Sent] = []  #: messages for the group that were answered
 
     @initialize(atomic=st.booleans(), versions=st.tuples(*[st.sampled_from((4, 5, 5))] * 4))
     def start(self, atomic: bool, versions: tuple[int, ...]) -> None:
@@ -304,12 +314,25 @@ class Machine(RuleBasedStateMachine):
 
     def stored(self, sent: Sent) -> None:
         """A publisher was told that a message is taken."""
+        if sent.topic == "s":
+            if sent.wanted_by and sent.endings == self.endings:
+                stored = [
+                    (f"session:{receiver.name}", sent.payload) in self.store.appended for receiver in self.receivers
+                ]
+                assert any(stored), "it was answered before it was stored"
+                self.owed.append(sent)
+            return
         for name, life in sent.wanted_by.items():
             receiver = self.clients[name]
             assert isinstance(receiver, Receiver)
             if receiver.life == life:
                 assert (f"session:{name}", sent.payload) in self.store.appended, "it was answered before it was stored"
                 receiver.now.must.append(sent)
+
+    @property
+    def endings(self) -> int:
+        """Sessions of receivers that may have ended."""
+        return sum(receiver.life for receiver in self.receivers)
 
     def marked(self, name: str, number: int) -> None:
         """A receiver was told to forget a packet id."""
@@ -336,7 +359,8 @@ class Machine(RuleBasedStateMachine):
         for topic, qos in messages:
             self.count += 1
             wanted_by = {receiver.name: receiver.life for receiver in self.receivers if receiver.subscribed}
-            sent = Sent(topic, b"%s %d" % (publisher.name.encode(), self.count), qos, wanted_by)
+            sent = Sent(topic, b"%s %d" % (publisher.name.encode(), self.count), qos, wanted_by, self.endings)
+            self.messages[sent.payload] = sent
             packets.append(publisher.publish(sent))
         publisher.peer.send(*packets)
         self.go_on(turn)
@@ -475,6 +499,9 @@ class Machine(RuleBasedStateMachine):
         assert not any(publisher.open for publisher in self.publishers), "messages that nobody answers"
 
     def judge(self) -> None:
+        for sent in self.owed:
+            if sent.endings == self.endings:
+                assert self.shared[sent.payload], f"{sent.payload!r} was answered, but no member ever got it"
         for receiver in self.receivers:
             got = [payload for payload, _ in receiver.now.got]
             for sent in receiver.now.must:
