@@ -16,9 +16,10 @@ from typing import Any
 
 import structlog
 
-from motorcade.broker.channel import Ask, Channel, Steps
+from motorcade.broker.channel import Channel
 from motorcade.broker.commits import RETRY, wait
 from motorcade.broker.connection import Connection, Outbox
+from motorcade.broker.effects import Ask, Steps
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.session import Session

@@ -25,21 +25,10 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 
 from motorcade.broker import byteloop
-from motorcade.broker.channel import (
-    Ask,
-    Channel,
-    Close,
-    Commit,
-    Emit,
-    Opened,
-    Refused,
-    Renewed,
-    Send,
-    Steps,
-    WaitFor,
-    unanswered,
-)
+from motorcade.broker.channel import Channel, Refused
+from motorcade.broker.effects import Ask, Close, Commit, Emit, Opened, Renewed, Send, Steps, WaitFor
 from motorcade.broker.frames import read_varint
+from motorcade.broker.inbound import unanswered
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats

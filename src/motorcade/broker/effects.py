@@ -1,0 +1,96 @@
+"""What a channel asks of its connection: the values that its generators yield.
+
+Send(packet)        write a packet to this client
+Ask(chain, …)       run a hook chain, which may wait; the answer is sent back into the generator
+RECEIVE             wait for the client's next packet; it is sent back into the generator
+Opened(session, …)  the client is let in: bind this connection to the session
+Renewed(expires_at) the client has shown new credentials
+WaitFor(session)    go on when a receiver that is behind has caught up
+Commit(ticket)      go on when something is stored, in the order in which it was asked for; other packets of the
+client are taken meanwhile, unless `hold`
+Emit(message)       publish a will of some session
+Close(with_will)    close the connection; with_will tells whether the client's will is due
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from motorcade.broker.session import Session
+from motorcade.broker.ticket import Ticket
+from motorcade.core.message import Message
+from motorcade.extension.hooks import Chain
+from motorcade.mqtt.packets import Packet
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write a packet to this client."""
+
+    packet: Packet
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Run a hook chain and send its result back."""
+
+    chain: Chain
+    args: tuple[object, ...]
+    acc: object
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The client is let in."""
+
+    session: Session
+    keep_alive: int  #: seconds
+    expires_at: float | None  #: when its credentials end, seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The client has authenticated again."""
+
+    expires_at: float | None  #: when its credentials end, seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Publish a will."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Go on when a client that is behind has caught up, or has been waited for long enough."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Go on when a ticket is done, and everything that the session has asked for before."""
+
+    ticket: Ticket
+    hold: bool = False  #: take no packets meanwhile
+    octets: int = 0  #: of the message that waits
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection."""
+
+    with_will: bool
+
+
+class _Receive:
+    __slots__ = ()
+
+
+RECEIVE: Final = _Receive()
+Effect = Send | Ask | Opened | Renewed | WaitFor | Commit | Emit | Close | _Receive
+Steps = Generator[Effect, Any, None]

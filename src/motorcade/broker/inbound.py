@@ -1,0 +1,353 @@
+"""The rules for what a client publishes: PUBLISH and PUBREL in, the message to everybody it concerns, and the answer.
+
+    PUBLISH ─▶ access ─▶ hooks ─▶ stored for durable receivers ─▶ routed ─▶ PUBACK or PUBREC
+                                    └ with the packet id, if it is QoS 2 of a durable publisher
+
+QoS 2 is routed at PUBLISH, once per packet id until PUBREL. If the store fails in between, nobody knows whether a
+message was stored (`Doubt`): it is not answered, and when the client repeats it, it is looked up or recognised, never
+simply taken anew. What may have reached somebody cannot be refused any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from motorcade.broker.effects import Ask, Commit, Effect, Send, Steps, WaitFor
+from motorcade.broker.plane import Plane
+from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
+from motorcade.broker.session import Doubt, Session
+from motorcade.broker.ticket import Ticket
+from motorcade.core.client import ClientInfo
+from motorcade.core.errors import TopicError
+from motorcade.core.message import Message
+from motorcade.core.topic import check_topic
+from motorcade.extension.hooks import AFTER, Handled
+from motorcade.mqtt import codec
+from motorcade.mqtt.packets import PUBACK, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from motorcade.mqtt.properties import NONE, Properties
+from motorcade.mqtt.reasons import ProtocolError, ReasonCode
+
+log = logging.getLogger(__name__)
+
+ALLOWED_TOPICS = 256  #: topics per connection whose access decision is remembered
+MAX_DETAIL = 200  #: characters of a reason string; it may quote what the client sent
+
+Answer = tuple[ReasonCode, str, tuple[tuple[str, str], ...]]  #: reason, detail, user properties
+
+
+class Inbound:
+    """One connection's view of the rules, as far as messages of its client go."""
+
+    __slots__ = ("_aliases", "client", "plane", "routes", "told_problems", "told_unretained", "version")
+
+    def __init__(self, plane: Plane, client: ClientInfo) -> None:
+        self.plane = plane
+        self.client = client
+        self.version = 4  # until CONNECT tells
+        self.routes: dict[bytes, Route] = {}  #: topics this client may publish to; the byte loop reads it
+        self.told_problems = True  #: the client wants reason strings
+        self.told_unretained = False  #: its CONNACK said that nothing is retained
+        self._aliases: dict[int, str] | None = None
+
+    # -- access
+
+    def may(self, action: str, topic: str) -> Generator[Effect, Any, bool]:
+        chain = self.plane.hooks.client_authorize
+        if chain is None or self.client.superuser:
+            return True
+        answer = yield Ask(chain, (self.client, action, topic), None)
+        allowed: bool = answer is True or answer is None  # None: nobody decided, no rule forbids it
+        if allowed:
+            self.plane.stats.acl_allowed += 1
+        else:
+            self.plane.stats.acl_denied += 1
+        return allowed
+
+    # -- PUBLISH
+
+    def publish(self, session: Session, packet: Publish, wall: float) -> Steps:
+        properties = packet.properties
+        plane = self.plane
+        if properties.subscription_ids:  # [MQTT-3.3.4-6]
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers")
+        if packet.retain and self.told_unretained:  # [MQTT-3.2.2-14]
+            raise ProtocolError(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")
+        topic = self._topic(packet)
+        doubt = None
+        if packet.qos == 2:
+            if session.expects_release(packet.packet_id):  # [MQTT-4.3.3-10]: acknowledged again, not routed again
+                doubt = session.doubted(packet.packet_id)
+                if doubt is None or (yield from self._is_stored(session, packet.packet_id, doubt)):
+                    yield from self.in_turn(session)
+                    yield Send(Pubrec(packet.packet_id))
+                    return
+            else:
+                self._check_awaiting(session)
+            session.await_release(packet.packet_id, wall)
+        session.received += 1
+        plane.stats.publish_received += 1
+        plane.stats.publish_bytes_received += len(packet.payload)
+        try:
+            reason, detail, extra = yield from self._accept(session, topic, packet, wall, doubt)
+        except BaseException:  # also if the connection ends while a hook is waited for
+            if doubt is not None:
+                session.doubt(packet.packet_id, doubt)  # as doubtful as before
+            elif packet.qos == 2 and not session.doubts(packet.packet_id):
+                self._give_up(session, packet.packet_id)
+            raise
+        if packet.qos == 0:
+            return
+        answer = self._answer(reason, detail, extra)
+        told = codec.sayable(PUBACK, reason) if self.version == 5 else ReasonCode.SUCCESS
+        if packet.qos == 1:
+            yield Send(Puback(packet.packet_id, told, answer))
+            return
+        if told >= 0x80:
+            self._give_up(session, packet.packet_id)
+        yield Send(Pubrec(packet.packet_id, told, answer))
+
+    def _give_up(self, session: Session, packet_id: int) -> None:
+        """A QoS 2 message is not taken: its id is free again, in the store too."""
+        if session.ended:
+            return  # whatever it has in the store goes with it
+        session.release(packet_id)
+        if session.mailbox is not None and self.plane.keeper is not None:
+            self.plane.keeper.release(session, (packet_id,))
+
+    def _is_stored(self, session: Session, packet_id: int, doubt: Doubt) -> Generator[Effect, Any, bool]:
+        """Whether a message was stored after all, though the store has failed then."""
+        keeper = self.plane.keeper
+        ticket = keeper.look_up(session, packet_id, doubt.guid) if keeper is not None else None
+        if ticket is None:
+            return False
+        session.doubt(packet_id, doubt)  # in case that the connection ends meanwhile
+        yield Commit(ticket, hold=True)
+        if ticket.error is not None:
+            raise unanswered()
+        session.doubted(packet_id)
+        return ticket.known
+
+    def in_turn(self, session: Session) -> Steps:
+        """After the answers that wait for the store. [MQTT-4.6.0-2]"""
+        if session.in_line:
+            yield Commit(Ticket(0))
+
+    def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
+        """Properties of a PUBACK or PUBREC: the reason of an error, and what a plugin adds, if the client wants it."""
+        text = detail[:MAX_DETAIL] if reason >= 0x80 and self.told_problems else ""
+        if self.version != 5 or not (text or extra):
+            return NONE
+        return Properties(reason_string=text or None, user_properties=extra if self.told_problems else ())
+
+    def _topic(self, packet: Publish) -> str:
+        """The topic of a PUBLISH, from its alias if it has one."""
+        alias = packet.properties.topic_alias
+        if alias is None:
+            self.check_topic(packet.topic)
+            return packet.topic
+        limit = self.plane.limits.max_topic_alias
+        if alias > limit:
+            self.plane.refuse("max_topic_alias")
+            # [MQTT-3.3.2-9]
+            raise ProtocolError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above {limit}")
+        if self._aliases is None:
+            self._aliases = {}
+        if packet.topic:
+            self.check_topic(packet.topic)
+            self._aliases[alias] = packet.topic
+            return packet.topic
+        known = self._aliases.get(alias)
+        if known is None:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, f"topic alias {alias} was never set")
+        return known
+
+    def check_topic(self, topic: str) -> None:
+        try:
+            check_topic(topic, self.plane.limits.max_topic_levels)
+        except TopicError as error:
+            if "levels" in str(error):
+                self.plane.refuse("max_topic_levels")
+            raise ProtocolError(ReasonCode.TOPIC_NAME_INVALID, str(error)) from error  # [MQTT-3.3.2-2]
+
+    def _check_awaiting(self, session: Session) -> None:
+        limit = self.plane.session_options.max_awaiting_rel
+        if limit and session.awaiting is not None and len(session.awaiting) >= limit:
+            self.plane.refuse("max_awaiting_rel")
+            raise ProtocolError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, f"more than {limit} unreleased QoS 2 messages")
+
+    def _accept(
+        self, session: Session, topic: str, packet: Publish, wall: float, doubt: Doubt | None
+    ) -> Generator[Effect, Any, Answer]:
+        """Access, hooks, storing, routing: (reason, detail, user properties) for the publisher.
+
+        `doubt`: it has come before, but perhaps not reached everybody.
+        """
+        plane = self.plane
+        route = self.routes.get(topic.encode())
+        if route is None or route.stale:
+            if not (yield from self.may("publish", topic)):
+                plane.stats.dropped["not_authorized"] += 1
+                return ReasonCode.NOT_AUTHORIZED, f"may not publish to {topic}", ()
+            route = self._remember(topic)
+        message = self.message(topic, packet.payload, packet.qos, packet.retain, packet.properties, wall)
+        if doubt is not None:
+            message.guid = doubt.guid
+        given = message
+        chain = route.retain_hooks if packet.retain else route.publish_hooks
+        if chain is not None:
+            result: Message | Handled = yield Ask(chain, (self.client,), message)
+            if isinstance(result, Handled):
+                refusal = yield from self._stored(session, given, packet, _after(given))
+                lasting = packet.qos == 2 and session.mailbox is not None and result.reason < 0x80
+                if refusal is None and lasting and plane.keeper is not None:
+                    taken = plane.keeper.accept(given, (), wall, session, packet.packet_id)
+                    refusal = yield from self._stored(session, given, packet, [], taken)
+                if refusal is not None:
+                    return self._not_kept(refusal, doubt)
+                if result.reason >= 0x80 and self.version != 5:
+                    raise ProtocolError(result.reason, result.reason_string or "")
+                return result.reason, result.reason_string or "", result.user_properties
+            if result.topic != topic:
+                try:
+                    self.check_topic(result.topic)
+                except ProtocolError as error:  # the plugin's fault, not the client's
+                    log.warning("rewritten_topic_invalid topic=%r: %s", result.topic[:MAX_DETAIL], str(error))
+                    return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin made an invalid topic of it", ()
+                if not (yield from self.may("publish", result.topic)):  # a rewritten topic passes the rules too
+                    plane.stats.dropped["not_authorized"] += 1
+                    return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()
+            message = result
+        only = route.only
+        if only is not None and only.behind and packet.qos and only is not session and not session.behind:
+            yield WaitFor(only)  # (a client that is behind itself must be read from, or both would wait for ever)
+        pending = _after(message) if message is given else _after(message) + _after(given)
+        if pending and packet.qos == 2 and session.mailbox is not None:
+            # Before the packet id is stored: a repetition after a crash must bring the plugins' part again.
+            refusal = yield from self._stored(session, message, packet, pending)
+            if refusal is not None:
+                return self._not_kept(refusal, doubt)
+            pending = []
+        chosen = doubt.chosen if doubt is not None else NOBODY
+        copies, ticket = yield from self._keep(session, message, packet, wall, chosen)
+        refusal = yield from self._stored(session, message, packet, pending, ticket, copies)
+        if refusal is not None:
+            return self._not_kept(refusal, doubt, str(ticket.error if ticket is not None else ""))
+        count = plane.pubsub.publish(message, wall, copies)
+        return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
+
+    def _not_kept(
+        self, reason: ReasonCode, doubt: Doubt | None, detail: str = "what a plugin wanted to keep could not be stored"
+    ) -> Answer:
+        """The answer to a message that the store refuses."""
+        if doubt is not None:
+            raise unanswered()  # some may have it: it cannot be refused any more
+        return reason, detail, ()
+
+    def _keep(
+        self, session: Session, message: Message, packet: Publish, wall: float, chosen: Mapping[str, str]
+    ) -> Generator[Effect, Any, tuple[list[Copy] | None, Ticket | None]]:
+        """Store what durable receivers get, and the packet id of a durable publisher's QoS 2 message."""
+        keeper = self.plane.keeper
+        if keeper is None or not packet.qos:
+            return None, None
+        copies = self.plane.pubsub.to_keep(message, chosen)
+        lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
+        if packet.qos == 2 and session.mailbox is not None:
+            first = keeper.announce(session, packet.packet_id, message.guid, lasting, wall)
+            if first is not None:
+                session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(lasting)))  # if the connection ends now
+                yield Commit(first, hold=True)
+                if first.error is not None:
+                    raise unanswered()
+                session.doubted(packet.packet_id)
+            return copies, keeper.accept(message, lasting, wall, session, packet.packet_id)
+        return copies, keeper.accept(message, lasting, wall) if lasting else None
+
+    def _stored(
+        self,
+        session: Session,
+        message: Message,
+        packet: Publish,
+        pending: list[Any],
+        ticket: Ticket | None = None,
+        copies: list[Copy] | None = None,
+    ) -> Generator[Effect, Any, ReasonCode | None]:
+        """Wait for what the broker and plugins store; a reason if the message is refused."""
+        if pending:
+            ticket = ticket or Ticket(0)
+            ticket.after(pending)
+        if not packet.qos:
+            return None
+        if ticket is None:
+            yield from self.in_turn(session)
+            return None
+        yield Commit(ticket, octets=len(packet.payload))
+        if ticket.error is None:
+            return None
+        self.plane.stats.dropped["not_stored"] += 1
+        if ticket.refused:
+            if self.version != 5:
+                raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error))
+            return ReasonCode.QUOTA_EXCEEDED
+        if packet.qos == 2:
+            session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(copies or ())))
+        raise unanswered()
+
+    def _remember(self, topic: str) -> Route:
+        """Remember that this client may publish to a topic."""
+        route = self.plane.pubsub.route(topic)
+        routes = self.routes
+        if routes is not self.plane.pubsub.routes:
+            if len(routes) >= ALLOWED_TOPICS:
+                routes.clear()
+            routes[topic.encode()] = route
+        return route
+
+    def message(
+        self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties, wall: float
+    ) -> Message:
+        expiry = properties.message_expiry
+        return Message(
+            topic,
+            payload,
+            qos,
+            retain,
+            self.client.client_id,
+            self.client.username,
+            self.plane.guids.next(int(wall * 1_000_000)),
+            wall,
+            properties.payload_format,
+            wall + expiry if expiry is not None else None,
+            properties.content_type,
+            properties.response_topic,
+            properties.correlation_data,
+            properties.user_properties,
+        )
+
+    def pubrel(self, session: Session, packet: Pubrel, wall: float) -> Steps:
+        known = session.release(packet.packet_id)
+        keeper = self.plane.keeper
+        if known and session.mailbox is not None and keeper is not None:
+            # Not before the id is free in the store too: after a crash a new message with this id would pass for known.
+            ticket = keeper.release(session, (packet.packet_id,))
+            yield Commit(ticket)
+            if ticket.error is not None:
+                session.await_release(packet.packet_id, wall)
+                raise unanswered()
+        else:
+            yield from self.in_turn(session)
+        reason = ReasonCode.SUCCESS if known or self.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+        yield Send(Pubcomp(packet.packet_id, reason))
+
+
+def _after(message: Message) -> list[Any]:
+    """What plugins want the publisher's answer to wait for."""
+    pending = message.headers.pop(AFTER, None)
+    return pending if isinstance(pending, list) else []
+
+
+def unanswered() -> ProtocolError:
+    """Nobody knows whether something was stored. The client finds out by sending it again."""
+    return ProtocolError(ReasonCode.SERVER_BUSY, "the store does not answer, send it again")
