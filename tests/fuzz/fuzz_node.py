@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.conversations import CLIENTS, Conversation, Mutator, corpus, read, write
-from tests.fuzz.rig import CLOCK, Finding, Peer, Rig, WebSocketPeer, check_objects
+from tests.fuzz.rig import CLOCK, Finding, Peer, Rig, WebSocketPeer, check_objects, count_objects
 from tests.support.wire import CONNACK, PUBLISH, PUBREL, Packet
 
 #: Seconds after which a single conversation counts as a hang: the stacks are printed and the process ends.
@@ -147,6 +147,7 @@ async def fuzz(seconds: float, seed: int, limit: int = sys.maxsize) -> int:
     """Play the corpus, then damaged conversations; returns how many. `Finding` has the conversation in its notes."""
     bench = Bench()
     await bench.start()
+    before = count_objects()
     seeds = corpus()
     mutator = Mutator(list(seeds.values()), Random(seed))
     count = 0
@@ -164,8 +165,8 @@ async def fuzz(seconds: float, seed: int, limit: int = sys.maxsize) -> int:
             faulthandler.cancel_dump_traceback_later()
         count += 1
         if count % COUNT_EVERY == 0:
-            await check_objects(3)
-    await check_objects(3)
+            await check_objects(before)
+    await check_objects(before)
     await bench.stop()
     return count
 

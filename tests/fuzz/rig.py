@@ -493,14 +493,19 @@ class Rig:
             raise Finding(f"timers leaked: {len(plane.registry._timers)}")
 
 
-async def check_objects(rigs: int) -> None:
-    """Objects of connections that are gone are gone too; two witnesses per rig are left."""
-    await asyncio.sleep(0.1)  # the grace of closing connections, which `Rig` has made short
+def count_objects() -> dict[type, int]:
+    """How many of the objects that come and go with connections are alive."""
     gc.collect()
-    for kind in (Connection, Channel, Session):
-        alive = sum(1 for thing in gc.get_objects() if type(thing) is kind)
-        if alive > 2 * rigs:
-            raise Finding(f"{alive} objects of {kind.__name__} are alive, {2 * rigs} are in use")
+    things = gc.get_objects()
+    return {kind: sum(1 for thing in things if type(thing) is kind) for kind in (Connection, Channel, Session)}
+
+
+async def check_objects(before: dict[type, int]) -> None:
+    """Objects of connections that are gone are gone too; there are no more than `before`."""
+    await asyncio.sleep(0.1)  # the grace of closing connections, which `Rig` has made short
+    for kind, alive in count_objects().items():
+        if alive > before[kind]:
+            raise Finding(f"{alive} objects of {kind.__name__} are alive, {before[kind]} are in use")
 
 
 # -- what plugins do: each answer depends on bytes that the fuzzer can reach
