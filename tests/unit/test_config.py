@@ -76,7 +76,7 @@ def test_the_stronger_source_wins_and_is_named(read: Read) -> None:
         ("[limits]\n\n\ndeny = ['10.0.0.0/33']\n", "motorcade.toml:4: limits.deny: '10.0.0.0/33'"),
         ("[limits]\nwrite_high = 1\n", "limits.write_low: must not be above limits.write_high (1)"),
         ("[session]\nshared_strategy = 'rand'\n", "motorcade.toml:2: session.shared_strategy: unknown strategy 'rand'"),
-        ("[store]\nurl = 'redis://x'\n", "motorcade.toml:2: store.url: 'redis://x' is not available"),
+        ("[store]\nurl = 'sqlite://x'\n", "motorcade.toml:2: store.url: 'sqlite://x' does not name a store"),
         ("[session]\n\nwindow = = 1\n", "motorcade.toml:3: not valid TOML"),
     ],
 )
