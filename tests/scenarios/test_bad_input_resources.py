@@ -57,7 +57,8 @@ _numbers = itertools.count(1)
 
 
 def node_with(config: str) -> NodeProcess:
-    return NodeProcess(config=config, http=True)
+    """In memory: the embedded store may hold some 100 MiB before it writes them out, and would hide what is lost."""
+    return NodeProcess("--store", "memory://", config=config, http=True)
 
 
 @pytest.fixture(scope="module")
