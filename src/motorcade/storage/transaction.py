@@ -283,8 +283,10 @@ class Transaction:
         answer = answers.append
         # What is appended here enters the overlay only if somebody looks: mostly nobody does.
         self._bulk.append((answers, row))
+        if not (compaction or droppable or attached):
+            self._append_simply(owners, row, size, (most, most_octets) if bounded else None, answers)
         full = 0
-        for owner in owners:
+        for owner in owners[len(answers) :]:
             head = recent(owner) or self._head(owner)
             if bounded and (head.count >= most or head.octets > most_octets):
                 answer(self._append_full(owner, draft, row, size, bound, attached.get(owner, "")))
@@ -315,6 +317,29 @@ class Transaction:
                 answer(Appended(owner, position))
         self._state.entries += len(owners) - full
         return answers
+
+    def _append_simply(
+        self, owners: Sequence[str], row: bytes, size: int, bound: tuple[int, int] | None, answers: list[Appended]
+    ) -> None:
+        """The inside of `_append_all` without its cases, up to the first owner who has no room."""
+        put, entries, dirty = self._put, self._entries, self._heads
+        recent, load = self._state.heads.young.get, self._head
+        most, most_octets = bound or (0, 0)
+        pack = _pack
+        positions: list[int] = []
+        done = positions.append
+        for owner in owners:
+            head = recent(owner) or load(owner)
+            if bound and (head.count >= most or head.octets > most_octets):
+                break
+            head.last = position = head.last + 1
+            head.count += 1
+            head.octets += size
+            put(head.prefix + pack(position), row, entries)
+            if position >= head.write_at:
+                dirty[owner] = head
+            done(position)
+        answers.extend(map(Appended, owners, positions))
 
     def _append_full(self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str) -> Appended:
         """To a mailbox where something must go, unless it is replaced."""
