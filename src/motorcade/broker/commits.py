@@ -6,8 +6,9 @@
     acknowledge,   ──▶ [ part: what only removes ]┘
     mark, delete
 
-Rule 1: a part has at most `PART_ROWS` rows, so that no commit holds up the others, and a turn hands over about
-        `TURN_ROWS`, so that nothing holds up the event loop. A QoS 2 message of a durable publisher is never divided:
+Rule 1: a part has at most `PART_ROWS` rows, so that no commit holds up the others. A turn hands over about
+        `TURN_ROWS`, and the store has about `FLYING_ROWS` at once, so that neither asking nor answering holds up the
+        event loop; what is more waits as a job. A QoS 2 message of a durable publisher is never divided:
         it is stored with its packet id as a whole, or, where batches are not atomic, repeated under the same token.
 Rule 2: what only removes has a part of its own. A full store refuses the rest, and this gives it room again.
 Rule 3: parts are begun in order, so writes for one mailbox or record are applied in order (ports, rule 6).
@@ -40,7 +41,7 @@ log = structlog.stdlib.get_logger("motorcade.keeper")
 
 PART_ROWS = 256  #: rows in one commit, unless a QoS 2 message needs more
 TURN_ROWS = 1024  #: rows handed over in one turn of the event loop, unless a QoS 2 message needs more
-MAX_FLYING = 10_000  #: rows the store has not answered yet, before QoS 0 messages are no longer kept
+FLYING_ROWS = 4096  #: rows the store has not answered yet, before it gets no more; QoS 0 is no longer kept then
 REMEMBERED = 256  #: publishers of a topic whose entries' common part is remembered; bounds likewise
 RETRY = 1.0  #: seconds until something that failed is tried again
 
@@ -250,7 +251,7 @@ class Commits:
     def keep(self, session: Session, message: Message, *, retain: bool) -> None:
         """Keep a QoS 0 message for a client that is away, unless the store has more to do than it can."""
         copy = Copy(session, 0, retain, ())
-        if self._flying >= MAX_FLYING or self._jobs:
+        if self._flying >= FLYING_ROWS or self._jobs:
             session.drop(Whole(message).frame(copy, self.now), "queue_full")
         else:
             self.accept(message, [copy], message.timestamp or time())
@@ -268,7 +269,7 @@ class Commits:
         return ticket
 
     def _enter(self, job: Job) -> None:
-        if self._jobs or self._turn_rows + len(job.copies) > TURN_ROWS:
+        if self._jobs or self._turn_rows + len(job.copies) > TURN_ROWS or self._flying >= FLYING_ROWS:
             job.ticket.part()
             self._jobs.append(job)
             self._later()
@@ -277,7 +278,7 @@ class Commits:
 
     def _work(self) -> None:
         """One turn's share of the jobs."""
-        while self._jobs and self._turn_rows < TURN_ROWS:
+        while self._jobs and self._turn_rows < TURN_ROWS and self._flying < FLYING_ROWS:
             job = self._jobs[0]
             self._hand_over(job, TURN_ROWS - self._turn_rows)
             if job.at >= len(job.copies):
@@ -409,7 +410,7 @@ class Commits:
         if self._removing is not None:
             self._begin(self._removing)
         self._turn_rows = 0
-        if self._jobs:
+        if self._jobs and self._flying < FLYING_ROWS:
             self._later()
 
     def _begin(self, part: Part) -> None:
@@ -458,7 +459,7 @@ class Commits:
     def _settle(self, part: Part, answers: Sequence[Appended]) -> None:
         """A part is stored: receivers that wait get their messages, then publishers their answers."""
         now = time()
-        self._flying -= part.rows
+        self._landed(part)
         if self.refused and (part.puts or part.deliveries):
             log.warning("stores_again", refused=self.refused)
             self.refused = 0
@@ -479,6 +480,11 @@ class Commits:
                 log.exception("pump_failed", client_id=session.client.client_id)
         self._flush()
 
+    def _landed(self, part: Part) -> None:
+        self._flying -= part.rows
+        if self._jobs:
+            self._later()
+
     def _arrive(self, copy: Copy, source: Source, answer: Appended, now: float) -> bool:
         """One receiver's entry is stored; whether it is there to get it."""
         session = copy.session
@@ -498,7 +504,7 @@ class Commits:
 
     def _fail(self, part: Part, error: Exception) -> None:
         """A part could not be stored, or nobody knows."""
-        self._flying -= part.rows
+        self._landed(part)
         if not self.refused:  # once, not for every message
             log.error("not_stored", error=str(error), consequence="publishers are refused until the store takes writes")
         self.refused += 1

@@ -292,9 +292,9 @@ class Connection(asyncio.Protocol):
                     self._hold_off()
                     self._keep(data[i:], 0)
                     return
-                if i < n and plane.keeper is not None and plane.keeper.busy:
+                if plane.keeper is not None and plane.keeper.busy and session.in_line:
+                    self._hold_off()  # until one of its answers is there
                     self._keep(data[i:], 0)
-                    self._give_way()
                     return
             elif i < n and session is None and self._steps is None and data[i] >> 4 != 1:
                 # A stranger: do not wait for more.
