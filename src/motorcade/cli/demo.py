@@ -50,6 +50,7 @@ class Stage:
     output: list[str] = field(default_factory=list)  #: of the node
     messages: int = 0
     scenes: list[tuple[str, str]] = field(default_factory=list)  #: title, outcome
+    node: Node | None = None
 
     @contextlib.asynccontextmanager
     async def client(self, name: str, **options: object) -> AsyncIterator[Client]:
@@ -121,11 +122,16 @@ def _report(stage: Stage) -> None:
 
 async def _play(stage: Stage) -> None:
     typer.echo("Starting a node …")
-    async with _node(stage):
+    node = stage.node = Node(stage)
+    try:
+        await node.start()
         for number, (title, scene) in enumerate(_scenes(), 1):
             typer.echo(f"\n  {number}. {typer.style(title, bold=True)}")
             stage.scenes.append((title, await scene(stage)))
         typer.echo("\nStopping the node …")
+        await node.stop()
+    finally:
+        await node.kill()
 
 
 def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
@@ -135,6 +141,7 @@ def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
         ("A vehicle vanishes: its will is published", _will),
         ("A shared subscription divides the work", _shared),
         ("An offline vehicle finds its messages", _offline),
+        ("kill -9: nothing acknowledged is lost", _killed),
         ("MQTT over WebSocket, and MQTT 3.1.1", _web),
         ("Access rules: what is not allowed is refused", _denied),
     ]
@@ -228,6 +235,29 @@ async def _offline(stage: Stage) -> str:
     return "2 messages kept and delivered in order"
 
 
+async def _killed(stage: Stage) -> str:
+    from motorcade.mqtt.properties import Properties
+
+    keep = Properties(session_expiry=60)
+    topic = "vehicles/car-6/command"
+    async with stage.client("car-6", clean_start=True, properties=keep) as car:
+        await car.subscribe((topic, 2))
+    commands = ("lock", "route 7", "report")
+    async with stage.client("fleet-desk") as desk:
+        for qos, command in zip((1, 2, 1), commands, strict=True):
+            stage.sends("fleet-desk", topic, command, f"QoS {qos}, acknowledged")
+            await desk.publish(topic, command.encode(), qos)
+    assert stage.node is not None  # noqa: S101 - it has served the scenes before
+    await stage.node.kill()
+    stage.say("       kill -9, and a new start:")
+    await stage.node.start()
+    async with stage.client("car-6", clean_start=False, properties=Properties(session_expiry=0)) as car:
+        stage.say(f"       car-6 is back (session present: {'yes' if car.session_present else 'no'})")
+        for command in commands:
+            await stage.takes("car-6", car, command)
+    return f"{len(commands)} acknowledged messages survived"
+
+
 async def _web(stage: Stage) -> str:
     from motorcade.client import Client
 
@@ -312,39 +342,57 @@ async def _paho(stage: Stage) -> str:
 # --- the node ---------------------------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def _node(stage: Stage) -> AsyncIterator[None]:
+class Node:
     """A node as a process; it must become ready, and exit with 0 when it is asked to stop."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "motorcade", "serve", "--config", str(_write_configuration(stage.folder))),
-        *("--mqtt", f"127.0.0.1:{stage.port}", "--ws", f"127.0.0.1:{stage.ws_port}"),
-        *("--http", f"127.0.0.1:{stage.http_port}", "--data", str(stage.folder / "data")),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    ready = asyncio.Event()
-    reading = asyncio.create_task(_collect(process, stage.output, ready), name="node-output")
-    try:
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._configuration = _write_configuration(stage.folder)
+
+    async def start(self) -> None:
+        stage = self._stage
+        process = self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motorcade", "serve", "--config", str(self._configuration)),
+            *("--mqtt", f"127.0.0.1:{stage.port}", "--ws", f"127.0.0.1:{stage.ws_port}"),
+            *("--http", f"127.0.0.1:{stage.http_port}", "--data", str(stage.folder / "data")),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        ready = asyncio.Event()
+        before = len(stage.output)
+        self._reading = asyncio.create_task(_collect(process, stage.output, ready), name="node-output")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 await ready.wait()
-        if process.returncode is not None or not any("ready" in line for line in stage.output):
+        told = [line for line in stage.output[before:] if "ready" in line]
+        if process.returncode is not None or not told:
             raise SceneError("the node did not become ready; its last lines are above")
-        typer.echo(f"  {stage.output[-1]}")
-        yield
+        typer.echo(f"  {told[-1]}")
+
+    async def stop(self) -> None:
+        """Ask it to stop."""
+        process = self._process
+        if process is None:
+            return
         process.terminate()
-        async with asyncio.timeout(_PATIENCE):
-            code = await process.wait()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                code = await process.wait()
+        except TimeoutError:
+            raise SceneError(f"the node did not stop within {_PATIENCE:g} s") from None
         if code != 0:
             raise SceneError(f"the node exited with {code}")
-    except TimeoutError:
-        raise SceneError(f"the node did not stop within {_PATIENCE:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        await reading
+
+    async def kill(self) -> None:
+        """Kill it, if it runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
 
 
 async def _collect(process: asyncio.subprocess.Process, output: list[str], ready: asyncio.Event) -> None:
