@@ -14,6 +14,6 @@ def test_the_demonstration_plays_every_scene_and_leaves_nothing(run: Run, tmp_pa
     assert 0 == done.returncode, done.stderr
     for scene in ("QoS 0, 1 and 2", "retained", "will", "shared", "offline", "WebSocket", "Access", "paho-mqtt"):
         assert scene in done.stdout
-    assert 8 == done.stdout.count("✓")
+    assert 9 == done.stdout.count("✓")
     assert [] == list((tmp_path / "tmp").iterdir())
     assert [tmp_path / "tmp"] == list(tmp_path.iterdir())
