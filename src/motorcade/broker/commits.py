@@ -105,6 +105,8 @@ class Plain:
 
     def draft(self, copy: Copy, token: bytes) -> Draft:
         client, bodies = self._client, self._route.bodies
+        if bodies is None:
+            bodies = self._route.bodies = {}
         key = (client.client_id, client.username, copy.identifiers)
         body = bodies.get(key)
         if body is None:

@@ -135,7 +135,8 @@ class Route:
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
         #: if everybody is durable and takes QoS 1: what they get; the byte loop stores such messages itself
         self.lasting = _lasting(targets) if self.kept and not groups else ()
-        self.bodies: dict[tuple[object, ...], bytes] = {}  #: see `Keeper.accept_plain`
+        #: see `commits.Plain`; made when first needed, since many routes are remembered
+        self.bodies: dict[tuple[object, ...], bytes] | None = None
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
         self.as_published = frozenset(t.session for t in plain if t.retain_as_published)
         v3 = [t for t in plain if t.session.version != 5]
