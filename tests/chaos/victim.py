@@ -12,7 +12,8 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-from tests.support.node import Endpoint, NodeProcess, free_port
+from tests.support.node import Endpoint, NodeProcess
+from tests.support.ports import free_port
 from tests.support.redis import RedisCluster, RedisServer
 
 ENGINES = ("memory", "rocksdb", "redis", "redis+cluster")

@@ -13,7 +13,8 @@ import jwt
 import pytest
 import trustme
 
-from tests.support.node import Endpoint, NodeProcess, free_port
+from tests.support.node import Endpoint, NodeProcess
+from tests.support.ports import free_port
 from tests.support.wire import CONNACK, DISCONNECT, PUBACK, Client, Packet, Will, prop, publish_packet
 
 PATIENCE = 10.0  #: seconds until a condition must hold

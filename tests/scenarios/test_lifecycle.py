@@ -23,7 +23,8 @@ import pytest
 from tests.scenarios.transports import KINDS, Papers, Ways, every_kind, make_papers, open_ways
 from tests.scenarios.witness import SLACK, assert_no_crash, metrics, rss, wait_until
 from tests.support.flows import SESSION_EXPIRY, numbered
-from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, Endpoint, NodeProcess, free_port
+from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, Endpoint, NodeProcess
+from tests.support.ports import free_port
 from tests.support.wire import (
     CONNACK,
     DISCONNECT,

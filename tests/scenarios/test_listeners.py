@@ -36,7 +36,8 @@ from tests.scenarios.transports import (
 )
 from tests.scenarios.witness import SLACK, assert_no_crash, metrics, refusals, rss, wait_until
 from tests.support.flows import numbered, payloads, publish_many, receive_until
-from tests.support.node import Endpoint, NodeProcess, free_port
+from tests.support.node import Endpoint, NodeProcess
+from tests.support.ports import free_port
 from tests.support.wire import (
     CONNACK,
     PATIENCE,

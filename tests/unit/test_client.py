@@ -20,7 +20,8 @@ from motorcade.core.subscription import Subscription
 from motorcade.mqtt.packets import Publish
 from motorcade.mqtt.properties import Properties
 from tests.support import wire
-from tests.support.node import NodeProcess, free_port
+from tests.support.node import NodeProcess
+from tests.support.ports import free_port
 
 PATIENCE = 10.0  # seconds
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import random
 import socket
 import sys
 import tempfile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from motorcade.mqtt.packets import Publish
 
 _PATIENCE = 20.0  # seconds for anything that should happen at once
+_PORTS = (20_000, 30_000)
 
 _RULES = """\
 %% Nobody may publish what only the workshop decides; a vehicle may write below its own name; the rest is open.
@@ -420,6 +422,9 @@ def _write_configuration(folder: Path) -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port below those that outgoing connections get, so that none of them takes it meanwhile."""
+    while True:
+        port = random.randrange(*_PORTS)  # noqa: S311 - a place, not a secret
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import wire
-from tests.support.node import NodeProcess, free_port
+from tests.support.node import NodeProcess
+from tests.support.ports import free_port
 from tests.unit.cli.conftest import Run
 
 PLUGIN = '''

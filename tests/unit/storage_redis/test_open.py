@@ -7,7 +7,7 @@ import pytest
 from motorcade.storage.ports import Durability, StoreError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.redis_place import RedisOptions
-from tests.support.node import free_port
+from tests.support.ports import free_port
 from tests.support.redis import RedisServer
 
 

@@ -12,7 +12,7 @@ import uvloop
 
 from motorcade.storage.ports import StoreError
 from motorcade.storage.resp import Access, Address, Connection, LostError, ServerError, connect
-from tests.support.node import free_port
+from tests.support.ports import free_port
 from tests.support.redis import RedisServer
 
 
