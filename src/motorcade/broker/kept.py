@@ -83,6 +83,7 @@ class SubscriptionRecord(msgspec.Struct, array_like=True):
     retain_as_published: bool
     retain_handling: int
     identifier: int
+    user_properties: UserProperties = ()
 
 
 class AwaitingRecord(msgspec.Struct, array_like=True):
@@ -193,6 +194,7 @@ def subscription_from(filter_: str, data: bytes) -> Subscription:
         record.retain_as_published,
         record.retain_handling,
         record.identifier,
+        record.user_properties,
     )
 
 
@@ -205,6 +207,7 @@ def subscription_record(subscription: Subscription) -> bytes:
             subscription.retain_as_published,
             subscription.retain_handling,
             subscription.identifier,
+            subscription.user_properties,
         )
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from motorcade.core.message import UserProperties
+
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
@@ -15,3 +17,4 @@ class Subscription:
     retain_as_published: bool = False
     retain_handling: int = 0  #: 0 send retained, 1 only if the subscription is new, 2 never
     identifier: int = 0  #: subscription identifier of the SUBSCRIBE packet; 0 is none
+    user_properties: UserProperties = ()  #: of the SUBSCRIBE packet; sources read their options there

@@ -27,7 +27,7 @@ or `retained_only` where possible: messages they do not concern stay on the brok
 | client.connect | client | ReasonCode; Stop with an error code refuses the client before authentication |
 | client.authenticate | client, credentials | Decision or None; Stop(Allow/Deny/Challenge) decides, None passes on |
 | client.authorize | client, "publish" or "subscribe", topic or filter | bool or None; Stop(True/False) decides |
-| client.subscribe | client, user properties | list of Subscription or ReasonCode, one per filter asked for |
+| client.subscribe | client, user properties | list of Subscription, ReasonCode or Verdict, one per filter asked for |
 | client.unsubscribe | client, user properties | list of filters |
 | client.connected | client | |
 | client.disconnected | client, reason | |
@@ -56,6 +56,7 @@ from motorcade.core import topic as topics_
 from motorcade.core.errors import HookError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,15 @@ class Challenge:
 
 
 Decision = Allow | Deny | Challenge
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`client.subscribe`: what becomes of one filter, with a word to the client (MQTT 5) about it."""
+
+    outcome: Subscription | ReasonCode
+    detail: str
+
 
 AFTER: Final = "acknowledge_after"  #: header of a message
 

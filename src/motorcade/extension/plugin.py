@@ -18,7 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -30,8 +30,8 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError, MotorcadeError, PluginError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
-from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
+from motorcade.extension.sources import Kind, Sources
 
 GROUP = "motorcade.plugins"
 PATIENCE = 30.0  #: seconds a plugin may take to start or to stop; others wait for it
@@ -44,12 +44,8 @@ class Hub(Protocol):
     async def publish(self, message: Message) -> int:
         """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
 
-    def deliver(self, client_id: str, subscription: Subscription, messages: Iterator[Message]) -> bool:
-        """Send messages to one client, as matching `subscription`, as fast as its window allows.
-
-        The iterator is read only when there is room, and closed when the client unsubscribes or its session ends.
-        False if the client has no session.
-        """
+    def tell(self, client_id: str, what: object) -> bool:
+        """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
 
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
         """Send a client away; False if it is not connected."""
@@ -81,6 +77,10 @@ class Context:
     counters: Counter[str]  #: shown as `motorcade_plugin_total{plugin, event}`
     tasks: set[asyncio.Task[None]]
     store: Any = None  #: the node's store, a `motorcade.storage.ports.Store`; `memory://` ends with the node
+    hooks: Hooks = field(default_factory=Hooks)
+    sources: Sources = field(default_factory=Sources)
+    services: dict[str, Any] = field(default_factory=dict)
+    offered: set[str] = field(default_factory=set)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something in the background until it ends or the plugin is unloaded."""
@@ -88,6 +88,42 @@ class Context:
         self.tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def add_hook(
+        self,
+        point: str,
+        function: Callable[..., Any],
+        *,
+        priority: int = 0,
+        topics: Iterable[str] = (),
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Register a callback while the plugin runs; `@hook` does it for what is known from the start.
+
+        A callback that is there already is replaced, which is how its `topics` change.
+        """
+        self.hooks.remove(point, function)
+        self.hooks.add(point, Callback(function, priority, self.name, tuple(topics), timeout=timeout))
+
+    def remove_hook(self, point: str, function: Callable[..., Any]) -> bool:
+        """Take a callback away; False if it was not there."""
+        return self.hooks.remove(point, function)
+
+    def add_source(self, kind: Kind) -> None:
+        """Register a kind of source (see `extension.sources`); it ends with the plugin."""
+        kind.owner = self.name
+        self.sources.register(kind)
+
+    def offer(self, name: str, service: Any) -> None:
+        """Let other plugins use something of this one, by name, until it is unloaded."""
+        if name in self.services:
+            raise PluginError(f"plugin {self.name!r}: there is a service {name!r} already")
+        self.services[name] = service
+        self.offered.add(name)
+
+    def service(self, name: str) -> Any:
+        """What another plugin offers now, or None. Ask each time: it may be unloaded."""
+        return self.services.get(name)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
@@ -174,10 +210,12 @@ class Loaded:
 class Plugins:
     """The plugins of one node."""
 
-    def __init__(self, hub: Hub, hooks: Hooks, data: Path) -> None:
+    def __init__(self, hub: Hub, hooks: Hooks, data: Path, sources: Sources | None = None) -> None:
         self._hub = hub
         self._hooks = hooks
+        self._sources = sources or Sources()
         self._data = data
+        self._services: dict[str, Any] = {}
         self.store: Any = None  #: given to every plugin that is loaded from now on
         self._loaded: dict[str, Loaded] = {}
         self._changing = asyncio.Lock()
@@ -198,14 +236,14 @@ class Plugins:
             kind, origin = _from_path(path) if path else _from_entry_point(name)
             options = _configure(name, kind, config or {})
             log = structlog.stdlib.get_logger("motorcade.plugin").bind(plugin=name)
-            context = Context(name, self._hub, log, self._data / name, Counter(), set(), self.store)
+            context = self._context(name, log)
             try:
                 plugin = kind(context, options)
                 await asyncio.wait_for(plugin.start(), PATIENCE)
                 for point, callback in _callbacks(name, plugin):
                     self._hooks.add(point, callback)
             except Exception as error:
-                self._hooks.remove_owner(name)
+                self._withdraw(context)
                 await _cancel(context)
                 if isinstance(error, MotorcadeError) and not isinstance(error, HookError):
                     raise PluginError(f"plugin {name!r}: {error}") from error
@@ -214,13 +252,34 @@ class Plugins:
             log.info("plugin_loaded", origin=origin)
             return loaded
 
+    def _context(self, name: str, log: structlog.stdlib.BoundLogger) -> Context:
+        return Context(
+            name,
+            self._hub,
+            log,
+            self._data / name,
+            Counter(),
+            set(),
+            self.store,
+            self._hooks,
+            self._sources,
+            self._services,
+        )
+
+    def _withdraw(self, context: Context) -> None:
+        """Nobody calls a plugin any more."""
+        self._hooks.remove_owner(context.name)
+        self._sources.remove_owner(context.name)
+        for service in context.offered:
+            self._services.pop(service, None)
+
     async def unload(self, name: str) -> None:
         """Stop a plugin and remove its callbacks."""
         async with self._changing:
             loaded = self._loaded.pop(name, None)
             if loaded is None:
                 raise PluginError(f"plugin {name!r} is not loaded; loaded are: {', '.join(self._loaded) or 'none'}")
-            self._hooks.remove_owner(name)
+            self._withdraw(loaded.context)
             try:
                 await asyncio.wait_for(loaded.plugin.stop(), PATIENCE)
             except Exception as error:
