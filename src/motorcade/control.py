@@ -27,6 +27,7 @@ from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.subscription import Subscription
+from motorcade.extension.declared import Declared, Found, options_in, read_options
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
@@ -38,6 +39,14 @@ MOST_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
 SCAN: Final = 500  #: client ids looked at before the loop may go on with messages
 MOST_STREAMS: Final = 100  #: streams whose sizes are told
 COPY: Final = 50  #: clients copied before the loop may go on with messages; like SCAN a tenth of a millisecond
+MOST_FOUND: Final = 1000  #: messages of a queue or stream on a page
+MOST_OCTETS: Final = 4 * 1024 * 1024  #: bytes of their payloads after which a page ends, however few they are
+READ: Final = 50  #: messages asked for before the loop may go on
+
+#: What operators declare, by the name of the service, and the plugin that has it.
+DECLARED: Final[Mapping[str, str]] = {"queues": "queues", "streams": "streams", "captures": "capture"}
+#: What every kind of source counts, so that its series are there before it happens.
+SOURCE_EVENTS: Final = ("given", "delivered", "refused", "failed", "recreated", "overshoot")
 
 
 class NodeState(StrEnum):
@@ -201,6 +210,13 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+class FoundPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some messages of a queue or stream, oldest first."""
+
+    messages: list[Found]
+    cursor: int | None  #: position to go on after; None: these were the last
+
+
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """All counters and gauges at one moment."""
 
@@ -212,13 +228,15 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     auth: dict[str, int]  #: allowed, denied
     acl: dict[str, int]
     plugins: list[PluginView]
+    sources: dict[str, dict[str, int]]  #: kind of source: event: how often
+    declared: dict[str, int]  #: queue, stream, …: how many there are
     lag: Lag
     store: StoreFigures | None  #: as of the last round of housekeeping
     sweeps: SweepCounters | None
 
 
 class NotFoundError(MotorcadeError):
-    """There is no client or plugin of that name."""
+    """There is no client or plugin of that name, or no plugin that has such things."""
 
 
 @runtime_checkable
@@ -339,6 +357,58 @@ class Control:
             raise NotFoundError(f"plugin {name!r} is not loaded")
         await self._plugins.unload(name)
 
+    # -- what operators declare
+
+    def declared(self, plural: str) -> Declared:
+        """All queues, streams or captures; `NotFoundError` says which plugin to load. Await it in this loop only."""
+        service: Declared | None = self._plugins.service(plural)
+        if service is None:
+            name = DECLARED.get(plural, plural)
+            raise NotFoundError(
+                f"this node has no {plural}: plugin {name!r} is not loaded (`motorcade plugin load {name}`)"
+            )
+        return service
+
+    async def declarations(self, plural: str) -> list[msgspec.Struct]:
+        """Views of all, by name."""
+        return list(await self.declared(plural).list())
+
+    async def declaration(self, plural: str, name: str) -> msgspec.Struct:
+        """The view of one; `UnknownError`."""
+        return await self.declared(plural).show(name)
+
+    async def declare(self, plural: str, name: str, given: Mapping[str, Any]) -> msgspec.Struct:
+        """Make one; `ConflictError` if it is there, `BadNameError`, `BadOptionsError`."""
+        service = self.declared(plural)
+        return await service.create(name, read_options(service.noun, service.Options, given))
+
+    async def redeclare(self, plural: str, name: str, given: Mapping[str, Any], *, keep: bool) -> msgspec.Struct:
+        """Give one other options; what is not given stays as it is (`keep`) or goes back to its default."""
+        service = self.declared(plural)
+        old = options_in(service.Options, await service.show(name)) if keep else {}
+        return await service.change(name, read_options(service.noun, service.Options, {**old, **given}))
+
+    async def remove_declared(self, plural: str, name: str) -> None:
+        """Remove one with its contents; `UnknownError`, `ConflictError`."""
+        await self.declared(plural).delete(name)
+
+    async def read_declared(self, plural: str, name: str, after: int, limit: int) -> FoundPage:
+        """Messages after a position; at most `limit`, and fewer where they are large. Looking changes nothing."""
+        service = self.declared(plural)
+        wanted = min(max(limit, 1), MOST_FOUND)
+        found: list[Found] = []
+        octets, more = 0, True
+        while more and len(found) <= wanted and octets <= MOST_OCTETS:
+            ask = min(wanted + 1 - len(found), READ)  # one more than wanted tells whether there is more
+            step = await service.read(name, found[-1].position if found else after, ask)
+            found += step
+            octets += sum(len(message.payload) for message in step)
+            more = len(step) == ask
+            await asyncio.sleep(0)
+        shown = found[:wanted]
+        more = more or len(found) > wanted
+        return FoundPage(messages=shown, cursor=shown[-1].position if more and shown else None)
+
     # -- the store
 
     async def store_view(self) -> StoreView:
@@ -442,6 +512,12 @@ class Control:
             auth={"allowed": stats.auth_allowed, "denied": stats.auth_denied},
             acl={"allowed": stats.acl_allowed, "denied": stats.acl_denied},
             plugins=await self.plugins(),
+            sources={kind.name: {**dict.fromkeys(SOURCE_EVENTS, 0), **kind.counters} for kind in self._plugins.kinds()},
+            declared={
+                service.noun: len(service)
+                for plural in DECLARED
+                if (service := self._plugins.service(plural)) is not None
+            },
             lag=_lag(self._broker),
             store=self.housekeeping.figures if self.housekeeping is not None else None,
             sweeps=self.housekeeping.counters if self.housekeeping is not None else None,

@@ -1,8 +1,9 @@
-"""Things with a name that operators declare, such as queues, streams and capture rules: in the configuration or while
-the node runs.
+"""Things with a name that operators declare: queues, streams, capture rules.
 
-A plugin that has such things offers one `Declared` as a service under the plural of their name (`queues`, `streams`,
-`captures`); HTTP and the command line serve whatever they find there, in one way for all.
+They stand in the configuration, or are declared while the node runs. A plugin that has such things offers one
+`Declared` as a service under the plural of their name (`queues`, `streams`, `captures`); HTTP and the command line
+serve whatever they find there, in one way for all. In the configuration they are tables by name: a field
+`dict[Name, Options]` of the plugin's own record.
 
 Rule 1: what the configuration declares is changed and removed there; asking for it elsewhere is refused.
 Rule 2: what was declared while the node ran is stored, and is there again after a restart.
@@ -12,15 +13,23 @@ Rule 3: every answer is a copy.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.words import nearest
+from motorcade.extension.plugin import literal_choices
+from motorcade.log import HIDDEN, is_secret
 
 MAX_NAME: Final = 64  #: characters
 _NAME: Final = re.compile(r"[0-9A-Za-z][-._0-9A-Za-z]*")
+
+#: For records: the key of a table of declared things. `check_name` says the same in words.
+Name = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME.pattern}\Z", max_length=MAX_NAME)]
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 CONFIGURED: Final = "configuration"  #: origin of what stands in the configuration
 CREATED: Final = "command"  #: origin of what was made while the node ran
@@ -38,6 +47,10 @@ class BadNameError(MotorcadeError):
     """It cannot be called so."""
 
 
+class BadOptionsError(MotorcadeError):
+    """An option is unknown, missing, or has a value that it cannot have."""
+
+
 def check_name(noun: str, name: str) -> None:
     """`BadNameError` unless a name can be part of a topic filter, a key and a file name."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
@@ -45,6 +58,38 @@ def check_name(noun: str, name: str) -> None:
             f"{noun} name {name[:MAX_NAME]!r}: letters, digits, '-', '.' and '_', not a sign first, "
             f"at most {MAX_NAME} characters"
         )
+
+
+def read_options(noun: str, record: type[S], given: Mapping[str, Any]) -> S:
+    """Options that somebody has sent; `BadOptionsError` names the first one that is wrong."""
+    kinds = {info.encode_name: info.type for info in msgspec.structs.fields(record)}
+    for key, value in given.items():
+        if key not in kinds:
+            raise BadOptionsError(f"{noun}: unknown option {key!r}{nearest(key, kinds)}")
+        try:
+            msgspec.convert(value, kinds[key])
+        except msgspec.ValidationError as error:
+            choices = literal_choices(kinds[key])
+            problem = f"must be one of {choices}" if choices else plain(error)
+            raise BadOptionsError(f"{noun}: {key} = {HIDDEN if is_secret(key) else repr(value)}: {problem}") from error
+    try:
+        return msgspec.convert(dict(given), record)
+    except msgspec.ValidationError as error:  # one is missing, or they do not go together
+        raise BadOptionsError(f"{noun}: {plain(error)}") from error
+
+
+def options_in(record: type[msgspec.Struct], view: msgspec.Struct) -> dict[str, Any]:
+    """The options that a view shows, in its field `options` or among its own fields, as they could be sent again."""
+    shown = msgspec.to_builtins(view)
+    inner = shown.get("options")
+    found = inner if isinstance(inner, dict) else shown
+    keys = [info.encode_name for info in msgspec.structs.fields(record)]
+    return {key: found[key] for key in keys if key in found}
+
+
+def plain(error: msgspec.ValidationError) -> str:
+    """What a check says, without its marks for programmers."""
+    return str(error).replace("`", "").removesuffix(" - at $")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +109,9 @@ class Declared(Protocol):
 
     noun: str  #: `queue`, `stream`, `capture`
     Options: type[msgspec.Struct]  #: what can be set; unknown keys are errors
+
+    def __len__(self) -> int:
+        """How many there are. Known at once: `/metrics` asks."""
 
     async def list(self) -> Sequence[msgspec.Struct]:
         """Views of all, by name."""

@@ -224,6 +224,14 @@ class Plugins:
         """What runs now, in the order of loading."""
         return list(self._loaded.values())
 
+    def service(self, name: str) -> Any:
+        """What a plugin offers now, or None."""
+        return self._services.get(name)
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """All kinds of sources that plugins have registered."""
+        return self._sources.kinds
+
     def gauges(self) -> dict[str, float]:
         """The figures of all plugins together."""
         return {name: value for loaded in self._loaded.values() for name, value in loaded.gauges().items()}

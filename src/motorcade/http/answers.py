@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from motorcade.control import NotFoundError
 from motorcade.core.errors import MotorcadeError
+from motorcade.extension.declared import UnknownError
 from motorcade.http.bridge import BrokerBusyError
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ async def on_http_error(_request: Request, error: Exception) -> Response:
 
 async def on_refused(_request: Request, error: Exception) -> Response:
     """The broker said no, and why."""
-    status = HTTPStatus.NOT_FOUND if isinstance(error, NotFoundError) else HTTPStatus.CONFLICT
+    status = HTTPStatus.NOT_FOUND if isinstance(error, NotFoundError | UnknownError) else HTTPStatus.CONFLICT
     return refusal(status, str(error))
 
 

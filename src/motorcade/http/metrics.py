@@ -68,6 +68,14 @@ def families(statistics: Statistics) -> Iterator[Family]:
         yield _counter(name, text, [({label: key}, value) for key, value in counts.items()])
     yield from _store_families(statistics)
     yield from _plugin_families(statistics.plugins)
+    sources = [
+        ({"source": source, "event": event}, value)
+        for source, counts in statistics.sources.items()
+        for event, value in counts.items()
+    ]
+    yield _counter("source_total", "What became of messages that clients get from sources.", sources)
+    nouns = [({"noun": noun}, count) for noun, count in statistics.declared.items()]
+    yield _gauge("declared", "Queues, streams and capture rules, from the configuration and from commands.", nouns)
     yield _lag_family(statistics.lag)
 
 

@@ -1,0 +1,119 @@
+"""`/queues`, `/streams`, `/captures`: what operators declare, in one way for all.
+
+A plugin that is loaded while the node runs is served at once: who has the things is asked with each request.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from motorcade.control import DECLARED, MOST_FOUND, PAGE, Control, NotFoundError
+from motorcade.core.errors import MotorcadeError
+from motorcade.extension.declared import ConflictError, Found, UnknownError
+from motorcade.http.answers import answer, body, listing, refusal
+from motorcade.http.bridge import Bridge
+from motorcade.storage.ports import StoreError
+
+FROM_THE_START: Final = 0  #: positions begin with 1
+FARTHEST: Final = 2**63 - 1
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def routes(control: Control, bridge: Bridge) -> list[Route]:
+    """Those of all nouns. A name without a plugin is answered with 404 and the plugin to load."""
+    return [route for plural in DECLARED for route in _noun(plural, control, bridge)]
+
+
+def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
+    async def index(_request: Request) -> Response:
+        return listing(await bridge.call_slow(control.declarations, plural))
+
+    async def show(request: Request) -> Response:
+        return answer(await bridge.call_slow(control.declaration, plural, request.path_params["name"]))
+
+    async def create(request: Request) -> Response:
+        given = await body(request, dict[str, Any])
+        view = await bridge.call_slow(control.declare, plural, request.path_params["name"], given)
+        return answer(view, HTTPStatus.CREATED)
+
+    async def change(request: Request) -> Response:
+        """PUT replaces all options, PATCH those that are given."""
+        given = await body(request, dict[str, Any])
+        keep = request.method == "PATCH"
+        name = request.path_params["name"]
+        return answer(await bridge.call_slow(control.redeclare, plural, name, given, keep=keep))
+
+    async def delete(request: Request) -> Response:
+        name = request.path_params["name"]
+        await bridge.call_slow(control.remove_declared, plural, name)
+        return answer({"name": name, "result": "deleted"})
+
+    async def messages(request: Request) -> Response:
+        """`?after&limit`; `meta.count` is the number on this page."""
+        after = _number(request, "after", FROM_THE_START, 0, FARTHEST)
+        limit = _number(request, "limit", PAGE, 1, MOST_FOUND)
+        page = await bridge.call_slow(control.read_declared, plural, request.path_params["name"], after, limit)
+        cursor = None if page.cursor is None else str(page.cursor)
+        return listing([_message(found) for found in page.messages], cursor=cursor)
+
+    one = f"/{plural}/{{name}}"
+    return [
+        Route(f"/{plural}", _told(index), methods=["GET"]),
+        Route(one, _told(show), methods=["GET"]),
+        Route(one, _told(create), methods=["POST"]),
+        Route(one, _told(change), methods=["PUT", "PATCH"]),
+        Route(one, _told(delete), methods=["DELETE"]),
+        Route(f"{one}/messages", _told(messages), methods=["GET"]),
+    ]
+
+
+def _told(endpoint: Endpoint) -> Endpoint:
+    """What the plugin says is wrong is the caller's mistake (400), unless it is about the thing or the store."""
+
+    @wraps(endpoint)
+    async def told(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except (NotFoundError, UnknownError, ConflictError):
+            raise  # 404 and 409, as everywhere
+        except StoreError as error:
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        except MotorcadeError as error:
+            return refusal(HTTPStatus.BAD_REQUEST, str(error))
+
+    return told
+
+
+def _message(found: Found) -> dict[str, Any]:
+    """Payloads are bytes, JSON is text: those that are not UTF-8 are written in base64."""
+    try:
+        payload, encoding = found.payload.decode(), "utf8"
+    except UnicodeDecodeError:
+        payload, encoding = base64.b64encode(found.payload).decode(), "base64"
+    return {
+        "position": found.position,
+        "topic": found.topic,
+        "payload": payload,
+        "encoding": encoding,
+        "time": found.time,
+        "publisher": found.publisher,
+        "guid": found.guid,
+        "properties": found.properties,
+    }
+
+
+def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, not {text!r}")
+    return int(text)
