@@ -27,7 +27,7 @@ from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.subscription import Subscription
-from motorcade.extension.declared import Declared, Found, options_in, read_options
+from motorcade.extension.declared import Declared, Found, read_options
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
@@ -385,7 +385,7 @@ class Control:
     async def redeclare(self, plural: str, name: str, given: Mapping[str, Any], *, keep: bool) -> msgspec.Struct:
         """Give one other options; what is not given stays as it is (`keep`) or goes back to its default."""
         service = self.declared(plural)
-        old = options_in(service.Options, await service.show(name)) if keep else {}
+        old = msgspec.to_builtins(service.options(name)) if keep else {}
         return await service.change(name, read_options(service.noun, service.Options, {**old, **given}))
 
     async def remove_declared(self, plural: str, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from motorcade import __version__
-from motorcade.cli import acl, client, config, demo, passwd, plugin, pub, serve, store, sub
+from motorcade.cli import acl, capture, client, config, demo, passwd, plugin, pub, queue, serve, store, stream, sub
 from motorcade.core.errors import MotorcadeError
 
 app = typer.Typer(
@@ -28,6 +28,9 @@ app.command("sub")(sub.sub)
 app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config")
 app.add_typer(client.app, name="client")
+app.add_typer(queue.app, name="queue")
+app.add_typer(stream.app, name="stream")
+app.add_typer(capture.app, name="capture")
 app.add_typer(plugin.app, name="plugin")
 app.add_typer(store.app, name="store")
 app.command("passwd")(passwd.passwd)

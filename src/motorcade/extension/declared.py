@@ -78,15 +78,6 @@ def read_options(noun: str, record: type[S], given: Mapping[str, Any]) -> S:
         raise BadOptionsError(f"{noun}: {plain(error)}") from error
 
 
-def options_in(record: type[msgspec.Struct], view: msgspec.Struct) -> dict[str, Any]:
-    """The options that a view shows, in its field `options` or among its own fields, as they could be sent again."""
-    shown = msgspec.to_builtins(view)
-    inner = shown.get("options")
-    found = inner if isinstance(inner, dict) else shown
-    keys = [info.encode_name for info in msgspec.structs.fields(record)]
-    return {key: found[key] for key in keys if key in found}
-
-
 def plain(error: msgspec.ValidationError) -> str:
     """What a check says, without its marks for programmers."""
     return str(error).replace("`", "").removesuffix(" - at $")
@@ -112,6 +103,9 @@ class Declared(Protocol):
 
     def __len__(self) -> int:
         """How many there are. Known at once: `/metrics` asks."""
+
+    def options(self, name: str) -> msgspec.Struct:
+        """The options of one as they are, secrets too: to change some of them, never to show them; `UnknownError`."""
 
     async def list(self) -> Sequence[msgspec.Struct]:
         """Views of all, by name."""

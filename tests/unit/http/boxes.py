@@ -60,6 +60,9 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.boxes)
 
+    def options(self, name: str) -> BoxOptions:
+        return self.view(name).options
+
     def view(self, name: str) -> BoxView:
         if name not in self.boxes:
             raise UnknownError(f"there is no box {name!r}")

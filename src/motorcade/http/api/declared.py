@@ -66,14 +66,14 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
         cursor = None if page.cursor is None else str(page.cursor)
         return listing([_message(found) for found in page.messages], cursor=cursor)
 
-    one = f"/{plural}/{{name}}"
+    one = f"/{plural}/{{name:path}}"  # a name with a slash is refused by its plugin, in words
     return [
         Route(f"/{plural}", _told(index), methods=["GET"]),
+        Route(f"{one}/messages", _told(messages), methods=["GET"]),
         Route(one, _told(show), methods=["GET"]),
         Route(one, _told(create), methods=["POST"]),
         Route(one, _told(change), methods=["PUT", "PATCH"]),
         Route(one, _told(delete), methods=["DELETE"]),
-        Route(f"{one}/messages", _told(messages), methods=["GET"]),
     ]
 
 
