@@ -110,6 +110,17 @@ class WillView(msgspec.Struct, frozen=True, kw_only=True):
     delay: int  #: seconds
 
 
+class SourceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a client's sources of messages that do not come live."""
+
+    source: str  #: `retained`, `queue`, `stream`, or what a plugin has registered
+    filters: list[str]  #: subscriptions it serves
+    waiting: int  #: messages it has given that wait for room
+    unacked: int  #: messages of it in flight
+    promised: int  #: messages it may give now
+    recreating: bool  #: it has failed, and is made anew after a while
+
+
 class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one client."""
 
@@ -121,7 +132,7 @@ class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
     window: int  #: messages that may be in flight
     inflight_ids: list[int]  #: packet ids sent and not acknowledged, oldest first
     awaiting_release: list[int]  #: packet ids of QoS 2 messages of the client that it has not released
-    feeds: int  #: sources still being read for it, retained messages for example
+    sources: list[SourceView]  #: what brings it messages that do not come live: queues, streams, retained ones
     max_packet_size: int  #: the client takes no larger packets; 0 is any
     topic_aliases: int  #: the client takes so many
     published: int  #: messages the client has sent
@@ -572,13 +583,28 @@ def _client_detail(session: Session, waiting: tuple[int, int]) -> ClientDetail:
         window=session.limit,
         inflight_ids=list(session.inflight),
         awaiting_release=list(session.awaiting or ()),
-        feeds=len(session.feeds or ()),
+        sources=_source_views(session),
         max_packet_size=session.max_packet,
         topic_aliases=session.alias_limit,
         published=session.received,
         will=WillView(topic=will.topic, qos=will.qos, retain=will.retain, delay=session.will_delay) if will else None,
         subscriptions=[SubscriptionView.of(subscription) for subscription in shown],
     )
+
+
+def _source_views(session: Session) -> list[SourceView]:
+    lanes = session.carrier.lanes.values() if session.carrier is not None else ()
+    return [
+        SourceView(
+            source=lane.kind.name,
+            filters=list(lane.subscriptions),
+            waiting=len(lane.buffer),
+            unacked=lane.unacked,
+            promised=lane.promised,
+            recreating=lane.retry is not None,
+        )
+        for lane in islice(lanes, MOST_SUBSCRIPTIONS)
+    ]
 
 
 def _plugin_view(loaded: Loaded, hooks: Hooks) -> PluginView:

@@ -50,7 +50,7 @@ class Node:
         guids = GuidFactory(options.node, os.getpid())
         self.plane = Plane(options, config.session, config.limits, hooks, guids, time())
         self.broker = Broker(self.plane, loop)
-        self.plugins = Plugins(self.broker, hooks, Path(config.data.dir) / "plugins")
+        self.plugins = Plugins(self.broker, hooks, Path(config.data.dir) / "plugins", self.plane.shared.sources)
         self.broker.gauges = self.plugins.gauges
         self.control = Control(self.broker, self.plugins, self.reload)
         self.listeners: list[Listener] = []

@@ -340,7 +340,7 @@ class Rig:
         guids = GuidFactory("fuzz", 1)
         self.plane = Plane(BrokerOptions(node="fuzz"), SESSION, LIMITS, self.hooks, guids, CLOCK())
         self.broker = Broker(self.plane, asyncio.get_running_loop())
-        self.plugins = Plugins(self.broker, self.hooks, Path())
+        self.plugins = Plugins(self.broker, self.hooks, Path(), self.broker.plane.shared.sources)
         broker_connection.CLOSE_GRACE = 0.0  # a timer holds a closed connection so long; fake sockets are never slow
         self._observed = observed
         self._hooked = hooked

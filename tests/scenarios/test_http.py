@@ -468,7 +468,7 @@ async def control(tmp_path: Path) -> Control:
     async def reload() -> list[str]:
         return []
 
-    return Control(broker, Plugins(broker, plane.hooks, tmp_path), reload)
+    return Control(broker, Plugins(broker, plane.hooks, tmp_path, plane.shared.sources), reload)
 
 
 @pytest.mark.parametrize("state", [NodeState.STARTING, NodeState.STOPPING])

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic, time
 from typing import Any
 
@@ -26,9 +26,9 @@ from motorcade.broker.session import Session
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
-from motorcade.core.subscription import Subscription
 from motorcade.core.topic import check_topic
 from motorcade.extension.hooks import Chain, Handled
+from motorcade.extension.sources import Kind
 from motorcade.storage.ports import StoreError
 
 log = structlog.stdlib.get_logger("motorcade.broker")
@@ -75,6 +75,8 @@ class Broker:
         self.stored: Callable[[], int] = int  #: messages waiting in the store; set by the node
         self._rules: Chain | None = plane.hooks.client_authorize
         plane.hooks.on_change(self._hooks_changed)
+        plane.shared.soon, plane.shared.later = loop.call_soon, loop.call_later
+        plane.shared.sources.on_change(self._sources_changed)
 
     # -- connections
 
@@ -278,15 +280,34 @@ class Broker:
         if not task.cancelled() and task.exception() is not None:
             log.error("will_failed", error=repr(task.exception()))
 
-    def deliver(self, client_id: str, subscription: Subscription, messages: Iterator[Message]) -> bool:
-        """Send messages to one client as fast as its window allows."""
+    def tell(self, client_id: str, what: object) -> bool:
+        """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
         session = self.plane.registry.sessions.get(client_id)
-        if session is None:
-            return False
-        session.feed(subscription, messages)
-        if session.link is not None:
-            session.link.pump_later()  # not now: one SUBSCRIBE may set off many
-        return True
+        return session is not None and session.carrier is not None and session.carrier.tell(what)
+
+    def _sources_changed(self, kind: Kind, added: bool) -> None:
+        """Bring the clients that are here up to date; the others hear of it when they come back."""
+        if not added:
+            for session in self.plane.registry.sessions.values():
+                if session.carrier is not None:
+                    session.carrier.removed(kind)
+                    session.put_down()
+            return
+        work = self._offer_source(kind)
+        task = self.loop.create_task(work, name=f"source.{kind.name}")
+        self._rechecking.add(task)
+        task.add_done_callback(self._rechecking.discard)
+
+    async def _offer_source(self, kind: Kind) -> None:
+        for number, session in enumerate(list(self.plane.registry.sessions.values())):
+            if kind not in self.plane.shared.sources.kinds:
+                return
+            if session.greeted and session.subscriptions:
+                session.carry().added(kind)
+                session.put_down()
+                session.go_on()
+            if number % RECHECK_STEP == RECHECK_STEP - 1:
+                await asyncio.sleep(0)
 
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
         """Send a client away; False if it is not connected."""

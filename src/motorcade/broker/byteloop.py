@@ -47,6 +47,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     freed = False  # acknowledgements have made room in the window
     mailbox = session.mailbox
     durable = mailbox is not None  # what it acknowledges or releases must be stored
+    told = durable or session.carrier is not None  # somebody hears of what it acknowledges
     keeper = plane.keeper
     ticket: Ticket | None = None  # of the messages that are stored
     numbers: list[bytes] = []  # their packet ids
@@ -74,7 +75,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     break
                 if freed:
                     freed = False  # before anything new: what waits goes first
-                    if durable or not session.ready:
+                    if told or not session.ready:
                         _pump(session)
                 if first == 0x30:
                     if v5 and data[stop]:
@@ -163,10 +164,10 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     waiting = inflight.get(key)
                     if waiting is None or waiting[0][0] & 6 != 2:
                         break
-                    if mailbox is None:
-                        del inflight[key]
-                    else:
+                    if told:
                         session.acknowledged(key)
+                    else:
+                        del inflight[key]
                     freed = True
                 elif durable or (in_line and first != 0x70):  # what is answered here must not pass answers that wait
                     break
@@ -191,7 +192,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                 elif first == 0x70:  # PUBCOMP
                     if inflight.get(key) is not RELEASED:
                         break
-                    del inflight[key]
+                    session.acknowledged(key)
                     freed = True
                 else:
                     break
@@ -209,7 +210,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     finally:
         if ticket is not None:
             _answer_later(session, numbers, ticket, stored_octets)
-        if freed and (durable or not session.ready):
+        if freed and (told or not session.ready):
             _pump(session)
         stats = plane.stats
         stats.packets_received += received + stored + others

@@ -37,7 +37,7 @@ from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import check_filter, split_share
-from motorcade.extension.hooks import Allow, Challenge, Decision, Deny
+from motorcade.extension.hooks import Allow, Challenge, Decision, Deny, Verdict
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import (
     SUBACK,
@@ -165,6 +165,8 @@ class Channel(Inbound):
         if hooks.client_connected is not None:
             hooks.client_connected.notify(client)
         session.resend()
+        if present:
+            session.resume_sources()
         if session.pump(wall) and session.link is not None:
             session.link.pump_later()
 
@@ -364,7 +366,7 @@ class Channel(Inbound):
             return  # late or wrong; nothing waits for it
         if is_released(frame) or qos_of(frame) != 1:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")
-        session.acknowledged(packet.packet_id)
+        session.acknowledged(packet.packet_id, packet.reason)
         hooks = self.plane.hooks
         if hooks.message_acked is not None:
             hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
@@ -393,7 +395,7 @@ class Channel(Inbound):
         if hooks.message_acked is not None:
             hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
         if packet.reason >= 0x80:  # [MQTT-4.3.3-4]: the client refused it; its id is free
-            session.acknowledged(packet.packet_id)
+            session.acknowledged(packet.packet_id, packet.reason)
             if hooks.delivery_completed is not None:
                 hooks.delivery_completed.notify(self.client, message_of(frame, session.version), packet.reason)
             self._pump(session, wall)
@@ -414,7 +416,7 @@ class Channel(Inbound):
             return
         if not is_released(frame):
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBCOMP before PUBREC")
-        session.acknowledged(packet.packet_id)
+        session.acknowledged(packet.packet_id, packet.reason)
         hooks = self.plane.hooks
         if hooks.delivery_completed is not None and isinstance(frame[2], Message):
             hooks.delivery_completed.notify(self.client, frame[2], packet.reason)
@@ -422,7 +424,7 @@ class Channel(Inbound):
         yield from ()
 
     def _pump(self, session: Session, wall: float) -> None:
-        waits = not session.ready or session.mailbox is not None
+        waits = not session.ready or session.mailbox is not None or session.carrier is not None
         if waits and session.pump(wall) and session.link is not None:
             session.link.pump_later()
 
@@ -433,9 +435,12 @@ class Channel(Inbound):
         if self._too_many(len(packet.subscriptions)):
             yield Send(Suback(packet.packet_id, (ReasonCode.QUOTA_EXCEEDED,) * len(packet.subscriptions)))
             return
-        wanted: list[Subscription | ReasonCode] = list(packet.subscriptions)
+        properties = packet.properties.user_properties
+        wanted: list[Subscription | ReasonCode | Verdict] = [
+            replace(item, user_properties=properties) if properties else item for item in packet.subscriptions
+        ]
         if plane.hooks.client_subscribe is not None:
-            changed = yield Ask(plane.hooks.client_subscribe, (self.client, packet.properties.user_properties), wanted)
+            changed = yield Ask(plane.hooks.client_subscribe, (self.client, properties), wanted)
             if len(changed) != len(wanted):
                 raise ProtocolError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin changed the number of filters")
             wanted = changed
@@ -443,7 +448,9 @@ class Channel(Inbound):
         granted: list[tuple[Subscription, bool]] = []
         before: dict[str, Subscription | None] = {}
         problem = ""
-        for item in wanted:
+        for found in wanted:
+            item = found.outcome if isinstance(found, Verdict) else found
+            problem = problem or (found.detail if isinstance(found, Verdict) else "")
             if isinstance(item, ReasonCode):
                 reasons.append(codec.sayable(SUBACK, item))
                 continue
@@ -451,7 +458,6 @@ class Channel(Inbound):
             problem = problem or detail
             reasons.append(reason)
             if reason < 0x80:
-                session.unfeed(item.filter)
                 before.setdefault(item.filter, session.subscriptions.get(item.filter))
                 granted.append((item, plane.pubsub.subscribe(session, item)))
         if granted and plane.keeper is not None and session.mailbox is not None:
@@ -467,6 +473,10 @@ class Channel(Inbound):
         if chain is not None:
             for subscription, is_new in granted:
                 chain.notify(self.client, subscription, is_new)
+        for subscription, is_new in granted:
+            session.offer_to_sources(subscription, is_new=is_new)
+        if session.carrier is not None:
+            session.go_on()
 
     def _take_back(self, session: Session, before: dict[str, Subscription | None]) -> None:
         """Subscriptions could not be stored: they are again as they were."""
@@ -520,7 +530,7 @@ class Channel(Inbound):
         removed: list[str] = []
         for filter_ in filters:
             if plane.pubsub.unsubscribe(session, filter_):
-                session.unfeed(filter_)
+                session.leave_sources(filter_)
                 removed.append(filter_)
                 reasons.append(ReasonCode.SUCCESS)
             else:
@@ -581,7 +591,7 @@ class Channel(Inbound):
         for text in list(session.subscriptions):
             if not (yield from self.may("subscribe", split_share(text)[1])):
                 self.plane.pubsub.unsubscribe(session, text)
-                session.unfeed(text)
+                session.leave_sources(text)
                 if self.plane.keeper is not None and session.mailbox is not None:
                     self.plane.keeper.subscribe(session, (), (text,))
                 if self.plane.hooks.session_unsubscribed is not None:

@@ -16,6 +16,8 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: int = 32  #: messages sent but not acknowledged; the client's receive maximum may lower it
     queue: int = 1000  #: messages waiting; when full, the oldest QoS 0 message goes first, else the oldest
     queue_bytes: int = 8 * 1024 * 1024  #: bytes waiting; whichever of both bounds is reached first
+    source_buffer: int = 128  #: messages of sources (queues, streams …) that wait for room; one of each source besides
+    source_buffer_bytes: int = 1024 * 1024  #: bytes of these; whichever of both bounds is reached first
     store_qos0: bool = True  #: queue QoS 0 messages too for clients that are away; they are the first to be dropped
     patience: float = 0.5  #: seconds publishers wait for the only receiver of their messages if it is behind; 0 is none
     max_awaiting_rel: int = 100  #: QoS 2 messages of a client not yet released; announced as receive maximum

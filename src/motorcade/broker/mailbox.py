@@ -304,13 +304,20 @@ class Mailbox:
 
     # -- out
 
-    def pump(self, now: float) -> None:
-        """Send what is here as far as the window allows, and have more read."""
+    @property
+    def may_send(self) -> bool:
+        """Whether something is here that waits for room only."""
+        return self.open and bool(self._ahead)
+
+    def pump(self, now: float, most: int | None = None) -> int:
+        """Send what is here, as far as the window allows but at most so many, and have more read; how many went."""
         if not self.open:
-            return
+            return 0
         session = self.session
         ahead = self._ahead
-        while ahead and session.writable:
+        before = len(ahead)
+        least = 0 if most is None else before - most
+        while ahead and session.writable and len(ahead) > least:
             position, what = ahead[0]
             number = id_of(position)
             if len(session.inflight) >= session.limit or number in session.inflight or len(self.acked) >= UNSETTLED:
@@ -319,6 +326,7 @@ class Mailbox:
             self._send(position, number, what, now)
             if position >= self._catch_to:
                 self.catching_up = False
+        left = len(ahead)
         if not ahead:
             self._ahead_octets = 0
             if not self.unread and self.tail <= self.cursor:
@@ -326,6 +334,7 @@ class Mailbox:
         if not self.reading and len(ahead) * 2 < self._step and (self.unread or self.tail > self.cursor):
             self.reading = True
             self.keeper.fetch(session, self.cursor, self._step)
+        return before - left
 
     def _send(self, position: int, number: int, what: Kept | Frame, now: float) -> None:
         session = self.session

@@ -144,7 +144,9 @@ class Registry:
         self._pubsub.hand_on(session, wall)
         filters = list(session.subscriptions)
         self._pubsub.unsubscribe_all(session)
-        session.unfeed()
+        if session.carrier is not None:
+            session.carrier.end()
+            session.carrier = None
         session.empty_queue()
         session.inflight.clear()
         session.expires_at = None

@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from motorcade.broker.carrier import Carrier
 from motorcade.broker.frames import converted
 from motorcade.broker.ticket import Line, Ticket
 from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
+from motorcade.extension.sources import Why
 
 
 class Doubt(NamedTuple):
@@ -91,11 +94,47 @@ class Session(Window):
             for frame in frames:
                 self._count_queued(frame, 1)
 
-    def acknowledged(self, number: int) -> None:
+    def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
         """The client is done with a message that was in flight."""
         del self.inflight[number]
         if self.mailbox is not None:
             self.mailbox.acknowledged(number)
+        if self.carrier is not None:
+            self.carrier.acknowledged(number, reason)
+
+    # -- sources
+
+    def offer_to_sources(self, subscription: Subscription, *, is_new: bool) -> None:
+        """The client has subscribed: sources may have something for it."""
+        why = Why.NEW if is_new else Why.AGAIN
+        if self.carrier is not None or self._concerns_sources(subscription, why):
+            self.carry().subscribed(subscription, why)
+
+    def leave_sources(self, filter_: str) -> None:
+        """The client has unsubscribed."""
+        if self.carrier is not None:
+            self.carrier.unsubscribed(filter_)
+
+    def resume_sources(self) -> None:
+        """The client is back: its sources go on."""
+        wanted = (self._concerns_sources(subscription, Why.RESUMED) for subscription in self.subscriptions.values())
+        if self.carrier is not None or any(wanted):
+            self.carry().resumed()
+
+    def _concerns_sources(self, subscription: Subscription, why: Why) -> bool:
+        return any(kind.concerns(self.client, subscription, why) for kind in self.shared.sources.kinds)
+
+    def detach(self) -> None:
+        super().detach()
+        if self.carrier is not None:
+            self.carrier.detach(Why.DISCONNECTED if self.expiry else Why.ENDED)
+            self.put_down()
+
+    def carry(self) -> Carrier:
+        """What carries messages of sources to this client; made when first needed."""
+        if self.carrier is None:
+            self.carrier = Carrier(self)
+        return self.carrier
 
     def expects_release(self, number: int) -> bool:
         """Whether a QoS 2 message of the client with this id is already here."""

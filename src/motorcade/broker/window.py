@@ -1,12 +1,13 @@
 """What one client still has to get: a bounded queue, then the inflight window, then the bytes for its socket.
 
     publish -> [ queue: waits, may drop ]-[ window: sent, not acknowledged ]-> out -> vehicle
-                queue, queue_bytes         limit (receive maximum)
-    feeds ---->^  (retained messages and the like: read only while there is room)
+                queue, queue_bytes       ^ limit (receive maximum)
+    sources -> carrier ------------------+  (everything that does not come live: asked for only while there is room)
 
 Rule 1: only this file hands out packet ids; an id is free again when its message leaves the window.
 Rule 2: order in is order out. Nothing overtakes inside one session: while something waits in the queue,
-        everything waits, QoS 0 too.
+        everything waits, QoS 0 too. Messages of a source keep their order among themselves, and take their turn with
+        the queue (`carrier.py`).
 Rule 3: `ready` is True exactly while a message may go straight to `out`: connected, the socket takes bytes,
         nothing waits. QoS 1 and 2 need room in the window besides. The byte loop relies on it.
 Rule 4: a full queue drops its oldest QoS 0 message (which may be the one arriving), else its oldest.
@@ -17,11 +18,11 @@ Rule 5: before it comes to that, a connected client that is behind is waited for
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
+from motorcade.broker.carrier import Carrier
 from motorcade.broker.frames import IDS, Frame, aliased, frame_of, is_released, message_of, qos_of, size_of, topic_of
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.mailbox import IDS_OF_MAILBOX, Bodies, Mailbox
@@ -30,13 +31,8 @@ from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
-from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Hooks
-
-log = logging.getLogger(__name__)
-
-FEED_STEP = 256  #: messages feeds may send per turn of the event loop
-FEED_BYTES = 256 * 1024  #: bytes likewise; one message more than that goes alone
+from motorcade.extension.sources import Delayed, Sources
 
 
 class Link(Protocol):
@@ -69,7 +65,7 @@ class Link(Protocol):
 class Shared:
     """What all windows of a node share: one object, so that a session needs one reference."""
 
-    __slots__ = ("bodies", "dirty", "hooks", "options", "queued", "queued_bytes", "stats")
+    __slots__ = ("bodies", "dirty", "hooks", "later", "options", "queued", "queued_bytes", "soon", "sources", "stats")
 
     def __init__(self, options: SessionOptions, hooks: Hooks, stats: Stats) -> None:
         self.options = options
@@ -79,16 +75,14 @@ class Shared:
         self.queued_bytes = 0
         self.bodies = Bodies()  #: of entries in mailboxes
         self.dirty: list[Window] = []  #: windows with bytes in `out`, to be written at the end of this turn
+        self.sources = Sources()  #: kinds of sources that plugins have registered
+        #: Call back in the next turn of the event loop, and after some seconds; set by the broker.
+        self.soon: Callable[[Callable[[], None]], object] = _no_loop
+        self.later: Callable[[float, Callable[[], None]], Delayed] = _no_loop
 
 
-class Feed:
-    """Messages for one subscription that do not come from live publishing, read as there is room."""
-
-    __slots__ = ("messages", "subscription")
-
-    def __init__(self, subscription: Subscription, messages: Iterator[Message]) -> None:
-        self.subscription = subscription
-        self.messages = messages
+def _no_loop(*_: object) -> Delayed:
+    raise RuntimeError("there is no event loop yet")
 
 
 class Window:
@@ -98,8 +92,8 @@ class Window:
         "alias_limit",
         "aliases",
         "behind",
+        "carrier",
         "client",
-        "feeds",
         "given_up",
         "greeted",
         "inflight",
@@ -141,7 +135,7 @@ class Window:
         self.behind = False  # rule 5
         self.waiting: list[Link] | None = None  # publishers that wait because of it
         self.given_up = False  # they have waited long enough
-        self.feeds: list[Feed] | None = None
+        self.carrier: Carrier | None = None  # made when first needed: for messages of sources
         self.mailbox: Mailbox | None = None  # durable sessions: where QoS 1 and 2 come from instead of the queue
         self.max_packet = 0  # bytes the client takes; 0 is any
         self.alias_limit = 0  # aliases the client takes; 0 is none
@@ -181,7 +175,6 @@ class Window:
             self.greeted
             and self.writable
             and not self.queue
-            and not self.feeds
             and not self.unsent
             and (self.mailbox is None or not self.mailbox.catching_up)
         )
@@ -295,19 +288,6 @@ class Window:
         for frame in queue or ():
             self._count_queued(frame, -1)
 
-    def feed(self, subscription: Subscription, messages: Iterator[Message]) -> None:
-        """Messages to be read as there is room; `pump` begins with it."""
-        if self.feeds is None:
-            self.feeds = []
-        self.feeds.append(Feed(subscription, messages))
-        self.settle()
-
-    def unfeed(self, filter_: str | None = None) -> None:
-        """Drop the feeds of an ended subscription, or all."""
-        if self.feeds:
-            self.feeds = [f for f in self.feeds if filter_ is not None and f.subscription.filter != filter_] or None
-            self.settle()
-
     # -- messages out
 
     def send(self, frame: Frame, number: int = 0, *, again: bool = False) -> bool:
@@ -366,34 +346,51 @@ class Window:
         return frame[0], frame[1]
 
     def pump(self, now: float) -> bool:
-        """Send what waits, as far as window and socket allow. True if feeds could go on in the next turn."""
+        """Send what waits, as far as window and socket allow. True if sources could go on in the next turn."""
         if not self.greeted:
             return False
         if self.unsent and self.writable:
             self._repeat()
-        if self.mailbox is not None:
-            self.mailbox.pump(now)
-        queue = self.queue
-        if queue and self.writable and not self.unsent and (self.mailbox is None or not self.mailbox.catching_up):
-            inflight, limit = self.inflight, self.limit
-            while queue:
-                frame = queue[0]
-                if frame[0][0] & 6 and len(inflight) >= limit:
-                    break
-                queue.popleft()
-                self._count_queued(frame, -1)
-                fresh = self.fresh(frame, now)
-                if fresh is not None:
-                    self.send(fresh)
-        if queue is not None and not queue:
+        carrier, mailbox = self.carrier, self.mailbox
+        more = False
+        if carrier is not None:
+            more = self.writable and carrier.active and carrier.pump(now)
+            self.put_down()
+        if mailbox is not None:
+            mailbox.pump(now, 0 if more else None)
+        if self.queue and self.writable and not more:
+            while self.send_queued(now):
+                pass
+        if self.queue is not None and not self.queue:
             self.queue = None
         if (self.behind or self.given_up) and self._has_caught_up():
             self.let_go()
-        more = False
-        if not self.queue and not self.unsent and self.feeds and self.writable:
-            more = self._pump_feeds(now)
         self.settle()
         return more
+
+    def send_queued(self, now: float) -> bool:
+        """Send the first message of the queue; False if there is none, or it must wait."""
+        queue = self.queue
+        if not queue or self.unsent or (self.mailbox is not None and self.mailbox.catching_up):
+            return False
+        frame = queue[0]
+        if frame[0][0] & 6 and len(self.inflight) >= self.limit:
+            return False
+        queue.popleft()
+        self._count_queued(frame, -1)
+        fresh = self.fresh(frame, now)
+        if fresh is not None:
+            self.send(fresh)
+        return True
+
+    def put_down(self) -> None:
+        """Most clients have no source that lasts: give the memory back when none is left."""
+        if self.carrier is not None and self.carrier.idle:
+            self.carrier = None
+
+    def send_kept(self, now: float) -> bool:
+        """Send the next message of the mailbox; False if there is none, or it must wait."""
+        return self.mailbox is not None and self.mailbox.pump(now, 1) > 0
 
     def go_on(self) -> None:
         """Something that stood in the way of `pump` has gone."""
@@ -421,39 +418,6 @@ class Window:
         ids = identifiers if isinstance(identifiers, tuple) else ()
         return frame_of(message, 5, qos_of(frame), now, retain=bool(frame[0][0] & 1), identifiers=ids)
 
-    def _pump_feeds(self, now: float) -> bool:
-        """Read from the feeds in turn; True if one stopped only because its step was over."""
-        feeds = self.feeds
-        octets = sum(map(len, self.out))  # of this turn, not written yet
-        if octets > FEED_BYTES:
-            return True
-        for _ in range(FEED_STEP):
-            if not feeds:
-                self.feeds = None
-                return False
-            if len(self.inflight) >= self.limit or not self.writable:
-                return False
-            feed = feeds[0]
-            try:
-                message = next(feed.messages, None)
-            except Exception:
-                log.exception("feed_failed client=%s filter=%s", self.client.client_id, feed.subscription.filter)
-                message = None
-            if message is None:
-                del feeds[0]
-                continue
-            if message.expired(now):
-                continue
-            identifiers = (feed.subscription.identifier,) if feed.subscription.identifier else ()
-            qos = min(message.qos, feed.subscription.qos)
-            self.send(frame_of(message, self.version, qos, now, retain=message.retain, identifiers=identifiers))
-            octets += len(message.payload)
-            if octets > FEED_BYTES:
-                break
-            if len(feeds) > 1:
-                feeds.append(feeds.pop(0))  # fair between feeds
-        return bool(feeds)
-
     # -- acknowledgements
 
     def resend(self) -> None:
@@ -465,6 +429,8 @@ class Window:
         if self.max_packet:  # it may also take smaller ones than before
             for number in [n for n, frame in self.inflight.items() if size_of(frame) > self.max_packet]:
                 self.drop(self.inflight.pop(number), "too_large")
+                if self.carrier is not None:
+                    self.carrier.acknowledged(number, ReasonCode.PACKET_TOO_LARGE, "too_large")
         self.unsent = deque(number for number, frame in self.inflight.items() if not is_released(frame)) or None
         if self.inflight and not self.out:
             self.shared.dirty.append(self)
@@ -496,3 +462,9 @@ class Window:
         chain = self.shared.hooks.message_dropped
         if chain is not None:
             chain.notify(self.client, message_of(frame, self.version), why)
+
+    def forgo(self, message: Message, why: str) -> None:
+        """The same for a message that was never encoded."""
+        self.shared.stats.dropped[why] += 1
+        if self.shared.hooks.message_dropped is not None:
+            self.shared.hooks.message_dropped.notify(self.client, message, why)

@@ -39,6 +39,7 @@ Rule 5: after `terminate` nothing of the instance is called any more; what it ha
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 
+log = logging.getLogger(__name__)
+
 
 class Why(StrEnum):
     """Why `subscribe` or `unsubscribe` is called."""
@@ -63,7 +66,7 @@ class Why(StrEnum):
     RECREATED = auto()  #: this kind of source was registered just now, or the instance before has asked for it
     UNSUBSCRIBED = auto()  #: the client has unsubscribed, or may no longer subscribe to it
     DISCONNECTED = auto()  #: the connection is gone; the session may go on
-    ENDED = auto()  #: the session has ended
+    ENDED = auto()  #: the connection is gone, and the session ends with it
     REMOVED = auto()  #: this kind of source was unregistered, or the instance is replaced
 
 
@@ -95,7 +98,9 @@ class Destroy:
     filters: Sequence[str] | None = None
 
 
-class _Recreate:
+class Recreate:
+    """The type of `RECREATE`."""
+
     __slots__ = ()
 
 
@@ -103,10 +108,10 @@ class _Room:
     __slots__ = ()
 
 
-RECREATE: Final = _Recreate()
+RECREATE: Final = Recreate()
 ROOM: Final = _Room()  #: `info`: there is room again
 
-Answer = Sequence[Given] | Destroy | _Recreate | None
+Answer = Sequence[Given] | Destroy | Recreate | None
 
 
 class Delayed(Protocol):
@@ -200,7 +205,12 @@ class Kind:
         """Whether an instance should be made for a filter."""
         if not subscription.filter.startswith(self.prefix):
             return False
-        return self.wants is None or self.wants(client, subscription, why)
+        try:
+            return self.wants is None or self.wants(client, subscription, why)
+        except Exception:
+            self.counters["failed"] += 1
+            log.exception("source_failed source=%s callback=wants client=%s", self.name, client.client_id)
+            return False
 
 
 class Sources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import AFTER, Callback, Continue
+from motorcade.extension.sources import Answer, Feed, Given, Kind, Source, Why
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
@@ -514,13 +516,29 @@ def test_pubrec_of_an_earlier_connection_does_not_release_what_comes_again(make:
     assert not pubrel or not again or again[0] < pubrel[0], packets
 
 
+class OneMessage(Source):
+    """Gives one message to whoever subscribes."""
+
+    def __init__(self, feed: Feed, message: Message) -> None:
+        super().__init__(feed)
+        self.message = message
+
+    def subscribe(self, subscription: Subscription, why: Why) -> bool:
+        self.feed.send(subscription.filter)
+        return True
+
+    def info(self, what: object, desired: int) -> Answer:
+        return [Given(self.message, str(what))]
+
+
 def test_pubrels_keep_the_order_of_pubrecs(make: Make) -> None:
     """[MQTT-4.6.0-4], also between messages from the store and others."""
     world = make()
     receiver, publisher = world.join("r", ("t", 2)), world.join("p")
     publisher.send(Publish("t", b"m", 2, packet_id=1))
     retained = Message("r", b"retained", 2, retain=True)
-    world.node.broker.deliver("r", Subscription("r", 2), iter([retained]))
+    world.node.broker.plane.shared.sources.register(Kind("one", partial(OneMessage, message=retained), prefix="one"))
+    receiver.send(Subscribe(2, (Subscription("one", 2),)))
     world.turn()
     messages = [packet for packet in receiver.take() if isinstance(packet, Publish)]
     assert len(messages) == 2

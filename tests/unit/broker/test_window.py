@@ -1,8 +1,7 @@
-"""Queue, inflight window and feeds of one session. Time is an argument; the wire is the list `out`."""
+"""Queue and inflight window of one session. Time is an argument; the wire is the list `out`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from motorcade.broker.frames import frame_of, message_of, qos_of
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import FEED_BYTES, FEED_STEP, Shared, Window
+from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
-from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Hooks, Stop
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import Connack, Packet, Publish, Pubrel
@@ -308,118 +306,6 @@ def test_a_smaller_window_is_kept_to_while_repeating() -> None:
             assert len(unacknowledged) <= 2
         reader.acknowledge(unacknowledged.pop(0))
     assert [b"%d" % number for number in range(6)] == seen
-
-
-# --- feeds --------------------------------------------------------------------------------------------------------
-
-
-class Source:
-    """An iterator that counts how often it was read, and knows whether it was closed."""
-
-    def __init__(self, name: str, count: int, qos: int = 1, size: int = 0, broken_at: int = -1) -> None:
-        self.read = 0
-        self.closed = False
-        self.name = name
-        self.qos = qos
-        self.count = count
-        self.size = size
-        self.broken_at = broken_at
-
-    def messages(self) -> Iterator[Message]:
-        try:
-            for number in range(self.count):
-                if number == self.broken_at:
-                    raise RuntimeError("broken")
-                self.read += 1
-                yield Message(self.name, b"%d" % number + b"x" * self.size, self.qos, retain=True)
-        finally:
-            self.closed = True
-
-
-def test_feeds_are_read_only_while_there_is_room() -> None:
-    reader = Reader(window=3)
-    source = Source("s", 10)
-    reader.window.feed(Subscription("s", 1), source.messages())
-    assert 0 == source.read
-    assert not reader.window.pump(NOW)
-    assert ([b"0", b"1", b"2"], 3) == (reader.payloads(), source.read)
-    assert not reader.window.ready, "what is published now goes behind"
-    reader.acknowledge(1)
-    assert ([b"3"], 4) == (reader.payloads(), source.read)
-    reader.acknowledge(2, 3, 4)
-    reader.acknowledge(5, 6, 7)
-    reader.acknowledge(8, 9, 10)
-    assert [b"4", b"5", b"6", b"7", b"8", b"9"] == reader.payloads()
-    assert (True, True) == (reader.window.ready, source.closed)
-
-
-def test_feeds_are_served_in_turn() -> None:
-    reader = Reader(window=100)
-    for name, count in (("a", 4), ("b", 2), ("c", 3)):
-        reader.window.feed(Subscription(name, 1), Source(name, count).messages())
-    reader.window.pump(NOW)
-    assert list("abcabcaca") == [p.topic for p in reader.read() if isinstance(p, Publish)]
-
-
-def test_a_feed_goes_out_at_the_subscriptions_qos_with_its_identifier_and_retain_flag() -> None:
-    reader = Reader(5, window=10)
-    reader.window.feed(Subscription("s", 1, identifier=9), Source("s", 1, qos=2).messages())
-    reader.window.feed(Subscription("s", 2), Source("s", 1, qos=0).messages())
-    reader.window.pump(NOW)
-    first, second = reader.read()
-    assert isinstance(first, Publish) and isinstance(second, Publish)
-    assert (1, True, (9,)) == (first.qos, first.retain, first.properties.subscription_ids)
-    assert (0, True, ()) == (second.qos, second.retain, second.properties.subscription_ids)
-
-
-@pytest.mark.parametrize(("size", "step"), [(0, FEED_STEP), (FEED_BYTES // 4, 5)])
-def test_a_long_feed_gives_way_after_a_step(size: int, step: int) -> None:
-    """By messages and by bytes; it goes on in the next turn."""
-    reader = Reader(window=1000)
-    source = Source("s", FEED_STEP * 2, qos=0, size=size)
-    reader.window.feed(Subscription("s", 0), source.messages())
-    assert reader.window.pump(NOW)
-    assert abs(step - source.read) <= 1
-    assert reader.window.pump(NOW)
-
-
-def test_expired_messages_of_a_feed_are_passed_over() -> None:
-    reader = Reader()
-    lives = [NOW - 1, NOW + 1, NOW]
-    messages = iter([Message("s", b"%d" % i, 1, expires_at=life) for i, life in enumerate(lives)])
-    reader.window.feed(Subscription("s", 1), messages)
-    reader.window.pump(NOW)
-    assert [b"1"] == reader.payloads()
-
-
-def test_a_feed_ends_with_its_subscription() -> None:
-    reader = Reader(window=1)
-    one, two = Source("one", 10), Source("two", 10)
-    reader.window.feed(Subscription("one", 1), one.messages())
-    reader.window.feed(Subscription("two", 1), two.messages())
-    reader.window.pump(NOW)
-    reader.window.unfeed("one")
-    assert (True, False) == (one.closed, two.closed)
-    reader.acknowledge(1)
-    assert [b"0", b"0"] == reader.payloads()
-    reader.window.unfeed()
-    reader.acknowledge(2)
-    assert [] == reader.payloads()
-    assert two.closed
-    assert reader.window.ready
-
-
-def test_a_feed_that_raises_does_not_hurt_the_others() -> None:
-    """It is dropped; what is published, and other feeds, go on."""
-    reader = Reader()
-    reader.window.feed(Subscription("a", 1), Source("a", 3, broken_at=1).messages())
-    reader.window.feed(Subscription("b", 1), Source("b", 2).messages())
-    reader.window.pump(NOW)
-    assert [("a", b"0"), ("b", b"0"), ("b", b"1")] == [
-        (p.topic, p.payload) for p in reader.read() if isinstance(p, Publish)
-    ]
-    reader.offer(b"live")
-    assert [b"live"] == reader.payloads()
 
 
 # --- anything may happen ------------------------------------------------------------------------------------------

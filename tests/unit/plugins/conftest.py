@@ -22,7 +22,7 @@ def hub() -> MemoryHub:
 @pytest.fixture
 async def load(hub: MemoryHub, tmp_path: Path) -> AsyncIterator[Load]:
     """`await load(name, path=None, **config)`; everything loaded is unloaded at the end."""
-    plugins = Plugins(hub, hub.hooks, tmp_path)
+    plugins = Plugins(hub, hub.hooks, tmp_path, hub.sources)
 
     async def loaded(name: str, path: str | None = None, **config: Any) -> Loaded:
         return await plugins.load(name, config, path)

@@ -13,6 +13,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Handled, Hooks
+from motorcade.extension.sources import Ack, Delayed, Given, Source, Sources, Why
 
 
 @dataclass
@@ -20,6 +21,7 @@ class MemoryHub:
     """Runs the hooks as the broker does; routes nothing, but remembers what would have been routed or delivered."""
 
     hooks: Hooks = field(default_factory=Hooks)
+    sources: Sources = field(default_factory=Sources)
     time: float = 1000.0
     figures: dict[str, float] = field(default_factory=dict)
     routed: list[Message] = field(default_factory=list)
@@ -44,9 +46,8 @@ class MemoryHub:
             self._routed.clear()
             await self._routed.wait()
 
-    def deliver(self, client_id: str, subscription: Subscription, messages: Iterator[Message]) -> bool:
-        self.delivered.append((client_id, subscription, messages))
-        return True
+    def tell(self, client_id: str, what: object) -> bool:
+        return False
 
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
         return False
@@ -68,5 +69,43 @@ class MemoryHub:
 
     def subscribe(self, subscription: Subscription, *, is_new: bool = True, client_id: str = "car") -> None:
         """What the broker does after it has granted a subscription."""
+        client, why = ClientInfo(client_id), Why.NEW if is_new else Why.AGAIN
         if self.hooks.session_subscribed is not None:
-            self.hooks.session_subscribed.notify(ClientInfo(client_id), subscription, is_new)
+            self.hooks.session_subscribed.notify(client, subscription, is_new)
+        for kind in self.sources.kinds:
+            if kind.concerns(client, subscription, why):
+                feed = PulledFeed(client)
+                source = kind.make(feed)
+                if source.subscribe(subscription, why):
+                    feed.subscriptions[subscription.filter] = subscription
+                    self.delivered.append((client_id, subscription, feed.read(source)))
+
+
+class PulledFeed:
+    """The broker's side of a source that is read one message at a time, as the test asks for the next."""
+
+    def __init__(self, client: ClientInfo) -> None:
+        self.client = client
+        self.kept: Any = None
+        self.subscriptions: dict[str, Subscription] = {}
+        self.inflight: list[Given] = []
+        self.unsent: list[Given] = []
+        self.desired = 1
+        self._inbox: list[object] = []
+
+    def send(self, what: object) -> None:
+        self._inbox.append(what)
+
+    def send_later(self, delay: float, what: object) -> Delayed:
+        raise NotImplementedError("nothing is delayed here")
+
+    def read(self, source: Source) -> Iterator[Message]:
+        """What the source gives, until it is done or has nothing."""
+        while self._inbox:
+            answer = source.info(self._inbox.pop(0), 1)
+            while isinstance(answer, list) and answer:
+                (given,) = answer
+                message = source.sending(given)
+                if message is not None:
+                    yield message
+                answer = source.delivered(given, Ack(1))

@@ -122,7 +122,7 @@ async def running(store: Store, folder: Path, hub: MemoryHub | None = None, **co
     """A life of the plugin: the store is opened, everything is closed at the end."""
     hub = hub or MemoryHub()
     await store.open()
-    plugins = Plugins(hub, hub.hooks, folder)
+    plugins = Plugins(hub, hub.hooks, folder, hub.sources)
     plugins.store = store
     try:
         await plugins.load("retained", config)

@@ -8,8 +8,7 @@ is routed all the same.
 With a store that outlives the node, every change goes there too (`keeper`), and who has published with QoS 1 or 2 is
 answered when the store has it. What stands below `$SYS` does not: figures of a node end with it.
 
-A subscriber gets the messages by an iterator that the broker reads as the client's window has room. Nothing is copied
-for it, however many topics its filter matches.
+A subscriber gets the messages by a source (`source`), which reads them as the client's window has room.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar, Final, cast
 
 import msgspec
@@ -28,8 +28,10 @@ from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE, check_filter
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.plugin import Context, Plugin, hook
+from motorcade.extension.sources import Kind, Why
 from motorcade.plugins.retained.index import Index
 from motorcade.plugins.retained.keeper import Keeper
+from motorcade.plugins.retained.source import Rate, RetainedSource, Shelf
 from motorcade.storage.ports import Store
 
 LAST: Final = -1000  #: priority on `message.publish`: after everybody who may change or drop the message
@@ -45,6 +47,7 @@ class RetainedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     max_messages: Count = 100_000  #: topics with a retained message
     max_payload: Count = 1024 * 1024  #: bytes of one payload
     max_bytes: Count = 256 * 1024 * 1024  #: bytes of all topics, payloads and properties together
+    delivery_rate: Count = 0  #: messages per second that all subscribers together are sent; 0 is any number
     sweep_interval: Annotated[float, msgspec.Meta(gt=0)] = 1.0  #: seconds between two looks for expired messages
     sweep_budget: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: messages looked at each time
 
@@ -60,6 +63,8 @@ class RetainedPlugin(Plugin):
     def __init__(self, context: Context, config: RetainedConfig) -> None:
         super().__init__(context, config)
         self._index = Index(config.max_messages, config.max_payload, config.max_bytes)
+        self._rate = Rate(config.delivery_rate)
+        self._shelf = Shelf(self._index, self._rate, context.hub.now)
         self._keeper: Keeper | None = None  #: none while nothing outlives the node
         self._keeping: asyncio.Task[None] | None = None
 
@@ -70,6 +75,8 @@ class RetainedPlugin(Plugin):
             await self._keeper.load(self.context.hub.now())
             self._keeping = self.context.spawn(self._keeper.run(), "store")
         self.context.spawn(self._sweep(), "sweep")
+        make = partial(RetainedSource, shelf=self._shelf)
+        self.context.add_source(Kind("retained", make, wants=self._wants, renew=True))
 
     async def stop(self) -> None:
         """Nobody publishes any more; what was published is stored."""
@@ -89,6 +96,7 @@ class RetainedPlugin(Plugin):
         self._index.max_messages = config.max_messages
         self._index.max_payload = config.max_payload
         self._index.max_bytes = config.max_bytes
+        self._rate.per_second = config.delivery_rate
 
     async def _sweep(self) -> None:
         while True:
@@ -143,25 +151,15 @@ class RetainedPlugin(Plugin):
 
     # -- who gets it
 
-    @hook("session.subscribed")
-    def on_subscribed(self, client: ClientInfo, subscription: Subscription, is_new: bool) -> None:
-        """Hand the matching messages over, as the subscription's retain handling says."""
-        if subscription.retain_handling == 2:
-            return  # [MQTT-3.3.1-11]
-        if subscription.retain_handling == 1 and not is_new:
-            return  # [MQTT-3.3.1-10]
+    def _wants(self, client: ClientInfo, subscription: Subscription, why: Why) -> bool:
+        """Whether a subscription gets retained messages, as its retain handling says."""
+        if why not in (Why.NEW, Why.AGAIN) or subscription.retain_handling == 2:
+            return False  # [MQTT-3.3.1-11]
+        if subscription.retain_handling == 1 and why is not Why.NEW:
+            return False  # [MQTT-3.3.1-10]
         if subscription.filter.startswith(f"{SHARE}/"):
-            return  # a group would get them once per member: none, as the specification has it (4.8.2)
-        if next(self._messages(client, subscription), None) is None:
-            return  # most subscriptions match nothing; they cost no iterator in the client's window
-        self.context.hub.deliver(client.client_id, subscription, self._messages(client, subscription))
-
-    def _messages(self, client: ClientInfo, subscription: Subscription) -> Iterator[Message]:
-        """What a subscription gets. `retain` is set in every message, so they go out as retained ones."""
-        for message in self._index.walk(subscription.filter, self.context.hub.now):
-            if subscription.no_local and message.publisher and message.publisher == client.client_id:
-                continue  # [MQTT-3.8.3-3]
-            yield message
+            return False  # a group would get them once per member: none, as the specification has it (4.8.2)
+        return next(self._shelf.matching(subscription, client.client_id), None) is not None  # most match nothing
 
     # -- for operators
 

@@ -1,0 +1,679 @@
+"""The carrier: what the sources of one client give, on its way to the client's window.
+
+    source ─▶ lane ─┐
+    source ─▶ lane ─┼─ in turn, one message each ─▶ window ─▶ client
+    mailbox, queue ─┘        (only as far as there is room)
+
+A lane is one source's place in the session. The source (`extension.sources`, which has the rules that plugins rely on)
+ends with the connection; the lane stays as long as its subscriptions, so that a client that comes back finds its
+sources where it left them, and acknowledgements of what is still in flight reach the right one.
+
+Rule 1: no more than `source_buffer` messages wait here, and one of each source besides. What a source is told it may
+        give is promised to it, and nobody gets more than half of what is left. So there is room for one that comes
+        later, and a source that is slow with its messages, or has none, holds up nobody.
+Rule 2: while there is room in the window for one message only, everybody who waits gets it in turn: each source, the
+        durable session's mailbox, and the queue of live messages. Between two messages of one, each of the others has
+        sent one, or could not.
+Rule 3: callbacks of sources run in `turn` (what was sent to them) and in `pump` (what became of messages), in the
+        lifetime calls (`subscribed` …), and never inside each other.
+Rule 4: one call of `pump` sends at most `STEP` messages or about `STEP_OCTETS`; then others have their turn of the
+        event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from motorcade.broker.frames import frame_of
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.extension.sources import (
+    RECREATE,
+    ROOM,
+    Ack,
+    Answer,
+    Delayed,
+    Destroy,
+    Given,
+    Kind,
+    Recreate,
+    Source,
+    Why,
+)
+
+if TYPE_CHECKING:
+    from motorcade.broker.session import Session
+
+log = logging.getLogger(__name__)
+
+STEP = 256  #: messages sent, or things told to sources, per turn of the event loop
+STEP_OCTETS = 256 * 1024  #: bytes likewise; one message more than that goes alone
+BACKOFF = 0.1  #: seconds until a source that asked for it is made anew; doubled each time, until one delivers
+MAX_BACKOFF = 30.0
+
+
+class Lane:
+    """One source's place in a session; the source's `Feed`."""
+
+    __slots__ = (
+        "_timers",
+        "asks",
+        "backoff",
+        "buffer",
+        "carrier",
+        "kept",
+        "kind",
+        "leaving",
+        "promised",
+        "retry",
+        "source",
+        "subscriptions",
+        "unacked",
+    )
+
+    def __init__(self, carrier: Carrier, kind: Kind) -> None:
+        self.carrier = carrier
+        self.kind = kind
+        self.kept: Any = None
+        self.subscriptions: dict[str, Subscription] = {}
+        self.source: Source | None = None  #: none while the client is away, or one is to be made anew
+        self.asks = False  #: it wants to be asked before a message is sent
+        self.buffer: deque[Given] = deque()
+        self.promised = 0  #: messages the source may give
+        self.unacked = 0  #: messages in flight
+        self.leaving = False  #: no filter is left; it stays for what is in flight
+        self.backoff = 0.0
+        self.retry: Delayed | None = None
+        self._timers: set[_Timer] | None = None
+
+    # -- Feed
+
+    @property
+    def client(self) -> ClientInfo:
+        return self.carrier.session.client
+
+    @property
+    def inflight(self) -> list[Given]:
+        return [given for lane, given in self.carrier.unacked.values() if lane is self]
+
+    @property
+    def unsent(self) -> list[Given]:
+        return list(self.buffer)
+
+    @property
+    def desired(self) -> int:
+        return self.carrier.promise(self)
+
+    def send(self, what: object) -> None:
+        self.carrier.post(self, what)
+
+    def send_later(self, delay: float, what: object) -> Delayed:
+        timer = _Timer(self, what)
+        if self._timers is None:
+            self._timers = set()
+        self._timers.add(timer)
+        timer.start(delay)
+        return timer
+
+    # -- for the carrier
+
+    def timer_over(self, timer: _Timer) -> None:
+        if self._timers is not None:
+            self._timers.discard(timer)
+
+    def cancel_timers(self) -> None:
+        for timer in list(self._timers or ()):
+            timer.cancel()
+        self._timers = None
+        if self.retry is not None:
+            self.retry.cancel()
+            self.retry = None
+
+    def turn(self, now: float) -> bool:
+        """Send one message; False if there is none, or no room for it."""
+        return self.carrier.send(self, now)
+
+
+class _Timer:
+    """Something a source has sent itself for later."""
+
+    __slots__ = ("_handle", "_lane", "_source", "_what")
+
+    def __init__(self, lane: Lane, what: object) -> None:
+        self._lane = lane
+        self._source = lane.source
+        self._what = what
+        self._handle: Delayed | None = None
+
+    def start(self, delay: float) -> None:
+        self._handle = self._lane.carrier.session.shared.later(delay, self._over)
+
+    def _over(self) -> None:
+        self._lane.timer_over(self)
+        if self._lane.source is self._source:
+            self._lane.send(self._what)
+
+    def cancel(self) -> None:
+        self._lane.timer_over(self)
+        if self._handle is not None:
+            self._handle.cancel()
+
+
+class _Others:
+    """The mailbox or the queue of the session, which take their turn with the lanes."""
+
+    __slots__ = ("_send_one",)
+
+    def __init__(self, send_one: Callable[[float], bool]) -> None:
+        self._send_one = send_one
+
+    def turn(self, now: float) -> bool:
+        return self._send_one(now)
+
+
+class Carrier:
+    """The sources of one session."""
+
+    __slots__ = (
+        "_done",
+        "_hungry",
+        "_inbox",
+        "_kept_turn",
+        "_queue_turn",
+        "_ring",
+        "_scheduled",
+        "_sent_octets",
+        "buffered",
+        "lanes",
+        "leaving",
+        "octets",
+        "promised",
+        "session",
+        "unacked",
+    )
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.lanes: dict[tuple[str, str], Lane] = {}  #: by name of the kind, and filter (none: for all filters)
+        self.leaving: set[Lane] = set()
+        self.unacked: dict[int, tuple[Lane, Given]] = {}  #: by packet id, in the order of sending
+        self.buffered = 0
+        self.octets = 0  #: of what is buffered
+        self.promised = 0
+        self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
+        self._ring: dict[Lane | _Others, None] = {}  # who has something to send; the next one first
+        self._done: list[tuple[Lane, Given, ReasonCode, str]] = []  # what sources have to hear
+        self._inbox: deque[tuple[Lane, Source, object]] = deque()
+        self._scheduled = False
+        self._sent_octets = 0  # of this pump
+        self._kept_turn = _Others(session.send_kept)
+        self._queue_turn = _Others(session.send_queued)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing left to carry, or to remember."""
+        return not (self.lanes or self.leaving or self.unacked or self._done or self._inbox)
+
+    @property
+    def active(self) -> bool:
+        """Whether `pump` has something to do here."""
+        return bool(self._ring or self._done or self._hungry)
+
+    # -- room
+
+    def promise(self, lane: Lane) -> int:
+        """How many messages a source may give (rule 1)."""
+        session = self.session
+        self.promised -= lane.promised
+        room = 0
+        if session.greeted and not lane.leaving and lane.source is not None:
+            options = session.shared.options
+            if self.octets < options.source_buffer_bytes:
+                room = max(0, options.source_buffer - self.buffered - self.promised) // 2
+            if not room and not lane.buffer:
+                room = 1
+            most = lane.kind.max_unacked
+            if most:
+                room = max(0, min(room, most - lane.unacked - len(lane.buffer)))
+        lane.promised = room
+        self.promised += room
+        if not room and lane.source is not None and not lane.leaving:
+            self._hungry[lane] = None
+        else:
+            self._hungry.pop(lane, None)
+        return room
+
+    # -- subscriptions come and go
+
+    def subscribed(self, subscription: Subscription, why: Why) -> None:
+        """A client has subscribed, for the first time or again."""
+        for kind in self.session.shared.sources.kinds:
+            lane = self.lanes.get(_key(kind, subscription.filter))
+            if lane is not None and subscription.filter in lane.subscriptions:
+                lane.subscriptions[subscription.filter] = subscription
+                if not kind.renew:
+                    continue
+                self._end_filter(lane, subscription.filter, Why.REMOVED)
+            if kind.concerns(self.session.client, subscription, why):
+                self._enter(kind, subscription, why)
+
+    def unsubscribed(self, filter_: str) -> None:
+        """A subscription is gone."""
+        for lane in [lane for lane in self.lanes.values() if filter_ in lane.subscriptions]:
+            self._end_filter(lane, filter_, Why.UNSUBSCRIBED)
+
+    def added(self, kind: Kind) -> None:
+        """A kind of source was registered: offer it what the client has subscribed to."""
+        for subscription in list(self.session.subscriptions.values()):
+            lane = self.lanes.get(_key(kind, subscription.filter))
+            if lane is not None and subscription.filter in lane.subscriptions:
+                continue
+            if kind.concerns(self.session.client, subscription, Why.RECREATED):
+                self._enter(kind, subscription, Why.RECREATED)
+
+    def removed(self, kind: Kind) -> None:
+        """A kind of source was unregistered: nobody is told any more what becomes of its messages."""
+        for lane in [lane for lane in self._all() if lane.kind is kind]:
+            for filter_ in list(lane.subscriptions):
+                self._end_filter(lane, filter_, Why.REMOVED, linger=False)
+            self._terminate(lane)
+            lane.unacked = 0
+        self.unacked = {number: at for number, at in self.unacked.items() if at[0].kind is not kind}
+
+    def _enter(self, kind: Kind, subscription: Subscription, why: Why) -> None:
+        """Offer a filter to the lane of a kind, which is made if there is none."""
+        key = _key(kind, subscription.filter)
+        lane = self.lanes.get(key) or Lane(self, kind)
+        if lane.retry is not None:
+            lane.subscriptions[subscription.filter] = subscription  # the next instance hears of it
+            return
+        if self._offer(lane, subscription, why):
+            self.lanes[key] = lane
+        elif not lane.subscriptions:
+            self._drop(lane)
+
+    def _offer(self, lane: Lane, subscription: Subscription, why: Why) -> bool:
+        """Whether the source of a lane takes a filter."""
+        kind = lane.kind
+        try:
+            if lane.source is None:
+                lane.source = kind.make(lane)
+                lane.asks = type(lane.source).sending is not Source.sending
+            taken = lane.source.subscribe(subscription, why)
+        except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+            self._failed(kind, "subscribe")
+            taken = False
+        if taken:
+            lane.subscriptions[subscription.filter] = subscription
+        else:
+            lane.subscriptions.pop(subscription.filter, None)
+        return bool(taken)
+
+    def _end_filter(self, lane: Lane, filter_: str, why: Why, *, linger: bool = True) -> None:
+        """A lane has one filter less; without any it ends, as soon as nothing is in flight any more."""
+        self._call_unsubscribe(lane, filter_, why)
+        lane.subscriptions.pop(filter_, None)
+        self._purge(lane, filter_)
+        if lane.subscriptions:
+            return
+        self.lanes.pop(_key(lane.kind, filter_), None)
+        if lane.unacked and lane.source is not None and linger:
+            lane.leaving = True
+            self.leaving.add(lane)
+            self.promised -= lane.promised
+            lane.promised = 0
+            self._hungry.pop(lane, None)
+        else:
+            self._terminate(lane)
+
+    def _purge(self, lane: Lane, filter_: str) -> None:
+        """What was given for a filter and not sent goes away."""
+        gone = [given for given in lane.buffer if given.filter == filter_]
+        if gone:
+            lane.buffer = deque(given for given in lane.buffer if given.filter != filter_)
+            self._count(gone)
+        if not lane.buffer:
+            self._ring.pop(lane, None)
+
+    def _count(self, gone: list[Given]) -> None:
+        self.buffered -= len(gone)
+        self.octets -= sum(len(given.message.payload) for given in gone)
+
+    def _call_unsubscribe(self, lane: Lane, filter_: str, why: Why) -> None:
+        if lane.source is not None:
+            try:
+                lane.source.unsubscribe(filter_, why)
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+                self._failed(lane.kind, "unsubscribe")
+
+    def _terminate(self, lane: Lane) -> None:
+        """The end of an instance."""
+        if lane.source is not None:
+            try:
+                lane.source.terminate()
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+                self._failed(lane.kind, "terminate")
+        self._drop(lane)
+
+    def _drop(self, lane: Lane) -> None:
+        """A lane has no source any more; nothing of it waits, and nothing is promised to it."""
+        lane.source = None
+        lane.cancel_timers()
+        self._count(list(lane.buffer))
+        lane.buffer.clear()
+        self.promised -= lane.promised
+        lane.promised = 0
+        self._ring.pop(lane, None)
+        self._hungry.pop(lane, None)
+        self.leaving.discard(lane)
+
+    def _all(self) -> Iterator[Lane]:
+        yield from list(self.lanes.values())
+        yield from list(self.leaving)
+
+    # -- the connection comes and goes
+
+    def detach(self, why: Why) -> None:
+        """The connection is gone: its sources end, their lanes wait for the client."""
+        self._settle()
+        for lane in self._all():
+            for filter_ in lane.subscriptions:
+                self._call_unsubscribe(lane, filter_, why)
+            if lane.kind.release:
+                self._take_back(lane)
+            lane.backoff = 0.0
+            self._terminate(lane)
+        self._inbox.clear()
+        self._ring.clear()
+
+    def _take_back(self, lane: Lane) -> None:
+        """Messages in flight are no longer this client's."""
+        for number in [number for number, at in self.unacked.items() if at[0] is lane]:
+            del self.unacked[number]
+            self.session.inflight.pop(number, None)
+        lane.unacked = 0
+
+    def resumed(self) -> None:
+        """The client is back, and has got its CONNACK."""
+        for key, lane in list(self.lanes.items()):
+            for subscription in list(lane.subscriptions.values()):
+                self._offer(lane, subscription, Why.RESUMED)
+            if not lane.subscriptions:
+                del self.lanes[key]
+                self._drop(lane)
+        for kind in self.session.shared.sources.kinds:
+            for subscription in list(self.session.subscriptions.values()):
+                lane_ = self.lanes.get(_key(kind, subscription.filter))
+                known = lane_ is not None and subscription.filter in lane_.subscriptions
+                if not known and kind.concerns(self.session.client, subscription, Why.RESUMED):
+                    self._enter(kind, subscription, Why.RESUMED)
+
+    def end(self) -> None:
+        """The session has ended. Its sources have heard of it when the connection went."""
+        for lane in self._all():
+            self._terminate(lane)
+        self.lanes.clear()
+        self.unacked.clear()
+        self._done.clear()
+
+    # -- what sources are told
+
+    def post(self, lane: Lane, what: object) -> None:
+        """`info` for a source in the next turn of the event loop."""
+        if lane.source is not None:
+            self._inbox.append((lane, lane.source, what))
+            self._turn_later()
+
+    def tell(self, what: object) -> bool:
+        """`info` for all generic sources; False if there is none."""
+        told = False
+        for lane in self.lanes.values():
+            if lane.kind.generic and lane.source is not None:
+                self.post(lane, what)
+                told = True
+        return told
+
+    def _turn_later(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self.session.shared.soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        inbox = self._inbox
+        for _ in range(min(STEP, len(inbox))):
+            if not inbox:
+                break  # a callback has ended the session
+            lane, source, what = inbox.popleft()
+            if lane.source is source:
+                self._info(lane, source, what)
+        if inbox:
+            self._turn_later()
+        if self.active:
+            self.session.go_on()
+
+    def _info(self, lane: Lane, source: Source, what: object) -> None:
+        try:
+            answer = source.info(what, self.promise(lane))
+        except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+            self._failed(lane.kind, "info")
+            answer = RECREATE
+        if answer is not None:
+            self._answered(lane, source, answer)
+
+    def _settle(self) -> None:
+        """Tell sources what became of their messages."""
+        done, self._done = self._done, []
+        for lane, given, reason, dropped in done:
+            source = lane.source
+            counters = lane.kind.counters
+            counters[dropped or ("refused" if reason >= 0x80 else "delivered")] += 1
+            if source is None:
+                continue
+            if not dropped:
+                lane.backoff = 0.0
+            try:
+                answer = source.delivered(given, Ack(self.promise(lane), reason, dropped))
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+                self._failed(lane.kind, "delivered")
+                answer = RECREATE
+            if lane.leaving:
+                if not lane.unacked:
+                    self._terminate(lane)
+            elif answer is not None:
+                self._answered(lane, source, answer)
+
+    def _answered(self, lane: Lane, source: Source, answer: Answer) -> None:
+        if lane.source is not source:
+            return  # its callback has had an effect that ended it
+        if isinstance(answer, Recreate):
+            self._recreate(lane)
+        elif isinstance(answer, Destroy):
+            for filter_ in list(lane.subscriptions) if answer.filters is None else answer.filters:
+                if filter_ in lane.subscriptions:
+                    self._finish(lane, filter_)
+        elif answer is not None:
+            self._take(lane, answer)
+
+    def _finish(self, lane: Lane, filter_: str) -> None:
+        """A source is done with a filter, by its own word."""
+        del lane.subscriptions[filter_]
+        self._purge(lane, filter_)
+        if not lane.subscriptions:
+            self.lanes.pop(_key(lane.kind, filter_), None)
+            self._terminate(lane)
+
+    def _take(self, lane: Lane, items: Sequence[object]) -> None:
+        """Messages from a source."""
+        counters = lane.kind.counters
+        taken = 0
+        for given in items:
+            if not isinstance(given, Given) or given.filter not in lane.subscriptions:
+                counters["stray"] += 1
+                continue
+            lane.buffer.append(given)
+            self.octets += len(given.message.payload)
+            taken += 1
+        if not taken:
+            return
+        counters["given"] += taken
+        self.buffered += taken
+        if taken > lane.promised:
+            counters["overshoot"] += taken - lane.promised
+            self.session.shared.stats.refused["source_buffer"] += taken - lane.promised
+        rest = max(0, lane.promised - taken)
+        self.promised += rest - lane.promised
+        lane.promised = rest
+        self._ring.setdefault(lane)
+
+    def _recreate(self, lane: Lane) -> None:
+        """End an instance and make a new one after a while."""
+        lane.kind.counters["recreated"] += 1
+        for filter_ in lane.subscriptions:
+            self._call_unsubscribe(lane, filter_, Why.REMOVED)
+        backoff = lane.backoff = min(MAX_BACKOFF, lane.backoff * 2 or BACKOFF)
+        self._terminate(lane)
+
+        def again() -> None:
+            lane.retry = None
+            self._make_again(lane)
+
+        lane.retry = self.session.shared.later(backoff, again)
+
+    def _make_again(self, lane: Lane) -> None:
+        for subscription in list(lane.subscriptions.values()):
+            if not self._offer(lane, subscription, Why.RECREATED) and not lane.subscriptions:
+                self.lanes.pop(_key(lane.kind, subscription.filter), None)
+                self._drop(lane)
+
+    def _failed(self, kind: Kind, callback: str) -> None:
+        kind.counters["failed"] += 1
+        client_id = self.session.client.client_id
+        text = "source_failed source=%s callback=%s client=%s"
+        log.error(text, kind.name, callback, client_id, exc_info=True)  # noqa: LOG014 - called while it is handled
+
+    # -- messages out
+
+    def pump(self, now: float) -> bool:
+        """Send what waits, in turn, as far as window and socket allow. True if it could go on in the next turn."""
+        session = self.session
+        if session.mailbox is not None and session.mailbox.may_send:
+            self._ring.setdefault(self._kept_turn)
+        if session.queue:
+            self._ring.setdefault(self._queue_turn)
+        self._sent_octets = sum(map(len, session.out))  # of this turn, not written yet
+        budget = STEP
+        while budget > 0 and self._sent_octets <= STEP_OCTETS:
+            if self._done:
+                self._settle()
+            sent = self._round(now, budget)
+            budget -= sent
+            if not sent and not self._done and not (self._hungry and self._tell_room()):
+                return False
+        return session.writable and (bool(self._done) or any(self._may_go(lane) for lane in self._ring))
+
+    def _may_go(self, lane: Lane | _Others) -> bool:
+        """Whether somebody who waits could send something at once."""
+        if not isinstance(lane, Lane) or len(self.session.inflight) < self.session.limit:
+            return True
+        return bool(lane.buffer) and not self._qos(lane, lane.buffer[0])
+
+    def _qos(self, lane: Lane, given: Given) -> int:
+        return min(given.message.qos, lane.subscriptions[given.filter].qos, 1 if lane.kind.release else 2)
+
+    def _round(self, now: float, budget: int) -> int:
+        """One message of everybody who waits; how many were sent. One that waits alone may send more."""
+        session, ring = self.session, self._ring
+        sent = 0
+        for lane in list(ring):
+            if not session.writable:
+                break
+            if not lane.turn(now):
+                if not isinstance(lane, Lane):
+                    ring.pop(lane, None)  # it comes again with the next pump, if something is left
+                continue
+            sent += 1
+            if len(ring) == 1:
+                while sent < budget and self._sent_octets <= STEP_OCTETS and lane.turn(now):
+                    sent += 1
+            if ring.pop(lane, lane) is None and (not isinstance(lane, Lane) or lane.buffer):
+                ring[lane] = None  # behind all others
+        return sent
+
+    def send(self, lane: Lane, now: float) -> bool:
+        """Send the next message of a lane, or find that it is not to be sent; False if there is no room for it."""
+        if not lane.buffer:
+            self._ring.pop(lane, None)
+            return False
+        session, kind = self.session, lane.kind
+        given = lane.buffer[0]
+        message = given.message
+        subscription = lane.subscriptions[given.filter]
+        qos = self._qos(lane, given)
+        if qos and (len(session.inflight) >= session.limit or (kind.max_unacked and lane.unacked >= kind.max_unacked)):
+            return False
+        lane.buffer.popleft()
+        octets = len(message.payload)
+        self.buffered -= 1
+        self.octets -= octets
+        self._sent_octets += octets
+        if lane.asks:
+            wanted = self._ask(lane, given)
+            if wanted is None:
+                self._done.append((lane, given, ReasonCode.SUCCESS, "withdrawn"))
+                return True
+            message = wanted
+        if message.expires_at is not None and message.expired(now):
+            session.forgo(message, "expired")
+            self._done.append((lane, given, ReasonCode.SUCCESS, "expired"))
+            return True
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        if identifiers:
+            message = replace(message, headers=message.headers | {"subscription_ids": identifiers})
+        frame = frame_of(message, session.version, qos, now, retain=message.retain, identifiers=identifiers)
+        number = session.take_id() if qos else 0
+        if not session.send(frame, number):
+            self._done.append((lane, given, ReasonCode.PACKET_TOO_LARGE, "too_large"))
+        elif qos:
+            self.unacked[number] = (lane, given)
+            lane.unacked += 1
+        else:
+            self._done.append((lane, given, ReasonCode.SUCCESS, ""))
+        return True
+
+    def _ask(self, lane: Lane, given: Given) -> Message | None:
+        if lane.source is None:
+            return given.message
+        try:
+            return lane.source.sending(given)
+        except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+            self._failed(lane.kind, "sending")
+            return given.message
+
+    def _tell_room(self) -> bool:
+        """Tell sources that were told to give nothing that they may; whether one has given something."""
+        before = self.buffered
+        for lane in list(self._hungry):
+            source = lane.source
+            if source is None:
+                self._hungry.pop(lane, None)
+            elif self.promise(lane):
+                self._info(lane, source, ROOM)
+        return self.buffered > before
+
+    def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS, dropped: str = "") -> None:
+        """The client is done with a message, or will never get it; its source hears of it with the next pump."""
+        at = self.unacked.pop(number, None)
+        if at is not None:
+            at[0].unacked -= 1
+            self._done.append((at[0], at[1], reason, dropped))
+
+
+def _key(kind: Kind, filter_: str) -> tuple[str, str]:
+    return kind.name, "" if kind.multi_topic else filter_
