@@ -1,0 +1,111 @@
+"""A message as Redis holds it. The payload is never changed, wrapped or decoded.
+
+    redis-stream    fields of one entry: topic, client, time, guid, qos, payload; if there is any: username, retain,
+                    properties
+    redis-channel   one line of JSON with the same names, a line feed, the payload
+
+The line of JSON has no line feed in it and begins with `{"motorcade":1,`, by which a reader tells it from a payload
+that somebody else has published. `properties` is a JSON object of the MQTT 5 properties, `correlation_data` in it in
+Base64.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from motorcade.core.message import Message, UserProperties
+
+VERSION: Final = 1
+
+
+class Properties(msgspec.Struct, frozen=True, omit_defaults=True):
+    """MQTT 5 properties, as far as a message has them."""
+
+    payload_format: int | None = None
+    expires_at: float | None = None  #: seconds since the epoch
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    user_properties: UserProperties = ()
+
+
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What stands before the payload in a channel."""
+
+    motorcade: int
+    topic: str
+    client: str
+    time: float  #: seconds since the epoch, to the microsecond
+    guid: str
+    qos: int
+    username: str | None = None
+    retain: bool = False
+    properties: Properties | None = None
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def properties_of(message: Message) -> Properties | None:
+    """None if it has none."""
+    if not (
+        message.user_properties
+        or message.content_type is not None
+        or message.payload_format is not None
+        or message.expires_at is not None
+        or message.response_topic is not None
+        or message.correlation_data is not None
+    ):
+        return None
+    return Properties(
+        message.payload_format,
+        message.expires_at,
+        message.content_type,
+        message.response_topic,
+        message.correlation_data,
+        message.user_properties,
+    )
+
+
+def fields(message: Message) -> list[str | bytes | int]:
+    """Names and values of an entry of a Redis stream."""
+    found: list[str | bytes | int] = [
+        "topic",
+        message.topic,
+        "client",
+        message.publisher,
+        "time",
+        f"{message.timestamp:.6f}",
+        "guid",
+        message.guid.hex(),
+        "qos",
+        message.qos,
+        "payload",
+        message.payload,
+    ]
+    if message.username is not None:
+        found += ("username", message.username)
+    if message.retain:
+        found += ("retain", 1)
+    properties = properties_of(message)
+    if properties is not None:
+        found += ("properties", _encode(properties))
+    return found
+
+
+def envelope(message: Message) -> bytes:
+    """What a Redis channel gets."""
+    header = Header(
+        VERSION,
+        message.topic,
+        message.publisher,
+        round(message.timestamp, 6),
+        message.guid.hex(),
+        message.qos,
+        message.username,
+        message.retain,
+        properties_of(message),
+    )
+    return _encode(header) + b"\n" + message.payload
