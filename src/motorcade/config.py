@@ -9,12 +9,12 @@ always name file and line (or variable, or flag) of the value that is wrong.
 
 Rule 1: an unknown key is an error, never ignored. `[plugins.NAME]` is checked by the plugin's own record.
 Rule 2: 0 means unlimited (or off) wherever a limit may be lifted.
+        Tables by name in it, `[plugins.queues.queue.NAME]`, are checked one by one.
 Rule 3: a text value `file://PATH` is replaced by the contents of that file; `config show` shows the reference.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import inspect
 import ipaddress
@@ -22,18 +22,20 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from motorcade import storage
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions
-from motorcade.core.errors import ConfigError
-from motorcade.extension.plugin import literal_choices
+from motorcade.core.errors import ConfigError, MotorcadeError
+from motorcade.core.words import nearest
+from motorcade.extension.declared import Name, check_name, plain
+from motorcade.extension.plugin import GROUP, literal_choices
 from motorcade.log import HIDDEN, is_secret
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -205,11 +207,13 @@ class Loaded:
         for path, value in _flatten(msgspec.to_builtins(self.config), ()):
             leaf = self.leaves.get(path)
             shown = leaf.reference if leaf is not None and leaf.reference else _hide(path, value)
-            yield ".".join(path), shown, leaf.origin if leaf is not None else DEFAULT
+            yield _dotted(path), shown, leaf.origin if leaf is not None else DEFAULT
 
     def again(self) -> Loaded:
-        """Read the same file once more, with the same environment and command line."""
-        return load(self.path, self._environ, self._overrides)
+        """Read the same file once more, with the same environment and command line; plugins' tables are checked too."""
+        loaded = load(self.path, self._environ, self._overrides)
+        check_plugins(loaded)
+        return loaded
 
 
 def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Loaded:
@@ -221,7 +225,7 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     checked = _check_section(Config, (), leaves)
     config = msgspec.convert(checked, Config)
     for key, problem in _contradictions(config):
-        raise ConfigError(f"{_where(leaves, key)}: {'.'.join(key)}: {problem}")
+        raise ConfigError(f"{_where(leaves, key)}: {_dotted(key)}: {problem}")
     return Loaded(config, path, leaves, dict(environ), dict(overrides))
 
 
@@ -261,26 +265,22 @@ def check_plugins(loaded: Loaded) -> None:
 
     A plugin with a `path` is not imported here: looking at a configuration must not run somebody's file.
     """
-    installed = {entry.name: entry for entry in importlib.metadata.entry_points(group="motorcade.plugins")}
+    installed = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     for name, path, table in plugins_to_load(loaded.config):
         if path is not None:
             continue
         section = ("plugins", name)
         if name not in installed:
-            problem = (
-                f"there is no plugin {name!r}{_nearest(name, installed)}; one that is not installed needs a `path`"
-            )
+            problem = f"there is no plugin {name!r}{nearest(name, installed)}; one that is not installed needs a `path`"
             raise ConfigError(f"{_where(loaded.leaves, section)}: {problem}")
         try:
             record = installed[name].load().Config
         except Exception as error:
             raise ConfigError(f"plugin {name!r} ({installed[name].value}) cannot be imported: {error!r}") from error
-        own = {key: leaf for key, leaf in loaded.leaves.items() if key[:2] == section and key[2] in table}
-        checked = _check_section(record, section, own)
-        try:
-            msgspec.convert(checked, record)
-        except msgspec.ValidationError as error:  # a key that must be there and is not
-            raise ConfigError(f"{_where(loaded.leaves, section)}: [plugins.{name}]: {_plain(str(error))}") from error
+        own = {
+            key: leaf for key, leaf in loaded.leaves.items() if key[:2] == section and len(key) > 2 and key[2] in table
+        }
+        _whole(record, _check_section(record, section, own), section, loaded.leaves)
 
 
 # --- the three sources ------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def _resolve_references(leaves: dict[Path_, _Value]) -> None:
         try:
             value = Path(leaf.value.removeprefix("file://")).read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{leaf.origin}: {'.'.join(key)}: cannot read {leaf.value}: {error}") from error
+            raise ConfigError(f"{leaf.origin}: {_dotted(key)}: cannot read {leaf.value}: {error}") from error
         leaves[key] = _Value(value, leaf.origin, reference=leaf.value)
 
 
@@ -374,17 +374,19 @@ def _check_section(record: type[msgspec.Struct], section: Path_, leaves: Mapping
             continue
         if len(key) == depth:
             if leaf.value != {}:
-                raise ConfigError(f"{leaf.origin}: [{'.'.join(section)}] is a section; write keys below it")
+                raise ConfigError(f"{leaf.origin}: [{_dotted(section)}] is a section; write keys below it")
             continue
         name = key[depth]
         if name not in fields:
-            raise ConfigError(f"{leaf.origin}: unknown key {'.'.join(key[: depth + 1])!r}{_nearest(name, fields)}")
+            raise ConfigError(f"{leaf.origin}: unknown key {_dotted(key[: depth + 1])!r}{nearest(name, fields)}")
         if name in result:
             continue
         kind = fields[name]
         inner = (*section, name)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             result[name] = _check_section(kind, inner, leaves)
+        elif (named := _named_tables(kind)) is not None:
+            result[name] = _check_tables(named, inner, leaves)
         elif inner == ("plugins",):
             result[name] = _plugin_tables(leaves)
         elif inner in leaves:
@@ -392,6 +394,68 @@ def _check_section(record: type[msgspec.Struct], section: Path_, leaves: Mapping
         else:
             result[name] = _convert(_Value(_tree(inner, leaves), leaf.origin), kind, inner)
     return result
+
+
+class _NamedTables(NamedTuple):
+    """`dict[Name, Record]`: tables by name."""
+
+    key: object
+    record: type[msgspec.Struct]
+
+
+def _named_tables(kind: object) -> _NamedTables | None:
+    if get_origin(kind) is not dict:
+        return None
+    key, value = get_args(kind)
+    return _NamedTables(key, value) if isinstance(value, type) and issubclass(value, msgspec.Struct) else None
+
+
+def _check_tables(named: _NamedTables, section: Path_, leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
+    """The tables below `section`, each checked for itself."""
+    depth = len(section)
+    result: dict[str, Any] = {}
+    for key, leaf in leaves.items():
+        if key[:depth] != section:
+            continue
+        if len(key) <= depth + 1 and leaf.value != {}:
+            wanted = _dotted((*section, *(key[depth:] or ("NAME",))))
+            raise ConfigError(f"{leaf.origin}: {_dotted(key)} must be a section [{wanted}]")
+        if len(key) == depth or key[depth] in result:
+            continue
+        name, inner = key[depth], key[: depth + 1]
+        _check_key(named.key, name, leaf.origin, section)
+        result[name] = _whole(named.record, _check_section(named.record, inner, leaves), inner, leaves)
+    return result
+
+
+def _check_key(kind: object, name: str, origin: str, section: Path_) -> None:
+    try:
+        if kind == Name:
+            check_name(section[-1], name)  # says in words what the pattern says
+        else:
+            msgspec.convert(name, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {_dotted((*section, name))}: {plain(error)}") from error
+    except MotorcadeError as error:
+        raise ConfigError(f"{origin}: {error}") from error
+
+
+def _whole(
+    record: type[msgspec.Struct], checked: dict[str, Any], section: Path_, leaves: Mapping[Path_, _Value]
+) -> dict[str, Any]:
+    """Values that are right one by one: whether all that must be there are, and whether they go together.
+
+    Records say what is wrong as `KEY: problem`, which tells the line.
+    """
+    try:
+        msgspec.convert(checked, record)
+    except (msgspec.ValidationError, MotorcadeError) as error:
+        problem = plain(error)
+        key, found, rest = problem.partition(": ")
+        if found and key in checked:
+            raise ConfigError(f"{_where(leaves, (*section, key))}: {_dotted((*section, key))}: {rest}") from error
+        raise ConfigError(f"{_where(leaves, section)}: [{_dotted(section)}]: {problem}") from error
+    return checked
 
 
 def _plugin_tables(leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
@@ -431,19 +495,8 @@ def _convert(leaf: _Value, kind: object, key: Path_) -> object:
                 pass
         shown = HIDDEN if is_secret(key[-1]) else repr(leaf.value)
         choices = literal_choices(kind)
-        problem = f"must be one of {choices}" if choices else _plain(str(error))
-        raise ConfigError(f"{leaf.origin}: {'.'.join(key)} = {shown}: {problem}") from error
-
-
-def _plain(message: str) -> str:
-    return message.replace("`", "").removesuffix(" - at $")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known are: {', '.join(sorted(known)) or 'none'}"
+        problem = f"must be one of {choices}" if choices else plain(error)
+        raise ConfigError(f"{leaf.origin}: {_dotted(key)} = {shown}: {problem}") from error
 
 
 def _where(leaves: Mapping[Path_, _Value], key: Path_) -> str:
@@ -481,7 +534,7 @@ def _out_of_range(config: Config) -> Iterator[tuple[Path_, str]]:
                 yield (section, name), f"{value} must be {bounds}"
     strategy = config.session.shared_strategy
     if strategy not in SHARED_STRATEGIES:
-        yield ("session", "shared_strategy"), f"unknown strategy {strategy!r}{_nearest(strategy, SHARED_STRATEGIES)}"
+        yield ("session", "shared_strategy"), f"unknown strategy {strategy!r}{nearest(strategy, SHARED_STRATEGIES)}"
 
 
 def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
@@ -527,7 +580,12 @@ def _is_loopback(address: Address) -> bool:
         return address.host == "localhost"
 
 
+_PASSWORD_IN_URL: Final = re.compile(r"^([a-z][a-z0-9+.-]*://[^:@/]*:)[^@]+@")
+
+
 def _hide(path: Path_, value: object) -> object:
+    if isinstance(value, str) and not is_secret(path[-1]):
+        return _PASSWORD_IN_URL.sub(rf"\1{HIDDEN}@", value)
     if isinstance(value, dict):
         return {key: _hide((key,), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -568,6 +626,11 @@ def _split_key(text: str) -> Path_:
     return tuple(part.strip("\"'") for part in re.findall(_KEY_PART, text))
 
 
+def _dotted(key: Path_) -> str:
+    """A key as TOML writes it: a part that is not bare stands in quotes."""
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part) for part in key)
+
+
 def _line_of(key: Path_, lines: Mapping[Path_, int]) -> int:
     """The line of the key, or of the inline table or section that it stands in."""
     for end in range(len(key), 0, -1):
@@ -583,15 +646,38 @@ def reference() -> str:
     """The page docs/configuration.md: every section, key, type, default and comment."""
     parts = [_REFERENCE_HEAD]
     for section, record in _sections(Config, ()):
-        parts.append(f"## `[{'.'.join(section)}]`\n\n{inspect.getdoc(record)}\n")
-        parts.append("| key | type | default | meaning |\n|---|---|---|---|")
-        comments = _comments(record)
-        for info in msgspec.structs.fields(record):
-            default = toml(info.default)
-            parts.append(f"| `{info.name}` | {_type_name(info.type)} | `{default}` | {comments[info.name]} |")
-        parts.append("")
+        parts += _described(section, record)
+    parts.append(_PLUGINS_HEAD)
+    for section, record in _plugin_sections():
+        parts += _described(section, record)
     parts.append(_REFERENCE_TAIL)
     return "\n".join(parts)
+
+
+def _described(section: Path_, record: type[msgspec.Struct]) -> Iterator[str]:
+    yield f"## `[{'.'.join(section)}]`\n\n{inspect.getdoc(record)}\n"
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    comments = _comments(record)
+    for info in msgspec.structs.fields(record):
+        name = info.encode_name
+        kind, default = _type_name(info.type), f"`{toml(info.default)}`"
+        if _named_tables(info.type) is not None:
+            name, kind, default = f"{name}.NAME", "section", ""
+        elif info.required:
+            default = "must be given"
+        yield f"| `{name}` | {kind} | {default} | {comments[info.name]} |"
+    yield ""
+
+
+def _plugin_sections() -> Iterator[tuple[Path_, type[msgspec.Struct]]]:
+    """Of plugins that are always there; those of named tables follow the section they stand in."""
+    installed = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+    for plugin in DEFAULT_PLUGINS:
+        record: type[msgspec.Struct] = installed[plugin].load().Config
+        yield ("plugins", plugin), record
+        for info in msgspec.structs.fields(record):
+            if (named := _named_tables(info.type)) is not None:
+                yield ("plugins", plugin, info.encode_name, "NAME"), named.record
 
 
 def _sections(record: type[msgspec.Struct], prefix: Path_) -> Iterator[tuple[Path_, type[msgspec.Struct]]]:
@@ -615,20 +701,28 @@ def _comments(record: type[msgspec.Struct]) -> dict[str, str]:
     return comments
 
 
+_TYPES: Final[Mapping[object, str]] = {str: "text", bool: "true or false", int: "integer", float: "number"}
+_BOUNDS: Final = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+
+
 def _type_name(kind: object) -> str:
-    known = {
-        Bind: "address or list",
-        str: "text",
-        bool: "true or false",
-        Count: "integer ≥ 0",
-        int: "integer",
-        float: "number",
-        tuple[str, ...]: "list of text",
-    }
-    for candidate, name in known.items():
-        if kind == candidate:
-            return name
-    return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if kind == Bind:
+        return "address or list"
+    if kind in _TYPES:
+        return _TYPES[kind]
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        metas = [meta for meta in args[1:] if isinstance(meta, msgspec.Meta)]
+        bounds = [
+            f"{sign} {getattr(meta, bound)}"
+            for meta in metas
+            for bound, sign in _BOUNDS
+            if getattr(meta, bound) is not None
+        ]
+        return " ".join([_type_name(args[0]), ", ".join(bounds)]).strip()
+    if origin in (tuple, list):
+        return f"list of {_type_name(args[0])}"
+    return ", ".join(f"`{choice}`" for choice in args)  # of Literal
 
 
 def toml(value: object) -> str:
@@ -663,8 +757,8 @@ text. The command line is stronger than the environment, the environment than th
 - Without a file the node listens on loopback only.
 """
 
-_REFERENCE_TAIL = (
-    """\
+_LOADED = " and ".join([", ".join(f"`{name}`" for name in DEFAULT_PLUGINS[:-1]), f"`{DEFAULT_PLUGINS[-1]}`"])
+_PLUGINS_HEAD = f"""\
 ## `[plugins.NAME]`
 
 One section per plugin; its keys are the plugin's own, and the plugin checks them. Two keys work for all of them:
@@ -674,9 +768,15 @@ One section per plugin; its keys are the plugin's own, and the plugin checks the
 | `enabled` | true or false | `true` | false: the plugin is not loaded |
 | `path` | text | none | load the plugin from this `.py` file or package folder instead of an installed package |
 
-`retained` and `systopics` are loaded unless `enabled = false`; every other plugin is loaded when its section is there.
-`access` is always loaded first.
+{_LOADED} are loaded unless `enabled = false`; every other plugin is loaded when its section is there.
+`access`, which has [a page of its own](access-control.md), is always loaded first.
 
+What has a name of its own is a section of its own: `[plugins.queues.queue.orders]` declares the queue `orders`. A
+reload applies what has changed.
+"""
+
+_REFERENCE_TAIL = (
+    """\
 ## Flags of `motorcade serve`
 
 | flag | key |

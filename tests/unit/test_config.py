@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from motorcade import config
 from motorcade.config import Address, Loaded, PluginSetting
 from motorcade.core.errors import ConfigError
+from motorcade.extension.plugin import GROUP
 from tests.support.node import ROOT
 
 Read = Callable[..., Loaded]
@@ -199,6 +201,112 @@ def test_tables_of_installed_plugins_are_checked_with_their_lines(read: Read, te
 
 def test_good_plugin_tables_pass(read: Read) -> None:
     config.check_plugins(read("[plugins.access]\n[[plugins.access.authentication]]\ntype = 'password'\nfile = 'x'\n"))
+
+
+def test_an_empty_plugin_section_passes(read: Read) -> None:
+    config.check_plugins(read("[plugins.retained]\n"))
+
+
+# -- tables by name
+
+
+@pytest.fixture
+def boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin with such tables is installed."""
+    installed = list(importlib.metadata.entry_points(group=GROUP))
+    entry = importlib.metadata.EntryPoint("boxes", "tests.unit.http.boxes:BoxesPlugin", GROUP)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [*installed, entry])
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "[plugins.boxes.box.a]\ntopics = ['a']\nmax_mesages = 5\n",
+            "motorcade.toml:3: unknown key 'plugins.boxes.box.a.max_mesages'; did you mean 'max_messages'?",
+        ),
+        (
+            "[plugins.boxes.box.a]\ntopics = ['a']\n[plugins.boxes.box.b]\ntopics = 'a'\n",
+            "motorcade.toml:4: plugins.boxes.box.b.topics = 'a': Expected array, got str",
+        ),
+        (
+            "[plugins.boxes.box.a]\ntopics = ['a']\nkind = 'paper'\n",
+            "motorcade.toml:3: plugins.boxes.box.a.kind = 'paper': must be one of 'wooden', 'tin'",
+        ),
+        (
+            "[plugins.boxes.box.a]\ntopics = ['a']\nkind = 'tin'\nmax_messages = 1_000_000\n",
+            "motorcade.toml:4: plugins.boxes.box.a.max_messages: a tin box is small",
+        ),
+        (
+            "[plugins.boxes.box.a]\ntopics = ['a']\n\n[plugins.boxes.box.b]\n",
+            "motorcade.toml:4: [plugins.boxes.box.b]: topics must be given",
+        ),
+        ("[plugins.boxes.box.-x]\ntopics = ['a']\n", "motorcade.toml:2: box name '-x': letters, digits"),
+        ('[plugins.boxes.box."a b"]\ntopics = ["a"]\n', "motorcade.toml:2: box name 'a b': letters, digits"),
+        (
+            "[plugins.boxes.box]\na = 3\n",
+            "motorcade.toml:2: plugins.boxes.box.a must be a section [plugins.boxes.box.a]",
+        ),
+        (
+            "[plugins.boxes]\nbox = 3\n",
+            "motorcade.toml:2: plugins.boxes.box must be a section [plugins.boxes.box.NAME]",
+        ),
+        (
+            "[plugins.boxes.boxx.a]\ntopics = ['a']\n",
+            "motorcade.toml:2: unknown key 'plugins.boxes.boxx'; did you mean 'box'?",
+        ),
+        (
+            "[plugins.boxes.box.a]\ntopics = ['a']\n[plugins.boxes.box.a.b]\nc = 1\n",
+            "motorcade.toml:4: unknown key 'plugins.boxes.box.a.b'",
+        ),
+        (
+            '[plugins.boxes.box."a.b"]\ntopics = ["a"]\nkin = 1\n',
+            """motorcade.toml:3: unknown key 'plugins.boxes.box."a.b".kin'; did you mean 'kind'?""",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_named_table_is_told_with_its_line(
+    read: Read, boxes: None, text: str, wanted: str
+) -> None:
+    """Unknown keys, wrong values, what is missing and what does not go together, each where it stands."""
+    with pytest.raises(ConfigError) as caught:
+        config.check_plugins(read(text))
+    assert wanted in str(caught.value)
+
+
+def test_named_tables_pass_and_are_shown(read: Read, boxes: None) -> None:
+    """From the file and from variables; a name that TOML cannot write bare stands in quotes."""
+    text = "[plugins.boxes.box.a]\ntopics = ['a/#']\n[plugins.boxes.box.'b.c']\ntopics = ['b']\n[plugins.boxes.box]\n"
+    environ = {"MOTORCADE_PLUGINS__BOXES__BOX__D__TOPICS": '["d"]', "MOTORCADE_PLUGINS__BOXES__BOX__A__KIND": "tin"}
+    loaded = read(text, environ)
+    config.check_plugins(loaded)
+    shown = {key: (value, origin) for key, value, origin in loaded.entries() if key.startswith("plugins.")}
+    assert {
+        "plugins.boxes.box.a.topics": (["a/#"], "file motorcade.toml:2"),
+        'plugins.boxes.box."b.c".topics': (["b"], "file motorcade.toml:4"),
+        "plugins.boxes.box.d.topics": (["d"], "environment MOTORCADE_PLUGINS__BOXES__BOX__D__TOPICS"),
+        "plugins.boxes.box.a.kind": ("tin", "environment MOTORCADE_PLUGINS__BOXES__BOX__A__KIND"),
+    } == shown
+    written = "\n".join(f"{key} = {config.toml(value)}" for key, (value, _) in shown.items())
+    assert loaded.config.plugins == tomllib.loads(written)["plugins"]
+
+
+def test_reading_again_checks_named_tables_too(read: Read, boxes: None) -> None:
+    """A reload names the line as well."""
+    loaded = read("[plugins.boxes.box.a]\ntopics = ['a']\n")
+    Path("motorcade.toml").write_text("[plugins.boxes.box.a]\ntopcs = ['a']\n")
+    with pytest.raises(ConfigError, match=r"motorcade.toml:2: unknown key 'plugins.boxes.box.a.topcs'"):
+        loaded.again()
+
+
+def test_a_password_in_a_url_is_not_shown(read: Read) -> None:
+    loaded = read(
+        "[plugins.x]\nredis = 'redis://:hush@h:1/0'\nother = 'rediss+cluster://me:hu/sh@h'\nplain = 'redis://h:1'\n"
+    )
+    shown = {key: value for key, value, _ in loaded.entries()}
+    assert "redis://:***@h:1/0" == shown["plugins.x.redis"]
+    assert "rediss+cluster://me:***@h" == shown["plugins.x.other"]
+    assert "redis://h:1" == shown["plugins.x.plain"]
 
 
 def test_every_option_has_a_comment_and_stands_on_the_page() -> None:

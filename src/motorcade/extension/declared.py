@@ -78,9 +78,10 @@ def read_options(noun: str, record: type[S], given: Mapping[str, Any]) -> S:
         raise BadOptionsError(f"{noun}: {plain(error)}") from error
 
 
-def plain(error: msgspec.ValidationError) -> str:
+def plain(error: Exception) -> str:
     """What a check says, without its marks for programmers."""
-    return str(error).replace("`", "").removesuffix(" - at $")
+    said = re.sub(r"^Object missing required field `(\w+)`", r"\1 must be given", str(error))
+    return said.replace("`", "").removesuffix(" - at $")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
