@@ -473,6 +473,40 @@ def test_queue_bytes() -> None:
             client.expect_nothing()
 
 
+GREEDY = """
+from motorcade.core.message import Message
+from motorcade.extension.plugin import Plugin
+from motorcade.extension.sources import Given, Kind, Source
+
+
+class Greedy(Source):
+    def subscribe(self, subscription, why):
+        self.feed.send("begin")
+        return True
+
+    def info(self, what, desired):
+        return [Given(Message("greedy", b"%d %d" % (number, desired), 1), "greedy") for number in range(desired + 5)]
+
+
+class GreedyPlugin(Plugin):
+    async def start(self):
+        self.context.add_source(Kind("greedy", Greedy, prefix="greedy"))
+"""
+
+
+def test_source_buffer(tmp_path: Path) -> None:
+    """A source is told how much room there is; what it gives beyond is counted, and comes all the same."""
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    config = f'[session]\nsource_buffer = 10\n[plugins.greedy]\npath = "{tmp_path / "greedy.py"}"\n'
+    with NodeProcess(config=config, http=True) as node, guarded(node), accepted(node) as client:
+        client.subscribe("greedy", 1)
+        room = 5  # nobody gets more than half of it
+        for number in range(room + 5):
+            message = client.receive()
+            assert (b"%d %d" % (number, room), 1) == (message.payload, message.qos)
+        assert 5 == refusals(node, "source_buffer")
+
+
 def test_expiry_max() -> None:
     """A session expiry above the maximum is lowered, and CONNACK says so; one below is kept."""
     with limited(session="expiry_max = 100") as (node, _):

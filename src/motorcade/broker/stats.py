@@ -82,6 +82,7 @@ LIMIT_NAMES = (
     "max_filters",
     "max_subscriptions",
     "patience",
+    "source_buffer",
     "max_awaiting_rel",
     "await_rel_timeout",
     "stall_timeout",
