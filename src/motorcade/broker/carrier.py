@@ -255,13 +255,14 @@ class Carrier:
         """A client has subscribed, for the first time or again."""
         for kind in self.session.shared.sources.kinds:
             lane = self.lanes.get(_key(kind, subscription.filter))
-            if lane is not None and subscription.filter in lane.subscriptions:
-                lane.subscriptions[subscription.filter] = subscription
-                if not kind.renew:
-                    continue
+            known = lane is not None and subscription.filter in lane.subscriptions
+            if lane is not None and known:
+                lane.subscriptions[subscription.filter] = subscription  # its QoS may be another
+            if (known and not kind.renew) or not kind.concerns(self.session.client, subscription, why):
+                continue
+            if lane is not None and known:
                 self._end_filter(lane, subscription.filter, Why.REMOVED)
-            if kind.concerns(self.session.client, subscription, why):
-                self._enter(kind, subscription, why)
+            self._enter(kind, subscription, why)
 
     def unsubscribed(self, filter_: str) -> None:
         """A subscription is gone."""
