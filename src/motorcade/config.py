@@ -445,17 +445,28 @@ def _whole(
 ) -> dict[str, Any]:
     """Values that are right one by one: whether all that must be there are, and whether they go together.
 
-    Records say what is wrong as `KEY: problem`, which tells the line.
+    Records say what is wrong as `KEY: problem` or, of a named table in them, `NOUN 'NAME': KEY: problem`; both tell
+    the line.
     """
     try:
         msgspec.convert(checked, record)
     except (msgspec.ValidationError, MotorcadeError) as error:
-        problem = plain(error)
+        place, problem = _taken_apart(plain(error), record, checked)
+        place = (*section, *place)
         key, found, rest = problem.partition(": ")
-        if found and key in checked:
-            raise ConfigError(f"{_where(leaves, (*section, key))}: {_dotted((*section, key))}: {rest}") from error
-        raise ConfigError(f"{_where(leaves, section)}: [{_dotted(section)}]: {problem}") from error
+        if found and any(path[: len(place) + 1] == (*place, key) for path in leaves):
+            raise ConfigError(f"{_where(leaves, (*place, key))}: {_dotted((*place, key))}: {rest}") from error
+        raise ConfigError(f"{_where(leaves, place)}: [{_dotted(place)}]: {problem}") from error
     return checked
+
+
+def _taken_apart(problem: str, record: type[msgspec.Struct], checked: Mapping[str, Any]) -> tuple[Path_, str]:
+    """The named table that a problem is about, if it is, and the rest of the words."""
+    table = re.match(r"\w+ '([^']+)': (.*)", problem)
+    for info in msgspec.structs.fields(record):
+        if table and _named_tables(info.type) and table[1] in checked.get(info.encode_name, {}):
+            return (info.encode_name, table[1]), table[2]
+    return (), problem
 
 
 def _plugin_tables(leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
@@ -662,7 +673,7 @@ def _described(section: Path_, record: type[msgspec.Struct]) -> Iterator[str]:
         name = info.encode_name
         kind, default = _type_name(info.type), f"`{toml(info.default)}`"
         if _named_tables(info.type) is not None:
-            name, kind, default = f"{name}.NAME", "section", ""
+            name, kind, default = f"{name}.NAME", "section", "none"
         elif info.required:
             default = "must be given"
         yield f"| `{name}` | {kind} | {default} | {comments[info.name]} |"

@@ -241,6 +241,14 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> None:
             "[plugins.boxes.box.a]\ntopics = ['a']\n\n[plugins.boxes.box.b]\n",
             "motorcade.toml:4: [plugins.boxes.box.b]: topics must be given",
         ),
+        (
+            "[plugins.boxes.box.a]\ntopics = ['b']\n[plugins.boxes.box.b]\nkind = 'tin'\ntopics = ['b']\n",
+            "motorcade.toml:5: plugins.boxes.box.b.topics: a box cannot be in itself",
+        ),
+        (
+            "[plugins.boxes.box.a]\ntopics = ['b']\n[plugins.boxes.box.b]\nmax_messages = 13\ntopics = ['a']\n",
+            "motorcade.toml:4: [plugins.boxes.box.b]: there must be a box 'lucky'",
+        ),
         ("[plugins.boxes.box.-x]\ntopics = ['a']\n", "motorcade.toml:2: box name '-x': letters, digits"),
         ('[plugins.boxes.box."a b"]\ntopics = ["a"]\n', "motorcade.toml:2: box name 'a b': letters, digits"),
         (
@@ -277,14 +285,14 @@ def test_what_is_wrong_with_a_named_table_is_told_with_its_line(
 def test_named_tables_pass_and_are_shown(read: Read, boxes: None) -> None:
     """From the file and from variables; a name that TOML cannot write bare stands in quotes."""
     text = "[plugins.boxes.box.a]\ntopics = ['a/#']\n[plugins.boxes.box.'b.c']\ntopics = ['b']\n[plugins.boxes.box]\n"
-    environ = {"MOTORCADE_PLUGINS__BOXES__BOX__D__TOPICS": '["d"]', "MOTORCADE_PLUGINS__BOXES__BOX__A__KIND": "tin"}
+    environ = {"MOTORCADE_PLUGINS__BOXES__BOX__D__TOPICS": '["d/#"]', "MOTORCADE_PLUGINS__BOXES__BOX__A__KIND": "tin"}
     loaded = read(text, environ)
     config.check_plugins(loaded)
     shown = {key: (value, origin) for key, value, origin in loaded.entries() if key.startswith("plugins.")}
     assert {
         "plugins.boxes.box.a.topics": (["a/#"], "file motorcade.toml:2"),
         'plugins.boxes.box."b.c".topics': (["b"], "file motorcade.toml:4"),
-        "plugins.boxes.box.d.topics": (["d"], "environment MOTORCADE_PLUGINS__BOXES__BOX__D__TOPICS"),
+        "plugins.boxes.box.d.topics": (["d/#"], "environment MOTORCADE_PLUGINS__BOXES__BOX__D__TOPICS"),
         "plugins.boxes.box.a.kind": ("tin", "environment MOTORCADE_PLUGINS__BOXES__BOX__A__KIND"),
     } == shown
     written = "\n".join(f"{key} = {config.toml(value)}" for key, (value, _) in shown.items())
@@ -293,7 +301,7 @@ def test_named_tables_pass_and_are_shown(read: Read, boxes: None) -> None:
 
 def test_reading_again_checks_named_tables_too(read: Read, boxes: None) -> None:
     """A reload names the line as well."""
-    loaded = read("[plugins.boxes.box.a]\ntopics = ['a']\n")
+    loaded = read("[plugins.boxes.box.a]\ntopics = ['b']\n")
     Path("motorcade.toml").write_text("[plugins.boxes.box.a]\ntopcs = ['a']\n")
     with pytest.raises(ConfigError, match=r"motorcade.toml:2: unknown key 'plugins.boxes.box.a.topcs'"):
         loaded.again()

@@ -17,6 +17,7 @@ from motorcade.core.topic import matches
 from motorcade.extension.declared import (
     CONFIGURED,
     CREATED,
+    BadOptionsError,
     ConflictError,
     Found,
     Name,
@@ -39,6 +40,13 @@ class BoxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 class BoxesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     box: dict[Name, BoxOptions] = {}  #: boxes by name
+
+    def __post_init__(self) -> None:
+        for name, options in self.box.items():
+            if name in options.topics:
+                raise BadOptionsError(f"box {name!r}: topics: a box cannot be in itself")
+            if options.max_messages == 13 and "lucky" not in self.box:
+                raise BadOptionsError(f"box {name!r}: there must be a box 'lucky'")
 
 
 class BoxView(msgspec.Struct, frozen=True, kw_only=True):
