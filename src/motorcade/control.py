@@ -46,7 +46,10 @@ READ: Final = 50  #: messages asked for before the loop may go on
 #: What operators declare, by the name of the service, and the plugin that has it.
 DECLARED: Final[Mapping[str, str]] = {"queues": "queues", "streams": "streams", "captures": "capture"}
 #: What every kind of source counts, so that its series are there before it happens.
-SOURCE_EVENTS: Final = ("given", "delivered", "refused", "failed", "recreated", "overshoot")
+SOURCE_EVENTS: Final = (
+    *("given", "delivered", "refused", "expired", "too_large", "withdrawn"),
+    *("stray", "overshoot", "failed", "recreated"),
+)
 
 
 class NodeState(StrEnum):

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from motorcade.control import MOST_FOUND, MOST_OCTETS
+from motorcade.control import MOST_FOUND, MOST_OCTETS, SOURCE_EVENTS
 from tests.support.node import NodeProcess
 from tests.support.wire import Client
 
@@ -251,3 +251,26 @@ def test_metrics_tell_how_many_there_are(node: NodeProcess, web: httpx.Client) -
     assert before + 1 == counted()
     web.delete("/queues/counted")
     assert before == counted()
+
+
+def test_metrics_count_what_becomes_of_messages_of_sources(node: NodeProcess) -> None:
+    """Every kind of source has its series before anything happens."""
+
+    def counted() -> dict[str, int]:
+        page = httpx.get(f"http://{node.http}/metrics", trust_env=False).text
+        start = 'motorcade_source_total{source="retained",event="'
+        found = [line.removeprefix(start).split('"} ') for line in page.splitlines() if line.startswith(start)]
+        return {event: int(value) for event, value in found}
+
+    before = counted()
+    assert set(SOURCE_EVENTS) == before.keys()
+    with Client(node) as client:
+        client.connect("keeper")
+        client.publish("kept/a", b"1", 1, retain=True)
+        client.publish("kept/b", b"2", 1, retain=True)
+        client.subscribe("kept/#", 1)
+        assert {b"1", b"2"} == {client.receive().payload, client.receive().payload}
+        client.expect_nothing()  # its acknowledgements have been read
+    after = counted()
+    moved = {event: after[event] - before[event] for event in after if after[event] != before[event]}
+    assert {"given": 2, "delivered": 2} == moved
