@@ -70,12 +70,12 @@ def properties_of(message: Message) -> Properties | None:
 
 
 def fields(message: Message) -> list[str | bytes | int]:
-    """Names and values of an entry of a Redis stream."""
+    """Names and values of an entry of a Redis stream. Text is encoded here, where it is known whose it is."""
     found: list[str | bytes | int] = [
         "topic",
-        message.topic,
+        message.topic.encode(),
         "client",
-        message.publisher,
+        message.publisher.encode(),
         "time",
         f"{message.timestamp:.6f}",
         "guid",
@@ -86,7 +86,7 @@ def fields(message: Message) -> list[str | bytes | int]:
         message.payload,
     ]
     if message.username is not None:
-        found += ("username", message.username)
+        found += ("username", message.username.encode())
     if message.retain:
         found += ("retain", 1)
     properties = properties_of(message)

@@ -204,20 +204,29 @@ class RedisSink(Sink):
         octets = 0
         while self._queue and len(entries) < MAX_FLIGHT and octets < MAX_OCTETS:
             entry = self._queue.popleft()
+            try:
+                found = self._words(entry)
+            except (TypeError, ValueError) as error:  # a plugin has made it of something that is no text or no bytes
+                self.finish([entry], NotCapturedError(f"the message cannot be written: {error}"))
+                continue
             entries.append(entry)
+            words.append(len(found))
+            words += found
             octets += entry.octets
-            message = entry.message
-            assert message is not None  # noqa: S101 - it has not ended
-            if self._is_stream:
-                found = forms.fields(message)
-                words.append(len(found))
-                words += found
-            else:
-                words += (1, forms.envelope(message) if self.form == "envelope" else message.payload)
         if not entries:
             return None
         self._flight = Flight(entries, words)
         return self._flight
+
+    def _words(self, entry: Entry) -> list[str | bytes | int]:
+        """A message as the script wants it."""
+        message = entry.message
+        assert message is not None  # noqa: S101 - it has not ended
+        if not isinstance(message.payload, bytes):
+            raise TypeError(f"the payload is {type(message.payload).__name__}, not bytes")
+        if self._is_stream:
+            return forms.fields(message)
+        return [forms.envelope(message) if self.form == "envelope" else message.payload]
 
     async def _send(self, connection: Connection, flight: Flight) -> tuple[object, int]:
         """The answer, or the error; and how many replicas have confirmed."""

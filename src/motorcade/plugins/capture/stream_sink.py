@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.record import RecordError
 from motorcade.extension.declared import UnknownError
 from motorcade.plugins.capture.sink import Entry, NotCapturedError, Sink, Tally
 from motorcade.storage.ports import StoreError
@@ -49,6 +50,10 @@ class StreamSink(Sink):
             appending = asyncio.ensure_future(streams.append(self._stream, [entry.message for entry in entries]))
         except Exception as error:  # noqa: BLE001 - whatever another plugin raises, somebody waits for an answer
             self._ended(entries, error)
+            return
+        if appending.done() and len(entries) > 1 and isinstance(_outcome(appending), RecordError):
+            for entry in entries:  # one of them cannot be written; the others can
+                self._append([entry])
             return
         appending.add_done_callback(lambda done: self._ended(entries, _outcome(done)))
 

@@ -1,0 +1,91 @@
+"""What a rule may say; what is wrong is told by name; secrets are not told at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from motorcade.plugins.capture.options import CaptureConfig, Kind, RuleOptions, hash_tag, parse_target, shown
+from motorcade.storage.cells import slot_of
+from tests.unit.capture.capturing import options, rule
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("stream:telemetry", (Kind.STREAM, "telemetry")),
+        ("redis-stream:messages:published", (Kind.REDIS_STREAM, "messages:published")),
+        ("redis-channel:messages:published", (Kind.REDIS_CHANNEL, "messages:published")),
+    ],
+)
+def test_a_target_is_a_kind_and_a_name(text: str, expected: tuple[Kind, str]) -> None:
+    assert expected == parse_target(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"to": "stream:a", "topics": []}, "topics: at least one"),
+        ({"to": "stream:a", "topics": ["a/#/b"]}, "topics: 'a/#/b'"),
+        ({"to": "stream:a", "topics": [""]}, "topics: ''"),
+        ({"to": "stream:a", "topics": ["$share/g/a"]}, "leave $share/GROUP/ away"),
+        ({"to": "stream:a", "topics": ["a"] * 1001}, "more than 1000"),
+        ({"to": "nowhere", "topics": ["a"]}, "to: 'nowhere' is no target; write stream:NAME"),
+        ({"to": "redis-stream:", "topics": ["a"]}, "to: 'redis-stream:' is no target"),
+        ({"to": "stream:a/b", "topics": ["a"]}, "to: stream name 'a/b'"),
+        ({"to": f"redis-stream:{'k' * 513}", "topics": ["a"]}, "to: the name of a redis-stream"),
+        ({"to": "redis-stream:a}b", "topics": ["a"]}, "a part in braces"),
+        ({"to": "stream:a", "topics": ["a"], "redis": "redis://h"}, "redis: goes with"),
+        ({"to": "redis-stream:a", "topics": ["a"], "redis": "http://h"}, "redis: must be redis://"),
+        ({"to": "redis-channel:a", "topics": ["a"], "max_length": 5}, "max_length: goes with redis-stream"),
+        ({"to": "redis-stream:a", "topics": ["a"], "form": "payload"}, "form: goes with redis-channel"),
+        ({"to": "redis-channel:a", "topics": ["a"], "form": "xml"}, "form"),
+        ({"to": "stream:a", "topics": ["a"], "max_pending": 0}, "max_pending"),
+        ({"to": "stream:a", "topics": ["a"], "max_pendin": 1}, "max_pendin"),
+        ({"topics": ["a"]}, "to"),
+    ],
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.convert(given, RuleOptions)
+    assert told in str(refused.value)
+
+
+def test_a_wrong_url_is_refused_without_showing_it() -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        options("redis-stream:a", redis="http://:hush@h")
+    assert "hush" not in str(refused.value)
+
+
+def test_names_of_rules_are_checked() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"rule": {"a b": rule("stream:a")}}, CaptureConfig)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("", ""),
+        ("redis://h:1/2?patience=3", "redis://h:1/2?patience=3"),
+        ("redis://:hush@h:1", "redis://:***@h:1"),
+        ("redis://hush@h:1", "redis://***@h:1"),
+        ("rediss+cluster://me:hush@a,b?ca=x.pem", "rediss+cluster://me:***@a,b?ca=x.pem"),
+        ("redis://me:hu/sh@h", "redis://me:***@h"),
+        ("redis://me:hu@sh@h", "redis://me:***@h"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, expected: str) -> None:
+    assert expected == shown(url)
+
+
+@pytest.mark.parametrize("key", ["plain", "a:b", "fleet:{eu}:in", "a{b", "{{a}b", "{a}{b}", "ü"])
+def test_a_tag_leads_to_the_place_of_its_key(key: str) -> None:
+    """A cluster keeps `x{TAG}y` where it keeps the key."""
+    assert slot_of(key) == slot_of(f"motorcade:{{{hash_tag(key)}}}:writer")
+
+
+@pytest.mark.parametrize("key", ["a}b", "{}", "{}a{b}"])
+def test_some_keys_have_no_tag(key: str) -> None:
+    assert hash_tag(key) is None
