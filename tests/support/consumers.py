@@ -1,0 +1,216 @@
+"""Clients that consume queues, streams and other sources, and those that fill them.
+
+Sources read from stores in the background, so a PINGRESP does not tell that nothing more is under way. Tests that say
+"nothing comes" send a message that must come behind it, and look at what came before.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tests.support.flows import REASON_STRING, RECEIVE_MAXIMUM, SESSION_EXPIRY, USER_PROPERTY, acknowledge
+from tests.support.wire import (
+    PINGREQ,
+    PINGRESP,
+    PUBACK,
+    PUBLISH,
+    SUBACK,
+    UNSUBACK,
+    Address,
+    Client,
+    Packet,
+    ack_packet,
+    prop,
+    publish_packet,
+    subscribe_packet,
+    unsubscribe_packet,
+)
+
+FILTER_INVALID, TOPIC_INVALID, QUOTA_EXCEEDED, SHARED_NOT_SUPPORTED = 0x8F, 0x90, 0x97, 0x9E
+
+#: Messages that are published before their acknowledgements are read. MQTT 3 knows no receive maximum.
+LOT = 500
+
+
+def unique(word: str) -> str:
+    """A name that no other test uses."""
+    return f"{word}-{uuid.uuid4().hex[:10]}"
+
+
+def connected(address: Address, client_id: str = "", version: int = 5, *properties: bytes, **options: Any) -> Client:
+    """A client that was accepted, with a session that ends with it."""
+    client = Client(address, version=version)
+    if version >= 5 and properties:
+        options["properties"] = b"".join(properties)
+    client.connack = client.connect(client_id or unique("c"), keepalive=0, **options)
+    assert 0 == client.connack.reason, f"CONNECT refused with 0x{client.connack.reason or 0:02x}"
+    return client
+
+
+def lasting(address: Address, client_id: str, version: int = 5, *properties: bytes) -> Client:
+    """A client whose session outlives its connection, new or taken up again."""
+    return connected(address, client_id, version, prop(SESSION_EXPIRY, 3600), *properties, clean=False)
+
+
+def receive_maximum(count: int) -> bytes:
+    return prop(RECEIVE_MAXIMUM, count)
+
+
+def user(key: str, value: str) -> bytes:
+    return prop(USER_PROPERTY, (key, value))
+
+
+def user_property(message: Packet, key: str) -> str:
+    """The only value of a user property."""
+    values = [value for name, value in message.prop_all(USER_PROPERTY) if name == key]
+    assert 1 == len(values), f"{key}: {values}"
+    return str(values[0])
+
+
+def subscribe(client: Client, filter_: str, qos: int = 1, *properties: bytes) -> Packet:
+    """Subscribe and be granted it; messages that come before the SUBACK are kept for `recv`."""
+    answer = ask(client, filter_, qos, *properties)
+    assert [min(qos & 3, 1) if filter_.startswith(("$queue/", "$stream/")) else qos & 3] == answer.reasons, (
+        f"{filter_}: SUBACK {answer.reasons}, {answer.prop(REASON_STRING)}"
+    )
+    return answer
+
+
+def ask(client: Client, filter_: str, qos: int = 1, *properties: bytes) -> Packet:
+    """SUBSCRIBE; the SUBACK, whatever it says."""
+    packet_id = client.next_id()
+    client.send(subscribe_packet(packet_id, [(filter_, qos)], version=client.version, properties=b"".join(properties)))
+    return client.await_answer(SUBACK, packet_id)
+
+
+def unsubscribe(client: Client, filter_: str) -> list[Packet]:
+    """Unsubscribe; the messages that came before the UNSUBACK."""
+    packet_id = client.next_id()
+    client.send(unsubscribe_packet(packet_id, [filter_], version=client.version))
+    answer = client.await_answer(UNSUBACK, packet_id)
+    assert all(reason == 0 for reason in answer.reasons), answer.reasons
+    before = list(client.pending)
+    client.pending.clear()
+    return before
+
+
+def fill(address: Address, messages: Iterable[tuple[str, bytes]], *properties: bytes, qos: int = 1) -> None:
+    """Publish in order, in large lots, until the node has taken responsibility for all of them.
+
+    Properties need MQTT 5, whose clients may have fewer under way.
+    """
+    version = 5 if properties else 4
+    with connected(address, version=version) as client:
+        lot: list[tuple[str, bytes]] = []
+        for message in messages:
+            lot.append(message)
+            if len(lot) >= (LOT if version == 4 else 50):
+                _publish_lot(client, lot, b"".join(properties), qos)
+                lot = []
+        _publish_lot(client, lot, b"".join(properties), qos)
+
+
+def _publish_lot(client: Client, lot: Sequence[tuple[str, bytes]], properties: bytes, qos: int) -> None:
+    packets: list[bytes] = []
+    waiting: set[int | None] = set()
+    for topic, payload in lot:
+        packet_id = client.next_id() if qos else None
+        packets.append(
+            publish_packet(topic, payload, version=client.version, qos=qos, packet_id=packet_id, properties=properties)
+        )
+        if qos:
+            waiting.add(packet_id)
+    client.send(b"".join(packets))
+    while waiting:
+        answer = client.expect(PUBACK, timeout=30)
+        assert (answer.reason or 0) < 0x80, f"PUBACK 0x{answer.reason:02x}"
+        waiting.remove(answer.packet_id)
+    if not qos:
+        client.expect_nothing()
+
+
+def take(client: Client, count: int, *, ack: bool = True, timeout: float = 20) -> list[Packet]:
+    """The next messages; nothing else may come in between."""
+    messages: list[Packet] = []
+    while len(messages) < count:
+        message = client.recv(timeout)
+        assert PUBLISH == message.type, f"unexpected {message.name} after {len(messages)} messages"
+        messages.append(message)
+        if ack and message.qos:
+            acknowledge(client, message)
+    return messages
+
+
+def gather(clients: Sequence[Client], count: int, timeout: float = 20) -> list[list[Packet]]:
+    """So many messages in all, as they come to these clients, each acknowledged; the share of each of them."""
+    shares: list[list[Packet]] = [[] for _ in clients]
+    deadline = time.monotonic() + timeout
+    while (seen := sum(map(len, shares))) < count:
+        assert time.monotonic() < deadline, f"{seen} of {count} messages"
+        for client, share in zip(clients, shares, strict=True):
+            try:
+                message = client.recv(0.005)
+            except TimeoutError:
+                continue
+            assert PUBLISH == message.type, f"unexpected {message.name}"
+            share.append(message)
+            if message.qos:
+                acknowledge(client, message)
+    return shares
+
+
+def take_until(client: Client, last: bytes, *, ack: bool = True) -> list[Packet]:
+    """All messages before the one with this payload, which is taken too."""
+    messages: list[Packet] = []
+    while True:
+        message = take(client, 1, ack=ack)[0]
+        if message.payload == last:
+            if not ack and message.qos:
+                acknowledge(client, message)
+            return messages
+        messages.append(message)
+
+
+def ack_all(client: Client, messages: Iterable[Packet], reason: int | None = None) -> None:
+    """PUBACK for each of them, in one write."""
+    client.send(
+        b"".join(
+            ack_packet(PUBACK, message.packet_id or 0, version=client.version, reason=reason)
+            for message in messages
+            if message.qos
+        )
+    )
+
+
+def settled(client: Client) -> list[Packet]:
+    """The node has read everything that the client has sent; the messages that came before it said so."""
+    client.send(PINGREQ)
+    before: list[Packet] = []
+    while True:
+        found = client.recv(20)
+        if found.type == PINGRESP:
+            return before
+        assert PUBLISH == found.type, f"unexpected {found.name}"
+        before.append(found)
+
+
+def assert_full(client: Client) -> None:
+    """A window that is full stays full: whatever is published or asked for, nothing comes."""
+    assert [] == settled(client)
+
+
+def payloads(messages: Iterable[Packet]) -> list[bytes]:
+    return [message.payload for message in messages]
+
+
+def numbers(messages: Iterable[Packet]) -> list[int]:
+    """Payloads that are numbers."""
+    return [int(message.payload.split()[0]) for message in messages]
+
+
+def numbered(topic: str, count: int, start: int = 0, padding: int = 0) -> list[tuple[str, bytes]]:
+    """Messages for `fill` that tell their place."""
+    return [(topic, b"%d" % number + b" " * bool(padding) + b"x" * padding) for number in range(start, start + count)]

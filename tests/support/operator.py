@@ -1,0 +1,149 @@
+"""What an operator does to a running node: commands, requests to the control port, a look at the metrics.
+
+    desk = Operator(node)
+    desk.create("queues", "jobs", topics=["jobs/#"])     over HTTP, the quick way
+    desk.command("queue", "list", "--json")              `motorcade queue list`, as a person would
+    desk.load("rows", TEXT, limit=3)                     a plugin that the test has written
+
+Plugins of tests are written where only the user of the node may write, as the node demands.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from tests.scenarios.witness import metrics
+from tests.support.node import ROOT, NodeProcess
+
+#: Seconds that a request or a command may take. Generous: machines that run tests are busy.
+PATIENCE = 60.0
+
+
+class Operator:
+    """The control port of a node. `close` unloads nothing: the node ends with the test, or the test cleans up."""
+
+    def __init__(self, node: NodeProcess) -> None:
+        self.node = node
+        self.web = httpx.Client(base_url=f"http://{node.http}/api/v1/", trust_env=False, timeout=PATIENCE)
+        self._folder = tempfile.TemporaryDirectory(prefix="motorcade-plugins-")
+        self.folder = Path(self._folder.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.web.close()
+        self._folder.cleanup()
+
+    # What is declared: queues, streams, captures.
+
+    def create(self, nouns: str, name: str, **options: Any) -> dict[str, Any]:
+        answer = self.web.post(f"{nouns}/{name}", json=options)
+        assert 201 == answer.status_code, answer.text
+        return dict(answer.json())
+
+    def change(self, nouns: str, name: str, **options: Any) -> dict[str, Any]:
+        answer = self.web.put(f"{nouns}/{name}", json=options)
+        assert 200 == answer.status_code, answer.text
+        return dict(answer.json())
+
+    def delete(self, nouns: str, name: str) -> None:
+        answer = self.web.delete(f"{nouns}/{name}")
+        assert 200 <= answer.status_code < 300, answer.text
+
+    def show(self, nouns: str, name: str) -> dict[str, Any]:
+        answer = self.web.get(f"{nouns}/{name}")
+        assert 200 == answer.status_code, answer.text
+        return dict(answer.json())
+
+    def names(self, nouns: str) -> list[str]:
+        answer = self.web.get(nouns)
+        assert 200 == answer.status_code, answer.text
+        return [view["name"] for view in answer.json()["data"]]
+
+    def read(self, nouns: str, name: str, after: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        asked = {key: value for key, value in (("after", after), ("limit", limit)) if value is not None}
+        answer = self.web.get(f"{nouns}/{name}/messages", params=asked)
+        assert 200 == answer.status_code, answer.text
+        return list(answer.json()["data"])
+
+    # Plugins.
+
+    def load(self, name: str, text: str, **config: Any) -> None:
+        path = self.folder / f"{name}.py"
+        path.write_text(text)
+        answer = self.web.post(f"plugins/{name}", json={"path": str(path), "config": config})
+        assert 201 == answer.status_code, answer.text
+
+    def unload(self, name: str) -> None:
+        answer = self.web.delete(f"plugins/{name}")
+        assert 200 == answer.status_code, answer.text
+
+    def plugins(self) -> dict[str, dict[str, Any]]:
+        return {plugin["name"]: plugin for plugin in self.web.get("plugins").json()["data"]}
+
+    def counters(self, plugin: str) -> dict[str, int]:
+        """What a plugin has counted."""
+        return dict(self.plugins()[plugin]["counters"])
+
+    # Figures.
+
+    def metrics(self) -> dict[str, float]:
+        return metrics(self.node)
+
+    def counted(self, *words: str) -> float:
+        """The sum of all series that have all these words in their name or labels."""
+        return sum(value for series, value in self.metrics().items() if all(word in series for word in words))
+
+    # The command line.
+
+    def command(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """`motorcade WORDS` with the control port of this node in the environment."""
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
+        return subprocess.run(
+            [sys.executable, "-m", "motorcade", *map(str, words)],
+            env=clean | {"PYTHONPATH": str(ROOT / "src"), "MOTORCADE_HTTP": str(self.node.http), "COLUMNS": "200"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def done(self, *words: object) -> str:
+        """The output of a command that must succeed."""
+        result = self.command(*words)
+        assert 0 == result.returncode, f"{' '.join(map(str, words))}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+    def asked(self, *words: object) -> Any:
+        """The JSON that a command prints."""
+        return json.loads(self.done(*words, "--json"))
+
+    def refused(self, *words: object, code: int = 1) -> str:
+        """What a command says that must fail."""
+        result = self.command(*words)
+        assert code == result.returncode, f"exit code {result.returncode}: {result.stdout}{result.stderr}"
+        assert "Traceback" not in result.stderr, result.stderr
+        return result.stderr
+
+
+def payload_of(message: dict[str, Any]) -> bytes:
+    """The payload of a message as the control port and the command line show it: text, or base64 where it is none."""
+    text: str = message["payload"]
+    return text.encode() if message["encoding"] == "utf8" else base64.b64decode(text, validate=True)
