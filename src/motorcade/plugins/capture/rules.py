@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
@@ -80,10 +80,11 @@ class Rule:
 class Rules:
     """A `Declared`."""
 
-    noun: ClassVar[str] = "capture"
-    Options: ClassVar[type[msgspec.Struct]] = RuleOptions
+    Options: type[msgspec.Struct]
 
     def __init__(self, context: Context, config: CaptureConfig) -> None:
+        self.noun = "capture"
+        self.Options = RuleOptions
         self._context = context
         self._config = config
         self._store = cast("Store | None", context.store)
