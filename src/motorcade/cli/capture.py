@@ -11,7 +11,7 @@ from motorcade.cli import _control, _declared, _options
 CAPTURE = _declared.Noun(
     name="capture",
     plural="captures",
-    columns=("name", "origin", "topics", "to", "captured", "failed", "pending"),
+    columns=("name", "origin", "topics", "to", "captured", "failed", "pending", "problem"),
     lost="rule; what it has copied stays",
 )
 

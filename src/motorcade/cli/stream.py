@@ -9,7 +9,7 @@ from motorcade.cli import _control, _declared, _options
 STREAM = _declared.Noun(
     name="stream",
     plural="streams",
-    columns=("name", "origin", "topics", "messages", "bytes", "first", "last", "retention"),
+    columns=("name", "origin", "topics", "records", "bytes", "first", "last", "readers", "lag"),
     lost="with all messages in it",
 )
 
