@@ -53,7 +53,13 @@ def build(topic: bytes, tail: bytes, qos: int, origin: Origin, *, retain: bool =
     """A frame from its parts. `tail` already has the properties of its version in front."""
     remaining = 2 + len(topic) + len(tail) + (2 if qos else 0)
     first = 0x30 | qos << 1 | (1 if retain else 0)
-    return bytes((first,)) + varint(remaining) + IDS[len(topic)] + topic, tail, origin
+    if remaining < 128:  # most messages
+        header = bytes((first, remaining))
+    elif remaining < 16384:
+        header = bytes((first, remaining & 127 | 128, remaining >> 7))
+    else:
+        header = bytes((first,)) + varint(remaining)
+    return header + IDS[len(topic)] + topic, tail, origin
 
 
 def frame_of(
@@ -63,11 +69,20 @@ def frame_of(
     tail = message.payload
     if version == 5:
         properties = _properties(message, now, identifiers)
-        tail = varint(len(properties)) + properties + tail
+        tail = varint(len(properties)) + properties + tail if properties else b"\x00" + tail
     return build(message.topic.encode(), tail, qos, message, retain=retain)
 
 
 def _properties(message: Message, now: float, identifiers: tuple[int, ...]) -> bytes:
+    if (
+        not (identifiers or message.user_properties)
+        and message.expires_at is None
+        and message.payload_format is None
+        and message.content_type is None
+        and message.response_topic is None
+        and message.correlation_data is None
+    ):
+        return b""  # most messages
     parts: list[bytes] = []
     if message.payload_format is not None:
         parts.append(bytes((0x01, message.payload_format)))
