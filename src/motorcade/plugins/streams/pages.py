@@ -1,0 +1,156 @@
+"""Parts of streams in memory, as messages ready to be sent: one copy for all who read there.
+
+    offsets   1 ─────────────── 900 ── 1027        5000 ────── 5100 = tail
+    pages                        [──────]            [──────────]
+                                  read by somebody    appended just now, grows
+
+A page holds every record there is with an offset above `after` and up to `upto`. Whoever stands at `cursor` with
+`after <= cursor < upto` needs nothing but the page; whoever finds none reads one from the store, or waits at the tail.
+That is why nothing is lost or doubled between reading and live: there is one sequence, and one place in it per reader.
+
+Rule 1: pages of one stream do not overlap.
+Rule 2: what was appended becomes part of the last page only if its offsets follow without a hole. A hole may hide a
+        record whose append nobody could tell the outcome of; it is read from the store.
+Rule 3: readers keep no page. All pages together take at most `max_octets`; the one used longest ago goes first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from motorcade.core.message import Message
+
+PAGE: Final = 128  #: records; engines read so many at once without a thread
+PAGE_OCTETS: Final = 256 * 1024  #: a page is not made longer when it has so many
+OVERHEAD: Final = 700  #: bytes a message takes in memory besides its payload, roughly
+
+
+class Page:
+    """A stretch of a stream without holes."""
+
+    __slots__ = ("after", "messages", "octets", "offsets", "owner", "upto")
+
+    def __init__(self, owner: Pages, after: int, upto: int, offsets: list[int], messages: list[Message]) -> None:
+        self.owner = owner
+        self.after = after
+        self.upto = upto
+        self.offsets = offsets
+        self.messages = messages
+        self.octets = size_of(messages)
+
+
+class Cache:
+    """The pages of all streams, within a bound."""
+
+    def __init__(self, max_octets: int, counters: Counter[str]) -> None:
+        self.max_octets = max_octets
+        self.octets = 0
+        self.behind = 0  #: readers that are not at the tail now
+        self._counters = counters
+        self._pages: OrderedDict[Page, None] = OrderedDict()
+
+    def used(self, page: Page) -> None:
+        self._pages.move_to_end(page)
+
+    def add(self, page: Page) -> None:
+        self._pages[page] = None
+        self.grown(page, page.octets)
+
+    def grown(self, page: Page, octets: int) -> None:
+        """Make room, but for the page itself."""
+        self.octets += octets
+        self._pages.move_to_end(page)
+        while self.octets > self.max_octets and len(self._pages) > 1:
+            oldest = next(iter(self._pages))
+            oldest.owner.remove(oldest)
+            self._counters["cache_evicted"] += 1
+
+    def remove(self, page: Page) -> None:
+        if page in self._pages:
+            del self._pages[page]
+            self.octets -= page.octets
+
+    def share(self) -> int:
+        """Bytes of pages for each reader that is behind, so that they do not push out each other's."""
+        return self.max_octets // max(1, self.behind)
+
+
+class Pages:
+    """The pages of one stream."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._pages: list[Page] = []  # by `after`
+        self._afters: list[int] = []
+
+    def find(self, cursor: int) -> Page | None:
+        """The page in which the record after an offset is, or would be."""
+        at = bisect_right(self._afters, cursor) - 1
+        if at < 0:
+            return None
+        page = self._pages[at]
+        if cursor >= page.upto:
+            return None
+        self._cache.used(page)
+        return page
+
+    def add(self, after: int, upto: int, offsets: list[int], messages: list[Message]) -> Page | None:
+        """A stretch that was read. What other pages have of it already is left out; None: they have all."""
+        at = bisect_right(self._afters, after) - 1
+        if at >= 0 and self._pages[at].upto > after:
+            after = self._pages[at].upto
+        if at + 1 < len(self._pages):
+            upto = min(upto, self._pages[at + 1].after)
+        if after >= upto:
+            return None
+        low, high = bisect_right(offsets, after), bisect_right(offsets, upto)
+        page = Page(self, after, upto, offsets[low:high], messages[low:high])
+        self._insert(at + 1, page)
+        return page
+
+    def extend(self, offsets: Sequence[int], messages: Sequence[Message]) -> None:
+        """What was appended just now."""
+        last = self._pages[-1] if self._pages else None
+        if last is not None and offsets[0] <= last.upto:
+            skip = bisect_right(offsets, last.upto)  # somebody has read it from the store meanwhile
+            offsets, messages = offsets[skip:], messages[skip:]
+            if not offsets:
+                return
+        if last is None or offsets[0] != last.upto + 1 or len(last.offsets) >= PAGE or last.octets >= PAGE_OCTETS:
+            page = Page(self, offsets[0] - 1, offsets[-1], list(offsets), list(messages))
+            self._insert(len(self._pages), page)
+            return
+        octets = size_of(messages)
+        last.offsets += offsets
+        last.messages += messages
+        last.upto = offsets[-1]
+        last.octets += octets
+        self._cache.grown(last, octets)
+
+    def _insert(self, at: int, page: Page) -> None:
+        self._pages.insert(at, page)
+        self._afters.insert(at, page.after)
+        self._cache.add(page)
+
+    def remove(self, page: Page) -> None:
+        at = bisect_right(self._afters, page.after) - 1
+        if at >= 0 and self._pages[at] is page:
+            del self._pages[at], self._afters[at]
+        self._cache.remove(page)
+
+    def forget_before(self, offset: int) -> None:
+        """Records before an offset are gone from the stream."""
+        while self._pages and self._pages[0].upto < offset:
+            self.remove(self._pages[0])
+
+    def clear(self) -> None:
+        for page in list(self._pages):
+            self.remove(page)
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """Bytes that messages count for in the cache."""
+    return sum(len(message.payload) for message in messages) + OVERHEAD * len(messages)

@@ -1,0 +1,162 @@
+"""The plugin: where streams meet the hooks of the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.errors import MotorcadeError
+from motorcade.core.message import Message, UserProperties
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.record import RecordError
+from motorcade.core.subscription import Subscription
+from motorcade.core.topic import SHARE
+from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
+from motorcade.extension.plugin import Context, Plugin, hook
+from motorcade.extension.sources import Feed, Kind
+from motorcade.plugins.streams.options import StreamsConfig
+from motorcade.plugins.streams.position import PREFIX, read_wish
+from motorcade.plugins.streams.reader import StreamSource
+from motorcade.plugins.streams.service import Streams
+from motorcade.storage.ports import StoreFullError
+
+LATE: Final = -900  #: priority on `message.publish`: after everybody who may change the message, before retained
+SERVICE: Final = "streams"
+
+
+class StreamsPlugin(Plugin):
+    """Keeps what is published in streams, and lets clients read them again."""
+
+    Config: ClassVar[type[msgspec.Struct]] = StreamsConfig
+    description: ClassVar[str] = "append-only streams of published messages, read again from any offset ($stream/NAME)"
+
+    config: StreamsConfig
+
+    def __init__(self, context: Context, config: StreamsConfig) -> None:
+        super().__init__(context, config)
+        self.streams = Streams(
+            context.store, config, context.hub.now, context.spawn, context.counters, context.log, self._rebind
+        )
+
+    async def start(self) -> None:
+        await self.streams.start(self.config.stream)
+        self.context.spawn(self.streams.trimmer.run(), "trim")
+        self.context.offer(SERVICE, self.streams)
+        self.context.add_source(Kind("stream", self._make, prefix=PREFIX, renew=True))
+
+    async def reload(self, config: StreamsConfig) -> None:
+        self.streams.check(config.stream)
+        self.streams.configure(config)
+        await self.streams.reconfigure(config.stream)
+        self.config = config
+
+    async def stop(self) -> None:
+        await self.streams.stop()
+
+    def gauges(self) -> dict[str, float]:
+        """Figures of the moment."""
+        streams = self.streams
+        return {
+            "streams": len(streams),
+            "stream_records": sum(stream.records for stream in streams.streams()),
+            "stream_bytes": sum(stream.octets for stream in streams.streams()),
+            "stream_readers": sum(len(stream.readers) for stream in streams.streams()),
+            "stream_progress": len(streams.ledger),
+            "stream_waiting": streams.waiting.messages,
+            "stream_cache_bytes": streams.cache.octets,
+        }
+
+    def _make(self, feed: Feed) -> StreamSource:
+        return StreamSource(feed, self.streams)
+
+    # -- in
+
+    def _rebind(self, filters: Sequence[str]) -> None:
+        """Only what is published to one of these filters comes by here."""
+        if filters:
+            self.context.add_hook("message.publish", self.on_publish, priority=LATE, topics=filters)
+        else:
+            self.context.remove_hook("message.publish", self.on_publish)
+
+    def on_publish(self, _client: ClientInfo | None, message: Message | Handled) -> None:
+        """Append the message to every stream that is bound to its topic."""
+        if isinstance(message, Handled):
+            return
+        for stream in self.streams.bound(message.topic):
+            try:
+                group = stream.appender.put(message)
+            except StoreFullError as error:
+                self._refuse(message, error)
+            except RecordError as error:
+                self.context.counters["unwritable"] += 1
+                self.context.log.warning("stream_message_unwritable", stream=stream.name, error=str(error))
+            else:
+                if message.qos:
+                    acknowledge_after(message, group.future())
+
+    def _refuse(self, message: Message, error: StoreFullError) -> None:
+        """Too much waits: who asks for an answer hears it; QoS 0 is routed, but is in no stream."""
+        if not message.qos:
+            self.context.counters["dropped_qos0"] += 1
+            return
+        refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        refused.set_exception(error)
+        refused.exception()  # seen: nobody may be left to look at it
+        acknowledge_after(message, refused)
+
+    @hook("message.publish", topics=(f"{PREFIX}#",))
+    def on_publish_to_stream(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:
+        """Nobody publishes to a stream by its name."""
+        if isinstance(message, Handled):
+            return None
+        self.context.counters["refused_publish"] += 1
+        reason = "messages reach a stream by the topics it is bound to, not by its name"
+        return Stop(Handled(ReasonCode.TOPIC_NAME_INVALID, reason))
+
+    # -- out
+
+    @hook("client.subscribe")
+    def on_subscribe(self, _client: ClientInfo, _properties: UserProperties, wanted: list[Any]) -> Continue | None:
+        """Judge what begins with `$stream/`."""
+        judged = [self._judge(each) for each in wanted]
+        return None if all(new is old for new, old in zip(judged, wanted, strict=True)) else Continue(judged)
+
+    def _judge(self, asked: Any) -> Any:
+        subscription = asked.outcome if isinstance(asked, Verdict) else asked
+        if not isinstance(subscription, Subscription) or subscription.filter[:1] != "$":
+            return asked
+        filter_ = subscription.filter
+        if filter_.startswith(f"{SHARE}/") and f"/{PREFIX}" in filter_:
+            return self._refused(
+                ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+                "streams are not shared: every reader gets everything; queues ($queue/NAME) are",
+            )
+        if not filter_.startswith(PREFIX) and filter_ != PREFIX.rstrip("/"):
+            return asked
+        try:
+            wish = read_wish(subscription)
+        except MotorcadeError as error:
+            return self._refused(ReasonCode.TOPIC_FILTER_INVALID, str(error))
+        granted = subscription if subscription.qos < 2 else replace(subscription, qos=1)
+        if self.streams.stream(wish.name) is None:
+            return Verdict(granted, f"there is no stream {wish.name!r} yet; its messages will come when it is declared")
+        return granted
+
+    def _refused(self, reason: ReasonCode, detail: str) -> Verdict:
+        self.context.counters["refused_subscribe"] += 1
+        return Verdict(reason, detail)
+
+    @hook("session.terminated")
+    def on_terminated(self, client: ClientInfo, _why: str) -> None:
+        """What a session has read is of no interest after it."""
+        self.streams.ledger.forget_client(client.client_id)
+
+    @hook("session.discarded")
+    def on_discarded(self, client: ClientInfo) -> None:
+        """Likewise."""
+        self.streams.ledger.forget_client(client.client_id)

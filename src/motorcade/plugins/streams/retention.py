@@ -1,0 +1,101 @@
+"""What goes: records that are too old, and the oldest of streams that are too large.
+
+Each stream knows in memory how old its oldest record is and how much it holds, so one that has nothing to lose costs a
+comparison per interval. What is to go goes in steps of `trim_budget` records, with a turn of the event loop between
+them. While no stream is declared, nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from motorcade.plugins.streams.stream import Stream
+from motorcade.storage.ports import StoreError, Streams
+
+
+class Place(Protocol):
+    """Where streams are found: the service."""
+
+    def streams(self) -> Sequence[Stream]: ...
+
+    def now(self) -> float: ...
+
+
+class Trimmer:
+    """Removes what is to go, as long as `run` runs."""
+
+    def __init__(
+        self,
+        place: Place,
+        store: Streams,
+        interval: float,
+        budget: int,
+        counters: Counter[str],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self._place = place
+        self._store = store
+        self._interval = interval
+        self._budget = budget
+        self._counters = counters
+        self._log = log
+        self._wake = asyncio.Event()
+        self._failing = False
+
+    def configure(self, interval: float, budget: int) -> None:
+        self._interval = interval
+        self._budget = budget
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Trim until cancelled."""
+        while True:
+            patience = self._interval if self._place.streams() else None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), patience)
+            self._wake.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Trim every stream that has something to lose."""
+        for stream in self._place.streams():
+            try:
+                if stream.appender.doubtful:
+                    stream.appender.doubtful = False
+                    await stream.open()
+                now = self._place.now()
+                if not stream.closed and (stream.overflows() or stream.outdated(now)):
+                    await self._trim(stream, now)
+                self._failing = False
+            except StoreError as error:
+                self._counters["trim_failed"] += 1
+                if not self._failing:  # once, not with every look
+                    self._failing = True
+                    self._log.error("stream_not_trimmed", stream=stream.name, error=str(error))
+
+    async def _trim(self, stream: Stream, now: float) -> None:
+        options = stream.options
+        while options is not None and not stream.closed:
+            swept = await self._store.trim(
+                stream.name,
+                now - options.retention if options.retention else 0.0,
+                options.max_bytes,
+                options.max_messages,
+                self._budget,
+            )
+            self._counters["trimmed"] += swept.removed
+            self._counters["trimmed_bytes"] += swept.octets
+            await stream.trimmed(swept.removed, swept.octets)
+            if swept.cursor is None:
+                return
+            await asyncio.sleep(0)

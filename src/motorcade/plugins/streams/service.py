@@ -1,0 +1,422 @@
+"""All streams of a node: what is declared, who reads, and what other plugins may do.
+
+    records collection `stream`, key name:  [1, options; nil: being deleted]
+
+What is declared in the configuration is not stored. A stream that is being deleted is marked so before anything of it
+goes: if the node dies in between, the next one finishes it, and old records never turn up in a new stream of that name.
+
+A stream that is no longer in the configuration is not declared any more, but its records stay in the store: whoever has
+made a mistake in a file can mend it. `delete` is the only way to lose them, and for that it must be declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from motorcade.core.errors import MotorcadeError
+from motorcade.core.message import Message
+from motorcade.core.record import RecordError, decode
+from motorcade.core.trie import FilterTrie
+from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
+from motorcade.plugins.streams.appender import Done, Spawn, Waiting
+from motorcade.plugins.streams.loader import Loader
+from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
+from motorcade.plugins.streams.pages import Cache
+from motorcade.plugins.streams.position import PREFIX
+from motorcade.plugins.streams.progress import Ledger, Mark
+from motorcade.plugins.streams.reader import StreamSource
+from motorcade.plugins.streams.retention import Trimmer
+from motorcade.plugins.streams.stream import Shared, Stream
+from motorcade.plugins.streams.views import MAX_READERS, ReaderView, StreamView
+from motorcade.storage.ports import Store, StoreError
+
+COLLECTION: Final = "stream"
+
+
+class _Stored(msgspec.Struct, array_like=True, tag=1):
+    options: StreamOptions | None  #: None: it is being deleted
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+
+
+class Streams:
+    """The service `streams`: a `Declared`, and the way for other plugins to append."""
+
+    noun: Final = "stream"
+    Options: Final = StreamOptions
+
+    def __init__(
+        self,
+        store: Store,
+        config: StreamsConfig,
+        now: Callable[[], float],
+        spawn: Spawn,
+        counters: Counter[str],
+        log: structlog.stdlib.BoundLogger,
+        bound: Callable[[Sequence[str]], None],
+    ) -> None:
+        self.now = now
+        self.waiting = Waiting(config.max_waiting, config.max_waiting_bytes)
+        self.cache = Cache(config.cache_bytes, counters)
+        self.trimmer = Trimmer(self, store.streams, config.trim_interval, config.trim_budget, counters, log)
+        self.ledger = Ledger(store, config.progress_interval, now, self._retention, spawn, counters, log)
+        self._loader = Loader(spawn)
+        self._shared = Shared(
+            store.streams,
+            self.cache,
+            self._loader,
+            self.waiting,
+            now,
+            spawn,
+            counters,
+            log,
+            self.trimmer.wake,
+        )
+        self._store = store
+        self._max_streams = config.max_streams
+        self._counters = counters
+        self._log = log
+        self._bound = bound  # told the filters of all streams when they change
+        self._streams: dict[str, Stream] = {}
+        self._readers: dict[str, set[StreamSource]] = {}  # by name, declared or not
+        self._trie: FilterTrie[tuple[Stream, ...]] = FilterTrie()
+        self._changing = asyncio.Lock()
+
+    # -- for the plugin
+
+    async def start(self, configured: Mapping[str, StreamOptions]) -> None:
+        """Declare what is stored and what is configured."""
+        await self.ledger.load()
+        stored = [item async for item in self._store.records.scan(COLLECTION, self.now())]
+        for name, value in stored:
+            await self._restore(name, value, configured)
+        for name, options in configured.items():
+            await self._declare(name, options, CONFIGURED)
+        self._rebind()
+
+    async def _restore(self, name: str, value: bytes, configured: Mapping[str, StreamOptions]) -> None:
+        try:
+            stored = _decode(value)
+        except (msgspec.MsgspecError, ValueError) as error:
+            self._counters["declaration_unreadable"] += 1
+            self._log.error("stream_declaration_unreadable", stream=name, error=str(error))
+            return
+        if stored.options is None:
+            await self._drop(name)
+        elif name in configured:
+            self._log.warning("stream_declared_twice", stream=name, holds="configuration")
+        else:
+            await self._declare(name, stored.options, CREATED)
+
+    def configure(self, config: StreamsConfig) -> None:
+        """New bounds hold for what comes."""
+        self.waiting.max_messages = config.max_waiting
+        self.waiting.max_octets = config.max_waiting_bytes
+        self.cache.max_octets = config.cache_bytes
+        self.ledger.interval = config.progress_interval
+        self.trimmer.configure(config.trim_interval, config.trim_budget)
+        self._max_streams = config.max_streams
+
+    def check(self, configured: Mapping[str, StreamOptions]) -> None:
+        """`MotorcadeError` if these could not be declared."""
+        others = [stream for stream in self._streams.values() if stream.origin != CONFIGURED]
+        for stream in others:
+            if stream.name in configured:
+                raise ConflictError(
+                    f"stream {stream.name!r} was declared while the node ran ({stream.origin}); "
+                    "delete it there, or call this one otherwise"
+                )
+        if len(others) + len(configured) > self._max_streams:
+            raise self._too_many()
+
+    async def reconfigure(self, configured: Mapping[str, StreamOptions]) -> None:
+        """The configuration declares these now."""
+        async with self._changing:
+            self.check(configured)
+            for stream in [stream for stream in self._streams.values() if stream.origin == CONFIGURED]:
+                if stream.name not in configured:
+                    self._log.warning(
+                        "stream_left", stream=stream.name, records=stream.records, remedy="declare it again"
+                    )
+                    self._undeclare(stream)
+            for name, options in configured.items():
+                present = self._streams.get(name)
+                if present is None:
+                    await self._declare(name, options, CONFIGURED)
+                else:
+                    present.options = options
+            self._rebind()
+
+    async def stop(self) -> None:
+        """Write what waits."""
+        for stream in list(self._streams.values()):
+            await stream.appender.settle()
+        await self.ledger.settle()
+
+    def streams(self) -> list[Stream]:
+        return list(self._streams.values())
+
+    def bound(self, topic: str) -> Sequence[Stream]:
+        """The streams that take what is published to a topic, each once."""
+        found = self._trie.match(topic)
+        if len(found) <= 1:
+            return found[0] if found else ()
+        return list(dict.fromkeys(stream for streams in found for stream in streams))
+
+    def _rebind(self) -> None:
+        trie: FilterTrie[tuple[Stream, ...]] = FilterTrie()
+        filters: dict[str, None] = {}
+        for stream in self._streams.values():
+            for filter_ in dict.fromkeys(stream.options.topics if stream.options else ()):
+                trie.set(filter_, (*(trie.get(filter_) or ()), stream))
+                filters[filter_] = None
+        self._trie = trie
+        self._bound(list(filters))
+
+    def _retention(self, name: str) -> float:
+        stream = self._streams.get(name)
+        return stream.options.retention if stream is not None and stream.options is not None else 0.0
+
+    # -- for readers
+
+    def stream(self, name: str) -> Stream | None:
+        return self._streams.get(name)
+
+    def attend(self, name: str, reader: StreamSource) -> None:
+        self._readers.setdefault(name, set()).add(reader)
+
+    def leave(self, name: str, reader: StreamSource) -> None:
+        readers = self._readers.get(name)
+        if readers is not None:
+            readers.discard(reader)
+            if not readers:
+                del self._readers[name]
+
+    def find_time(self, stream: Stream, time: float, found: Callable[[int | None], None]) -> None:
+        async def look() -> None:
+            after = None
+            try:
+                after = await self._store.streams.find(stream.name, time)
+            except StoreError as error:
+                self._counters["read_failed"] += 1
+                self._log.error("stream_not_read", stream=stream.name, error=str(error))
+            found(after)
+
+        self._loader.do(look)
+
+    def count(self, event: str) -> None:
+        self._counters[event] += 1
+
+    # -- for other plugins
+
+    def append(self, stream: str, messages: Sequence[Message]) -> Done:
+        """Append to a stream, in order; the offsets when they are as durable as the store promises.
+
+        What several callers append in one turn of the event loop is one write. Readers at the tail get it at once. The
+        future fails with `UnknownError` if there is no such stream, `StoreFullError` if the store takes no more or too
+        much waits for it already, `RecordError` if a message cannot be written, else with `StoreError`. An error that
+        nobody looks at is not reported.
+        """
+        found = self._streams.get(stream)
+        if found is not None:
+            return found.appender.append(messages)
+        failed: Done = asyncio.get_running_loop().create_future()
+        failed.set_exception(self._unknown(stream))
+        failed.exception()
+        return failed
+
+    async def open(self, name: str, owner: str) -> None:
+        """Let a stream be read, and appended to, that belongs to a plugin. It is bound to no topics.
+
+        The owner alone trims it. It is there until `release`; opening it again does nothing.
+        """
+        check_name(self.noun, name)
+        async with self._changing:
+            present = self._streams.get(name)
+            if present is not None and present.origin == owner:
+                return
+            if present is not None:
+                raise ConflictError(
+                    f"stream {name!r} is declared already ({present.origin}); it cannot be {owner}'s too"
+                )
+            await self._declare(name, None, owner)
+
+    async def release(self, name: str, owner: str) -> None:
+        """A stream opened by a plugin is no longer declared; its records stay."""
+        async with self._changing:
+            present = self._streams.get(name)
+            if present is not None and present.origin == owner:
+                self._undeclare(present)
+
+    # -- Declared
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    async def list(self) -> Sequence[StreamView]:
+        """Views of all, by name."""
+        return [await self._view(self._streams[name]) for name in sorted(self._streams) if name in self._streams]
+
+    async def show(self, name: str) -> StreamView:
+        """One, with its readers."""
+        return await self._view(self._found(name), readers=True)
+
+    async def create(self, name: str, options: Any) -> StreamView:
+        """Declare and store it. Records that an undeclared stream of this name has left are found in it."""
+        check_name(self.noun, name)
+        async with self._changing:
+            present = self._streams.get(name)
+            if present is not None:
+                raise ConflictError(f"stream {name!r} is there already ({present.origin})")
+            if len(self._streams) >= self._max_streams:
+                raise self._too_many()
+            await self._store.records.put(COLLECTION, name, _encode(_Stored(options)))
+            await self._declare(name, options, CREATED)
+            self._rebind()
+            self._log.info("stream_created", stream=name)
+            return await self._view(self._streams[name])
+
+    async def change(self, name: str, options: Any) -> StreamView:
+        """Other topics and bounds, from now on."""
+        async with self._changing:
+            stream = self._own(name)
+            await self._store.records.put(COLLECTION, name, _encode(_Stored(options)))
+            stream.options = options
+            self._rebind()
+            return await self._view(stream)
+
+    async def delete(self, name: str) -> None:
+        """Remove it with its records and everybody's progress."""
+        async with self._changing:
+            stream = self._own(name)
+            await self._store.records.put(COLLECTION, name, _encode(_Stored(None)))
+            self._undeclare(stream)
+            self._rebind()
+            await stream.appender.settle()  # what is under way is part of what goes
+            self.ledger.forget_stream(name)
+            await self._drop(name)
+            self._log.info("stream_deleted", stream=name)
+
+    async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
+        """Records as operators see them; what cannot be read is shown as it is, with the reason."""
+        self._found(name)
+        found = []
+        for stored in await self._store.streams.read(name, after, limit):
+            try:
+                record = decode(stored.value)
+            except RecordError as error:
+                found.append(
+                    Found(
+                        position=stored.offset,
+                        topic="",
+                        payload=stored.value,
+                        time=stored.time,
+                        properties={"unreadable": str(error)},
+                    )
+                )
+                continue
+            found.append(
+                Found(
+                    position=stored.offset,
+                    topic=record.topic,
+                    payload=record.payload,
+                    time=stored.time,
+                    publisher=record.client,
+                    guid=record.guid.hex(),
+                    properties={"qos": str(record.qos), **dict(record.user_properties)},
+                )
+            )
+        return found
+
+    # -- declarations
+
+    async def _declare(self, name: str, options: StreamOptions | None, origin: str) -> None:
+        """Make a stream, and let those who wait for it begin."""
+        if len(self._streams) >= self._max_streams:
+            raise self._too_many()
+        stream = Stream(name, options, origin, self._shared)
+        await stream.open()
+        self._streams[name] = stream
+        self.trimmer.wake()
+        for reader in list(self._readers.get(name, ())):
+            reader.declared(stream)
+
+    def _undeclare(self, stream: Stream) -> None:
+        del self._streams[stream.name]
+        for reader in list(self._readers.get(stream.name, ())):
+            reader.deleted()
+        stream.close()
+
+    async def _drop(self, name: str) -> None:
+        """The records, then the declaration that says they are to go."""
+        self.ledger.forget_stream(name)
+        await self._store.streams.drop(name)
+        await self._store.records.delete(COLLECTION, name)
+
+    def _found(self, name: str) -> Stream:
+        stream = self._streams.get(name)
+        if stream is None:
+            raise self._unknown(name)
+        return stream
+
+    def _own(self, name: str) -> Stream:
+        """One that may be changed here."""
+        stream = self._found(name)
+        if stream.origin == CONFIGURED:
+            raise ConflictError(
+                f"stream {name!r} stands in the configuration: change it there ([plugins.streams.stream.{name}]), "
+                "then `motorcade config reload`"
+            )
+        if stream.origin != CREATED:
+            raise ConflictError(f"stream {name!r} belongs to the plugin {stream.origin!r}")
+        return stream
+
+    def _unknown(self, name: str) -> UnknownError:
+        return UnknownError(f"there is no stream {name!r}; `motorcade stream list` shows those there are")
+
+    def _too_many(self) -> MotorcadeError:
+        self._counters["refused_max_streams"] += 1
+        return ConflictError(f"there may be {self._max_streams} streams (option max_streams of the plugin streams)")
+
+    # -- views
+
+    async def _view(self, stream: Stream, *, readers: bool = False) -> StreamView:
+        info = await self._store.streams.info(stream.name)
+        marks = self.ledger.of_stream(stream.name)
+        options = stream.options
+        lags = [max(0, info.last - max(mark.done, info.first - 1)) for mark in marks]
+        return StreamView(
+            name=stream.name,
+            origin=stream.origin,
+            topics=options.topics if options else (),
+            retention=options.retention if options else 0.0,
+            max_bytes=options.max_bytes if options else 0,
+            max_messages=options.max_messages if options else 0,
+            first=info.first,
+            last=info.last,
+            records=info.records,
+            bytes=info.octets,
+            readers=len(marks),
+            lag=max(lags, default=0),
+            reading=tuple(self._reader_views(stream.name, marks[:MAX_READERS], lags)) if readers else (),
+        )
+
+    def _reader_views(self, name: str, marks: Sequence[Mark], lags: Sequence[int]) -> Iterator[ReaderView]:
+        connected = {reader.mark for reader in self._readers.get(name, ())}
+        for mark, lag in zip(marks, lags, strict=False):
+            yield ReaderView(
+                client=mark.client,
+                filter=f"{PREFIX}{name}/{mark.offset}".removesuffix("/"),
+                connected=mark in connected,
+                offset=mark.done,
+                lag=lag,
+                in_flight=len(mark.outstanding) - len(mark.acked),
+            )

@@ -1,0 +1,305 @@
+"""One stream that is declared: its end, its readers, and the way in and out.
+
+    append ─▶ appender ─▶ store ─┬─▶ tail moves, pages grow ─▶ readers that wait there are told
+    reader ─▶ pages, or ◀─ load ─┘
+
+`tail` is the last offset that is known to be in the store. A reader that stands there costs nothing until it moves. A
+reader that stands before it finds a page, or asks for one (`load`); those who ask for the same one share the read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from motorcade.core.message import Message, UserProperties
+from motorcade.core.record import RecordError, decode
+from motorcade.plugins.streams.appender import Appender, Group, Spawn, Waiting
+from motorcade.plugins.streams.loader import Loader
+from motorcade.plugins.streams.options import StreamOptions
+from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Page, Pages
+from motorcade.plugins.streams.position import OFFSET
+from motorcade.storage.ports import StreamRecord, Streams
+
+TIME: Final = "stream-time"  #: user property: when it was appended
+EXPIRES: Final = "stream-expires"  #: user property: when its publisher wanted it to be worthless
+SLACK: Final = 1.05  #: times a bound: a stream that grows so far is trimmed at once, not with the next look
+MAX_NAMED: Final = 10  #: records that cannot be read are logged one by one up to here
+
+
+class Reader(Protocol):
+    """One client at one place of a stream."""
+
+    def more(self, page: Page | None = None) -> None:
+        """There may be something for you now; in this page, if you have asked for one."""
+
+    def broken(self, error: Exception) -> None:
+        """It could not be read."""
+
+
+class Stamps:
+    """Times as text. Most records share their second with the one before."""
+
+    __slots__ = ("_second", "_text")
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._text = ""
+
+    def text(self, time: float) -> str:
+        """ISO 8601 in UTC with milliseconds, rounded down, so that reading from it finds the record itself."""
+        thousandths = int(time * 1000)
+        second, rest = divmod(thousandths, 1000)
+        if second != self._second:
+            self._second = second
+            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._text}.{rest:03}Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all streams of a node use."""
+
+    store: Streams
+    cache: Cache
+    loader: Loader
+    waiting: Waiting
+    now: Callable[[], float]
+    spawn: Spawn
+    counters: Counter[str]
+    log: structlog.stdlib.BoundLogger
+    overflow: Callable[[], None]  #: called when a stream has clearly more than it may have
+
+
+class Stream:
+    """A stream, while it is declared."""
+
+    def __init__(self, name: str, options: StreamOptions | None, origin: str, shared: Shared) -> None:
+        self.name = name
+        self.options = options  #: None: it is bound to no topics and keeps what its owner lets it keep
+        self.origin = origin
+        self.appender = Appender(
+            name,
+            shared.store,
+            shared.waiting,
+            shared.now,
+            shared.spawn,
+            self._appended,
+            shared.counters,
+            shared.log,
+        )
+        self.pages = Pages(shared.cache)
+        self.readers: set[Reader] = set()
+        self.tail = 0
+        self.first = 0  #: as far as is known: trimming moves it, and looks before it does
+        self.records = 0
+        self.octets = 0
+        self.oldest = 0.0  #: time of the first record; 0: there is none
+        self.time = 0.0  #: of the last record
+        self.closed = False  #: deleted, or no longer declared
+        self._shared = shared
+        self._store = shared.store
+        self._counters = shared.counters
+        self._waiting: set[Reader] = set()  # at the tail
+        self._loading: dict[int, dict[Reader, None]] = {}  # by the offset after which a page is being read
+        self._stamps = Stamps()
+        self._unreadable = 0
+
+    async def open(self) -> None:
+        """Find out where the stream stands."""
+        info = await self._store.info(self.name)
+        self.first, self.records, self.octets = info.first, info.records, info.octets
+        self.tail = max(self.tail, info.last)
+        if self.records:
+            last = await self._store.read(self.name, self.tail - 1, 1)
+            self.time = max(self.time, last[0].time if last else 0.0)
+        await self._look_at_first()
+
+    async def _look_at_first(self) -> None:
+        found = await self._store.read(self.name, 0, 1)
+        if found:
+            self.first, self.oldest = found[0].offset, found[0].time
+        elif not self.appender.busy:
+            self.first, self.oldest, self.records, self.octets = 0, 0.0, 0, 0
+
+    async def trimmed(self, records: int, octets: int) -> None:
+        """So much was removed from the store."""
+        self.records = max(0, self.records - records)
+        self.octets = max(0, self.octets - octets)
+        await self._look_at_first()
+        self.pages.forget_before(self.first or self.tail + 1)
+
+    def close(self) -> None:
+        """No more readers, no more pages."""
+        self.closed = True
+        self.pages.clear()
+        self.readers.clear()
+        self._waiting.clear()
+        self._loading.clear()
+
+    # -- in
+
+    def _appended(self, offsets: list[int], group: Group, now: float) -> None:
+        self.time = max(self.time, now)
+        self.oldest = self.oldest or self.time
+        self.records += len(offsets)
+        self.octets += sum(map(len, group.values))
+        self.first = self.first or offsets[0]
+        if self.readers:
+            stamp = self._stamps.text(self.time)
+            self.pages.extend(
+                offsets,
+                [self._from_publish(m, offset, stamp) for m, offset in zip(group.messages, offsets, strict=True)],
+            )
+        self._reached(offsets[-1])
+        if self.overflows(SLACK):
+            self._shared.overflow()
+
+    def overflows(self, slack: float = 1.0) -> bool:
+        """Whether there is more than there may be, times `slack`."""
+        options = self.options
+        return options is not None and (
+            0 < options.max_bytes * slack < self.octets or 0 < options.max_messages * slack < self.records
+        )
+
+    def outdated(self, now: float) -> bool:
+        """Whether the oldest record is to go."""
+        options = self.options
+        return options is not None and 0 < options.retention < now - self.oldest and self.oldest > 0
+
+    def _from_publish(self, message: Message, offset: int, stamp: str) -> Message:
+        return Message(
+            message.topic,
+            message.payload,
+            1,
+            message.retain,
+            message.publisher,
+            message.username,
+            message.guid,
+            message.timestamp,
+            message.payload_format,
+            None,
+            message.content_type,
+            message.response_topic,
+            message.correlation_data,
+            self._properties(message.user_properties, offset, stamp, message.expires_at),
+        )
+
+    def _properties(
+        self, published: UserProperties, offset: int, stamp: str, expires_at: float | None
+    ) -> UserProperties:
+        if expires_at is None:
+            return (*published, (OFFSET, str(offset)), (TIME, stamp))
+        return (*published, (OFFSET, str(offset)), (TIME, stamp), (EXPIRES, Stamps().text(expires_at)))
+
+    # -- out
+
+    def wait(self, reader: Reader) -> None:
+        """Tell a reader when something is appended."""
+        self._waiting.add(reader)
+
+    def join(self, reader: Reader) -> None:
+        self.readers.add(reader)
+
+    def leave(self, reader: Reader) -> None:
+        self.readers.discard(reader)
+        self._waiting.discard(reader)
+        for asking in self._loading.values():
+            asking.pop(reader, None)
+        if not self.readers:
+            self.pages.clear()
+
+    def load(self, after: int, reader: Reader, wanted: int) -> None:
+        """Read a page for a reader, and tell it. Not less than it wants now, if a page has room for it."""
+        asking = self._loading.get(after)
+        if asking is not None:
+            asking[reader] = None
+            return
+        self._loading[after] = {reader: None}
+        self._shared.loader.do(partial(self._load, after, self._page_length(wanted)))
+
+    def _page_length(self, wanted: int) -> int:
+        """How many records to read: a whole page, unless records are large or too many readers are behind."""
+        average = self.octets // max(1, self.records) + OVERHEAD
+        fair = min(PAGE_OCTETS, self._shared.cache.share()) // average
+        return max(1, min(PAGE, max(fair, min(wanted, PAGE_OCTETS // average))))
+
+    async def _load(self, after: int, limit: int) -> None:
+        tail = self.tail  # all of it is in the store when the read begins
+        error: Exception | None = None
+        found: list[StreamRecord] = []
+        if self._loading.get(after):  # else those who have asked are gone
+            try:
+                found = await self._store.read(self.name, after, limit)
+            except Exception as failure:  # noqa: BLE001 - readers wait for an answer, whatever it is
+                error = failure
+        asking = self._loading.pop(after, {})
+        if not asking:
+            return
+        if error is not None:
+            self._counters["read_failed"] += 1
+            for reader in asking:
+                reader.broken(error)
+            return
+        page = self._page(after, tail, found, whole=len(found) < limit)
+        for reader in asking:
+            reader.more(page)
+
+    def _page(self, after: int, tail: int, found: Sequence[StreamRecord], *, whole: bool) -> Page | None:
+        """What was read; `whole`: there was nothing more."""
+        last = found[-1].offset if found else after
+        upto = max(tail, last) if whole else last
+        self._counters["read"] += len(found)
+        offsets: list[int] = []
+        messages: list[Message] = []
+        for stored in found:
+            message = self._from_store(stored)
+            if message is not None:
+                offsets.append(stored.offset)
+                messages.append(message)
+        page = self.pages.add(after, upto, offsets, messages)
+        # Beyond the tail only if somebody reads before the append has returned, or its outcome was not known.
+        self._reached(upto)
+        return page
+
+    def _reached(self, offset: int) -> None:
+        """The stream is known to go up to an offset."""
+        if offset > self.tail:
+            self.tail = offset
+            woken, self._waiting = self._waiting, set()
+            for reader in woken:
+                reader.more()
+
+    def _from_store(self, stored: StreamRecord) -> Message | None:
+        """None: what is there is no record. Readers go on behind it."""
+        try:
+            record = decode(stored.value)
+        except RecordError as error:
+            self._counters["unreadable"] += 1
+            self._unreadable += 1
+            if self._unreadable <= MAX_NAMED:
+                self._shared.log.warning("stream_unreadable", stream=self.name, offset=stored.offset, error=str(error))
+            return None
+        stamp = self._stamps.text(stored.time)
+        return Message(
+            record.topic,
+            record.payload,
+            1,
+            record.retain,
+            record.client,
+            record.username,
+            record.guid,
+            record.time,
+            record.payload_format,
+            None,
+            record.content_type,
+            record.response_topic,
+            record.correlation_data,
+            self._properties(record.user_properties, stored.offset, stamp, record.expires_at),
+        )

@@ -1,0 +1,38 @@
+"""What operators see of a stream."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MAX_READERS: Final = 1000  #: shown with one stream; `readers` counts all
+
+
+class ReaderView(msgspec.Struct, frozen=True, kw_only=True):
+    """One client's place in a stream."""
+
+    client: str
+    filter: str
+    connected: bool
+    offset: int  #: everything up to it was acknowledged
+    lag: int  #: records after it, or nearly: offsets may have gaps
+    in_flight: int
+
+
+class StreamView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream, at one moment."""
+
+    name: str
+    origin: str
+    topics: tuple[str, ...]
+    retention: float
+    max_bytes: int
+    max_messages: int
+    first: int  #: offset of the oldest record; 0: none
+    last: int  #: offset given last
+    records: int
+    bytes: int
+    readers: int  #: subscriptions, those of clients that are away too
+    lag: int  #: of the reader that is farthest behind
+    reading: tuple[ReaderView, ...] = ()  #: only in the view of one stream
