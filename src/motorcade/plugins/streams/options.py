@@ -45,7 +45,7 @@ def check_bound(filter_: str) -> None:
 class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Streams by name, and the bounds of the plugin."""
 
-    stream: dict[Name, StreamOptions] = {}
+    stream: dict[Name, StreamOptions] = {}  #: `[plugins.streams.stream.NAME]`: one stream each
     max_streams: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: declared at a time, in whatever way
     max_waiting: Annotated[int, msgspec.Meta(ge=1)] = 10_000  #: messages that wait for the store, all streams together
     max_waiting_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * 1024**2  #: bytes likewise

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import structlog
@@ -260,6 +260,10 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def options(self, name: str) -> StreamOptions:
+        """As they are, of one that may be changed here."""
+        return cast("StreamOptions", self._own(name).options)
 
     async def list(self) -> Sequence[StreamView]:
         """Views of all, by name."""
