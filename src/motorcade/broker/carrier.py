@@ -4,13 +4,13 @@
     source ─▶ lane ─┼─ in turn, one message each ─▶ window ─▶ client
     mailbox, queue ─┘        (only as far as there is room)
 
-A lane is one source's place in the session. The source (`extension.sources`, which has the rules that plugins rely on)
-ends with the connection; the lane stays as long as its subscriptions, so that a client that comes back finds its
-sources where it left them, and acknowledgements of what is still in flight reach the right one.
+A lane is one source's place in the session. An instance of the source ends with the connection (`extension.sources`
+has the rules that plugins rely on); the lane stays as long as its subscriptions, so that a client that comes back finds
+its sources where it left them, and acknowledgements of what is still in flight reach the right one.
 
 Rule 1: no more than `source_buffer` messages wait here, and one of each source besides. What a source is told it may
-        give is promised to it, and nobody gets more than half of what is left. So there is room for one that comes
-        later, and a source that is slow with its messages, or has none, holds up nobody.
+        give is promised to it, and nobody is promised more than half of what is left. So there is room for one that
+        comes later, and a source that is slow with its messages, or has none, holds up nobody.
 Rule 2: while there is room in the window for one message only, everybody who waits gets it in turn: each source, the
         durable session's mailbox, and the queue of live messages. Between two messages of one, each of the others has
         sent one, or could not.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,14 +59,14 @@ MAX_BACKOFF = 30.0
 
 
 class Lane:
-    """One source's place in a session; the source's `Feed`."""
+    """One source's place in a session."""
 
     __slots__ = (
-        "_timers",
         "asks",
         "backoff",
         "buffer",
         "carrier",
+        "feed",
         "kept",
         "kind",
         "leaving",
@@ -83,6 +83,7 @@ class Lane:
         self.kept: Any = None
         self.subscriptions: dict[str, Subscription] = {}
         self.source: Source | None = None  #: none while the client is away, or one is to be made anew
+        self.feed: InstanceFeed | None = None  #: what the source has from us
         self.asks = False  #: it wants to be asked before a message is sent
         self.buffer: deque[Given] = deque()
         self.promised = 0  #: messages the source may give
@@ -90,47 +91,20 @@ class Lane:
         self.leaving = False  #: no filter is left; it stays for what is in flight
         self.backoff = 0.0
         self.retry: Delayed | None = None
-        self._timers: set[_Timer] | None = None
 
-    # -- Feed
+    def make(self) -> Source:
+        """A new instance of the source."""
+        self.feed = InstanceFeed(self)
+        self.source = self.kind.make(self.feed)
+        self.asks = type(self.source).sending is not Source.sending
+        return self.source
 
-    @property
-    def client(self) -> ClientInfo:
-        return self.carrier.session.client
-
-    @property
-    def inflight(self) -> list[Given]:
-        return [given for lane, given in self.carrier.unacked.values() if lane is self]
-
-    @property
-    def unsent(self) -> list[Given]:
-        return list(self.buffer)
-
-    @property
-    def desired(self) -> int:
-        return self.carrier.promise(self)
-
-    def send(self, what: object) -> None:
-        self.carrier.post(self, what)
-
-    def send_later(self, delay: float, what: object) -> Delayed:
-        timer = _Timer(self, what)
-        if self._timers is None:
-            self._timers = set()
-        self._timers.add(timer)
-        timer.start(delay)
-        return timer
-
-    # -- for the carrier
-
-    def timer_over(self, timer: _Timer) -> None:
-        if self._timers is not None:
-            self._timers.discard(timer)
-
-    def cancel_timers(self) -> None:
-        for timer in list(self._timers or ()):
-            timer.cancel()
-        self._timers = None
+    def unmake(self) -> None:
+        """The instance has ended."""
+        self.source = None
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
         if self.retry is not None:
             self.retry.cancel()
             self.retry = None
@@ -140,27 +114,87 @@ class Lane:
         return self.carrier.send(self, now)
 
 
+class InstanceFeed:
+    """The `Feed` of one instance of a source: what it still sends after its end does not reach the next one."""
+
+    __slots__ = ("_lane", "_open", "_timers")
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._open = True
+        self._timers: set[_Timer] | None = None
+
+    @property
+    def kept(self) -> Any:
+        return self._lane.kept
+
+    @kept.setter
+    def kept(self, value: Any) -> None:
+        self._lane.kept = value
+
+    @property
+    def client(self) -> ClientInfo:
+        return self._lane.carrier.session.client
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._lane.subscriptions
+
+    @property
+    def inflight(self) -> list[Given]:
+        return [given for lane, given in self._lane.carrier.unacked.values() if lane is self._lane]
+
+    @property
+    def unsent(self) -> list[Given]:
+        return list(self._lane.buffer)
+
+    @property
+    def desired(self) -> int:
+        return self._lane.carrier.promise(self._lane) if self._open else 0
+
+    def send(self, what: object) -> None:
+        if self._open:
+            self._lane.carrier.post(self._lane, self, what)
+
+    def send_later(self, delay: float, what: object) -> Delayed:
+        timer = _Timer(self, what)
+        if self._open:
+            if self._timers is None:
+                self._timers = set()
+            self._timers.add(timer)
+            timer.start(self._lane.carrier.session.shared.later(delay, timer.over))
+        return timer
+
+    def forget(self, timer: _Timer) -> None:
+        if self._timers is not None:
+            self._timers.discard(timer)
+
+    def close(self) -> None:
+        """The instance has ended."""
+        self._open = False
+        for timer in list(self._timers or ()):
+            timer.cancel()
+
+
 class _Timer:
     """Something a source has sent itself for later."""
 
-    __slots__ = ("_handle", "_lane", "_source", "_what")
+    __slots__ = ("_feed", "_handle", "_what")
 
-    def __init__(self, lane: Lane, what: object) -> None:
-        self._lane = lane
-        self._source = lane.source
+    def __init__(self, feed: InstanceFeed, what: object) -> None:
+        self._feed = feed
         self._what = what
         self._handle: Delayed | None = None
 
-    def start(self, delay: float) -> None:
-        self._handle = self._lane.carrier.session.shared.later(delay, self._over)
+    def start(self, handle: Delayed) -> None:
+        self._handle = handle
 
-    def _over(self) -> None:
-        self._lane.timer_over(self)
-        if self._lane.source is self._source:
-            self._lane.send(self._what)
+    def over(self) -> None:
+        self._feed.forget(self)
+        self._feed.send(self._what)
 
     def cancel(self) -> None:
-        self._lane.timer_over(self)
+        self._feed.forget(self)
         if self._handle is not None:
             self._handle.cancel()
 
@@ -209,7 +243,7 @@ class Carrier:
         self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
         self._ring: dict[Lane | _Others, None] = {}  # who has something to send; the next one first
         self._done: list[tuple[Lane, Given, ReasonCode, str]] = []  # what sources have to hear
-        self._inbox: deque[tuple[Lane, Source, object]] = deque()
+        self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
         self._scheduled = False
         self._sent_octets = 0  # of this pump
         self._kept_turn = _Others(session.send_kept)
@@ -228,26 +262,26 @@ class Carrier:
     # -- room
 
     def promise(self, lane: Lane) -> int:
-        """How many messages a source may give (rule 1)."""
+        """How many messages a source may give: as many as it was told and has not given, or more (rule 1)."""
         session = self.session
-        self.promised -= lane.promised
+        if not session.greeted or lane.leaving or lane.feed is None:
+            return 0
+        options = session.shared.options
         room = 0
-        if session.greeted and not lane.leaving and lane.source is not None:
-            options = session.shared.options
-            if self.octets < options.source_buffer_bytes:
-                room = max(0, options.source_buffer - self.buffered - self.promised) // 2
-            if not room and not lane.buffer:
-                room = 1
-            most = lane.kind.max_unacked
-            if most:
-                room = max(0, min(room, most - lane.unacked - len(lane.buffer)))
-        lane.promised = room
-        self.promised += room
-        if not room and lane.source is not None and not lane.leaving:
-            self._hungry[lane] = None
-        else:
+        if self.octets < options.source_buffer_bytes:
+            room = (options.source_buffer - self.buffered - self.promised + lane.promised) // 2
+        if room < 1 and not lane.buffer:
+            room = 1
+        if lane.kind.max_unacked:
+            room = min(room, lane.kind.max_unacked - lane.unacked - len(lane.buffer))
+        if room > lane.promised:
+            self.promised += room - lane.promised
+            lane.promised = room
+        if lane.promised:
             self._hungry.pop(lane, None)
-        return room
+        else:
+            self._hungry[lane] = None
+        return lane.promised
 
     # -- subscriptions come and go
 
@@ -303,10 +337,7 @@ class Carrier:
         """Whether the source of a lane takes a filter."""
         kind = lane.kind
         try:
-            if lane.source is None:
-                lane.source = kind.make(lane)
-                lane.asks = type(lane.source).sending is not Source.sending
-            taken = lane.source.subscribe(subscription, why)
+            taken = (lane.source or lane.make()).subscribe(subscription, why)
         except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
             self._failed(kind, "subscribe")
             taken = False
@@ -364,8 +395,7 @@ class Carrier:
 
     def _drop(self, lane: Lane) -> None:
         """A lane has no source any more; nothing of it waits, and nothing is promised to it."""
-        lane.source = None
-        lane.cancel_timers()
+        lane.unmake()
         self._count(list(lane.buffer))
         lane.buffer.clear()
         self.promised -= lane.promised
@@ -425,18 +455,17 @@ class Carrier:
 
     # -- what sources are told
 
-    def post(self, lane: Lane, what: object) -> None:
+    def post(self, lane: Lane, feed: InstanceFeed, what: object) -> None:
         """`info` for a source in the next turn of the event loop."""
-        if lane.source is not None:
-            self._inbox.append((lane, lane.source, what))
-            self._turn_later()
+        self._inbox.append((lane, feed, what))
+        self._turn_later()
 
     def tell(self, what: object) -> bool:
         """`info` for all generic sources; False if there is none."""
         told = False
         for lane in self.lanes.values():
-            if lane.kind.generic and lane.source is not None:
-                self.post(lane, what)
+            if lane.kind.generic and lane.feed is not None:
+                lane.feed.send(what)
                 told = True
         return told
 
@@ -451,9 +480,9 @@ class Carrier:
         for _ in range(min(STEP, len(inbox))):
             if not inbox:
                 break  # a callback has ended the session
-            lane, source, what = inbox.popleft()
-            if lane.source is source:
-                self._info(lane, source, what)
+            lane, feed, what = inbox.popleft()
+            if lane.feed is feed and lane.source is not None:
+                self._info(lane, lane.source, what)
         if inbox:
             self._turn_later()
         if self.active:
