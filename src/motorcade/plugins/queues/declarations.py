@@ -1,0 +1,263 @@
+"""What operators do with queues: the service `queues` (see `extension.declared`).
+
+One change at a time. A change is checked first, written second and takes effect last, so that an error leaves
+everything as it was. A queue that is taken out of the configuration is no longer served, but keeps its messages: they
+are there if it is declared again, and go if it is deleted by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from motorcade.core.errors import MotorcadeError
+from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
+from motorcade.plugins.queues import options as options_
+from motorcade.plugins.queues.options import NOUN, QueueOptions, check, check_chain
+from motorcade.plugins.queues.queue import Queue, Tools
+from motorcade.plugins.queues.queues import Queues
+from motorcade.plugins.queues.tables import COLLECTION, owner_of, owners_of
+from motorcade.storage.ports import StoreError
+
+
+class ConsumerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that consumes a queue."""
+
+    client: str
+    unacked: int  #: messages it has got, or is about to get, and not acknowledged
+    sent: int  #: of these, sent
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one moment."""
+
+    name: str
+    origin: str
+    messages: int  #: in the store, those that consumers hold too
+    bytes: int
+    consumers: int
+    inflight: int  #: messages that consumers hold
+    options: QueueOptions
+
+
+class QueueDetail(QueueView, frozen=True, kw_only=True):
+    """A queue with all there is to know."""
+
+    oldest: float | None  #: when the oldest message was stored, in seconds since the epoch
+    dead_lettered: int  #: messages given up, since the start of the node
+    clients: list[ConsumerView]
+
+
+class Declarations:
+    """All queues, for operators."""
+
+    noun: ClassVar[str] = NOUN
+    Options: ClassVar[type[msgspec.Struct]] = QueueOptions
+
+    def __init__(self, queues: Queues, tools: Tools, max_queues: int) -> None:
+        self.max_queues = max_queues
+        self._queues = queues
+        self._tools = tools
+        self._changing = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    # -- looking
+
+    async def list(self) -> Sequence[QueueView]:
+        return [await self._view(queue) for queue in sorted(self._queues, key=lambda queue: queue.name)]
+
+    async def show(self, name: str) -> QueueDetail:
+        queue = self._known(name)
+        view = await self._view(queue)
+        return QueueDetail(
+            **{field: getattr(view, field) for field in view.__struct_fields__},
+            oldest=await queue.oldest(),
+            dead_lettered=queue.dead_lettered,
+            clients=[
+                ConsumerView(client=consumer.name, unacked=consumer.held, sent=consumer.sent)
+                for consumer in queue.dispatcher.consumers
+            ],
+        )
+
+    async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
+        return await self._known(name).read(after, limit)
+
+    async def _view(self, queue: Queue) -> QueueView:
+        await queue.refresh()
+        messages, octets = queue.size
+        return QueueView(
+            name=queue.name,
+            origin=queue.origin,
+            messages=messages,
+            bytes=octets,
+            consumers=len(queue.dispatcher.consumers),
+            inflight=queue.dispatcher.inflight,
+            options=queue.options,
+        )
+
+    def _known(self, name: str) -> Queue:
+        queue = self._queues.get(name)
+        if queue is None:
+            names = ", ".join(sorted(self._queues.options())[:10]) or "none"
+            raise UnknownError(f"there is no queue {name!r}; there are: {names}")
+        return queue
+
+    # -- changing
+
+    async def create(self, name: str, options: QueueOptions) -> QueueDetail:
+        async with self._changing:
+            check(name, options)
+            if self._queues.get(name) is not None:
+                raise ConflictError(f"there is a queue {name!r} already; change or delete it")
+            if len(self._queues) >= self.max_queues:
+                self._tools.counters["refused_queues"] += 1
+                raise ConflictError(f"there are {len(self._queues)} queues already; see max_queues of [plugins.queues]")
+            check_chain(name, self._queues.options() | {name: options})
+            queue = Queue(name, options, CREATED, self._tools, self._queues)
+            await queue.refresh()  # messages of a time before may be there
+            await self._tools.store.records.put(COLLECTION, name, options_.encode(options))
+            self._queues.add(queue)
+        return await self.show(name)
+
+    async def change(self, name: str, options: QueueOptions) -> QueueDetail:
+        async with self._changing:
+            queue = self._changeable(name)
+            check(name, options)
+            check_chain(name, self._queues.options() | {name: options})
+            await self._check_contents(queue, options)
+            await self._tools.store.records.put(COLLECTION, name, options_.encode(options))
+            self._apply(queue, options)
+        return await self.show(name)
+
+    async def delete(self, name: str) -> None:
+        async with self._changing:
+            if self._queues.get(name) is None:
+                await self._delete_rest(name)
+                return
+            queue = self._changeable(name)
+            users = [other.name for other in self._queues if other.options.dead_letter == name]
+            if users:
+                raise ConflictError(
+                    f"queue {name!r} is the dead_letter of {', '.join(users)}; change or delete {users[0]!r} first"
+                )
+            self._queues.remove(name)
+            try:
+                await self._tools.appender.settle()
+                await self._forget(name)
+                # Last: after a crash in between the queue is there, and empty.
+                await self._tools.store.records.delete(COLLECTION, name)
+            except StoreError:
+                again = Queue(name, queue.options, queue.origin, self._tools, self._queues)
+                self._queues.add(again)
+                raise
+
+    async def _delete_rest(self, name: str) -> None:
+        """Remove the messages of a queue that was taken out of the configuration."""
+        check_name(NOUN, name)
+        if not await self._forget(name):
+            self._known(name)
+
+    async def _forget(self, name: str) -> int:
+        return sum([await self._tools.store.mailboxes.forget(owner) for owner in owners_of(name)])
+
+    def _changeable(self, name: str) -> Queue:
+        queue = self._known(name)
+        if queue.origin == CONFIGURED:
+            raise ConflictError(
+                f"queue {name!r} stands in the configuration; change [plugins.queues.queue.{name}] there and reload"
+            )
+        return queue
+
+    async def _check_contents(self, queue: Queue, options: QueueOptions) -> None:
+        """`ConflictError` if messages in the queue would no longer be what it has."""
+        await queue.refresh()
+        if options.kind != queue.options.kind and queue.size[0]:
+            raise ConflictError(
+                f"queue {queue.name!r}: its kind cannot change from {queue.options.kind} to {options.kind} while it "
+                f"has messages ({queue.size[0]}); let them be consumed, or delete the queue"
+            )
+        for level in range(options.priorities, queue.options.priorities):
+            info = await self._tools.store.mailboxes.info(owner_of(queue.name, level))
+            if info.entries:
+                raise ConflictError(
+                    f"queue {queue.name!r}: there are {info.entries} messages of priority {level}; priorities can go "
+                    f"down to {options.priorities} when they are consumed"
+                )
+
+    def _apply(self, queue: Queue, options: QueueOptions) -> None:
+        queue.change(options)
+        self._queues.rebind()
+
+    # -- the configuration
+
+    async def load(self, configured: Mapping[str, QueueOptions]) -> None:
+        """Bring back what was declared before, and what stands in the configuration."""
+        stored = await self._stored()
+        for name in stored.keys() & configured.keys():
+            self._tools.log.warning("queue_declared_twice", queue=name, used="the configuration")
+            del stored[name]
+        wanted = stored | dict(configured)
+        self._check_configured(configured, wanted)
+        for name, options in wanted.items():
+            try:
+                check_chain(name, wanted)
+            except MotorcadeError as error:  # it was fine when it was declared: the configuration has changed
+                self._tools.log.warning("queue_doubtful", queue=name, error=str(error))
+            origin = CONFIGURED if name in configured else CREATED
+            queue = Queue(name, options, origin, self._tools, self._queues)
+            await queue.refresh()
+            self._queues.add(queue)
+
+    async def _stored(self) -> dict[str, QueueOptions]:
+        found: dict[str, QueueOptions] = {}
+        async for name, value in self._tools.store.records.scan(COLLECTION, self._tools.now()):
+            try:
+                options = options_.decode(value)
+                check(name, options)
+            except MotorcadeError as error:  # one damaged record must not keep the node from starting
+                self._tools.counters["unreadable"] += 1
+                self._tools.log.error("queue_unreadable", queue=name, error=str(error))  # noqa: TRY400
+            else:
+                found[name] = options
+        return found
+
+    def _check_configured(self, configured: Mapping[str, QueueOptions], wanted: Mapping[str, QueueOptions]) -> None:
+        if len(configured) > self.max_queues:
+            raise ConflictError(f"{len(configured)} queues are more than max_queues ({self.max_queues})")
+        for name, options in configured.items():
+            check(name, options)
+            check_chain(name, wanted)
+            if not options.topics and all(other.dead_letter != name for other in wanted.values()):
+                self._tools.log.warning("queue_unbound", queue=name, remedy="give it topics, or make it a dead_letter")
+
+    async def reload(self, configured: Mapping[str, QueueOptions]) -> None:
+        """The configuration has changed; `MotorcadeError` leaves everything as it was."""
+        async with self._changing:
+            created = {queue.name: queue.options for queue in self._queues if queue.origin == CREATED}
+            for name in created.keys() & configured.keys():
+                raise ConflictError(f"queue {name!r} was declared while the node ran; delete it first, or rename one")
+            wanted = created | dict(configured)
+            self._check_configured(configured, wanted)
+            for name in created:
+                check_chain(name, wanted)
+            present = {queue.name: queue for queue in self._queues if queue.origin == CONFIGURED}
+            for name in present.keys() & configured.keys():
+                await self._check_contents(present[name], configured[name])
+            added = [
+                Queue(name, configured[name], CONFIGURED, self._tools, self._queues)
+                for name in configured.keys() - present.keys()
+            ]
+            for queue in added:
+                await queue.refresh()
+            for name in present.keys() - configured.keys():
+                self._queues.remove(name)
+            for name in present.keys() & configured.keys():
+                if present[name].options != configured[name]:
+                    self._apply(present[name], configured[name])
+            for queue in added:
+                self._queues.add(queue)

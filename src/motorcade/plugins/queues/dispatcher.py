@@ -1,0 +1,639 @@
+"""Who gets which message of one queue. Pure: no store, no clock, no waiting; `Outside` does what has to be done.
+
+    store ─▶ level (highest first): [ back: given back ] ─┐
+                                    [ ahead: read ahead ] ─┴─▶ strategy ─▶ consumer ─▶ acknowledged: leaves the store
+                                          ▲                                   │
+                                          └── refused, timed out, gone ◀──────┘ (too often: dead letter)
+
+Rule 1: a message that waits is in memory once, and is given to one consumer at a time. Only a consumer that did not
+        acknowledge in time may have it beside another one; whoever is first to acknowledge it ends it.
+Rule 2: what is given back goes before what is behind it in the store: order is lost only where consumers lose it.
+Rule 3: up to `Level.cursor` everything is in memory or on its way out. What lies behind is read when somebody has room.
+        Without consumers nothing is in memory; what waited is read again (`_rewind`).
+Rule 4: a message is counted as sent when it leaves for the client (`sending`), not when it is given: what a client has
+        never got is no attempt.
+Rule 5: what a client was promised is a promise to all its queues together, so it is asked for each time (`room`). Of
+        that it gets only little more than what it has shown to take at once (`Consumer.limit`): a client that takes one
+        message at a time shall not keep others waiting in its buffer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+from enum import StrEnum, auto
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import Final, Protocol
+
+from motorcade.core.message import Message
+from motorcade.plugins.queues.options import QueueOptions
+from motorcade.plugins.queues.record import MOST_HISTORY, Attempt, Dead
+from motorcade.plugins.queues.strategy import STRATEGIES, RoundRobin
+
+LOW: Final = 64  #: messages in memory at which the next ones are read
+READ: Final = 256  #: messages read at once
+READ_OCTETS: Final = 1024 * 1024  #: bytes likewise, as far as the messages before let it be guessed
+FIRST_READ: Final = 32  #: messages read while their size cannot be guessed
+MOST_WAITING: Final = 4096  #: messages of a level that wait in memory; beyond that nothing is read
+MOST_NOTES: Final = 4096  #: messages of a level whose attempts are remembered while they are not in memory
+MOST_SKIPPED: Final = 256  #: messages that those with room may not get, before nothing behind them is looked at
+PATIENCE: Final = 1.0  #: seconds that a refused message waits for a consumer that has not refused it, but has no room
+
+DISCONNECTED: Final = "disconnected"
+UNSUBSCRIBED: Final = "unsubscribed"
+TIMED_OUT: Final = "not acknowledged in time"
+TOO_LARGE: Final = "larger than the consumer takes"
+RESTARTED: Final = "not acknowledged"  #: by anybody the node could remember
+
+
+class State(StrEnum):
+    """Where a message is."""
+
+    WAITING = auto()
+    DELAYED = auto()  #: nobody else is there to take it
+    GIVEN = auto()
+    FORGOTTEN = auto()  #: it is only in the store now
+    DONE = auto()  #: acknowledged, expired, dropped, replaced or dead: nothing happens to it any more
+
+
+class Item:
+    """A message of a queue, in memory."""
+
+    __slots__ = (
+        "attempts",
+        "avoid",
+        "consumer",
+        "dead",
+        "dispatcher",
+        "ends",
+        "history",
+        "level",
+        "message",
+        "position",
+        "qos",
+        "size",
+        "state",
+        "stored_at",
+        "tried",
+    )
+
+    def __init__(
+        self,
+        level: int,
+        position: int,
+        message: Message,
+        size: int,
+        stored_at: float,
+        attempts: int = 0,
+        qos: int = 0,
+        dead: Dead | None = None,
+    ) -> None:
+        self.level = level
+        self.position = position
+        self.message = message
+        self.size = size  #: bytes in the store
+        self.stored_at = stored_at
+        self.attempts = attempts  #: how often it was sent
+        self.qos = qos  #: with which it was published
+        self.dead = dead
+        self.ends = inf  #: when it is too old
+        self.state = State.WAITING
+        self.consumer: Consumer | None = None  #: who has it now
+        self.tried = False  #: somebody had it, so not everybody may get it
+        self.avoid: set[str] | None = None  #: who has refused it lately
+        self.history: list[Attempt] | None = None
+        self.dispatcher: Dispatcher | None = None
+
+
+class Seat(Protocol):
+    """A client's place, common to all queues that it consumes."""
+
+    @property
+    def room(self) -> int:
+        """Messages it may be given now."""
+
+    def put(self, consumer: Consumer, item: Item) -> None:
+        """Give it a message."""
+
+    def wake(self) -> None:
+        """Ask it to say soon how much room it has."""
+
+
+class Consumer:
+    """A client that consumes one queue."""
+
+    __slots__ = ("filter", "items", "name", "peak", "seat", "sent")
+
+    def __init__(self, name: str, filter_: str, seat: Seat) -> None:
+        self.name = name
+        self.filter = filter_
+        self.seat = seat
+        self.items: dict[Item, bool] = {}  #: given and not settled, oldest first; whether it was sent
+        self.sent = 0  #: of these, sent
+        self.peak = 0  #: most that were sent at once
+
+    @property
+    def held(self) -> int:
+        return len(self.items)
+
+    @property
+    def limit(self) -> int:
+        """Messages it may hold (rule 5): a quarter more than it has taken at once, so that this can grow."""
+        return self.peak + self.peak // 4 + 1
+
+    @property
+    def room(self) -> int:
+        return min(self.seat.room, self.limit - len(self.items))
+
+    def may_get(self, item: Item) -> bool:
+        """Whether it neither has a message already nor has refused it."""
+        return item not in self.items and (item.avoid is None or self.name not in item.avoid)
+
+
+class Level:
+    """Messages of one priority."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.cursor = 0  #: position up to which everything is known (rule 3)
+        self.behind = True  #: there may be more behind it
+        self.reading = False
+        self.grown = False  #: something was appended while it was read
+        self.items: dict[int, Item] = {}  #: all in memory, by position
+        self.ahead: deque[Item] = deque()
+        self.back: list[tuple[int, int, Item]] = []  #: by position; what no longer waits is left until it comes up
+        self.rewound = False  #: what is being read is of no use any more
+        self._serial = count()
+        self.leaving: set[int] = set()  #: done, and perhaps still in the store
+        self.missed: set[int] = set()  #: gone while it was read
+        self.notes: OrderedDict[int, tuple[int, list[Attempt] | None]] = OrderedDict()  #: of what is not in memory
+        self.average = 0.0  #: bytes of a message, lately
+
+    def take(self) -> Item | None:
+        """The first that waits."""
+        ahead, back = self.ahead, self.back
+        while ahead and ahead[0].state is not State.WAITING:
+            ahead.popleft()
+        while back and back[0][2].state is not State.WAITING:
+            heappop(back)
+        if back and (not ahead or back[0][0] < ahead[0].position):
+            return heappop(back)[2]
+        return ahead.popleft() if ahead else None
+
+    def put_back(self, item: Item) -> None:
+        item.state = State.WAITING
+        heappush(self.back, (item.position, next(self._serial), item))
+
+    @property
+    def read_limit(self) -> int:
+        return min(READ, max(1, int(READ_OCTETS / self.average))) if self.average else FIRST_READ
+
+
+class Outside(Protocol):
+    """What a dispatcher asks for."""
+
+    def fetch(self, level: int, after: int, limit: int) -> None:
+        """Read messages; `fetched` or `not_fetched` answers."""
+
+    def finish(self, item: Item) -> None:
+        """Remove a message from the store; `removed` answers."""
+
+    def mark(self, item: Item) -> None:
+        """Note how often it was sent."""
+
+    def bury(self, item: Item, reason: str) -> None:
+        """It was sent too often: a dead letter, or dropped; `removed` answers."""
+
+    def alarm(self, delay: float | None) -> None:
+        """Call `tick` after so many seconds instead of whenever it was to be called; None: not at all."""
+
+
+class Dispatcher:
+    """The messages of one queue and its consumers."""
+
+    def __init__(self, options: QueueOptions, outside: Outside, counters: Counter[str]) -> None:
+        self.options = options
+        self.consumers: dict[Consumer, None] = {}
+        self.closed = False
+        self._outside = outside
+        self._counters = counters
+        self._ready: RoundRobin[Consumer] = STRATEGIES[options.strategy]()
+        self._levels = {number: Level(number) for number in range(options.priorities)}
+        self._down = tuple(reversed(self._levels.values()))
+        self._due: OrderedDict[Item, float] = OrderedDict()  # given; in the order of the times
+        self._delayed: list[tuple[float, int, Item]] = []
+        self._serial = count()
+        self._alarm_at = inf
+
+    # -- consumers
+
+    def join(self, consumer: Consumer, now: float) -> None:
+        """One more consumer."""
+        self.consumers[consumer] = None
+        for _, _, item in self._delayed:
+            if item.state is State.DELAYED and consumer.may_get(item):
+                self._levels[item.level].put_back(item)
+        self._ready.offer(consumer)
+        self.dispatch(now)
+
+    def leave(self, consumer: Consumer, reason: str, now: float) -> None:
+        """A consumer is gone: others get what it has not acknowledged."""
+        self.consumers.pop(consumer, None)
+        self._ready.discard(consumer)
+        held = [(item, sent) for item, sent in consumer.items.items() if item.consumer is consumer]
+        consumer.items.clear()
+        consumer.sent = 0
+        for item, sent in held:
+            if item.state is State.GIVEN:
+                self._take_from(item)
+                if sent and not self._in_vain(item, consumer, reason, now):
+                    continue
+                self._levels[item.level].put_back(item)
+        if self.consumers:
+            self.dispatch(now)
+        else:
+            self._rewind()
+
+    def has_room(self, consumer: Consumer, now: float) -> None:
+        """A consumer has room, or may have."""
+        if consumer in self.consumers:
+            self._ready.offer(consumer)
+            self.dispatch(now)
+
+    def sending(self, consumer: Consumer, item: Item, now: float) -> Message | None:
+        """A message is about to be sent; None: it must not be any more."""
+        if item.state is State.WAITING and item in consumer.items and not self.closed:
+            item.state, item.consumer = State.GIVEN, consumer  # it was late, but nobody else had room for it
+        if item.state is not State.GIVEN or item.consumer is not consumer or self.closed:
+            return None
+        if item.ends <= now:
+            self._expire(item)
+            return None
+        item.attempts += 1
+        consumer.items[item] = True
+        consumer.sent += 1
+        self._counters["delivered"] += 1
+        self._outside.mark(item)
+        self._watch(item, now)
+        if consumer.sent > consumer.peak:
+            consumer.peak = consumer.sent
+            if consumer.room > 0:  # it may hold more now
+                consumer.seat.wake()
+        return item.message
+
+    def acknowledged(self, consumer: Consumer, item: Item, now: float) -> None:
+        """A consumer is done with a message, be it late."""
+        self._settle(consumer, item)
+        if item.state is not State.DONE and not self.closed:
+            if item.state is State.FORGOTTEN:  # its client has unsubscribed, and was the last one
+                item = self._levels[item.level].items.get(item.position, item)
+            self._counters["acknowledged"] += 1
+            self._finish(item)
+        self.has_room(consumer, now)
+
+    def refused(self, consumer: Consumer, item: Item, reason: str, now: float) -> None:
+        """A consumer does not take a message."""
+        self._settle(consumer, item)
+        if item.state is State.GIVEN and item.consumer is consumer and not self.closed:
+            self._counters["refused"] += 1
+            self._take_from(item)
+            if self._in_vain(item, consumer, reason, now):
+                self._find_another(item, consumer, now)
+        self.has_room(consumer, now)
+
+    def not_sent(self, consumer: Consumer, item: Item, now: float, *, expired: bool = False) -> None:
+        """A message was withdrawn, or has expired before it was sent."""
+        self._settle(consumer, item)
+        if item.state is State.GIVEN and item.consumer is consumer and not self.closed:
+            if expired:
+                self._expire(item)
+            else:
+                self._take_from(item)
+                self._levels[item.level].put_back(item)
+        self.has_room(consumer, now)
+
+    def _settle(self, consumer: Consumer, item: Item) -> None:
+        """A consumer has a message no longer."""
+        if consumer.items.pop(item, False):
+            consumer.sent -= 1
+
+    def _take_from(self, item: Item) -> None:
+        """Nobody has a message any more."""
+        item.consumer = None
+        self._due.pop(item, None)
+
+    def _in_vain(self, item: Item, consumer: Consumer, reason: str, now: float) -> bool:
+        """A message was sent in vain; False if that was once too often."""
+        item.tried = True
+        if item.history is None:
+            item.history = []
+        item.history.append(Attempt(now, consumer.name, reason))
+        del item.history[:-MOST_HISTORY]
+        if 0 < self.options.max_attempts <= item.attempts:
+            self._bury(item, reason)
+            return False
+        return True
+
+    def _find_another(self, item: Item, consumer: Consumer, now: float) -> None:
+        """A message was refused: to another consumer at once, to the same one after a while."""
+        if item.avoid is None:
+            item.avoid = set()
+        item.avoid.add(consumer.name)
+        if any(other.may_get(item) for other in self.consumers):
+            self._levels[item.level].put_back(item)
+            self._later(item, now + PATIENCE, now)
+        else:
+            item.state = State.DELAYED
+            self._later(item, now + self.options.redispatch_delay, now)
+
+    # -- the store
+
+    def expects(self, level: int, position: int) -> bool:
+        """Something was appended: whether `insert` would take it, so that it need not be read."""
+        at = self._levels.get(level)
+        if at is None or position <= at.cursor:
+            return False
+        if at.reading:
+            at.grown = True
+        elif not at.behind and self.consumers and len(at.ahead) < MOST_WAITING:
+            return True
+        at.behind = True
+        return False
+
+    def insert(self, item: Item) -> None:
+        """Take what was appended just now; `dispatch` gives it to somebody."""
+        self._add(self._levels[item.level], item)
+
+    def fetched(self, level: int, items: Iterable[Item], last: int, now: float, *, more: bool) -> None:
+        """Messages were read; `last` is the position of the last one, 0: there was none; `more`: perhaps not all."""
+        at = self._levels.get(level)
+        if at is None or self.closed:
+            return
+        if at.rewound:
+            items, last, more = (), 0, True
+        octets = number = 0
+        for item in items:
+            octets += item.size
+            number += 1
+            position = item.position
+            if position in at.items or position in at.leaving or position in at.missed or position <= at.cursor:
+                continue
+            note = at.notes.pop(position, None)
+            if note is not None:
+                item.attempts = max(item.attempts, note[0])
+                item.history = note[1]
+            self._add(at, item)
+        if number:
+            at.average = octets / number
+        at.cursor = max(at.cursor, last)
+        at.behind = more or at.grown
+        at.reading = at.grown = at.rewound = False
+        at.leaving -= at.missed
+        at.missed.clear()
+        if self.consumers:
+            self.dispatch(now)
+        else:
+            self._rewind()
+
+    def not_fetched(self, level: int) -> None:
+        """Nothing could be read."""
+        at = self._levels.get(level)
+        if at is not None:
+            at.reading = at.grown = at.rewound = False
+            at.behind = True
+
+    def removed(self, level: int, positions: Iterable[int]) -> None:
+        """The store has let go of what was finished or buried."""
+        at = self._levels.get(level)
+        if at is not None:
+            if at.reading:  # what is being read may still have them
+                at.missed.update(positions)
+            else:
+                at.leaving.difference_update(positions)
+
+    def gone(self, level: int, position: int) -> None:
+        """An entry was replaced by a newer one, or pushed out."""
+        at = self._levels.get(level)
+        if at is None:
+            return
+        if at.reading:
+            at.missed.add(position)
+        at.notes.pop(position, None)
+        item = at.items.get(position)
+        if item is not None:
+            self._end(item)
+
+    def _add(self, at: Level, item: Item) -> None:
+        item.dispatcher = self
+        item.ends = self._ends(item)
+        at.items[item.position] = item
+        at.cursor = max(at.cursor, item.position)
+        at.ahead.append(item)
+
+    def _ends(self, item: Item) -> float:
+        ends = inf if item.message.expires_at is None else item.message.expires_at
+        retention = self.options.retention
+        return min(ends, item.stored_at + retention) if retention else ends
+
+    def _end(self, item: Item) -> None:
+        item.state = State.DONE
+        item.consumer = None
+        self._due.pop(item, None)
+        self._levels[item.level].items.pop(item.position, None)
+
+    def _finish(self, item: Item) -> None:
+        self._end(item)
+        at = self._levels[item.level]
+        at.leaving.add(item.position)
+        at.notes.pop(item.position, None)
+        self._outside.finish(item)
+
+    def _expire(self, item: Item) -> None:
+        self._counters["expired"] += 1
+        self._finish(item)
+
+    def _bury(self, item: Item, reason: str) -> None:
+        self._end(item)
+        self._levels[item.level].leaving.add(item.position)
+        self._outside.bury(item, reason)
+
+    def _rewind(self) -> None:
+        """Nobody is there: forget what waits, and read it again when somebody comes."""
+        for at in self._levels.values():
+            at.rewound = at.reading
+            if not at.items:
+                continue
+            at.cursor = min(at.cursor, min(at.items) - 1)
+            at.behind = True
+            for position, item in at.items.items():
+                item.state = State.FORGOTTEN
+                if item.attempts or item.history:
+                    at.notes[position] = item.attempts, item.history
+            while len(at.notes) > MOST_NOTES:
+                at.notes.popitem(last=False)
+                self._counters["notes_forgotten"] += 1
+            at.items.clear()
+            at.ahead.clear()
+            at.back.clear()
+        self._delayed.clear()
+        self._due.clear()
+        self._set_alarm(inf, 0.0)
+
+    # -- giving
+
+    def dispatch(self, now: float) -> None:
+        """Give what waits to whoever has room, then read ahead."""
+        ready = self._ready
+        skipped: list[Item] = []
+        gave = False
+        while (consumer := ready.pick()) is not None and len(skipped) < MOST_SKIPPED:
+            item = self._next(now)
+            if item is None:
+                break
+            if item.tried and not consumer.may_get(item):
+                others = [other for other in ready.those_with_room() if other.may_get(item)]
+                if not others:
+                    skipped.append(item)
+                    continue
+                consumer = others[0]
+            self._give(item, consumer, now)
+            gave = True
+        for item in skipped:
+            self._levels[item.level].put_back(item)
+        if gave or consumer is not None:
+            self._read_ahead()
+
+    def _next(self, now: float) -> Item | None:
+        """The first message that waits; None: there is none, or what goes before it must be read first."""
+        most = self.options.max_attempts
+        for at in self._down:
+            while (item := at.take()) is not None:
+                if item.ends <= now:
+                    self._expire(item)
+                elif 0 < most <= item.attempts:
+                    self._bury(item, item.history[-1].reason if item.history else RESTARTED)
+                else:
+                    return item
+            if at.behind or at.reading:
+                return None
+        return None
+
+    def _give(self, item: Item, consumer: Consumer, now: float) -> None:
+        item.state = State.GIVEN
+        item.consumer = consumer
+        if item.tried or item.attempts:
+            self._counters["redispatched"] += 1
+        consumer.items[item] = False
+        self._watch(item, now)
+        consumer.seat.put(consumer, item)
+        self._ready.given(consumer)
+
+    def _read_ahead(self) -> None:
+        """Read on where the next messages come from, while somebody takes them."""
+        for at in self._down:
+            if at.reading:
+                return
+            if at.behind:
+                if len(at.ahead) <= LOW and len(at.back) < MOST_WAITING:
+                    at.reading = True
+                    self._outside.fetch(at.number, at.cursor, at.read_limit)
+                return
+            if at.ahead:
+                return
+
+    # -- time
+
+    def _watch(self, item: Item, now: float) -> None:
+        """From now on a message may be late."""
+        timeout = self.options.ack_timeout
+        if timeout:
+            self._due[item] = now + timeout
+            self._due.move_to_end(item)
+            self._set_alarm(now + timeout, now, sooner=True)
+
+    def _later(self, item: Item, at: float, now: float) -> None:
+        heappush(self._delayed, (at, next(self._serial), item))
+        self._set_alarm(at, now, sooner=True)
+
+    def tick(self, now: float) -> None:
+        """The alarm: what was to happen until now happens."""
+        self._alarm_at = inf
+        while self._due:
+            item = next(iter(self._due))
+            if self._due[item] > now:
+                break
+            self._late(item, now)
+        while self._delayed and self._delayed[0][0] <= now:
+            item = heappop(self._delayed)[2]
+            item.avoid = None
+            if item.state is State.DELAYED:
+                self._levels[item.level].put_back(item)
+        self.dispatch(now)
+        soonest = next(iter(self._due.values()), inf)
+        if self._delayed:
+            soonest = min(soonest, self._delayed[0][0])
+        self._set_alarm(min(soonest, self._alarm_at), now)
+
+    def _late(self, item: Item, now: float) -> None:
+        """A consumer has not acknowledged a message in time. It may still do so, if it is the first."""
+        consumer = item.consumer
+        sent = consumer is not None and consumer.items.get(item, False)
+        self._take_from(item)
+        item.tried = True
+        if sent and consumer is not None:
+            self._counters["timed_out"] += 1
+            if not self._in_vain(item, consumer, TIMED_OUT, now):
+                return
+        self._levels[item.level].put_back(item)
+
+    def _set_alarm(self, at: float, now: float, *, sooner: bool = False) -> None:
+        if at == self._alarm_at or (sooner and at > self._alarm_at):
+            return
+        self._alarm_at = at
+        self._outside.alarm(None if at == inf else max(0.0, at - now))
+
+    # -- operators
+
+    def change(self, options: QueueOptions, now: float) -> None:
+        """Other options hold from now on; for messages that were given, from their next time on."""
+        before, self.options = self.options, options
+        if options.strategy != before.strategy:
+            self._ready = STRATEGIES[options.strategy]()
+            for consumer in self.consumers:
+                self._ready.offer(consumer)
+        for number in range(options.priorities):
+            self._levels.setdefault(number, Level(number))
+        for number in [number for number in self._levels if number >= options.priorities]:
+            del self._levels[number]
+        self._down = tuple(self._levels[number] for number in sorted(self._levels, reverse=True))
+        for at in self._down:
+            for item in at.items.values():
+                item.ends = self._ends(item)
+        self.dispatch(now)
+
+    def close(self) -> list[Consumer]:
+        """The queue is no more; those who consumed it."""
+        self.closed = True
+        consumers = list(self.consumers)
+        for consumer in consumers:
+            self._ready.discard(consumer)
+            consumer.items.clear()
+            consumer.sent = 0
+        self.consumers.clear()
+        self._rewind()
+        return consumers
+
+    @property
+    def inflight(self) -> int:
+        """Messages that consumers hold."""
+        return sum(len(consumer.items) for consumer in self.consumers)
+
+    def is_held(self, level: int, position: int) -> bool:
+        """Whether a message is with a consumer, or on its way out."""
+        at = self._levels.get(level)
+        if at is None:
+            return False
+        item = at.items.get(position)
+        return position in at.leaving or (item is not None and item.state is State.GIVEN)

@@ -1,0 +1,234 @@
+"""Where queues meet the node: what is published to them, who subscribes to them, what operators declare.
+
+It listens to `message.publish` only for the topics that queues are bound to, after everybody who may change the
+message. What is appended is routed as well. While no queue is declared, it costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Final, cast
+
+import msgspec
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.errors import PluginError
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.core.topic import SHARE
+from motorcade.extension.declared import BadNameError, check_name
+from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
+from motorcade.extension.plugin import Context, Plugin, hook
+from motorcade.extension.sources import Kind
+from motorcade.plugins.queues import record
+from motorcade.plugins.queues.declarations import Declarations
+from motorcade.plugins.queues.options import NOUN, QueuesConfig
+from motorcade.plugins.queues.queue import Tools
+from motorcade.plugins.queues.queues import Queues
+from motorcade.plugins.queues.record import RecordError
+from motorcade.plugins.queues.source import QueueSource
+from motorcade.plugins.queues.tables import PREFIX
+from motorcade.plugins.queues.writer import Appender, Job, Remover, Row
+from motorcade.storage.ports import Store, StoreError, StoreFullError
+
+SERVICE: Final = "queues"
+LATE: Final = -900  #: priority on `message.publish`: after everybody who may change the message, before retained
+EARLY: Final = 900  #: priority of the refusal of what nobody may publish
+LAST_ATTEMPT: Final = 5.0  #: seconds, when the plugin stops, until what is not stored is given up
+#: Counted from the start, so that their series are there before it happens.
+EVENTS: Final = (
+    "appended",
+    "delivered",
+    "acknowledged",
+    "refused",
+    "redispatched",
+    "timed_out",
+    "dead_lettered",
+    "expired",
+    "dropped",
+    "refused_full",
+    "refused_pending",
+    "refused_queues",
+)
+
+Wanted = Subscription | ReasonCode | Verdict
+
+
+class QueuesPlugin(Plugin):
+    """Keeps messages for consumers that share them."""
+
+    Config: ClassVar[type[msgspec.Struct]] = QueuesConfig
+    description: ClassVar[str] = "named queues: each message goes to one of the clients that consume $queue/NAME"
+
+    config: QueuesConfig
+
+    def __init__(self, context: Context, config: QueuesConfig) -> None:
+        super().__init__(context, config)
+        for event in EVENTS:
+            context.counters[event] += 0
+        self._queues = Queues(context.hub.now, self._bind)
+        self._appender: Appender
+        self._remover: Remover
+        self._declarations: Declarations
+        self._bound: tuple[str, ...] = ()
+
+    async def start(self) -> None:
+        context = self.context
+        store = cast("Store | None", context.store)
+        if store is None:
+            raise PluginError("queues need a store, and this node has none")
+        self._appender = Appender(store, context.hub.now, context.log)
+        self._remover = Remover(store, context.counters, context.log)
+        tools = Tools(
+            store, self._appender, self._remover, context.counters, context.log, context.hub.now, context.spawn
+        )
+        self._declarations = Declarations(self._queues, tools, self.config.max_queues)
+        context.spawn(self._appender.run(), "append")
+        context.spawn(self._remover.run(), "remove")
+        await self._declarations.load(self.config.queue)
+        context.add_source(Kind("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
+        context.offer(SERVICE, self._declarations)
+        context.spawn(self._sweep(), "sweep")
+
+    async def stop(self) -> None:
+        """Nobody publishes or consumes any more; what was acknowledged and counted is stored."""
+        for queue in self._queues:
+            queue.alarm(None)
+        with contextlib.suppress(TimeoutError):  # a store that is away must not hold up the node's end
+            async with asyncio.timeout(LAST_ATTEMPT):
+                await self._appender.settle()
+                await self._remover.close()
+
+    async def reload(self, config: QueuesConfig) -> None:
+        """Declarations and bounds of the configuration; on any error everything stays as it was."""
+        self._declarations.max_queues = config.max_queues
+        try:
+            await self._declarations.reload(config.queue)
+        except BaseException:
+            self._declarations.max_queues = self.config.max_queues
+            raise
+        self.config = config
+
+    def gauges(self) -> Mapping[str, float]:
+        queues = list(self._queues)
+        return {
+            "queues": len(queues),
+            "queue_consumers": sum(len(queue.dispatcher.consumers) for queue in queues),
+            "queue_inflight": sum(queue.dispatcher.inflight for queue in queues),
+            "queue_messages": sum(queue.size[0] for queue in queues),
+            "queue_bytes": sum(queue.size[1] for queue in queues),
+            "queue_pending": self._appender.pending,
+        }
+
+    def _source(self, feed: Any) -> QueueSource:
+        return QueueSource(feed, self._queues)
+
+    async def _sweep(self) -> None:
+        """Remove what is too old, a bounded number at a time, one queue after the other."""
+        while True:
+            await asyncio.sleep(self.config.sweep_interval)
+            left = self.config.sweep_budget
+            try:
+                for queue in self._queues:
+                    left -= await queue.sweep(self.context.hub.now(), max(1, left // 10))
+                    if left <= 0:
+                        break
+            except StoreError as error:
+                self.context.log.warning("queues_not_swept", error=str(error))
+
+    # -- publishers
+
+    def _bind(self) -> None:
+        """Listen to what queues are bound to now."""
+        bound = tuple(sorted(self._queues.filters()))
+        if bound == self._bound:
+            return
+        self._bound = bound
+        if bound:
+            self.context.add_hook("message.publish", self.on_publish, priority=LATE, topics=bound)
+        else:
+            self.context.remove_hook("message.publish", self.on_publish)
+
+    def on_publish(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:
+        """Append a message to the queues of its topic; who wants to know hears when it is stored."""
+        if isinstance(message, Handled):
+            return None
+        queues = self._queues.match(message.topic)
+        if not queues:
+            return None
+        waits = message.qos > 0
+        rows: list[Row] = []
+        try:
+            if self._appender.pending + len(queues) > self.config.max_pending:
+                self.context.counters["refused_pending"] += 1
+                raise StoreFullError(f"{self._appender.pending} messages wait for the store already (max_pending)")
+            body = record.encode(message)
+            for queue in queues:
+                try:
+                    rows.append(queue.row(message, body))
+                except StoreFullError:
+                    self.context.counters["refused_full"] += 1
+                    if waits:  # it is in all queues or in none, so that it can be sent again
+                        raise
+        except StoreFullError as error:
+            return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, str(error))) if waits else None
+        except RecordError as error:
+            self.context.counters["unstorable"] += 1
+            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error))) if waits else None
+        if rows:
+            done = asyncio.get_running_loop().create_future() if waits else None
+            self._appender.add(Job(rows, done))
+            if done is not None:
+                acknowledge_after(message, done)
+        return None
+
+    @hook("message.publish", priority=EARLY, topics=(f"{PREFIX}#",))
+    def on_publish_directly(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:
+        """Messages reach a queue by the topics it is bound to, and by no other way."""
+        if isinstance(message, Handled):
+            return None
+        return Stop(
+            Handled(
+                ReasonCode.TOPIC_NAME_INVALID,
+                f"nothing can be published to {PREFIX}…: publish to a topic that the queue is bound to",
+            )
+        )
+
+    # -- consumers
+
+    @hook("client.subscribe")
+    def on_subscribe(self, _client: ClientInfo, _properties: object, wanted: list[Wanted]) -> Continue | None:
+        """Refuse what cannot be a queue; say so if there is none yet."""
+        answers = [self._judge(one) for one in wanted]
+        return Continue(answers) if any(a is not b for a, b in zip(answers, wanted, strict=True)) else None
+
+    def _judge(self, wanted: Wanted) -> Wanted:
+        subscription = wanted.outcome if isinstance(wanted, Verdict) else wanted
+        if not isinstance(subscription, Subscription) or "$queue" not in subscription.filter:
+            return wanted
+        filter_ = subscription.filter
+        if filter_.startswith(f"{SHARE}/"):
+            inner = filter_.split("/", 2)[-1]
+            if inner.startswith(PREFIX) or inner == PREFIX[:-1]:
+                return Verdict(
+                    ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+                    f"a queue is shared by all who subscribe to it: subscribe to {inner}",
+                )
+            return wanted
+        if not filter_.startswith(PREFIX):
+            if filter_ == PREFIX[:-1]:
+                return Verdict(ReasonCode.TOPIC_FILTER_INVALID, f"a queue is consumed by {PREFIX}NAME")
+            return wanted
+        name = filter_.removeprefix(PREFIX)
+        try:
+            check_name(NOUN, name)
+        except BadNameError as error:
+            return Verdict(ReasonCode.TOPIC_FILTER_INVALID, f"{error}; a queue is consumed by {PREFIX}NAME")
+        granted = replace(subscription, qos=1) if subscription.qos > 1 else subscription
+        if self._queues.get(name) is None:
+            return Verdict(granted, f"there is no queue {name!r} yet; messages come when it is declared")
+        return wanted if granted is subscription else granted

@@ -1,0 +1,157 @@
+"""The source of a client that consumes queues: one instance for all its `$queue/…` filters.
+
+It keeps no messages. What a dispatcher gives it (`put`) leaves with the answer of the callback that is running, or, if
+none of its own is, with the next one, which it asks for (`wake`). `told` is what the carrier has promised; what was put
+and not handed over yet counts against it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
+from motorcade.extension.declared import BadNameError, check_name
+from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, Why
+from motorcade.plugins.queues import dispatcher as reasons
+from motorcade.plugins.queues.dispatcher import Consumer, Dispatcher, Item
+from motorcade.plugins.queues.options import NOUN
+from motorcade.plugins.queues.tables import PREFIX
+
+if TYPE_CHECKING:
+    from motorcade.plugins.queues.queues import Queues
+
+
+class _Go:
+    __slots__ = ()
+
+
+GO: Final = _Go()  #: `info`: something may be there for you
+
+_LEFT: Final = {Why.UNSUBSCRIBED: reasons.UNSUBSCRIBED, Why.REMOVED: reasons.UNSUBSCRIBED}
+
+
+class QueueSource(Source):
+    """The place of one client at all its queues."""
+
+    def __init__(self, feed: Feed, queues: Queues) -> None:
+        super().__init__(feed)
+        self.name = feed.client.client_id
+        self._queues = queues
+        self._consumers: dict[str, Consumer] = {}  # by filter
+        self._told = 0
+        self._outbox: list[Given] = []
+        self._inside = False
+        self._awake = False
+
+    # -- Seat
+
+    @property
+    def room(self) -> int:
+        return self._told - len(self._outbox)
+
+    def put(self, consumer: Consumer, item: Item) -> None:
+        self._outbox.append(Given(item.message, consumer.filter, item))
+        if not self._inside:
+            self.wake()
+
+    def wake(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self.feed.send(GO)
+
+    # -- Source
+
+    def subscribe(self, subscription: Subscription, why: Why) -> bool:  # noqa: ARG002 - each time the same
+        name = subscription.filter.removeprefix(PREFIX)
+        try:
+            check_name(NOUN, name)
+        except BadNameError:
+            return False
+        if subscription.filter in self._consumers:
+            return True
+        consumer = Consumer(self.name, subscription.filter, self)
+        self._consumers[subscription.filter] = consumer
+        self._told = self.feed.desired
+        self._queues.enter(name, consumer)
+        return True
+
+    def unsubscribe(self, filter_: str, why: Why) -> None:
+        consumer = self._consumers.pop(filter_, None)
+        if consumer is not None:
+            self.withdraw(consumer)
+            name = filter_.removeprefix(PREFIX)
+            self._queues.leave(name, consumer, _LEFT.get(why, reasons.DISCONNECTED))
+
+    def terminate(self) -> None:
+        for filter_ in list(self._consumers):
+            self.unsubscribe(filter_, Why.DISCONNECTED)
+
+    def withdraw(self, consumer: Consumer) -> None:
+        """What was put for a consumer and not handed over shall not be."""
+        self._outbox = [given for given in self._outbox if given.filter != consumer.filter]
+
+    def sending(self, given: Given) -> Message | None:
+        item: Item = given.tag
+        consumer = self._consumers.get(given.filter)
+        if consumer is None or item.dispatcher is None:
+            return None
+        return item.dispatcher.sending(consumer, item, self._queues.now())
+
+    def info(self, what: object, desired: int) -> Answer:
+        if what is GO:
+            self._awake = False
+        self._told = desired
+        self._inside = True
+        try:
+            self._ask_all(None)
+        finally:
+            self._inside = False
+        return self._hand_over()
+
+    def delivered(self, given: Given, ack: Ack) -> Answer:
+        self._told = ack.desired
+        item: Item = given.tag
+        home = item.dispatcher
+        consumer = self._consumers.get(given.filter)
+        if consumer is None:  # it has unsubscribed, and has no room for more
+            consumer = Consumer(self.name, given.filter, self)
+        self._inside = True
+        try:
+            if home is not None:
+                _settle(home, consumer, given.tag, ack, self._queues.now())
+            if len(self._consumers) > 1:
+                self._ask_all(home)
+        finally:
+            self._inside = False
+        return self._hand_over()
+
+    def _ask_all(self, asked: Dispatcher | None) -> None:
+        """Let every queue of this client know that there may be room; another one first each time."""
+        filters = list(self._consumers)
+        for filter_ in filters:
+            if self.room <= 0:
+                break
+            consumer = self._consumers.pop(filter_)
+            self._consumers[filter_] = consumer
+            self._queues.has_room(filter_.removeprefix(PREFIX), consumer, asked)
+
+    def _hand_over(self) -> list[Given] | None:
+        number = max(0, min(self._told, len(self._outbox)))
+        if not number:
+            return None
+        given, self._outbox = self._outbox[:number], self._outbox[number:]
+        self._told -= number
+        return given
+
+
+def _settle(home: Dispatcher, consumer: Consumer, item: Item, ack: Ack, now: float) -> None:
+    """Tell a dispatcher what became of a message."""
+    if ack.dropped == "too_large":
+        home.refused(consumer, item, reasons.TOO_LARGE, now)
+    elif ack.dropped:
+        home.not_sent(consumer, item, now, expired=ack.dropped == "expired")
+    elif ack.refused:
+        home.refused(consumer, item, f"refused with 0x{ack.reason:02x}", now)
+    else:
+        home.acknowledged(consumer, item, now)

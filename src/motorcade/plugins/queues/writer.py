@@ -1,0 +1,303 @@
+"""What goes into the store, many at a time.
+
+    Appender    messages of publishers, and dead letters: one batch is under way, the next one gathers meanwhile
+    Remover     acknowledgements, which may ride on other commits, and the marks of what was sent
+
+Rule 1: batches of appends are answered in the order in which they were begun, so the positions of one queue become
+        known in their order. The dispatchers rely on that.
+Rule 2: a removal that fails is repeated until it succeeds. Until then nobody gets the message again.
+Rule 3: a mark is written only for what is still unacknowledged `MARK_PAUSE` after the last ones were written, or at
+        once if that is longer ago. Consumers that acknowledge quickly cost no marks, and what a slow one has got is
+        noted while it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from motorcade.core.message import Message
+from motorcade.plugins.queues.dispatcher import Item, State
+from motorcade.plugins.queues.tables import mark_of, owner_of
+from motorcade.storage.ports import Appended, Bound, Draft, Store, StoreError
+
+if TYPE_CHECKING:
+    from motorcade.plugins.queues.queue import Queue
+
+BATCH_ROWS: Final = 512  #: appends in one batch
+BATCH_OCTETS: Final = 4 * 1024 * 1024  #: bytes likewise; one message more than that goes alone
+MARK_PAUSE: Final = 0.05  #: seconds between two batches of marks
+REMOVALS: Final = 1024  #: positions or marks in one write
+RETRY: Final = 1.0  #: seconds until what failed is tried again
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """A message on its way into one queue."""
+
+    queue: Queue
+    level: int
+    draft: Draft
+    bound: Bound
+    message: Message
+    probe: bool = False  #: the queue is full: it may only replace an older value
+
+    @property
+    def size(self) -> int:
+        return len(self.draft.body) + len(self.draft.payload)
+
+
+class Job(msgspec.Struct, gc=False):
+    """What belongs together: a message for one or more queues."""
+
+    rows: list[Row]
+    done: asyncio.Future[None] | None  #: somebody waits for it
+    removal: Item | None = None  #: a dead letter leaves its old queue in the same batch
+    origin: Queue | None = None  #: of the dead letter
+
+
+class Appender:
+    """Appends to all queues of a node."""
+
+    def __init__(self, store: Store, now: Callable[[], float], log: structlog.stdlib.BoundLogger) -> None:
+        self._store = store
+        self._now = now
+        self._log = log
+        self._waiting: list[Job] = []
+        self._flying: list[Job] = []
+        self.pending = 0  #: rows that the store has not confirmed
+        self._wake = asyncio.Event()
+        self._failing = False
+
+    def add(self, job: Job) -> None:
+        """Append soon; what comes in one turn of the event loop shares a batch."""
+        self._waiting.append(job)
+        self.pending += len(job.rows)
+        for row in job.rows:
+            row.queue.expect(row)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await asyncio.sleep(0)  # the rest of this turn joins
+                while self._waiting:
+                    await self._write(self._next())
+        finally:
+            self._abandon()
+
+    async def settle(self) -> None:
+        """Wait until the store has answered for everything that was added until now."""
+        done = asyncio.get_running_loop().create_future()
+        self.add(Job([], done))
+        with contextlib.suppress(StoreError):  # whose message it was has heard of it
+            await done
+
+    def _next(self) -> list[Job]:
+        rows = octets = number = 0
+        for job in self._waiting:
+            rows += len(job.rows)
+            octets += sum(row.size for row in job.rows)
+            if number and (rows > BATCH_ROWS or octets > BATCH_OCTETS):
+                break
+            number += 1
+        jobs, self._waiting = self._waiting[:number], self._waiting[number:]
+        return jobs
+
+    async def _write(self, jobs: list[Job]) -> None:
+        self._flying = jobs
+        now = self._now()
+        batch = self._store.batch()
+        for job in jobs:
+            for row in job.rows:
+                batch.append([owner_of(row.queue.name, row.level)], row.draft, now, row.bound)
+            if job.removal is not None and job.origin is not None:
+                batch.acknowledge(owner_of(job.origin.name, job.removal.level), [job.removal.position])
+        try:
+            answers = await batch.commit() if any(job.rows for job in jobs) else []
+        except StoreError as error:
+            self._failed(jobs, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for an answer
+            self._failed(jobs, StoreError(f"appending has failed: {error!r}"))
+        else:
+            if self._failing:
+                self._failing = False
+                self._log.info("queues_appended_again")
+            self._landed(jobs, answers, now)
+        self._flying = []
+
+    def _landed(self, jobs: list[Job], answers: list[Appended], now: float) -> None:
+        answer = iter(answers)
+        touched: dict[Queue, None] = {}
+        for job in jobs:
+            error: StoreError | None = None
+            for row in job.rows:
+                error = row.queue.appended(row, next(answer), now) or error
+                touched[row.queue] = None
+            self.pending -= len(job.rows)
+            if job.removal is not None and job.origin is not None:
+                job.origin.removed(job.removal.level, [job.removal.position])
+            _answer(job, error)
+        for queue in touched:
+            queue.dispatch()
+
+    def _failed(self, jobs: list[Job], error: StoreError) -> None:
+        if not self._failing:  # once until it goes well again
+            self._failing = True
+            self._log.warning("queues_not_appended", error=str(error))
+        for job in jobs:
+            self.pending -= len(job.rows)
+            for row in job.rows:
+                row.queue.not_appended(row, certain=error.certain)
+            _answer(job, error)
+
+    def _abandon(self) -> None:
+        error = StoreError("the plugin was unloaded before the store had confirmed the message")
+        for job in (*self._flying, *self._waiting):
+            _answer(job, error)
+        self._flying, self._waiting = [], []
+
+
+def _answer(job: Job, error: StoreError | None) -> None:
+    if job.done is None or job.done.done():
+        return
+    if error is None:
+        job.done.set_result(None)
+    else:
+        job.done.set_exception(error)
+        job.done.exception()  # seen: nobody may be left to look at it
+
+
+class Remover:
+    """Acknowledgements and marks of all queues of a node."""
+
+    def __init__(self, store: Store, counters: Counter[str], log: structlog.stdlib.BoundLogger) -> None:
+        self._store = store
+        self._counters = counters
+        self._log = log
+        self._done: dict[tuple[Queue, int], list[int]] = {}
+        self._marks: dict[Item, Queue] = {}
+        self._marked_at = 0.0  # loop time
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._failing = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._done or self._marks)
+
+    def finish(self, queue: Queue, item: Item) -> None:
+        """Remove a message."""
+        self._marks.pop(item, None)
+        self._done.setdefault((queue, item.level), []).append(item.position)
+        self._wake.set()
+
+    def mark(self, queue: Queue, item: Item) -> None:
+        """Note how often a message was sent, if it is not acknowledged at once."""
+        if not self._marks:
+            self._wake.set()
+        self._marks[item] = queue
+
+    def forget(self, queue: Queue) -> None:
+        """A queue is no more: its positions may come again and mean something else."""
+        for key in [key for key in self._done if key[0] is queue]:
+            del self._done[key]
+        for item in [item for item, of in self._marks.items() if of is queue]:
+            del self._marks[item]
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await asyncio.sleep(0)
+                if not await self.flush():
+                    await asyncio.sleep(RETRY)
+                    self._wake.set()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def close(self) -> None:
+        """Write everything, however long it takes."""
+        while self.pending:
+            if not await self.flush(all_marks=True):
+                await asyncio.sleep(RETRY)
+
+    async def flush(self, *, all_marks: bool = False) -> bool:
+        """Write what there is; False if something could not be written, which is kept."""
+        loop = asyncio.get_running_loop()
+        works = [self._remove(queue, level, positions) for (queue, level), positions in self._take_done()]
+        wait = self._marked_at + MARK_PAUSE - loop.time()
+        if self._marks and (all_marks or wait <= 0):
+            self._marked_at = loop.time()
+            works.append(self._mark())
+        elif self._marks and self._timer is None:
+            self._timer = loop.call_later(wait, self._marks_due)
+        outcome = [True, *await asyncio.gather(*works)]
+        if self._failing and all(outcome) and works:
+            self._failing = False
+            self._log.info("queues_removed_again")
+        return all(outcome)
+
+    def _marks_due(self) -> None:
+        self._timer = None
+        self._wake.set()
+
+    def _take_done(self) -> Iterable[tuple[tuple[Queue, int], list[int]]]:
+        done, self._done = self._done, {}
+        for key, positions in done.items():
+            if len(positions) > REMOVALS:
+                self._done[key] = positions[REMOVALS:]
+                self._wake.set()
+            yield key, positions[:REMOVALS]
+
+    async def _remove(self, queue: Queue, level: int, positions: list[int]) -> bool:
+        try:
+            await self._store.mailboxes.acknowledge(owner_of(queue.name, level), positions)
+        except StoreError as error:
+            self._complain(error)
+            if not queue.closed:
+                self._done.setdefault((queue, level), []).extend(positions)
+            return False
+        queue.removed(level, positions)
+        return True
+
+    async def _mark(self) -> bool:
+        marks, self._marks = self._marks, {}
+        batch = self._store.batch()
+        number = 0
+        rest: dict[Item, Queue] = {}
+        for item, queue in marks.items():
+            if item.state is State.DONE or queue.closed:
+                continue
+            if number == REMOVALS:
+                rest[item] = queue
+                continue
+            batch.mark(owner_of(queue.name, item.level), item.position, mark_of(item.attempts))
+            number += 1
+        self._marks = rest
+        if not number:
+            return True
+        try:
+            await batch.commit()
+        except StoreError as error:
+            self._complain(error)
+            self._counters["not_marked"] += number  # they count again when they are sent again
+            return False
+        return True
+
+    def _complain(self, error: StoreError) -> None:
+        if not self._failing:
+            self._failing = True
+            self._log.warning("queues_not_removed", error=str(error))
