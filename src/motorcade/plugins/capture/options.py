@@ -75,9 +75,8 @@ class RuleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     topics: tuple[str, ...]  #: topic filters; a message that matches several is copied once
     to: str  #: `stream:NAME`, `redis-stream:KEY` or `redis-channel:NAME`
-    redis: str = (
-        ""  #: URL of the Redis of `redis-stream` and `redis-channel`; empty: the node's own store, if it is one
-    )
+    #: URL of the Redis of `redis-stream` and `redis-channel`; empty: the node's own store, if it is one
+    redis: str = ""
     max_length: Count = 0  #: entries that a `redis-stream` keeps, about; 0: all
     form: Literal["envelope", "payload"] = "envelope"  #: of `redis-channel`: with topic, client, … or the payload alone
     max_pending: Positive = 10_000  #: messages that wait for the target; more: QoS 1 and 2 refused, QoS 0 dropped
