@@ -152,7 +152,7 @@ PREFIX: Final = "MOTORCADE_"
 DEFAULT: Final = "default"
 
 #: On unless `[plugins.NAME] enabled = false`.
-DEFAULT_PLUGINS: Final = ("retained", "systopics")
+DEFAULT_PLUGINS: Final = ("retained", "streams", "capture", "systopics")
 #: Loaded before all others, because a client must not slip in before its access can be checked.
 FIRST_PLUGIN: Final = "access"
 
@@ -701,14 +701,14 @@ def _sections(record: type[msgspec.Struct], prefix: Path_) -> Iterator[tuple[Pat
 
 
 def _comments(record: type[msgspec.Struct]) -> dict[str, str]:
-    """The `#:` comment of each field: at the end of its line or on the line before."""
+    """The `#:` comment of each field: at the end of its line or on the lines before."""
     comments: dict[str, str] = {}
-    before = ""
+    before: list[str] = []
     for line in inspect.getsource(record).splitlines():
         code, _, comment = line.partition("#:")
         if match := re.match(r"    (\w+):", code):
-            comments[match[1]] = comment.strip() or before
-        before = comment.strip() if not code.strip() else ""
+            comments[match[1]] = comment.strip() or " ".join(before)
+        before = [*before, comment.strip()] if not code.strip() else []
     return comments
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from motorcade.config import DEFAULT_PLUGINS
 from tests.support import wire
 from tests.support.node import NodeProcess
 from tests.support.ports import free_port
@@ -75,7 +76,7 @@ def test_plugins_are_loaded_and_unloaded(run: Run, address: tuple[str, str], tmp
     loaded = run("plugin", "load", "mine", "--path", "mine.py", "--set", "level=3", *address)
     assert (0, "plugin 'mine' is loaded\n", "") == (loaded.returncode, loaded.stdout, loaded.stderr)
     listed = {entry["name"]: entry for entry in json.loads(run("plugin", "list", *address, "--json").stdout)}
-    assert {"retained", "systopics", "mine"} == set(listed)
+    assert {*DEFAULT_PLUGINS, "mine"} == set(listed)
     assert "does nothing" in run("plugin", "list", *address).stdout
     again = run("plugin", "load", "mine", "--path", "mine.py", *address)
     assert 1 == again.returncode

@@ -66,7 +66,7 @@ LOADS: Final[Mapping[str, str]] = {
 
 
 class SysTopicsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How often."""
+    """How often the node's figures are published below `$SYS`."""
 
     interval: Annotated[float, msgspec.Meta(gt=0)] = 10.0  #: seconds between two rounds
 
