@@ -68,6 +68,9 @@ class Declarations:
 
     # -- looking
 
+    def options(self, name: str) -> QueueOptions:
+        return self._known(name).options
+
     async def list(self) -> Sequence[QueueView]:
         return [await self._view(queue) for queue in sorted(self._queues, key=lambda queue: queue.name)]
 

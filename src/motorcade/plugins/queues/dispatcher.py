@@ -12,9 +12,9 @@ Rule 3: up to `Level.cursor` everything is in memory or on its way out. What lie
         Without consumers nothing is in memory; what waited is read again (`_rewind`).
 Rule 4: a message is counted as sent when it leaves for the client (`sending`), not when it is given: what a client has
         never got is no attempt.
-Rule 5: what a client was promised is a promise to all its queues together, so it is asked for each time (`room`). Of
-        that it gets only little more than what it has shown to take at once (`Consumer.limit`): a client that takes one
-        message at a time shall not keep others waiting in its buffer.
+Rule 5: what a client was promised is a promise to all its queues together, so it is asked for each time (`room`).
+Rule 6: a client that does not take what it was given (its window is full) shall not keep it from one that would: what
+        was not sent for `BLOCKED` seconds goes to a consumer that has room and nothing unsent itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from enum import StrEnum, auto
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, cycle
 from math import inf
 from typing import Final, Protocol
 
@@ -40,6 +40,8 @@ MOST_WAITING: Final = 4096  #: messages of a level that wait in memory; beyond t
 MOST_NOTES: Final = 4096  #: messages of a level whose attempts are remembered while they are not in memory
 MOST_SKIPPED: Final = 256  #: messages that those with room may not get, before nothing behind them is looked at
 PATIENCE: Final = 1.0  #: seconds that a refused message waits for a consumer that has not refused it, but has no room
+
+BLOCKED: Final = 0.05  #: seconds after which a message that was given and not sent may go to another consumer
 
 DISCONNECTED: Final = "disconnected"
 UNSUBSCRIBED: Final = "unsubscribed"
@@ -117,14 +119,11 @@ class Seat(Protocol):
     def put(self, consumer: Consumer, item: Item) -> None:
         """Give it a message."""
 
-    def wake(self) -> None:
-        """Ask it to say soon how much room it has."""
-
 
 class Consumer:
     """A client that consumes one queue."""
 
-    __slots__ = ("filter", "items", "name", "peak", "seat", "sent")
+    __slots__ = ("filter", "items", "name", "seat", "sent")
 
     def __init__(self, name: str, filter_: str, seat: Seat) -> None:
         self.name = name
@@ -132,20 +131,19 @@ class Consumer:
         self.seat = seat
         self.items: dict[Item, bool] = {}  #: given and not settled, oldest first; whether it was sent
         self.sent = 0  #: of these, sent
-        self.peak = 0  #: most that were sent at once
 
     @property
     def held(self) -> int:
         return len(self.items)
 
     @property
-    def limit(self) -> int:
-        """Messages it may hold (rule 5): a quarter more than it has taken at once, so that this can grow."""
-        return self.peak + self.peak // 4 + 1
+    def room(self) -> int:
+        return self.seat.room
 
     @property
-    def room(self) -> int:
-        return min(self.seat.room, self.limit - len(self.items))
+    def is_hungry(self) -> bool:
+        """Whether it has been sent everything that it was given."""
+        return len(self.items) == self.sent
 
     def may_get(self, item: Item) -> bool:
         """Whether it neither has a message already nor has refused it."""
@@ -223,6 +221,7 @@ class Dispatcher:
         self._levels = {number: Level(number) for number in range(options.priorities)}
         self._down = tuple(reversed(self._levels.values()))
         self._due: OrderedDict[Item, float] = OrderedDict()  # given; in the order of the times
+        self._unsent: OrderedDict[Item, float] = OrderedDict()  # given and not sent, and since when; oldest first
         self._delayed: list[tuple[float, int, Item]] = []
         self._serial = count()
         self._alarm_at = inf
@@ -277,10 +276,9 @@ class Dispatcher:
         self._counters["delivered"] += 1
         self._outside.mark(item)
         self._watch(item, now)
-        if consumer.sent > consumer.peak:
-            consumer.peak = consumer.sent
-            if consumer.room > 0:  # it may hold more now
-                consumer.seat.wake()
+        self._unsent.pop(item, None)
+        if self._unsent and consumer.is_hungry:
+            self._look_for_blocked(now)
         return item.message
 
     def acknowledged(self, consumer: Consumer, item: Item, now: float) -> None:
@@ -323,6 +321,7 @@ class Dispatcher:
         """Nobody has a message any more."""
         item.consumer = None
         self._due.pop(item, None)
+        self._unsent.pop(item, None)
 
     def _in_vain(self, item: Item, consumer: Consumer, reason: str, now: float) -> bool:
         """A message was sent in vain; False if that was once too often."""
@@ -441,6 +440,7 @@ class Dispatcher:
         item.state = State.DONE
         item.consumer = None
         self._due.pop(item, None)
+        self._unsent.pop(item, None)
         self._levels[item.level].items.pop(item.position, None)
 
     def _finish(self, item: Item) -> None:
@@ -479,12 +479,18 @@ class Dispatcher:
             at.back.clear()
         self._delayed.clear()
         self._due.clear()
+        self._unsent.clear()
         self._set_alarm(inf, 0.0)
 
     # -- giving
 
     def dispatch(self, now: float) -> None:
-        """Give what waits to whoever has room, then read ahead."""
+        """Give what waits to whoever has room."""
+        if self._dispatch(now) and self._unsent:
+            self._look_for_blocked(now)
+
+    def _dispatch(self, now: float) -> bool:
+        """Give what waits to whoever has room, and read ahead; whether somebody still has room."""
         ready = self._ready
         skipped: list[Item] = []
         gave = False
@@ -504,6 +510,7 @@ class Dispatcher:
             self._levels[item.level].put_back(item)
         if gave or consumer is not None:
             self._read_ahead()
+        return consumer is not None
 
     def _next(self, now: float) -> Item | None:
         """The first message that waits; None: there is none, or what goes before it must be read first."""
@@ -526,9 +533,33 @@ class Dispatcher:
         if item.tried or item.attempts:
             self._counters["redispatched"] += 1
         consumer.items[item] = False
+        self._unsent[item] = now
         self._watch(item, now)
         consumer.seat.put(consumer, item)
         self._ready.given(consumer)
+
+    def _look_for_blocked(self, now: float) -> None:
+        """Somebody may be glad of what another one does not take (rule 6). Looked at later: looking has a price."""
+        self._set_alarm(now + BLOCKED, now, sooner=True)
+
+    def _share_blocked(self, now: float) -> float:
+        """Give what was not sent for a while to those who wait for something; when to look again, if at all."""
+        if not self._unsent:
+            return inf
+        hungry = [consumer for consumer in self._ready.those_with_room() if consumer.is_hungry]
+        turn = cycle(hungry)
+        for item, since in list(self._unsent.items()) if hungry else ():
+            if since + BLOCKED > now:
+                return since + BLOCKED
+            for _ in hungry:
+                consumer = next(turn)
+                if consumer.room > 0 and consumer.may_get(item):
+                    if item.consumer is not None:
+                        item.consumer.items.pop(item, None)
+                    self._take_from(item)
+                    self._give(item, consumer, now)
+                    break
+        return inf
 
     def _read_ahead(self) -> None:
         """Read on where the next messages come from, while somebody takes them."""
@@ -570,8 +601,8 @@ class Dispatcher:
             item.avoid = None
             if item.state is State.DELAYED:
                 self._levels[item.level].put_back(item)
-        self.dispatch(now)
-        soonest = next(iter(self._due.values()), inf)
+        self._dispatch(now)
+        soonest = min(self._share_blocked(now), next(iter(self._due.values()), inf))
         if self._delayed:
             soonest = min(soonest, self._delayed[0][0])
         self._set_alarm(min(soonest, self._alarm_at), now)

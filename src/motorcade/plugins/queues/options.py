@@ -26,33 +26,36 @@ Strategy = Literal["round_robin", "random", "least_inflight"]
 
 
 class QueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The options of one queue."""
+    """One queue: what it takes, who gets it, and what becomes of messages that nobody takes. 0 lifts a bound."""
 
     topics: tuple[str, ...] = ()  #: filters; what is published to a topic that one of them matches is appended
-    kind: Literal["regular", "last_value"] = "regular"
-    key: str = "topic"  #: last_value: `topic`, `publisher` or `property:NAME`; of one key only the newest is kept
-    strategy: Strategy = "round_robin"
-    max_messages: Count = 100_000  #: 0: any number
-    max_bytes: Count = 1024**3  #: of messages and payloads; 0: any number
-    overflow: Literal["refuse", "drop_oldest"] = "refuse"
+    kind: Literal["regular", "last_value"] = "regular"  #: last_value: of the messages with one `key` the newest is kept
+    key: str = "topic"  #: of last_value: `topic`, `publisher` or `property:NAME`, a user property
+    strategy: Strategy = "round_robin"  #: which consumer with room gets the next message
+    max_messages: Count = 100_000  #: messages in it; 0: any number
+    max_bytes: Count = 1024**3  #: bytes of them, payloads and all; 0: any number
+    overflow: Literal["refuse", "drop_oldest"] = "refuse"  #: what is done with a message that finds it full
     retention: Seconds = 604_800.0  #: seconds until a message is too old; 0: never
     ack_timeout: Seconds = 30.0  #: seconds until a message that was not acknowledged goes to another consumer; 0: never
     redispatch_delay: Seconds = 0.1  #: seconds until a consumer gets again what it has refused, if there is nobody else
-    max_attempts: Annotated[int, msgspec.Meta(ge=0, le=MOST_MARK)] = 10  #: 0: any number
+    max_attempts: Annotated[int, msgspec.Meta(ge=0, le=MOST_MARK)] = 10  #: times a message is sent; 0: any number
     dead_letter: str = ""  #: queue that gets what was sent so often in vain; none: it is dropped
-    priorities: Annotated[int, msgspec.Meta(ge=1, le=MOST_LEVELS)] = (
-        1  #: levels; user property `priority`, highest first
-    )
+    #: levels; that of a message is its user property `priority`, else 0; the highest first
+    priorities: Annotated[int, msgspec.Meta(ge=1, le=MOST_LEVELS)] = 1
 
 
 class QueuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[plugins.queues]`."""
+    """Queues by name, and the bounds of the plugin."""
 
-    queue: dict[Name, QueueOptions] = {}
-    max_queues: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    queue: dict[Name, QueueOptions] = {}  #: `[plugins.queues.queue.NAME]`: one queue each
+    max_queues: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: of the configuration and of commands together
     max_pending: Annotated[int, msgspec.Meta(ge=1)] = 10_000  #: messages that wait for the store; more are not taken
     sweep_interval: Annotated[float, msgspec.Meta(gt=0)] = 60.0  #: seconds between two looks for messages too old
     sweep_budget: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: messages looked at each time
+
+    def __post_init__(self) -> None:
+        for name, options in self.queue.items():
+            check(name, options)
 
 
 class _Version1(msgspec.Struct, array_like=True, tag=1):
