@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from motorcade.storage.cells import slot_of
+from motorcade.storage.ports import StoreError
 from tests.support.redis import RedisCluster, RedisServer
 from tests.unit.capture.capturing import capturing, message, payloads, rule, until
 
@@ -56,6 +57,16 @@ async def test_a_channel_is_heard_on_every_server(cluster: RedisCluster) -> None
             heard.append(found["data"])
         assert [b"%d" % number for number in range(10)] == heard
         listener.close()
+
+
+async def test_the_url_of_a_lone_server_does_not_serve(cluster: RedisCluster) -> None:
+    """The problem that the rule shows says how to write it."""
+    key = "elsewhere"
+    other = next(server for server in cluster.masters() if server is not home(cluster, key))
+    async with capturing(rule={"in": rule(f"redis-stream:{key}", redis=f"{other.url}?patience=0.1")}) as capture:
+        with pytest.raises(StoreError, match=r"its URL begins with redis\+cluster://") as refused:
+            await capture.captured(message("fleet/1", b""))
+        assert refused.value.certain
 
 
 async def test_a_master_that_dies_takes_nothing_along(cluster: RedisCluster) -> None:

@@ -268,7 +268,9 @@ class RedisSink(Sink):
             self._by_source = True
             return
         if error.code in PASSING:
-            await self._hold(f"{address}: {error}")
+            alone = error.code == "MOVED" and not self._servers.clustered
+            hint = " (it is part of a cluster: its URL begins with redis+cluster://)" if alone else ""
+            await self._hold(f"{address}: {error}{hint}")
             return
         self._trouble(f"{address} refuses: {_advice(error, self._target)}")
         self._flight = None
