@@ -233,17 +233,15 @@ class Inbound:
         copies, ticket = yield from self._keep(session, message, packet, wall, chosen)
         refusal = yield from self._stored(session, message, packet, pending, ticket, copies)
         if refusal is not None:
-            return self._not_kept(refusal, doubt, str(ticket.error if ticket is not None else ""))
+            return self._not_kept(refusal, doubt)
         count = plane.pubsub.publish(message, wall, copies)
         return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 
-    def _not_kept(
-        self, reason: ReasonCode, doubt: Doubt | None, detail: str = "what a plugin wanted to keep could not be stored"
-    ) -> Answer:
+    def _not_kept(self, why: str, doubt: Doubt | None) -> Answer:
         """The answer to a message that the store refuses."""
         if doubt is not None:
             raise unanswered()  # some may have it: it cannot be refused any more
-        return reason, detail, ()
+        return ReasonCode.QUOTA_EXCEEDED, why, ()
 
     def _keep(
         self, session: Session, message: Message, packet: Publish, wall: float, chosen: Mapping[str, str]
@@ -273,8 +271,8 @@ class Inbound:
         pending: list[Any],
         ticket: Ticket | None = None,
         copies: list[Copy] | None = None,
-    ) -> Generator[Effect, Any, ReasonCode | None]:
-        """Wait for what the broker and plugins store; a reason if the message is refused."""
+    ) -> Generator[Effect, Any, str | None]:
+        """Wait for what the broker and plugins store; why, if the message is refused."""
         if pending:
             ticket = ticket or Ticket(0)
             ticket.after(pending)
@@ -290,7 +288,7 @@ class Inbound:
         if ticket.refused:
             if self.version != 5:
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error))
-            return ReasonCode.QUOTA_EXCEEDED
+            return str(ticket.error)
         if packet.qos == 2:
             session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(copies or ())))
         raise unanswered()
