@@ -205,7 +205,7 @@ class Declarations:
             self._tools.log.warning("queue_declared_twice", queue=name, used="the configuration")
             del stored[name]
         wanted = stored | dict(configured)
-        self._check_configured(configured, wanted)
+        self._note_unbound(configured)
         for name, options in wanted.items():
             try:
                 check_chain(name, wanted)
@@ -229,13 +229,10 @@ class Declarations:
                 found[name] = options
         return found
 
-    def _check_configured(self, configured: Mapping[str, QueueOptions], wanted: Mapping[str, QueueOptions]) -> None:
-        if len(configured) > self.max_queues:
-            raise ConflictError(f"{len(configured)} queues are more than max_queues ({self.max_queues})")
+    def _note_unbound(self, configured: Mapping[str, QueueOptions]) -> None:
+        users = {options.dead_letter for options in (*configured.values(), *self._queues.options().values())}
         for name, options in configured.items():
-            check(name, options)
-            check_chain(name, wanted)
-            if not options.topics and all(other.dead_letter != name for other in wanted.values()):
+            if not options.topics and name not in users:
                 self._tools.log.warning("queue_unbound", queue=name, remedy="give it topics, or make it a dead_letter")
 
     async def reload(self, configured: Mapping[str, QueueOptions]) -> None:
@@ -245,7 +242,7 @@ class Declarations:
             for name in created.keys() & configured.keys():
                 raise ConflictError(f"queue {name!r} was declared while the node ran; delete it first, or rename one")
             wanted = created | dict(configured)
-            self._check_configured(configured, wanted)
+            self._note_unbound(configured)
             for name in created:
                 check_chain(name, wanted)
             present = {queue.name: queue for queue in self._queues if queue.origin == CONFIGURED}
