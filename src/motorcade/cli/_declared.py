@@ -164,15 +164,15 @@ def _messages(control: _control.Control, path: str, after: int, limit: int) -> I
 
 
 def _fields(view: dict[str, Any]) -> list[tuple[str, object]]:
-    """A view as lines: options stand beside the rest, other tables under their name, a line for each of many."""
+    """A view as lines: a table under its name, a line for each of many."""
     fields: list[tuple[str, object]] = []
     for name, value in view.items():
         if isinstance(value, dict):
-            fields += [(key if name == "options" else f"{name}.{key}", inner) for key, inner in _fields(value)]
+            fields += [(f"{name}.{key}", inner) for key, inner in _fields(value)]
         elif name == "topics":
             fields.append((name, " ".join(value)))
         elif isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
             fields += [(name, ", ".join(f"{key} {entry}" for key, entry in inner.items())) for inner in value]
         else:
-            fields.append((name, _output.when(value) if name.endswith("_at") else value))
+            fields.append((name, _output.when(value) if name == "oldest" else value))
     return fields

@@ -64,7 +64,7 @@ def test_the_life_of_a_declared_thing(web: httpx.Client) -> None:
     """Made, shown, listed, changed and removed; what it is told in full is what it was given."""
     made = web.post("/queues/life", json={"topics": ["boxes/life"], "max_messages": 5})
     options = {"topics": ["boxes/life"], "kind": "wooden", "max_messages": 5, "token": 0}
-    view = {"name": "life", "origin": "command", "options": options, "messages": 0}
+    view = {"name": "life", "origin": "command", **options, "messages": 0}
     assert (201, view) == (made.status_code, made.json())
     assert view == web.get("/queues/life").json()
     listed = web.get("/queues").json()
@@ -72,10 +72,10 @@ def test_the_life_of_a_declared_thing(web: httpx.Client) -> None:
     assert {"count": 2, "cursor": None} == listed["meta"]
 
     patched = web.patch("/queues/life", json={"kind": "tin"})
-    assert (200, options | {"kind": "tin"}) == (patched.status_code, patched.json()["options"])
+    assert (200, view | {"kind": "tin"}) == (patched.status_code, patched.json())
     put = web.put("/queues/life", json={"topics": ["boxes/other"]})
     assert 200 == put.status_code
-    assert options | {"topics": ["boxes/other"], "max_messages": 10_000} == put.json()["options"]
+    assert view | {"topics": ["boxes/other"], "max_messages": 10_000} == put.json()
 
     gone = web.delete("/queues/life")
     assert (200, {"name": "life", "result": "deleted"}) == (gone.status_code, gone.json())
@@ -145,7 +145,7 @@ def test_what_is_there_and_what_is_configured_stands_in_the_way(web: httpx.Clien
     assert (409, "CONFLICT") == refused(web.delete("/queues/fixed"))
     assert ("configuration", "wooden") == (
         web.get("/queues/fixed").json()["origin"],
-        web.get("/queues/fixed").json()["options"]["kind"],
+        web.get("/queues/fixed").json()["kind"],
     )
 
 

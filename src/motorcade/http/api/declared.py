@@ -11,6 +11,7 @@ from functools import wraps
 from http import HTTPStatus
 from typing import Any, Final
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,22 +37,22 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
 def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
     async def index(_request: Request) -> Response:
-        return listing(await bridge.call_slow(control.declarations, plural))
+        return listing([_shown(view) for view in await bridge.call_slow(control.declarations, plural)])
 
     async def show(request: Request) -> Response:
-        return answer(await bridge.call_slow(control.declaration, plural, request.path_params["name"]))
+        return answer(_shown(await bridge.call_slow(control.declaration, plural, request.path_params["name"])))
 
     async def create(request: Request) -> Response:
         given = await body(request, dict[str, Any])
         view = await bridge.call_slow(control.declare, plural, request.path_params["name"], given)
-        return answer(view, HTTPStatus.CREATED)
+        return answer(_shown(view), HTTPStatus.CREATED)
 
     async def change(request: Request) -> Response:
         """PUT replaces all options, PATCH those that are given."""
         given = await body(request, dict[str, Any])
         keep = request.method == "PATCH"
         name = request.path_params["name"]
-        return answer(await bridge.call_slow(control.redeclare, plural, name, given, keep=keep))
+        return answer(_shown(await bridge.call_slow(control.redeclare, plural, name, given, keep=keep)))
 
     async def delete(request: Request) -> Response:
         name = request.path_params["name"]
@@ -92,6 +93,13 @@ def _told(endpoint: Endpoint) -> Endpoint:
             return refusal(HTTPStatus.BAD_REQUEST, str(error))
 
     return told
+
+
+def _shown(view: msgspec.Struct) -> dict[str, Any]:
+    """A view in the one shape that all have: name and origin, options as they are sent, figures."""
+    shown: dict[str, Any] = msgspec.to_builtins(view)
+    options = shown.pop("options", {})
+    return {"name": shown.pop("name"), "origin": shown.pop("origin"), **options, **shown}
 
 
 def _message(found: Found) -> dict[str, Any]:
