@@ -121,6 +121,7 @@ class Operator:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # payloads are printed as they are
             timeout=PATIENCE,
             check=False,
         )
