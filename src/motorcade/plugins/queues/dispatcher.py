@@ -661,6 +661,13 @@ class Dispatcher:
         """Messages that consumers hold."""
         return sum(len(consumer.items) for consumer in self.consumers)
 
+    def history(self, level: int, position: int) -> list[Attempt]:
+        """Attempts at a message, as far as they are remembered."""
+        at = self._levels.get(level)
+        item = at.items.get(position) if at is not None else None
+        noted = at.notes.get(position) if at is not None else None
+        return list((item.history if item is not None else noted[1] if noted is not None else None) or ())
+
     def is_held(self, level: int, position: int) -> bool:
         """Whether a message is with a consumer, or on its way out."""
         at = self._levels.get(level)

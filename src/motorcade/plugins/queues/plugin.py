@@ -48,6 +48,7 @@ EVENTS: Final = (
     "redispatched",
     "timed_out",
     "dead_lettered",
+    "dead_dropped",
     "expired",
     "dropped",
     "refused_full",

@@ -302,7 +302,7 @@ class Queue:
 
     def bury(self, item: Item, reason: str) -> None:
         if not self.options.dead_letter:
-            self._tools.counters["dropped"] += 1
+            self._tools.counters["dead_dropped"] += 1
             self._tools.log.info(
                 "queue_message_dropped",
                 queue=self.name,
@@ -466,8 +466,14 @@ class Queue:
             told["key"] = entry.key[1:].decode(errors="replace")
         if stored.content_type is not None:
             told["content-type"] = stored.content_type
-        if stored.dead is not None:
-            told |= dict(record.dead_properties(stored.dead))
+        history = self.dispatcher.history(level, entry.position)
+        dead = stored.dead
+        if dead is not None:
+            history = [*dead.history, *history]
+            told |= {"dead-queue": dead.queue, "dead-reason": dead.reason, "dead-attempts": str(dead.attempts)}
+            told["attempts"] = str(dead.attempts + entry.mark)
+        if history:
+            told["history"] = record.history_text(history)
         return told
 
 
