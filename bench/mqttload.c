@@ -2,9 +2,9 @@
  *
  *   mqttload WORKLOAD HOST PORT [--option value]...
  *
- * Workloads: conn pair fanout fanin rate wild offline vinfan  (see README.md).
- * Each prints one JSON line; those with sleeping clients print one for each phase: asleep, fill, drain.
- * --pause makes them wait for a line on stdin after asleep and fill, so that somebody can look at the broker,
+ * Workloads: conn pair fanout fanin rate wild offline source vinfan  (see README.md).
+ * Each prints one JSON line; those with sleeping clients print one for each phase: asleep, fill, drain; source: live,
+ * fill, drain. --pause makes them wait for a line on stdin after each but the last, so that somebody can look at the broker,
  * or kill and restart it; a line with a number is the broker's new process id. Every payload starts with a 24-byte header
  * (magic, stream, sequence, send time), by which latency, loss, duplication,
  * reordering and misrouting are counted exactly, with one bit per expected delivery.
@@ -88,7 +88,7 @@ static struct {
         clean_end, sub, flow, tpp, jitter;
     long msgs;
     double rate, secs, maxsec, idle, settle, hold;
-    char *mode, *batch_topic, *tag, *user, *pass, *bpids;
+    char *mode, *batch_topic, *tag, *user, *pass, *bpids, *filter;
     int offline, shared, pause, again, compressible;
 } O = {.n = 1000,
        .pairs = 1,
@@ -124,7 +124,7 @@ static int npubs;
 static uint8_t *rbuf;
 static size_t rbuf_cap;
 static uint8_t *payload;
-static size_t pool; /* offline: each message takes its bytes from elsewhere, so that a store cannot compress them away */
+static size_t pool; /* offline, source: each message takes its bytes from elsewhere, so that a store cannot compress them away */
 
 /* ---- counters ---- */
 static uint64_t expected, recv_unique, dups, reordered, unexpected, disconnects, conn_fail, acks, pub_bytes,
@@ -132,7 +132,7 @@ static uint64_t expected, recv_unique, dups, reordered, unexpected, disconnects,
 static uint64_t inflight_total;
 static int ready_cnt, unfinished;
 static bool running, stop_pub, timed_out;
-static uint64_t rx_now, t_start, t_last_rx, t_last_ack, t_progress, t_last_tx;
+static uint64_t rx_now, t_start, t_first_rx, t_last_rx, t_last_ack, t_progress, t_last_tx;
 static uint64_t sess_present;
 static int granted_min = 2;
 static int nblocked;
@@ -659,6 +659,7 @@ static void on_publish(Client *c, const uint8_t *topic, int tlen, const uint8_t 
     else
         *last = q + 1;
     hist_add(&lat, rx_now > h.ts ? rx_now - h.ts : 0);
+    if (!t_first_rx) t_first_rx = rx_now;
     t_last_rx = rx_now;
 }
 static void on_packet(Client *c, uint8_t b0, const uint8_t *p, size_t n) {
@@ -988,7 +989,7 @@ static void w_conn(void) {
         if (O.sub) {
             snprintf(f, sizeof f, "%s/c/%d/+", O.tag, i);
             c->subqos = 1;
-            add_filter(c, f);
+            add_filter(c, O.filter ? O.filter : f);
         }
     }
     Snap a = snap(true);
@@ -1341,6 +1342,95 @@ static void w_offline(void) {
     j_close();
     drop_sessions(all, O.n);
 }
+/* source: the same messages twice. live: a publisher to connected subscribers, on topics that nobody keeps (stream 0).
+ * fill: to topics that are kept in a queue or stream (stream 1), QoS 1, so that the last PUBACK tells that all is stored.
+ * drain: the subscribers come with --filter and get it from there. --shared: a message is for one of them (a queue; live:
+ * a shared subscription, if there are several), so they have one record of what has arrived; else all get all. */
+static void source_phase(const char *phase, Snap a, uint64_t since) {
+    double wall = (now_ns() - since) / 1e9, secs = (t_last_rx > t_first_rx ? t_last_rx - t_first_rx : 1) / 1e9;
+    Snap b = snap(true);
+    linger();
+    j_open("source");
+    J(",\"phase\":\"%s\",\"secs\":%.4f,\"rate\":%.0f,\"first_s\":%.4f,\"subs\":%d,\"shared\":%d,\"window\":%d,\"flow\":%d",
+      phase, secs, recv_unique / secs, t_first_rx > since ? (t_first_rx - since) / 1e9 : 0, O.n, O.shared, O.window,
+      O.flow);
+    j_counts();
+    j_cost("", a, b, wall, recv_unique);
+}
+static void source_reset(void) {
+    expected = recv_unique = dups = reordered = unexpected = acks = sent_total = 0;
+    t_first_rx = t_last_rx = t_last_ack = 0;
+    timed_out = false;
+}
+static void w_source(void) {
+    char f[128];
+    int qos = O.qos, n = O.n;
+    if (!O.filter) die("source needs --filter");
+    if (O.tpp > 1)
+        mk_varied_topics(2, "source");
+    else
+        mk_topics(2, "%s/source/%d/x");
+    snprintf(f, sizeof f, "%s%s/source/0/#", O.shared && n > 1 ? "$share/bench/" : "", O.tag);
+    for (int i = 0; i < n; i++) {
+        Client *c = mk("%s-s%d", O.tag, i);
+        c->subqos = qos;
+        add_filter(c, f);
+        track(c, 2, O.msgs);
+        if (O.shared) c->map = all[0]->map; /* what one of them has, no other may get */
+    }
+    Client *p = mk("%s-p", O.tag);
+    p->is_pub = 1;
+    p->limit = O.msgs;
+    fan_const = O.shared ? 1 : n;
+    if (O.flow) O.flow *= fan_const;
+    next_msg = nm_stream;
+    check_rx = cr_any;
+
+    connect_all(all, nall);
+    settle(O.settle);
+    Snap a = snap(false);
+    start_pubs();
+    run_until_done(true);
+    source_phase("live", a, t_start);
+    phase_over();
+    disconnect_all(all, nall);
+
+    source_reset();
+    O.qos = 1; /* whatever comes out of it: the PUBACK tells that it is stored */
+    int flow = O.flow;
+    O.flow = 0; /* nobody gets it now */
+    p->kind = 1;
+    p->sent = p->finished = 0;
+    connect_all(&p, 1);
+    settle(O.settle);
+    a = snap(false);
+    start_pubs();
+    run_until_done(false);
+    double s = (t_last_ack > t_start ? t_last_ack - t_start : 1) / 1e9, wall = (now_ns() - t_start) / 1e9;
+    Snap b = snap(true);
+    j_open("source");
+    J(",\"phase\":\"fill\",\"secs\":%.3f,\"rate\":%.0f,\"sent\":%lu,\"acknowledged\":%lu,\"unacked\":%lu,"
+      "\"disconnects\":%lu,\"conn_fail\":%lu,\"timed_out\":%s",
+      s, acks / s, sent_total, acks, inflight_total, disconnects, conn_fail, timed_out ? "true" : "false");
+    j_cost("", a, b, wall, acks);
+    phase_over();
+    disconnect_all(&p, 1);
+
+    uint64_t want = expected, came_before = unexpected;
+    source_reset();
+    expected = want;
+    unexpected = came_before;
+    O.qos = qos;
+    O.flow = flow;
+    for (int i = 0; i < n; i++) all[i]->filters[0] = O.filter;
+    settle(O.settle);
+    a = snap(false);
+    uint64_t t = t_progress = rx_now = now_ns();
+    connect_all(all, n);
+    run_until_done(true);
+    source_phase("drain", a, t);
+    j_close();
+}
 /* vinfan: one payload to B batches of VINs, by one PUBLISH per VIN (loop) or one per batch (batch). */
 static uint64_t vg;
 static char *vjson;
@@ -1460,7 +1550,7 @@ static void w_vinfan(void) {
 
 int main(int argc, char **argv) {
     if (argc < 4)
-        die("usage: mqttload conn|pair|fanout|fanin|rate|wild|offline|vinfan HOST PORT [--option value]...");
+        die("usage: mqttload conn|pair|fanout|fanin|rate|wild|offline|source|vinfan HOST PORT [--option value]...");
     const char *w = argv[1];
     signal(SIGPIPE, SIG_IGN);
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -1527,6 +1617,7 @@ int main(int argc, char **argv) {
         D("--idle", idle);
         D("--settle", settle);
         D("--hold", hold);
+        S("--filter", filter);
         S("--mode", mode);
         S("--batch-topic", batch_topic);
         S("--tag", tag);
@@ -1537,8 +1628,8 @@ int main(int argc, char **argv) {
     }
     if (O.size < HDR) O.size = HDR;
     if (O.tpp < 1) die("--topics-per-pair must be at least 1");
-    if (O.tpp > 1 && strcmp(w, "pair") && strcmp(w, "rate") && strcmp(w, "fanin"))
-        die("--topics-per-pair is for pair, rate and fanin");
+    if (O.tpp > 1 && strcmp(w, "pair") && strcmp(w, "rate") && strcmp(w, "fanin") && strcmp(w, "source"))
+        die("--topics-per-pair is for pair, rate, fanin and source");
     if (O.jitter < 0 || O.size - O.jitter < HDR) die("--size-jitter must leave %d bytes", HDR);
     if (!O.tag && asprintf(&O.tag, "b%d", (int)getpid()) < 0) die("no memory");
     if (!O.srcs) O.srcs = O.n / 20000 + 1;
@@ -1557,7 +1648,7 @@ int main(int argc, char **argv) {
         if (!h || h->h_addrtype != AF_INET) die("no such host: %s", argv[2]);
         memcpy(&dst.sin_addr, h->h_addr, 4);
     }
-    if (!strcmp(w, "offline") && !O.compressible) pool = 1 << 20;
+    if ((!strcmp(w, "offline") || !strcmp(w, "source")) && !O.compressible) pool = 1 << 20;
     payload = xcalloc(1, O.size + O.jitter + HDR + pool);
     uint32_t x = 2463534242u;
     for (size_t i = HDR; i < O.size + O.jitter + pool; i++) {
@@ -1582,6 +1673,8 @@ int main(int argc, char **argv) {
         w_wild();
     else if (!strcmp(w, "offline"))
         w_offline();
+    else if (!strcmp(w, "source"))
+        w_source();
     else if (!strcmp(w, "vinfan"))
         w_vinfan();
     else

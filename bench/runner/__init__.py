@@ -2,6 +2,7 @@
 
     cli        what the user asked for
     million    a million messages for sleeping sessions, a kill, a restart
+    sources    queues and streams beside live routing; idle subscribers of them
     report     rows -> Markdown
     verdict    samples -> rows: medians, ratios, what makes a row invalid, the bars
     measure    interleaved rounds -> samples

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from . import sources
 from .brokers import BROKERS, Broker, Custom, Motorcade
-from .machine import BenchError, alone, compile_generator, describe, raise_open_files
+from .machine import BenchError, alone, compile_generator, describe, parse_cores, raise_open_files
 from .measure import Bench, Plan
 from .report import as_json, markdown
 from .verdict import Outcome, Rows
@@ -27,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bench/run",
         description="Measures Motorcade beside mosquitto, aedes and amqtt, and prints a report in Markdown.",
+        epilog="`bench/run sources` measures queues and streams beside live routing: `bench/run sources --help`.",
     )
     parser.add_argument("--quick", action="store_true", help="few workloads, one short round")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these workloads (see --list); * stands for anything")
@@ -82,21 +83,9 @@ def _brokers(args: argparse.Namespace) -> tuple[list[Broker], list[str]]:
     return brokers, notes
 
 
-def _cores(text: str) -> tuple[int, int]:
-    try:
-        broker, generator = (int(word) for word in text.split(","))
-    except ValueError:
-        raise BenchError("--cores needs two numbers, such as 0,1") from None
-    if not {broker, generator} <= os.sched_getaffinity(0):
-        raise BenchError(f"this process may not use cores {text}; choose others with --cores")
-    if broker == generator:
-        raise BenchError("broker and generator need a core each")
-    return broker, generator
-
-
 def _measure(args: argparse.Namespace) -> int:
     workloads = _workloads(args.only, args.quick)
-    broker_core, generator_core = _cores(args.cores)
+    broker_core, generator_core = parse_cores(args.cores)
     raise_open_files()
     with alone():
         brokers, notes = _brokers(args)
@@ -134,13 +123,16 @@ def _terminated(*_: object) -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code tells failures of the run, and with --strict of the bars."""
-    args = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGTERM, _terminated)  # an exception, so that the brokers are stopped on the way out
+    if words[:1] == ["sources"]:
+        return sources.main(words[1:])
+    args = _parser().parse_args(words)
     if args.list:
         for workload in WORKLOADS.values():
             when = "quick" if workload.quick else "" if workload.default else "--only"
             print(f"{workload.name:26} {when:6} {workload.what}")
         return 0
-    signal.signal(signal.SIGTERM, _terminated)  # an exception, so that the brokers are stopped on the way out
     try:
         return _measure(args)
     except BenchError as error:

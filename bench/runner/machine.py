@@ -18,6 +18,7 @@ REPOSITORY = BENCH.parent
 BUILD = BENCH / ".build"
 PEERS = BENCH / "peers"
 OFFLINE = BENCH / "offline"
+SOURCES = BENCH / "sources"
 
 #: Files a broker or the generator may open: 10 000 connections and room for what else they hold.
 OPEN_FILES = 16384
@@ -45,6 +46,19 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, max(hard, OPEN_FILES)))
     except (ValueError, OSError) as error:
         raise BenchError(f"cannot open {OPEN_FILES} files ({error}); try `ulimit -n {OPEN_FILES}` as root") from error
+
+
+def parse_cores(text: str) -> tuple[int, int]:
+    """The cores of broker and generator, from `B,G`."""
+    try:
+        broker, generator = (int(word) for word in text.split(","))
+    except ValueError:
+        raise BenchError("--cores needs two numbers, such as 0,1") from None
+    if not {broker, generator} <= os.sched_getaffinity(0):
+        raise BenchError(f"this process may not use cores {text}; choose others with --cores")
+    if broker == generator:
+        raise BenchError("broker and generator need a core each")
+    return broker, generator
 
 
 @contextmanager
@@ -99,6 +113,12 @@ def cpu_seconds(root: int) -> float:
         if fields := _stat_fields(Path(f"/proc/{pid}/stat")):
             ticks += int(fields[11]) + int(fields[12])
     return ticks / TICKS_PER_SECOND
+
+
+def exact_cpu_seconds(pid: int) -> float:
+    """Processor time used so far by all threads of a process, in nanoseconds: for an idle one ticks are too coarse."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def busy_seconds() -> float:

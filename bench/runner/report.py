@@ -54,7 +54,7 @@ def times(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}×"
 
 
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
@@ -78,13 +78,17 @@ def _head(rows: Rows, plan: Plan, versions: dict[str, str], notes: Sequence[str]
         f"median of {plan.rounds} interleaved round(s), {plan.seconds:g} s of publishing each"
     )
     lines += [f"- {note}" for note in notes]
-    foreign = [sample.foreign_load for row in rows.rows for sample in row.samples]
-    if foreign and median(foreign) > NOISE:
-        lines.append(
-            f"- **noisy machine**: other processes used {median(foreign):.2f} cores (median), up to {max(foreign):.2f};"
-            " rates and latencies suffer from that, CPU per message least"
-        )
+    lines += [f"- {note}" for note in noise([sample for row in rows.rows for sample in row.samples])]
     return [*lines, ""]
+
+
+def noise(samples: Iterable[Sample]) -> list[str]:
+    """A note, if others were busy on the machine."""
+    foreign = [sample.foreign_load for sample in samples]
+    if not foreign or median(foreign) <= NOISE:
+        return []
+    used = f"{median(foreign):.2f} cores (median), up to {max(foreign):.2f}"
+    return [f"**noisy machine**: other processes used {used}; rates and latencies suffer, CPU per message least"]
 
 
 def _workloads(rows: Rows) -> list[Workload]:
@@ -113,7 +117,7 @@ def _summary(rows: Rows) -> list[str]:
         lines += [
             f"In brackets the ratio to {' and to '.join(yardsticks)}; for latency and memory a lower one is better.",
             "",
-            *_table(["workload", "figure", *brokers], table),
+            *markdown_table(["workload", "figure", *brokers], table),
         ]
     return lines
 
@@ -188,7 +192,7 @@ def _details(rows: Rows) -> list[str]:
         "",
         DETAILS,
         "",
-        *_table(head, [_detail(rows, row) for row in rows.rows]),
+        *markdown_table(head, [_detail(rows, row) for row in rows.rows]),
         *legend,
         "",
     ]
@@ -217,7 +221,7 @@ def _bars(results: Sequence[BarResult], subjects: Sequence[str]) -> list[str]:
 
     counts = {outcome: sum(entry.outcome is outcome for entry in results) for outcome in Outcome}
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    return [*lines, *_table(["bar", "workload", "broker", "limit", "figure", ""], map(line, results)), said, ""]
+    return [*lines, *markdown_table(["bar", "workload", "broker", "limit", "figure", ""], map(line, results)), said, ""]
 
 
 def as_json(rows: Rows, plan: Plan, versions: dict[str, str], subjects: Sequence[str]) -> dict[str, Any]:
