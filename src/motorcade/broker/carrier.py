@@ -26,7 +26,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from motorcade.broker.frames import IDS, frame_of
 from motorcade.core.client import ClientInfo
@@ -56,6 +56,7 @@ STEP = 256  #: messages sent, or things told to sources, per turn of the event l
 STEP_OCTETS = 256 * 1024  #: bytes likewise; one message more than that goes alone
 BACKOFF = 0.1  #: seconds until a source that asked for it is made anew; doubled each time, until one delivers
 MAX_BACKOFF = 30.0
+INBOX = 10_000  #: things that sources of one client were sent and have not heard yet; more are dropped, and counted
 
 
 class Lane:
@@ -70,6 +71,7 @@ class Lane:
         "kept",
         "kind",
         "leaving",
+        "missed",
         "promised",
         "retry",
         "source",
@@ -88,6 +90,7 @@ class Lane:
         self.buffer: deque[Given] = deque()
         self.promised = 0  #: messages the source may give
         self.unacked = 0  #: messages in flight
+        self.missed: list[Outcome] = []  #: what became of messages while there was no source to hear it
         self.leaving = False  #: no filter is left; it stays for what is in flight
         self.backoff = 0.0
         self.retry: Delayed | None = None
@@ -142,7 +145,9 @@ class InstanceFeed:
 
     @property
     def inflight(self) -> list[Given]:
-        return [given for lane, given in self._lane.carrier.unacked.values() if lane is self._lane]
+        lane = self._lane
+        missed = [given for _, given, _, _ in lane.missed]  # it hears of them next
+        return missed + [given for of, given in lane.carrier.unacked.values() if of is lane]
 
     @property
     def unsent(self) -> list[Given]:
@@ -202,13 +207,14 @@ class _Timer:
 class _Others:
     """The mailbox or the queue of the session, which take their turn with the lanes."""
 
-    __slots__ = ("_send_one",)
+    __slots__ = ("turn", "waits")
 
-    def __init__(self, send_one: Callable[[float], bool]) -> None:
-        self._send_one = send_one
+    def __init__(self, turn: Callable[[float], bool], waits: Callable[[], bool]) -> None:
+        self.turn = turn
+        self.waits = waits
 
-    def turn(self, now: float) -> bool:
-        return self._send_one(now)
+
+Outcome = tuple[Lane, Given, ReasonCode, str]  #: what became of a message: the client's answer, or why it was dropped
 
 
 class Carrier:
@@ -216,6 +222,7 @@ class Carrier:
 
     __slots__ = (
         "_done",
+        "_free",
         "_hungry",
         "_inbox",
         "_kept_turn",
@@ -241,13 +248,15 @@ class Carrier:
         self.octets = 0  #: of what is buffered
         self.promised = 0
         self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
-        self._ring: dict[Lane | _Others, None] = {}  # who has something to send; the next one first
-        self._done: list[tuple[Lane, Given, ReasonCode, str]] = []  # what sources have to hear
+        # Who has something to send, the next one first: what needs room in the window, and what does not (QoS 0).
+        self._ring: dict[Lane | _Others, None] = {}
+        self._free: dict[Lane | _Others, None] = {}
+        self._done: list[Outcome] = []  # what sources have to hear
         self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
         self._scheduled = False
         self._sent_octets = 0  # of this pump
-        self._kept_turn = _Others(session.send_kept)
-        self._queue_turn = _Others(session.send_queued)
+        self._kept_turn = _Others(session.send_kept, lambda: session.mailbox is not None and session.mailbox.may_send)
+        self._queue_turn = _Others(session.send_queued, lambda: bool(session.queue))
 
     @property
     def idle(self) -> bool:
@@ -257,7 +266,7 @@ class Carrier:
     @property
     def active(self) -> bool:
         """Whether `pump` has something to do here."""
-        return bool(self._ring or self._done or self._hungry)
+        return bool(self._ring or self._free or self._done or self._hungry)
 
     # -- room
 
@@ -287,6 +296,7 @@ class Carrier:
 
     def subscribed(self, subscription: Subscription, why: Why) -> None:
         """A client has subscribed, for the first time or again."""
+        self._settle()
         for kind in self.session.shared.sources.kinds:
             lane = self.lanes.get(_key(kind, subscription.filter))
             known = lane is not None and subscription.filter in lane.subscriptions
@@ -300,6 +310,7 @@ class Carrier:
 
     def unsubscribed(self, filter_: str) -> None:
         """A subscription is gone."""
+        self._settle()
         for lane in [lane for lane in self.lanes.values() if filter_ in lane.subscriptions]:
             self._end_filter(lane, filter_, Why.UNSUBSCRIBED)
 
@@ -314,12 +325,11 @@ class Carrier:
 
     def removed(self, kind: Kind) -> None:
         """A kind of source was unregistered: nobody is told any more what becomes of its messages."""
+        self._settle()
         for lane in [lane for lane in self._all() if lane.kind is kind]:
             for filter_ in list(lane.subscriptions):
                 self._end_filter(lane, filter_, Why.REMOVED, linger=False)
             self._terminate(lane)
-            lane.unacked = 0
-        self.unacked = {number: at for number, at in self.unacked.items() if at[0].kind is not kind}
 
     def _enter(self, kind: Kind, subscription: Subscription, why: Why) -> None:
         """Offer a filter to the lane of a kind, which is made if there is none."""
@@ -347,6 +357,18 @@ class Carrier:
             lane.subscriptions.pop(subscription.filter, None)
         return bool(taken)
 
+    def _begin(self, lane: Lane, why: Why) -> None:
+        """A new instance for a lane that has filters; it ends if none of them is taken."""
+        filters = list(lane.subscriptions)
+        for subscription in list(lane.subscriptions.values()):
+            self._offer(lane, subscription, why)
+        if lane.subscriptions:
+            self._done += lane.missed
+            lane.missed = []
+        else:
+            self.lanes.pop(_key(lane.kind, filters[0]), None)
+            self._drop(lane)
+
     def _end_filter(self, lane: Lane, filter_: str, why: Why, *, linger: bool = True) -> None:
         """A lane has one filter less; without any it ends, as soon as nothing is in flight any more."""
         self._call_unsubscribe(lane, filter_, why)
@@ -370,8 +392,7 @@ class Carrier:
         if gone:
             lane.buffer = deque(given for given in lane.buffer if given.filter != filter_)
             self._count(gone)
-        if not lane.buffer:
-            self._ring.pop(lane, None)
+        self._line_up(lane)
 
     def _count(self, gone: list[Given]) -> None:
         self.buffered -= len(gone)
@@ -400,7 +421,7 @@ class Carrier:
         lane.buffer.clear()
         self.promised -= lane.promised
         lane.promised = 0
-        self._ring.pop(lane, None)
+        self._line_up(lane)
         self._hungry.pop(lane, None)
         self.leaving.discard(lane)
 
@@ -414,34 +435,25 @@ class Carrier:
         """The connection is gone: its sources end, their lanes wait for the client."""
         self._settle()
         for lane in self._all():
-            for filter_ in lane.subscriptions:
+            for filter_ in list(lane.subscriptions):
                 self._call_unsubscribe(lane, filter_, why)
-            if lane.kind.release:
-                self._take_back(lane)
             lane.backoff = 0.0
             self._terminate(lane)
         self._inbox.clear()
         self._ring.clear()
-
-    def _take_back(self, lane: Lane) -> None:
-        """Messages in flight are no longer this client's."""
-        for number in [number for number, at in self.unacked.items() if at[0] is lane]:
-            del self.unacked[number]
+        self._free.clear()
+        for number in [number for number, (lane, _) in self.unacked.items() if lane.kind.release]:
+            self.unacked.pop(number)[0].unacked -= 1
             self.session.inflight.pop(number, None)
-        lane.unacked = 0
 
     def resumed(self) -> None:
         """The client is back, and has got its CONNACK."""
-        for key, lane in list(self.lanes.items()):
-            for subscription in list(lane.subscriptions.values()):
-                self._offer(lane, subscription, Why.RESUMED)
-            if not lane.subscriptions:
-                del self.lanes[key]
-                self._drop(lane)
+        offered = {(lane.kind.name, filter_) for lane in self.lanes.values() for filter_ in lane.subscriptions}
+        for lane in list(self.lanes.values()):
+            self._begin(lane, Why.RESUMED)
         for kind in self.session.shared.sources.kinds:
             for subscription in list(self.session.subscriptions.values()):
-                lane_ = self.lanes.get(_key(kind, subscription.filter))
-                known = lane_ is not None and subscription.filter in lane_.subscriptions
+                known = (kind.name, subscription.filter) in offered
                 if not known and kind.concerns(self.session.client, subscription, Why.RESUMED):
                     self._enter(kind, subscription, Why.RESUMED)
 
@@ -457,6 +469,9 @@ class Carrier:
 
     def post(self, lane: Lane, feed: InstanceFeed, what: object) -> None:
         """`info` for a source in the next turn of the event loop."""
+        if len(self._inbox) >= INBOX:
+            lane.kind.counters["overrun"] += 1
+            return
         self._inbox.append((lane, feed, what))
         self._turn_later()
 
@@ -487,6 +502,8 @@ class Carrier:
             self._turn_later()
         if self.active:
             self.session.go_on()
+        else:
+            self.session.put_down()
 
     def _info(self, lane: Lane, source: Source, what: object) -> None:
         try:
@@ -508,27 +525,27 @@ class Carrier:
                 # A run of messages of one source that fare alike hears of the same room, until it gives something.
                 ack = Ack(self.promise(lane), reason, dropped)
                 last = None if lane.kind.max_unacked else lane
-                if not dropped:
-                    lane.backoff = 0.0
             lane.kind.counters[dropped or ("refused" if reason >= 0x80 else "delivered")] += 1
             if source is None:
+                if lane.retry is not None:
+                    lane.missed.append((lane, given, reason, dropped))  # the next instance hears of it
                 continue
             try:
                 answer = source.delivered(given, ack)
             except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
                 self._failed(lane.kind, "delivered")
                 answer = RECREATE
-            if answer is None and not lane.leaving:
-                continue
-            last = None
-            if not lane.leaving:
+            if answer is not None:
+                last = None
                 self._answered(lane, source, answer)
-            elif not lane.unacked:
-                self._terminate(lane)
+            if not (dropped or isinstance(answer, Recreate)):
+                lane.backoff = 0.0
+        for lane in [lane for lane in self.leaving if not lane.unacked]:
+            self._terminate(lane)
 
     def _answered(self, lane: Lane, source: Source, answer: Answer) -> None:
-        if lane.source is not source:
-            return  # its callback has had an effect that ended it
+        if lane.source is not source or lane.leaving:
+            return  # its callback has had an effect that ended it, or it has no filter any more
         if isinstance(answer, Recreate):
             self._recreate(lane)
         elif isinstance(answer, Destroy):
@@ -536,7 +553,11 @@ class Carrier:
                 if filter_ in lane.subscriptions:
                     self._finish(lane, filter_)
         elif answer is not None:
-            self._take(lane, answer)
+            try:
+                self._take(lane, answer)
+            except Exception:  # noqa: BLE001 - a plugin may answer anything, and must hurt only itself
+                self._failed(lane.kind, "answer")
+                self._recreate(lane)
 
     def _finish(self, lane: Lane, filter_: str) -> None:
         """A source is done with a filter, by its own word."""
@@ -551,7 +572,7 @@ class Carrier:
         counters = lane.kind.counters
         taken = 0
         for given in items:
-            if not isinstance(given, Given) or given.filter not in lane.subscriptions:
+            if not _usable(given) or given.filter not in lane.subscriptions:
                 counters["stray"] += 1
                 continue
             lane.buffer.append(given)
@@ -567,27 +588,25 @@ class Carrier:
         rest = max(0, lane.promised - taken)
         self.promised += rest - lane.promised
         lane.promised = rest
-        self._ring.setdefault(lane)
+        self._line_up(lane)
 
     def _recreate(self, lane: Lane) -> None:
         """End an instance and make a new one after a while."""
         lane.kind.counters["recreated"] += 1
-        for filter_ in lane.subscriptions:
+        for filter_ in list(lane.subscriptions):
             self._call_unsubscribe(lane, filter_, Why.REMOVED)
         backoff = lane.backoff = min(MAX_BACKOFF, lane.backoff * 2 or BACKOFF)
         self._terminate(lane)
 
         def again() -> None:
             lane.retry = None
-            self._make_again(lane)
+            self._begin(lane, Why.RECREATED)
+            if self.active:
+                self.session.go_on()
+            else:
+                self.session.put_down()
 
         lane.retry = self.session.shared.later(backoff, again)
-
-    def _make_again(self, lane: Lane) -> None:
-        for subscription in list(lane.subscriptions.values()):
-            if not self._offer(lane, subscription, Why.RECREATED) and not lane.subscriptions:
-                self.lanes.pop(_key(lane.kind, subscription.filter), None)
-                self._drop(lane)
 
     def _failed(self, kind: Kind, callback: str) -> None:
         kind.counters["failed"] += 1
@@ -597,82 +616,102 @@ class Carrier:
 
     # -- messages out
 
+    def _line_up(self, lane: Lane) -> None:
+        """Let a lane wait where its next message belongs: behind the others, if it did not wait there already."""
+        ring, other = self._ring, self._free
+        if lane.buffer and not self._qos(lane, lane.buffer[0].message, lane.buffer[0].filter):
+            ring, other = other, ring
+        other.pop(lane, None)
+        if not lane.buffer or (ring is self._ring and self._is_busy(lane)):
+            ring.pop(lane, None)
+        else:
+            ring.setdefault(lane)
+
+    def _is_busy(self, lane: Lane) -> bool:
+        """Whether a lane has as much in flight as it may; an acknowledgement lines it up again."""
+        return bool(lane.kind.max_unacked) and lane.unacked >= lane.kind.max_unacked
+
+    def _qos(self, lane: Lane, message: Message, filter_: str) -> int:
+        return min(message.qos, lane.subscriptions[filter_].qos, 1 if lane.kind.release else 2)
+
     def pump(self, now: float) -> bool:
         """Send what waits, in turn, as far as window and socket allow. True if it could go on in the next turn."""
         session = self.session
-        if session.mailbox is not None and session.mailbox.may_send:
-            self._ring.setdefault(self._kept_turn)
-        if session.queue:
-            self._ring.setdefault(self._queue_turn)
+        for others in (self._kept_turn, self._queue_turn):
+            if others.waits():
+                self._ring.setdefault(others)
         self._sent_octets = sum(map(len, session.out))  # of this turn, not written yet
         budget = STEP
         while budget > 0 and self._sent_octets <= STEP_OCTETS:
             if self._done:
                 self._settle()
-            sent = self._round(now, budget)
+            # What the last connection has not repeated yet goes first: each source's messages keep their order.
+            sent = 0 if session.unsent else self._round(now, budget)
             budget -= sent
             if not sent and not self._done and not (self._hungry and self._tell_room()):
                 return False
-        return session.writable and (bool(self._done) or any(self._may_go(lane) for lane in self._ring))
-
-    def _may_go(self, lane: Lane | _Others) -> bool:
-        """Whether somebody who waits could send something at once."""
-        if not isinstance(lane, Lane) or len(self.session.inflight) < self.session.limit:
-            return True
-        return bool(lane.buffer) and not self._qos(lane, lane.buffer[0])
-
-    def _qos(self, lane: Lane, given: Given) -> int:
-        return min(given.message.qos, lane.subscriptions[given.filter].qos, 1 if lane.kind.release else 2)
+        waits = bool(self._done or self._free) or (bool(self._ring) and session.room > 0)
+        return waits and session.writable and not session.unsent
 
     def _round(self, now: float, budget: int) -> int:
         """One message of everybody who waits; how many were sent. One that waits alone may send more."""
-        session, ring = self.session, self._ring
+        session = self.session
         sent = 0
-        for lane in list(ring):
-            if not session.writable:
-                break
-            if not lane.turn(now):
-                if not isinstance(lane, Lane):
-                    ring.pop(lane, None)  # it comes again with the next pump, if something is left
-                continue
-            sent += 1
-            if len(ring) == 1:
-                sent += self._send_run(lane, now, budget - sent)
-            if ring.pop(lane, lane) is None and (not isinstance(lane, Lane) or lane.buffer):
-                ring[lane] = None  # behind all others
+        for ring in (self._free, self._ring):
+            for _ in range(len(ring)):
+                full = sent >= budget or self._sent_octets > STEP_OCTETS or not session.writable
+                if full or not ring or (ring is self._ring and session.room <= 0):
+                    break
+                lane = next(iter(ring))
+                alone = len(self._free) + len(self._ring) == 1
+                del ring[lane]
+                if lane.turn(now):
+                    sent += 1
+                    if alone:
+                        sent += self._send_run(lane, now, budget - sent)
+                if isinstance(lane, Lane):
+                    self._line_up(lane)
+                elif lane.waits():
+                    ring[lane] = None
         return sent
 
     def send(self, lane: Lane, now: float) -> bool:
         """Send the next message of a lane, or find that it is not to be sent; False if there is no room for it."""
         if not lane.buffer:
-            self._ring.pop(lane, None)
             return False
-        session, kind = self.session, lane.kind
+        session = self.session
         given = lane.buffer[0]
-        message = given.message
-        subscription = lane.subscriptions[given.filter]
-        qos = self._qos(lane, given)
-        if qos and (len(session.inflight) >= session.limit or (kind.max_unacked and lane.unacked >= kind.max_unacked)):
+        message = self._ask(lane, given) if lane.asks else given.message
+        qos = self._qos(lane, message, given.filter) if message is not None else 0
+        if qos and (session.room <= 0 or self._is_busy(lane)):
             return False
         lane.buffer.popleft()
-        octets = len(message.payload)
+        octets = len(given.message.payload)
         self.buffered -= 1
         self.octets -= octets
         self._sent_octets += octets
-        if lane.asks:
-            wanted = self._ask(lane, given)
-            if wanted is None:
-                self._done.append((lane, given, ReasonCode.SUCCESS, "withdrawn"))
-                return True
-            message = wanted
-        if message.expires_at is not None and message.expired(now):
+        if message is None:
+            self._done.append((lane, given, ReasonCode.SUCCESS, "withdrawn"))
+        elif message.expired(now):
             session.forgo(message, "expired")
             self._done.append((lane, given, ReasonCode.SUCCESS, "expired"))
-            return True
+        else:
+            self._send(lane, given, message, qos, now)
+        return True
+
+    def _send(self, lane: Lane, given: Given, message: Message, qos: int, now: float) -> None:
+        session, kind = self.session, lane.kind
+        subscription = lane.subscriptions[given.filter]
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         if identifiers:
             message = replace(message, headers=message.headers | {"subscription_ids": identifiers})
-        frame = frame_of(message, session.version, qos, now, retain=message.retain, identifiers=identifiers)
+        retain = message.retain and (kind.retained or subscription.retain_as_published)
+        try:
+            frame = frame_of(message, session.version, qos, now, retain=retain, identifiers=identifiers)
+        except Exception:  # noqa: BLE001 - a plugin may make messages that cannot be written, and must hurt only itself
+            self._failed(kind, "message")
+            self._done.append((lane, given, ReasonCode.SUCCESS, "unusable"))
+            return
         number = session.take_id() if qos else 0
         if not session.send(frame, number):
             self._done.append((lane, given, ReasonCode.PACKET_TOO_LARGE, "too_large"))
@@ -681,7 +720,6 @@ class Carrier:
             lane.unacked += 1
         else:
             self._done.append((lane, given, ReasonCode.SUCCESS, ""))
-        return True
 
     def _send_run(self, lane: Lane | _Others, now: float, most: int) -> int:
         """Messages of one that waits alone, as far as there is room; how many were sent.
@@ -707,7 +745,8 @@ class Carrier:
         buffer, inflight, out, unacked, done = lane.buffer, session.inflight, session.out, self.unacked, self._done
         subscriptions, version, take_id = lane.subscriptions, session.version, session.take_id
         highest = 1 if lane.kind.release else 2
-        room = session.limit - len(inflight)
+        retained = lane.kind.retained
+        room = session.room
         octets = sent = unwindowed = 0
         empty = not out
         while sent < most and buffer and octets <= STEP_OCTETS:
@@ -719,8 +758,12 @@ class Carrier:
             qos = min(message.qos, subscription.qos, highest)
             if qos and sent - unwindowed >= room:
                 break
+            retain = message.retain and (retained or subscription.retain_as_published)
+            try:
+                frame = frame_of(message, version, qos, now, retain=retain)
+            except Exception:  # noqa: BLE001 - `_send` tells of it
+                break
             buffer.popleft()
-            frame = frame_of(message, version, qos, now, retain=message.retain)
             if qos:
                 number = take_id()
                 inflight[number] = frame
@@ -749,7 +792,8 @@ class Carrier:
         if lane.source is None:
             return given.message
         try:
-            return lane.source.sending(given)
+            message = lane.source.sending(given)
+            return message if message is None or _is_message(message) else given.message
         except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
             self._failed(lane.kind, "sending")
             return given.message
@@ -768,9 +812,25 @@ class Carrier:
     def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS, dropped: str = "") -> None:
         """The client is done with a message, or will never get it; its source hears of it with the next pump."""
         at = self.unacked.pop(number, None)
-        if at is not None:
-            at[0].unacked -= 1
-            self._done.append((at[0], at[1], reason, dropped))
+        if at is None:
+            return
+        lane, given = at
+        lane.unacked -= 1
+        if lane.source is None and lane.subscriptions:
+            lane.missed.append((lane, given, reason, dropped))
+            return
+        self._done.append((lane, given, reason, dropped))
+        if lane.buffer and lane.kind.max_unacked:
+            self._line_up(lane)
+
+
+def _usable(given: object) -> TypeGuard[Given]:
+    """Whether a source has given what it should; what cannot be encoded shows when it is."""
+    return isinstance(given, Given) and _is_message(given.message)
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, Message) and isinstance(message.payload, bytes)
 
 
 def _key(kind: Kind, filter_: str) -> tuple[str, str]:

@@ -416,7 +416,7 @@ class Channel(Inbound):
             return
         if not is_released(frame):
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBCOMP before PUBREC")
-        session.acknowledged(packet.packet_id, packet.reason)
+        session.acknowledged(packet.packet_id)  # it was taken with PUBREC, whatever PUBCOMP says
         hooks = self.plane.hooks
         if hooks.delivery_completed is not None and isinstance(frame[2], Message):
             hooks.delivery_completed.notify(self.client, frame[2], packet.reason)

@@ -114,6 +114,7 @@ class Session(Window):
         """The client has unsubscribed."""
         if self.carrier is not None:
             self.carrier.unsubscribed(filter_)
+            self.put_down()
 
     def resume_sources(self) -> None:
         """The client is back: its sources go on."""

@@ -383,6 +383,15 @@ class Window:
             self.send(fresh)
         return True
 
+    @property
+    def room(self) -> int:
+        """How many more messages of QoS 1 and 2 may be sent that have no packet id yet."""
+        room = self.limit - len(self.inflight)
+        if self.mailbox is None:
+            return room
+        ids = 65535 - IDS_OF_MAILBOX + len(self.mailbox.sent) - len(self.inflight)
+        return min(room, ids)
+
     def put_down(self) -> None:
         """Most clients have no source that lasts: give the memory back when none is left."""
         if self.carrier is not None and self.carrier.idle:

@@ -30,12 +30,13 @@ Rule 2: the messages of one source leave in the order in which they were given.
 Rule 3: a source ends with its connection, but its lane in the session does not. When the client comes back, a new
         instance gets `subscribe(…, RESUMED)` for each filter. It finds in `feed.inflight` what the session still has
         in flight (which is sent again by the session, and whose acknowledgements reach the new instance), and in
-        `feed.kept` what the instance before has left there. What was given but not sent is gone: `feed.unsent` tells
-        the old instance, in its last `unsubscribe`, what that is. A kind registered with `release` takes its messages
-        back when the client disconnects: they are no longer in flight after that, and may be given to others.
+        `feed.kept` what the instance before has left there. What was given but not sent is gone: `feed.unsent` has it
+        still when the old instance hears `unsubscribe`, filter by filter. A kind registered with `release` takes its
+        messages back when the client disconnects: they are no longer in flight after that, and may be given to others.
 Rule 4: a callback that raises is counted and logged, and hurts nobody else. `subscribe` counts as answered with False
         then, `info` and `delivered` as answered with RECREATE.
-Rule 5: after `terminate` nothing of the instance is called any more; what it has sent itself is dropped.
+Rule 5: after `terminate` nothing of the instance is called any more; what it has sent itself is dropped. So is what is
+        sent to sources beyond 10 000 things of one client that wait.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Why(StrEnum):
     """Why `subscribe` or `unsubscribe` is called."""
 
     NEW = auto()  #: the client has subscribed, and was not before
-    AGAIN = auto()  #: it has subscribed to a filter it had already (only kinds with `renew` hear of it)
+    AGAIN = auto()  #: it has subscribed to a filter it had already; a source that serves it hears so only with `renew`
     RESUMED = auto()  #: the client is back; its session has the subscription
     RECREATED = auto()  #: this kind of source was registered just now, or the instance before has asked for it
     UNSUBSCRIBED = auto()  #: the client has unsubscribed, or may no longer subscribe to it
@@ -84,7 +85,7 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
     desired: int  #: messages the source may give now
     reason: ReasonCode = ReasonCode.SUCCESS  #: the client's; an error code is a refusal
-    dropped: str = ""  #: it was never sent, because of this: `expired`, `too_large`, `withdrawn`
+    dropped: str = ""  #: it was never sent, because of this: `expired`, `too_large`, `withdrawn`, `unusable`
 
     @property
     def refused(self) -> bool:
@@ -198,9 +199,10 @@ class Kind:
     multi_topic: bool = False  #: one instance for all filters of a client
     generic: bool = False  #: gets what `Hub.tell` sends to its client
     renew: bool = False  #: subscribing again to a filter ends the instance and makes a new one; else nothing happens
+    retained: bool = False  #: its messages keep their retain flag; else as `retain_as_published` says, like live ones
     release: bool = False  #: messages in flight are taken back when the client disconnects; QoS is 1 at most
     max_unacked: int = 0  #: messages in flight per instance; 0: as many as the window takes
-    counters: Counter[str] = field(default_factory=Counter)  #: given, delivered, refused, failed, recreated, overshoot
+    counters: Counter[str] = field(default_factory=Counter)  #: given, delivered, refused, failed, recreated, …
 
     def concerns(self, client: ClientInfo, subscription: Subscription, why: Why) -> bool:
         """Whether an instance should be made for a filter."""

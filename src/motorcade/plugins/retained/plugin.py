@@ -76,7 +76,7 @@ class RetainedPlugin(Plugin):
             self._keeping = self.context.spawn(self._keeper.run(), "store")
         self.context.spawn(self._sweep(), "sweep")
         make = partial(RetainedSource, shelf=self._shelf)
-        self.context.add_source(Kind("retained", make, wants=self._wants, renew=True))
+        self.context.add_source(Kind("retained", make, wants=self._wants, renew=True, retained=True))
 
     async def stop(self) -> None:
         """Nobody publishes any more; what was published is stored."""
