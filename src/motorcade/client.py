@@ -309,9 +309,15 @@ class Client(asyncio.Protocol):
         self, *subscriptions: Subscription | tuple[str, int] | str, properties: Properties = NONE
     ) -> tuple[ReasonCode, ...]:
         """Ask for messages: filters, (filter, QoS) or `Subscription`s. One reason code each; they may be refusals."""
+        return (await self.ask_for(*subscriptions, properties=properties)).reasons
+
+    async def ask_for(
+        self, *subscriptions: Subscription | tuple[str, int] | str, properties: Properties = NONE
+    ) -> Suback:
+        """As `subscribe`, but the whole answer: it may have a reason string."""
         wanted = tuple(map(_subscription, subscriptions))
         answer = await self._ask(lambda packet_id: Subscribe(packet_id, wanted, properties))
-        return cast("Suback", answer).reasons
+        return cast("Suback", answer)
 
     async def unsubscribe(self, *filters: str, properties: Properties = NONE) -> tuple[ReasonCode, ...]:
         """Ask for no more. One reason code per filter in MQTT 5, none before."""

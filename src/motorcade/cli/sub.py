@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from motorcade.client import Client
     from motorcade.core.subscription import Subscription
     from motorcade.mqtt.packets import Publish
+    from motorcade.mqtt.properties import Properties
 
 _FORMAT_HELP = (
     "How to print a message: %t topic, %p payload, %x payload in hex, %l its length, %q QoS, %r retained, "
@@ -38,6 +39,10 @@ def sub(
     no_retained: Annotated[bool, typer.Option("-R", "--no-retained", help="Leave out retained messages.")] = False,
     retained_only: Annotated[bool, typer.Option("--retained-only", help="Only retained messages.")] = False,
     no_local: Annotated[bool, typer.Option("--no-local", help="Not what this client id publishes (MQTT 5).")] = False,
+    user_properties: Annotated[
+        list[str] | None,
+        typer.Option("--user-property", metavar="KEY=VALUE", help="Of the SUBSCRIBE, e.g. stream-offset=earliest."),
+    ] = None,
     keep_session: Annotated[
         bool, typer.Option("-c", "--keep-session", help="Go on with the session of this --id, and keep it afterwards.")
     ] = False,
@@ -80,7 +85,8 @@ def sub(
     broker = _mqtt.Broker(host, port, username, password, client_id, five, keep_alive, ws, cafile, cert, key, insecure)
     options = [Subscription(topic, qos, no_local=no_local and five) for topic in topics]
     expiry = session_expiry if keep_session and five else None
-    printed = asyncio.run(_run(broker, keep_session, expiry, options, count, wait, wanted, render))
+    properties = _mqtt.message_properties([], user_properties or [], five=five)
+    printed = asyncio.run(_run(broker, keep_session, expiry, options, properties, count, wait, wanted, render))
     if count is not None and printed < count:
         print(f"error: {printed} of {count} messages came", file=sys.stderr)
         raise typer.Exit(1)
@@ -91,6 +97,7 @@ async def _run(
     keep_session: bool,
     expiry: int | None,
     options: list[Subscription],
+    properties: Properties,
     count: int | None,
     wait: float | None,
     wanted: Callable[[Publish], bool],
@@ -103,7 +110,7 @@ async def _run(
 
     async def listen() -> None:
         nonlocal printed
-        await _subscribe(client, options)
+        await _subscribe(client, options, properties)
         async for message in client:
             if not wanted(message):
                 continue
@@ -127,12 +134,16 @@ async def _run(
     return printed
 
 
-async def _subscribe(client: Client, options: list[Subscription]) -> None:
+async def _subscribe(client: Client, options: list[Subscription], properties: Properties) -> None:
     from motorcade.client import RefusedError
 
-    for option, reason in zip(options, await client.subscribe(*options), strict=True):
+    answer = await client.ask_for(*options, properties=properties)
+    detail = answer.properties.reason_string
+    for option, reason in zip(options, answer.reasons, strict=True):
         if reason >= 0x80:
-            raise RefusedError(f"the subscription to {option.filter!r}", reason)
+            raise RefusedError(f"the subscription to {option.filter!r}", reason, detail)
+    if detail:
+        print(f"note: {detail}", file=sys.stderr)
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------

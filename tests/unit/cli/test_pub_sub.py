@@ -129,6 +129,17 @@ def test_too_few_messages_in_time_is_a_failure(run: Run, node: NodeProcess) -> N
     assert (1, "error: 0 of 2 messages came\n") == (done.returncode, done.stderr)
 
 
+def test_properties_of_the_subscription_and_what_the_broker_says_to_them(run: Run, node: NodeProcess) -> None:
+    offset = ("sub", "-p", node.port, "-t", "$stream/nowhere", "-W", "0.2", "--user-property")
+    waiting = run(*offset, "stream-offset=earliest")
+    assert (0, "") == (waiting.returncode, waiting.stdout)
+    assert waiting.stderr.startswith("note: there is no stream 'nowhere' yet")
+    refused = run(*offset, "stream-offset=tomorrow")
+    assert 1 == refused.returncode
+    assert "the subscription to '$stream/nowhere' was refused: topic filter invalid (0x8f): " in refused.stderr
+    assert "tomorrow" in refused.stderr, "what is wrong"
+
+
 def test_a_session_is_kept_for_its_id(run: Run, node: NodeProcess) -> None:
     subscribe = ("sub", "-p", node.port, "-t", "later", "-q", "1", "-c", "-i", "keeper")
     assert 0 == run(*subscribe, "-W", "0.2").returncode
