@@ -701,13 +701,17 @@ def _sections(record: type[msgspec.Struct], prefix: Path_) -> Iterator[tuple[Pat
 
 
 def _comments(record: type[msgspec.Struct]) -> dict[str, str]:
-    """The `#:` comment of each field: at the end of its line or on the lines before."""
+    """The `#:` comment of each field: at the end of its line, on the lines before, or within its parentheses."""
     comments: dict[str, str] = {}
     before: list[str] = []
+    opened = ""  # the field whose default goes on over lines
     for line in inspect.getsource(record).splitlines():
         code, _, comment = line.partition("#:")
         if match := re.match(r"    (\w+):", code):
             comments[match[1]] = comment.strip() or " ".join(before)
+            opened = match[1] if code.rstrip().endswith("(") else ""
+        elif opened and comment:
+            comments[opened], opened = comment.strip(), ""
         before = [*before, comment.strip()] if not code.strip() else []
     return comments
 
