@@ -129,7 +129,9 @@ class Consumer:
         self.name = name
         self.filter = filter_
         self.seat = seat
-        self.items: dict[Item, bool] = {}  #: given and not settled, oldest first; whether it was sent
+        #: Given and not settled, oldest first; whether it was sent. What another one got meanwhile stays until the
+        #: client has answered, or is about to send it: it must not get the same message twice.
+        self.items: dict[Item, bool] = {}
         self.sent = 0  #: of these, sent
 
     @property
@@ -530,7 +532,7 @@ class Dispatcher:
     def _give(self, item: Item, consumer: Consumer, now: float) -> None:
         item.state = State.GIVEN
         item.consumer = consumer
-        if item.tried or item.attempts:
+        if item.attempts:
             self._counters["redispatched"] += 1
         consumer.items[item] = False
         self._unsent[item] = now
@@ -554,9 +556,8 @@ class Dispatcher:
             for _ in hungry:
                 consumer = next(turn)
                 if consumer.room > 0 and consumer.may_get(item):
-                    if item.consumer is not None:
-                        item.consumer.items.pop(item, None)
-                    self._take_from(item)
+                    self._take_from(item)  # who had it finds out when it wants to send it (`sending`)
+                    item.tried = True
                     self._give(item, consumer, now)
                     break
         return inf
