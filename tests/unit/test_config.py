@@ -188,6 +188,22 @@ def test_built_in_plugins_are_on_and_access_comes_first(read: Read) -> None:
         ),
         ("[plugins.access]\nno_match = 'maybe'\n", "motorcade.toml:2: plugins.access.no_match = 'maybe'"),
         (
+            "[plugins.queues.queue.jobs]\ntopics = ['jobs/#']\nkind = 'last_value'\nkey = 'colour'\n",
+            "motorcade.toml:4: plugins.queues.queue.jobs.key: 'colour' is none of",
+        ),
+        (
+            "[plugins.streams.stream.log]\ntopics = ['log/#/x']\n",
+            "motorcade.toml:2: plugins.streams.stream.log.topics: 'log/#/x': '#' must be the last level",
+        ),
+        (
+            "[plugins.streams.stream.log]\nretension = 5\n",
+            "motorcade.toml:2: unknown key 'plugins.streams.stream.log.retension'; did you mean 'retention'?",
+        ),
+        (
+            "[plugins.capture.rule.copy]\ntopics = ['a']\n\nto = 'nowhere'\n",
+            "motorcade.toml:4: plugins.capture.rule.copy.to: 'nowhere' is no target",
+        ),
+        (
             "[plugins.acess]\nno_match = 'deny'\n",
             "motorcade.toml:2: there is no plugin 'acess'; did you mean 'access'?",
         ),
