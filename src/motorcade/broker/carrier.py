@@ -228,6 +228,7 @@ class Carrier:
         "_kept_turn",
         "_queue_turn",
         "_ring",
+        "_rings",
         "_scheduled",
         "_sent_octets",
         "buffered",
@@ -251,6 +252,7 @@ class Carrier:
         # Who has something to send, the next one first: what needs room in the window, and what does not (QoS 0).
         self._ring: dict[Lane | _Others, None] = {}
         self._free: dict[Lane | _Others, None] = {}
+        self._rings = (self._ring, self._free)
         self._done: list[Outcome] = []  # what sources have to hear
         self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
         self._scheduled = False
@@ -341,7 +343,7 @@ class Carrier:
         if self._offer(lane, subscription, why):
             self.lanes[key] = lane
         elif not lane.subscriptions:
-            self._drop(lane)
+            self._terminate(lane)
 
     def _offer(self, lane: Lane, subscription: Subscription, why: Why) -> bool:
         """Whether the source of a lane takes a filter."""
@@ -367,7 +369,7 @@ class Carrier:
             lane.missed = []
         else:
             self.lanes.pop(_key(lane.kind, filters[0]), None)
-            self._drop(lane)
+            self._terminate(lane)
 
     def _end_filter(self, lane: Lane, filter_: str, why: Why, *, linger: bool = True) -> None:
         """A lane has one filter less; without any it ends, as soon as nothing is in flight any more."""
@@ -657,7 +659,9 @@ class Carrier:
         """One message of everybody who waits; how many were sent. One that waits alone may send more."""
         session = self.session
         sent = 0
-        for ring in (self._free, self._ring):
+        # In turn too: what needs no room in the window may use up the rest of a pump.
+        self._rings = self._rings[::-1]
+        for ring in self._rings:
             for _ in range(len(ring)):
                 full = sent >= budget or self._sent_octets > STEP_OCTETS or not session.writable
                 if full or not ring or (ring is self._ring and session.room <= 0):
