@@ -20,14 +20,13 @@ _NOT_PUBLISHED: Final = (f"{SHARE}/", "$stream/", "$queue/")
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which messages a stream takes, and how much of them it keeps. 0 lifts a bound."""
 
-    topics: tuple[str, ...]  #: filters; what is published to one of them is appended
+    #: Filters: what is published to one of them is appended. None: only plugins append to it, such as capture.
+    topics: tuple[str, ...] = ()
     retention: Seconds = WEEK  #: seconds; what is older goes
     max_bytes: Count = 10 * 1024**3  #: of all records; above it the oldest go
     max_messages: Count = 0  #: likewise
 
     def __post_init__(self) -> None:
-        if not self.topics:
-            raise ValueError("topics: at least one filter")
         for filter_ in self.topics:
             check_bound(filter_)
 
@@ -51,5 +50,5 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_waiting_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * 1024**2  #: bytes likewise
     cache_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16 * 1024**2  #: of records in memory, shared by all readers
     progress_interval: Annotated[float, msgspec.Meta(gt=0)] = 1.0  #: seconds between two notes of a reader's progress
-    trim_interval: Annotated[float, msgspec.Meta(gt=0)] = 10.0  #: seconds between two looks at what is to go
+    trim_interval: Annotated[float, msgspec.Meta(gt=0)] = 10.0  #: seconds after which outdated records go at the latest
     trim_budget: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: records removed in one step

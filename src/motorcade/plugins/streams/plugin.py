@@ -18,7 +18,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.extension.sources import Feed, Kind
+from motorcade.extension.sources import Feed, Kind, Why
 from motorcade.plugins.streams.options import StreamsConfig
 from motorcade.plugins.streams.position import PREFIX, read_wish
 from motorcade.plugins.streams.reader import StreamSource
@@ -47,7 +47,7 @@ class StreamsPlugin(Plugin):
         await self.streams.start(self.config.stream)
         self.context.spawn(self.streams.trimmer.run(), "trim")
         self.context.offer(SERVICE, self.streams)
-        self.context.add_source(Kind("stream", self._make, prefix=PREFIX, renew=True))
+        self.context.add_source(Kind("stream", self._make, prefix=PREFIX, wants=_wants, renew=True))
 
     async def reload(self, config: StreamsConfig) -> None:
         self.streams.check(config.stream)
@@ -160,3 +160,8 @@ class StreamsPlugin(Plugin):
     def on_discarded(self, client: ClientInfo) -> None:
         """Likewise."""
         self.streams.ledger.forget_client(client.client_id)
+
+
+def _wants(_client: ClientInfo, subscription: Subscription, why: Why) -> bool:
+    """Who subscribes again without naming a position goes on where it is."""
+    return why is not Why.AGAIN or read_wish(subscription).position is not None

@@ -90,7 +90,7 @@ def read_position(text: str) -> Position:
     if text.isascii() and text.isdigit():
         number = int(text) if len(text) < 20 else MOST + 1
         if not 1 <= number <= MOST:
-            raise PositionError(f"offset {text[:40]!r}: offsets are numbers from 1 to {MOST}")
+            raise PositionError(f"offset {text[:40]!r}: numbers go from 1 to {MOST}; an offset is {_FORMS}")
         return Position(Origin.NUMBER, number)
     seconds = _seconds(text)
     if seconds is None:

@@ -1,8 +1,10 @@
 """How far each client has read each of its streams.
 
-    collection `stream-progress`, key {stream}/{offset as written in the filter}/{client id}:  [1, offset, time]
+    collection `stream-progress`, key {stream}/{offset as written in the filter}/{client id}:  [1, offset, time, ahead]
 
-`offset` is the highest one up to which everything was acknowledged. A `Mark` is that number in memory, with what is
+`offset` is the highest one up to which everything was acknowledged, `ahead` says that the client has asked for one that
+is not there yet, and waits for it. (Without it, an offset beyond the end means that the store has lost records: a Redis
+that failed over, say. The reader goes on at the end then.) A `Mark` is that number in memory, with what is
 needed to go on in the same process: which messages are in flight, and which were acknowledged before older ones. Marks
 of all sessions are in memory, those of clients that are away too: the end of a session must find them.
 
@@ -41,6 +43,7 @@ MAX_KEY: Final = 65_535  #: bytes; a client whose id leaves no room begins anew 
 class _Stored(msgspec.Struct, array_like=True, tag=1, gc=False):
     offset: int
     time: float
+    ahead: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -52,9 +55,9 @@ class Mark:
 
     __slots__ = (
         "acked",
+        "ahead",
         "client",
         "done",
-        "elsewhere",
         "gone",
         "kept",
         "lost",
@@ -73,10 +76,10 @@ class Mark:
         self.gone = False
         self.position: Position | None = None  #: where to begin; None: after `done`
         self.start = 0  #: which beginning this is: acknowledgements of messages from before it do not count
+        self.ahead = False  #: it begins with an offset that was not there yet
         self.done = 0  #: everything up to it was acknowledged
         self.outstanding: deque[int] = deque()  #: offsets given and not known to be acknowledged up to, in order
         self.acked: set[int] = set()  #: those of them that are acknowledged
-        self.elsewhere: set[int] = set()  #: those of them that are in flight from an instance before
         self.lost: set[int] = set()  #: those of them that were sent, but of which the session knows nothing any more
 
     @property
@@ -88,9 +91,10 @@ class Mark:
         """As written in the filter; "": none."""
         return self.stored.split("/", 2)[1]
 
-    def begin(self, start: int, after: int) -> None:
+    def begin(self, start: int, after: int, *, ahead: bool) -> None:
         """Begin after an offset."""
         self.position = None
+        self.ahead = ahead
         self.start = start
         self.done = after
         self.outstanding.clear()
@@ -99,6 +103,7 @@ class Mark:
 
     def give(self, offsets: Sequence[int]) -> None:
         """These go out, in this order."""
+        self.ahead = False
         if self.lost:
             self._found(offsets)
             offsets = [offset for offset in offsets if not self.outstanding or offset > self.outstanding[-1]]
@@ -179,7 +184,7 @@ class Ledger:
                 self._log.error("stream_progress_unreadable", key=key, error=str(error))
                 continue
             mark = self._add(client, stream, offset)
-            mark.done = stored.offset
+            mark.done, mark.ahead = stored.offset, stored.ahead
             mark.written = True
 
     def __len__(self) -> int:
@@ -290,7 +295,7 @@ class Ledger:
         for mark in marks:
             if not mark.gone:
                 retention = self._retention(mark.stream)
-                value = _encode(_Stored(mark.done, now))
+                value = _encode(_Stored(mark.done, now, mark.ahead))
                 batch.put(COLLECTION, mark.stored, value, now + retention + DAY if retention else 0.0)
                 mark.written = True
             elif self._marks.get(mark.client, {}).get(f"{mark.stream}/{mark.offset}") is None:

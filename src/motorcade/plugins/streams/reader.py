@@ -26,7 +26,7 @@ from typing import Final, Protocol
 
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Ack, Answer, Delayed, Feed, Given, Source, Why
+from motorcade.extension.sources import RECREATE, Ack, Answer, Delayed, Feed, Given, Source, Why
 from motorcade.plugins.streams.pages import Cache, Page
 from motorcade.plugins.streams.position import EARLIEST, LATEST, Origin, Position, Wish, read_wish
 from motorcade.plugins.streams.progress import Ledger, Mark
@@ -65,11 +65,16 @@ class _More:
     __slots__ = ()
 
 
+class _Deleted:
+    __slots__ = ()
+
+
 class _Begin:
     __slots__ = ()
 
 
 MORE: Final = _More()  #: `info`: there may be something; look
+DELETED: Final = _Deleted()  #: `info`: the stream was deleted; also for the instance that follows
 BEGIN: Final = _Begin()  #: `info`: look up the time at which to begin
 
 
@@ -90,7 +95,6 @@ class StreamSource(Source):
         self._behind = False  # counted in the cache
         self._peak = 1  # the most that could be given at once
         self._skip: set[int] = set()
-        self._as_published = False
         self._timer: Delayed | None = None
 
     # -- begin and end
@@ -98,16 +102,13 @@ class StreamSource(Source):
     def subscribe(self, subscription: Subscription, why: Why) -> bool:
         wish = self._wish = read_wish(subscription)  # checked in SUBSCRIBE; else this raises, which is counted
         self._filter = subscription.filter
-        self._as_published = subscription.retain_as_published
         ledger, client = self._place.ledger, self.feed.client.client_id
         mark = ledger.find(client, wish.name, wish.written)
-        if why is Why.NEW or mark is None or (why is Why.AGAIN and wish.position is not None):
+        if mark is None or why in {Why.NEW, Why.AGAIN}:
             mark = ledger.new(client, wish.name, wish.written)
             mark.position = self._first_position(wish, why)
             if self.feed.client.version < 5 and self.feed.client.clean_start:
                 mark.kept = False  # its session ends with the connection
-        if why is not Why.AGAIN:
-            mark.elsewhere = set()
         self._mark = mark
         self._place.attend(wish.name, self)
         stream = self._place.stream(wish.name)
@@ -115,13 +116,15 @@ class StreamSource(Source):
             self.declared(stream)
         return True
 
-    @staticmethod
-    def _first_position(wish: Wish, why: Why) -> Position:
-        if why in {Why.NEW, Why.AGAIN}:
+    def _first_position(self, wish: Wish, why: Why) -> Position:
+        if self.feed.kept is DELETED:
+            self.feed.kept = None
+            return EARLIEST
+        if why is not Why.RESUMED:
             return wish.position or LATEST
-        # The session is older than this process, and its progress is not known: the stream was deleted and made again
-        # meanwhile, or the record has expired, or a crash came first. The oldest record misses nothing in all cases.
-        return wish.position if wish.position and wish.position.origin in {Origin.NUMBER, Origin.TIME} else EARLIEST
+        # Its progress is not known: the stream was deleted and made again meanwhile, or the record has expired, or a
+        # crash came first. A time means the same in all cases, else the oldest record misses nothing.
+        return wish.position if wish.position and wish.position.origin is Origin.TIME else EARLIEST
 
     def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - there is one
         mark, self._mark = self._mark, None
@@ -133,10 +136,6 @@ class StreamSource(Source):
         if why in {Why.UNSUBSCRIBED, Why.ENDED}:
             self._place.ledger.forget(mark)
             return
-        if why is Why.REMOVED:
-            # Subscribed again: what is in flight stays with this instance, which goes on telling the mark.
-            self._mark = mark
-            mark.elsewhere = self._inflight(mark) - {given.tag & OFFSETS for given in self.feed.unsent}
         self._place.ledger.leave(mark)
 
     @property
@@ -157,12 +156,8 @@ class StreamSource(Source):
     def declared(self, stream: Stream) -> None:
         """There is a stream of this name now."""
         mark = self._mark
-        if mark is None or self._wish is None:
-            return
-        if mark.gone:  # of a stream that was deleted meanwhile
-            kept = mark.kept
-            mark = self._mark = self._place.ledger.new(mark.client, self._wish.name, self._wish.written)
-            mark.kept, mark.position = kept, EARLIEST
+        if mark is None or mark.gone:
+            return  # ended, or of a stream that was deleted: the next instance reads this one
         self._stream = stream
         stream.join(self)
         position = mark.position
@@ -175,8 +170,13 @@ class StreamSource(Source):
             self._begin(mark, after)
 
     def deleted(self) -> None:
-        """The stream is gone, and with it all that was known of this reader."""
+        """The stream is gone, and with it all that was known of this reader.
+
+        What was given and not sent must go too: that is what a new instance is for.
+        """
         self._detach()
+        if self._mark is not None and self._mark.gone:
+            self.feed.send(DELETED)
 
     def _detach(self) -> None:
         stream, self._stream = self._stream, None
@@ -209,14 +209,14 @@ class StreamSource(Source):
         self._begin(self._mark, after)
 
     def _begin(self, mark: Mark, after: int) -> None:
-        mark.begin(next(_starts), after)
+        mark.begin(next(_starts), after, ahead=self._stream is not None and after > self._stream.tail)
         self._place.ledger.hurry(mark)
         self._go_on(mark, set())
 
     def _resume(self, mark: Mark, stream: Stream) -> None:
         if not mark.start:  # of a process before this one
-            mark.begin(next(_starts), min(mark.done, stream.tail))
-        self._go_on(mark, mark.resume(self._inflight(mark) | mark.elsewhere))
+            mark.begin(next(_starts), mark.done if mark.ahead else min(mark.done, stream.tail), ahead=mark.ahead)
+        self._go_on(mark, mark.resume(self._inflight(mark)))
 
     def _go_on(self, mark: Mark, skip: set[int]) -> None:
         self._cursor = mark.done
@@ -238,6 +238,9 @@ class StreamSource(Source):
 
     def info(self, what: object, desired: int) -> Answer:
         stream = self._stream
+        if what is DELETED:
+            self.feed.kept = DELETED
+            return RECREATE
         if stream is None:
             return None
         if what is BEGIN:
@@ -300,7 +303,8 @@ class StreamSource(Source):
             return
         if self._mark is not None:
             self._mark.give(offsets)
-        filter_, tag, as_published = self._filter, self._tag, self._as_published
+        filter_, tag = self._filter, self._tag
+        as_published = self.feed.subscriptions[filter_].retain_as_published
         given += [
             Given(message if as_published or not message.retain else replace(message, retain=False), filter_, tag | at)
             for at, message in zip(offsets, messages, strict=True)

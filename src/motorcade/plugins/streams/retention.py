@@ -1,8 +1,9 @@
 """What goes: records that are too old, and the oldest of streams that are too large.
 
 Each stream knows in memory how old its oldest record is and how much it holds, so one that has nothing to lose costs a
-comparison per interval. What is to go goes in steps of `trim_budget` records, with a turn of the event loop between
-them. While no stream is declared, nothing runs.
+comparison per interval. A stream that grows clearly beyond its bounds is looked at at once; what is too old goes with
+the next look, which comes within a hundredth of the retention or one interval. What is to go goes in steps of
+`trim_budget` records, with a turn of the event loop between them. While no stream is declared, nothing runs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from motorcade.plugins.streams.stream import Stream
 from motorcade.storage.ports import StoreError, Streams
+
+SHORTEST: Final = 0.1  #: seconds between two looks, unless a stream overflows
 
 
 class Place(Protocol):
@@ -60,11 +63,23 @@ class Trimmer:
     async def run(self) -> None:
         """Trim until cancelled."""
         while True:
-            patience = self._interval if self._place.streams() else None
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), patience)
+                await asyncio.wait_for(self._wake.wait(), self._patience())
             self._wake.clear()
             await self.look()
+
+    def _patience(self) -> float | None:
+        """Seconds until the next look; None: as long as nothing happens."""
+        streams = self._place.streams()
+        if not streams:
+            return None
+        now = self._place.now()
+        patience = self._interval
+        for stream in streams:
+            if stream.options is not None and stream.options.retention:
+                pause = max(SHORTEST, stream.options.retention / 100)
+                patience = min(patience, max(pause, stream.outdated_at() - now))
+        return patience
 
     async def look(self) -> None:
         """Trim every stream that has something to lose."""
@@ -74,7 +89,7 @@ class Trimmer:
                     stream.appender.doubtful = False
                     await stream.open()
                 now = self._place.now()
-                if not stream.closed and (stream.overflows() or stream.outdated(now)):
+                if not stream.closed and (stream.overflows() or stream.outdated_at() <= now):
                     await self._trim(stream, now)
                 self._failing = False
             except StoreError as error:

@@ -302,10 +302,9 @@ class Streams:
         async with self._changing:
             stream = self._own(name)
             await self._store.records.put(COLLECTION, name, _encode(_Stored(None)))
-            self._undeclare(stream)
+            self._undeclare(stream, forget=True)
             self._rebind()
             await stream.appender.settle()  # what is under way is part of what goes
-            self.ledger.forget_stream(name)
             await self._drop(name)
             self._log.info("stream_deleted", stream=name)
 
@@ -353,8 +352,10 @@ class Streams:
         for reader in list(self._readers.get(name, ())):
             reader.declared(stream)
 
-    def _undeclare(self, stream: Stream) -> None:
+    def _undeclare(self, stream: Stream, *, forget: bool = False) -> None:
         del self._streams[stream.name]
+        if forget:
+            self.ledger.forget_stream(stream.name)
         for reader in list(self._readers.get(stream.name, ())):
             reader.deleted()
         stream.close()

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from typing import Final, Protocol
 
 import structlog
 
-from motorcade.core.message import Message, UserProperties
+from motorcade.core.message import Message
 from motorcade.core.record import RecordError, decode
 from motorcade.plugins.streams.appender import Appender, Group, Spawn, Waiting
 from motorcade.plugins.streams.loader import Loader
@@ -28,7 +29,6 @@ from motorcade.plugins.streams.position import OFFSET
 from motorcade.storage.ports import StreamRecord, Streams
 
 TIME: Final = "stream-time"  #: user property: when it was appended
-EXPIRES: Final = "stream-expires"  #: user property: when its publisher wanted it to be worthless
 SLACK: Final = 1.05  #: times a bound: a stream that grows so far is trimmed at once, not with the next look
 MAX_NAMED: Final = 10  #: records that cannot be read are logged one by one up to here
 
@@ -74,7 +74,7 @@ class Shared:
     spawn: Spawn
     counters: Counter[str]
     log: structlog.stdlib.BoundLogger
-    overflow: Callable[[], None]  #: called when a stream has clearly more than it may have
+    trim_soon: Callable[[], None]  #: called when a stream has clearly more than it may have, or is no longer empty
 
 
 class Stream:
@@ -147,6 +147,7 @@ class Stream:
 
     def _appended(self, offsets: list[int], group: Group, now: float) -> None:
         self.time = max(self.time, now)
+        was_empty = not self.oldest
         self.oldest = self.oldest or self.time
         self.records += len(offsets)
         self.octets += sum(map(len, group.values))
@@ -158,8 +159,8 @@ class Stream:
                 [self._from_publish(m, offset, stamp) for m, offset in zip(group.messages, offsets, strict=True)],
             )
         self._reached(offsets[-1])
-        if self.overflows(SLACK):
-            self._shared.overflow()
+        if was_empty or self.overflows(SLACK):
+            self._shared.trim_soon()
 
     def overflows(self, slack: float = 1.0) -> bool:
         """Whether there is more than there may be, times `slack`."""
@@ -168,12 +169,13 @@ class Stream:
             0 < options.max_bytes * slack < self.octets or 0 < options.max_messages * slack < self.records
         )
 
-    def outdated(self, now: float) -> bool:
-        """Whether the oldest record is to go."""
+    def outdated_at(self) -> float:
+        """When the oldest record is to go; infinity: never."""
         options = self.options
-        return options is not None and 0 < options.retention < now - self.oldest and self.oldest > 0
+        return self.oldest + options.retention if options and options.retention and self.oldest else inf
 
-    def _from_publish(self, message: Message, offset: int, stamp: str) -> Message:
+    @staticmethod
+    def _from_publish(message: Message, offset: int, stamp: str) -> Message:
         return Message(
             message.topic,
             message.payload,
@@ -184,19 +186,12 @@ class Stream:
             message.guid,
             message.timestamp,
             message.payload_format,
-            None,
+            message.expires_at,
             message.content_type,
             message.response_topic,
             message.correlation_data,
-            self._properties(message.user_properties, offset, stamp, message.expires_at),
+            (*message.user_properties, (OFFSET, str(offset)), (TIME, stamp)),
         )
-
-    def _properties(
-        self, published: UserProperties, offset: int, stamp: str, expires_at: float | None
-    ) -> UserProperties:
-        if expires_at is None:
-            return (*published, (OFFSET, str(offset)), (TIME, stamp))
-        return (*published, (OFFSET, str(offset)), (TIME, stamp), (EXPIRES, Stamps().text(expires_at)))
 
     # -- out
 
@@ -286,7 +281,6 @@ class Stream:
             if self._unreadable <= MAX_NAMED:
                 self._shared.log.warning("stream_unreadable", stream=self.name, offset=stored.offset, error=str(error))
             return None
-        stamp = self._stamps.text(stored.time)
         return Message(
             record.topic,
             record.payload,
@@ -297,9 +291,9 @@ class Stream:
             record.guid,
             record.time,
             record.payload_format,
-            None,
+            record.expires_at,
             record.content_type,
             record.response_topic,
             record.correlation_data,
-            self._properties(record.user_properties, stored.offset, stamp, record.expires_at),
+            (*record.user_properties, (OFFSET, str(stored.offset)), (TIME, self._stamps.text(stored.time))),
         )
