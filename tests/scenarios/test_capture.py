@@ -56,7 +56,8 @@ def server() -> Iterator[RedisServer]:
 
 def entries(server: RedisServer, key: str) -> list[dict[bytes, bytes]]:
     """The fields of the entries of a Redis stream, oldest first."""
-    return [fields for _, fields in server.client.xrange(key)]
+    found: Any = server.client.xrange(key)
+    return [fields for _, fields in found]
 
 
 # --- into a stream ------------------------------------------------------------------------------------------------
