@@ -217,10 +217,15 @@ class Ledger:
 
     def forget(self, mark: Mark) -> None:
         """Its subscription has ended."""
+        if self._remove(mark) and mark.written:
+            self.hurry(mark)
+
+    def _remove(self, mark: Mark) -> bool:
+        """Whether it was there."""
         marks = self._marks.get(mark.client, {})
         rest = f"{mark.stream}/{mark.offset}"
         if marks.get(rest) is not mark:
-            return
+            return False
         del marks[rest]
         if not marks:
             del self._marks[mark.client]
@@ -231,18 +236,25 @@ class Ledger:
         mark.gone = True
         self._changed.pop(mark, None)
         self._urgent.pop(mark, None)
-        if mark.written:
-            self.hurry(mark)
+        return True
 
     def forget_client(self, client: str) -> None:
         """Its session has ended."""
         for mark in list(self._marks.get(client, {}).values()):
             self.forget(mark)
 
-    def forget_stream(self, stream: str) -> None:
-        """It is deleted."""
-        for mark in self.of_stream(stream):
-            self.forget(mark)
+    def forget_stream(self, stream: str) -> list[Mark]:
+        """It is deleted; what was known of it, for `erase`."""
+        return [mark for mark in self.of_stream(stream) if self._remove(mark)]
+
+    async def erase(self, marks: Sequence[Mark]) -> None:
+        """Delete the records of marks that were forgotten; done when the store has done it."""
+        written = [mark.stored for mark in marks if mark.written]
+        for start in range(0, len(written), BATCH):
+            batch = self._store.batch()
+            for key in written[start : start + BATCH]:
+                batch.delete(COLLECTION, key)
+            await batch.commit()
 
     # -- into the store
 

@@ -64,7 +64,8 @@ class Trimmer:
         """Trim until cancelled."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._patience())
+                async with asyncio.timeout(self._patience()):  # not `wait_for`: it may swallow being cancelled (3.11)
+                    await self._wake.wait()
             self._wake.clear()
             await self.look()
 

@@ -110,7 +110,7 @@ class Streams:
             self._log.error("stream_declaration_unreadable", stream=name, error=str(error))
             return
         if stored.options is None:
-            await self._drop(name)
+            await self._drop(name, self.ledger.forget_stream(name))
         elif name in configured:
             self._log.warning("stream_declared_twice", stream=name, holds="configuration")
         else:
@@ -302,10 +302,11 @@ class Streams:
         async with self._changing:
             stream = self._own(name)
             await self._store.records.put(COLLECTION, name, _encode(_Stored(None)))
-            self._undeclare(stream, forget=True)
+            marks = self.ledger.forget_stream(name)
+            self._undeclare(stream)
             self._rebind()
             await stream.appender.settle()  # what is under way is part of what goes
-            await self._drop(name)
+            await self._drop(name, marks)
             self._log.info("stream_deleted", stream=name)
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
@@ -352,17 +353,15 @@ class Streams:
         for reader in list(self._readers.get(name, ())):
             reader.declared(stream)
 
-    def _undeclare(self, stream: Stream, *, forget: bool = False) -> None:
+    def _undeclare(self, stream: Stream) -> None:
         del self._streams[stream.name]
-        if forget:
-            self.ledger.forget_stream(stream.name)
         for reader in list(self._readers.get(stream.name, ())):
             reader.deleted()
         stream.close()
 
-    async def _drop(self, name: str) -> None:
-        """The records, then the declaration that says they are to go."""
-        self.ledger.forget_stream(name)
+    async def _drop(self, name: str, marks: Sequence[Mark]) -> None:
+        """Progress and records, and at last the declaration that says they are to go."""
+        await self.ledger.erase(marks)
         await self._store.streams.drop(name)
         await self._store.records.delete(COLLECTION, name)
 
