@@ -64,6 +64,7 @@ class Lane:
 
     __slots__ = (
         "asks",
+        "at_once",
         "backoff",
         "buffer",
         "carrier",
@@ -87,6 +88,7 @@ class Lane:
         self.source: Source | None = None  #: none while the client is away, or one is to be made anew
         self.feed: InstanceFeed | None = None  #: what the source has from us
         self.asks = False  #: it wants to be asked before a message is sent
+        self.at_once = False  #: it hears of several deliveries at once
         self.buffer: deque[Given] = deque()
         self.promised = 0  #: messages the source may give
         self.unacked = 0  #: messages in flight
@@ -100,6 +102,7 @@ class Lane:
         self.feed = InstanceFeed(self)
         self.source = self.kind.make(self.feed)
         self.asks = type(self.source).sending is not Source.sending
+        self.at_once = type(self.source).delivered_run is not Source.delivered_run
         return self.source
 
     def unmake(self) -> None:
@@ -519,31 +522,45 @@ class Carrier:
     def _settle(self) -> None:
         """Tell sources what became of their messages."""
         done, self._done = self._done, []
-        last: Lane | None = None
-        ack = Ack(0)
-        for lane, given, reason, dropped in done:
+        at = 0
+        while at < len(done):
+            lane, _, reason, dropped = done[at]
+            end = at + 1
+            while end < len(done) and done[end][0] is lane and done[end][2] is reason and done[end][3] == dropped:
+                end += 1
+            self._settle_run(lane, done[at:end], reason, dropped)
+            at = end
+        for lane in [lane for lane in self.leaving if not lane.unacked]:
+            self._terminate(lane)
+
+    def _settle_run(self, lane: Lane, run: list[Outcome], reason: ReasonCode, dropped: str) -> None:
+        """Messages of one source that fared alike."""
+        lane.kind.counters[dropped or ("refused" if reason >= 0x80 else "delivered")] += len(run)
+        at_once = lane.at_once
+        ack: Ack | None = None
+        for number, outcome in enumerate(run):
             source = lane.source
-            if lane is not last or ack.reason is not reason or ack.dropped != dropped:
-                # A run of messages of one source that fare alike hears of the same room, until it gives something.
-                ack = Ack(self.promise(lane), reason, dropped)
-                last = None if lane.kind.max_unacked else lane
-            lane.kind.counters[dropped or ("refused" if reason >= 0x80 else "delivered")] += 1
             if source is None:
                 if lane.retry is not None:
-                    lane.missed.append((lane, given, reason, dropped))  # the next instance hears of it
-                continue
+                    lane.missed += run[number:]  # the next instance hears of it
+                return
+            if ack is None or lane.kind.max_unacked:  # else there is as much room as a moment ago
+                ack = Ack(self.promise(lane), reason, dropped)
             try:
-                answer = source.delivered(given, ack)
+                if at_once:
+                    answer = source.delivered_run([of for _, of, _, _ in run], ack)
+                else:
+                    answer = source.delivered(outcome[1], ack)
             except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
                 self._failed(lane.kind, "delivered")
                 answer = RECREATE
             if answer is not None:
-                last = None
+                ack = None
                 self._answered(lane, source, answer)
             if not (dropped or isinstance(answer, Recreate)):
                 lane.backoff = 0.0
-        for lane in [lane for lane in self.leaving if not lane.unacked]:
-            self._terminate(lane)
+            if at_once:
+                return
 
     def _answered(self, lane: Lane, source: Source, answer: Answer) -> None:
         if lane.source is not source or lane.leaving:
@@ -685,10 +702,16 @@ class Carrier:
             return False
         session = self.session
         given = lane.buffer[0]
-        message = self._ask(lane, given) if lane.asks else given.message
-        qos = self._qos(lane, message, given.filter) if message is not None else 0
-        if qos and (session.room <= 0 or self._is_busy(lane)):
+        message: Message | None = given.message
+        qos = self._qos(lane, given.message, given.filter)
+        no_room = session.room <= 0 or self._is_busy(lane)
+        if qos and no_room:
             return False
+        if lane.asks:
+            message = self._ask(lane, given)
+            qos = self._qos(lane, message, given.filter) if message is not None else 0
+            if qos and no_room:
+                return False
         lane.buffer.popleft()
         octets = len(given.message.payload)
         self.buffered -= 1
@@ -733,7 +756,7 @@ class Carrier:
         session = self.session
         hooks = session.shared.hooks
         sent = 0
-        quick = isinstance(lane, Lane) and not (lane.asks or lane.kind.max_unacked or session.special)
+        quick = isinstance(lane, Lane) and not (lane.kind.max_unacked or session.special)
         if hooks.message_delivered is not None or hooks.delivery_completed is not None:
             quick = False
         while sent < most and self._sent_octets <= STEP_OCTETS:
@@ -749,7 +772,7 @@ class Carrier:
         buffer, inflight, out, unacked, done = lane.buffer, session.inflight, session.out, self.unacked, self._done
         subscriptions, version, take_id = lane.subscriptions, session.version, session.take_id
         highest = 1 if lane.kind.release else 2
-        retained = lane.kind.retained
+        retained, asks = lane.kind.retained, lane.asks
         room = session.room
         octets = sent = unwindowed = 0
         empty = not out
@@ -762,6 +785,10 @@ class Carrier:
             qos = min(message.qos, subscription.qos, highest)
             if qos and sent - unwindowed >= room:
                 break
+            if asks:
+                wanted = self._ask(lane, given)
+                if wanted is not message:
+                    break
             retain = message.retain and (retained or subscription.retain_as_published)
             try:
                 frame = frame_of(message, version, qos, now, retain=retain)

@@ -174,6 +174,10 @@ class Source:
         """What became of a message."""
         return None
 
+    def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
+        """What became of several messages that fared alike, oldest first; in place of `delivered`, if overridden."""
+        raise NotImplementedError
+
     def info(self, what: object, desired: int) -> Answer:  # noqa: ARG002 - for subclasses
         """Something was sent to this source."""
         return None
@@ -181,7 +185,7 @@ class Source:
     def sending(self, given: Given) -> Message | None:
         """Asked just before a message is sent, if overridden: the message, a newer one in its place, or None.
 
-        None withdraws it: `delivered` is called with `dropped="withdrawn"`.
+        None withdraws it: `delivered` is called with `dropped="withdrawn"`. It may be asked twice for one message.
         """
         return given.message
 
