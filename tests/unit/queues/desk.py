@@ -43,6 +43,7 @@ class Client:
     name: str
     room: int
     blocked: bool = False
+    awake: bool = False
     given: list[Item] = field(default_factory=list)  #: and not sent
     inflight: list[Item] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  #: every message that was sent, each time
@@ -59,7 +60,17 @@ class Client:
         self.room -= 1
         self.given.append(item)
 
+    def wake(self) -> None:
+        self.awake = True
+
     # -- the client
+
+    def hear(self) -> bool:
+        """It is asked for its room, if it wanted to be."""
+        awake, self.awake = self.awake, False
+        if awake:
+            self.desk.dispatcher.has_room(self.consumer, self.desk.now)
+        return awake
 
     def send(self, number: int = 0) -> bool:
         """The window lets messages through (0: all)."""
@@ -193,7 +204,7 @@ class Desk:
             while self.reads:
                 self.read()
             for client in list(self.clients):
-                busy = (not client.blocked and client.send()) or busy
+                busy = client.hear() or (not client.blocked and client.send()) or busy
             if self.confirm and self.removals:
                 busy = True
                 self.remove()

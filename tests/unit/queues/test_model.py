@@ -133,6 +133,12 @@ class Machine(RuleBasedStateMachine):
                 self.done.add((item.level, item.position))
             self.desk.dispatcher.acknowledged(client.consumer, item, self.desk.now)
 
+    @precondition(lambda self: any(client.awake for client in self.desk.clients))
+    @rule()
+    def hear(self) -> None:
+        for client in self.desk.clients:
+            client.hear()
+
     @precondition(lambda self: self.desk.clients)
     @rule(choice=st.integers(0, 4), more=st.integers(1, 20))
     def more_room(self, choice: int, more: int) -> None:
@@ -188,7 +194,7 @@ class Machine(RuleBasedStateMachine):
             delayed = [item for item in level.items.values() if item.state is State.DELAYED]
             assert not delayed or self.desk.alarm_at is not None
             for client in self.desk.clients:
-                if client.room > 0 and not any(at.reading for at in dispatcher._levels.values()):
+                if client.room > 0 and not client.awake and not any(at.reading for at in dispatcher._levels.values()):
                     assert not [item for item in waiting if client.consumer.may_get(item)]
                     assert not level.behind
 

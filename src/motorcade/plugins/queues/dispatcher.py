@@ -27,6 +27,8 @@ from itertools import count, cycle
 from math import inf
 from typing import Final, Protocol
 
+import msgspec
+
 from motorcade.core.message import Message
 from motorcade.plugins.queues.options import QueueOptions
 from motorcade.plugins.queues.record import MOST_HISTORY, Attempt, Dead
@@ -41,6 +43,7 @@ MOST_NOTES: Final = 4096  #: messages of a level whose attempts are remembered w
 MOST_SKIPPED: Final = 256  #: messages that those with room may not get, before nothing behind them is looked at
 PATIENCE: Final = 1.0  #: seconds that a refused message waits for a consumer that has not refused it, but has no room
 
+FEW: Final = 8  #: messages that a consumer holds, up to which it gets the next one as soon as it acknowledges one
 BLOCKED: Final = 0.05  #: seconds after which a message that was given and not sent may go to another consumer
 
 DISCONNECTED: Final = "disconnected"
@@ -60,53 +63,24 @@ class State(StrEnum):
     DONE = auto()  #: acknowledged, expired, dropped, replaced or dead: nothing happens to it any more
 
 
-class Item:
+class Item(msgspec.Struct, eq=False):
     """A message of a queue, in memory."""
 
-    __slots__ = (
-        "attempts",
-        "avoid",
-        "consumer",
-        "dead",
-        "dispatcher",
-        "ends",
-        "history",
-        "level",
-        "message",
-        "position",
-        "qos",
-        "size",
-        "state",
-        "stored_at",
-        "tried",
-    )
-
-    def __init__(
-        self,
-        level: int,
-        position: int,
-        message: Message,
-        size: int,
-        stored_at: float,
-        attempts: int = 0,
-        qos: int = 0,
-        dead: Dead | None = None,
-    ) -> None:
-        self.level = level
-        self.position = position
-        self.message = message
-        self.size = size  #: bytes in the store
-        self.stored_at = stored_at
-        self.attempts = attempts  #: how often it was sent
-        self.qos = qos  #: with which it was published
-        self.dead = dead
-        self.ends = inf  #: when it is too old
-        self.state = State.WAITING
-        self.consumer: Consumer | None = None  #: who has it now
-        self.tried = False  #: somebody had it, so not everybody may get it
-        self.avoid: set[str] | None = None  #: who has refused it lately
-        self.history: list[Attempt] | None = None
-        self.dispatcher: Dispatcher | None = None
+    level: int
+    position: int
+    message: Message
+    size: int  #: bytes in the store
+    stored_at: float
+    attempts: int = 0  #: how often it was sent
+    qos: int = 0  #: with which it was published
+    dead: Dead | None = None
+    ends: float = inf  #: when it is too old
+    state: State = State.WAITING
+    consumer: Consumer | None = None  #: who has it now
+    tried: bool = False  #: somebody had it, so not everybody may get it
+    avoid: set[str] | None = None  #: who has refused it lately
+    history: list[Attempt] | None = None
+    dispatcher: Dispatcher | None = None
 
 
 class Seat(Protocol):
@@ -118,6 +92,9 @@ class Seat(Protocol):
 
     def put(self, consumer: Consumer, item: Item) -> None:
         """Give it a message."""
+
+    def wake(self) -> None:
+        """`has_room` for all its queues, soon."""
 
 
 class Consumer:
@@ -222,8 +199,8 @@ class Dispatcher:
         self._ready: RoundRobin[Consumer] = STRATEGIES[options.strategy]()
         self._levels = {number: Level(number) for number in range(options.priorities)}
         self._down = tuple(reversed(self._levels.values()))
-        self._due: OrderedDict[Item, float] = OrderedDict()  # given; in the order of the times
-        self._unsent: OrderedDict[Item, float] = OrderedDict()  # given and not sent, and since when; oldest first
+        self._due: dict[Item, float] = {}  # sent, and until when it is to be acknowledged; in the order of the times
+        self._unsent: dict[Item, float] = {}  # given and not sent, and since when; oldest first
         self._delayed: list[tuple[float, int, Item]] = []
         self._serial = count()
         self._alarm_at = inf
@@ -258,7 +235,7 @@ class Dispatcher:
             self._rewind()
 
     def has_room(self, consumer: Consumer, now: float) -> None:
-        """A consumer has room, or may have."""
+        """A consumer may have room."""
         if consumer in self.consumers:
             self._ready.offer(consumer)
             self.dispatch(now)
@@ -291,7 +268,10 @@ class Dispatcher:
                 item = self._levels[item.level].items.get(item.position, item)
             self._counters["acknowledged"] += 1
             self._finish(item)
-        self.has_room(consumer, now)
+        if len(consumer.items) > FEW and consumer in self.consumers:
+            consumer.seat.wake()  # more of them come in the same turn: what there is is given for all of them at once
+        else:
+            self.has_room(consumer, now)
 
     def refused(self, consumer: Consumer, item: Item, reason: str, now: float) -> None:
         """A consumer does not take a message."""
@@ -449,7 +429,8 @@ class Dispatcher:
         self._end(item)
         at = self._levels[item.level]
         at.leaving.add(item.position)
-        at.notes.pop(item.position, None)
+        if at.notes:
+            at.notes.pop(item.position, None)
         self._outside.finish(item)
 
     def _expire(self, item: Item) -> None:
@@ -536,7 +517,6 @@ class Dispatcher:
             self._counters["redispatched"] += 1
         consumer.items[item] = False
         self._unsent[item] = now
-        self._watch(item, now)
         consumer.seat.put(consumer, item)
         self._ready.given(consumer)
 
@@ -582,8 +562,8 @@ class Dispatcher:
         timeout = self.options.ack_timeout
         if timeout:
             self._due[item] = now + timeout
-            self._due.move_to_end(item)
-            self._set_alarm(now + timeout, now, sooner=True)
+            if now + timeout < self._alarm_at:
+                self._set_alarm(now + timeout, now, sooner=True)
 
     def _later(self, item: Item, at: float, now: float) -> None:
         heappush(self._delayed, (at, next(self._serial), item))
@@ -611,14 +591,10 @@ class Dispatcher:
     def _late(self, item: Item, now: float) -> None:
         """A consumer has not acknowledged a message in time. It may still do so, if it is the first."""
         consumer = item.consumer
-        sent = consumer is not None and consumer.items.get(item, False)
         self._take_from(item)
-        item.tried = True
-        if sent and consumer is not None:
-            self._counters["timed_out"] += 1
-            if not self._in_vain(item, consumer, TIMED_OUT, now):
-                return
-        self._levels[item.level].put_back(item)
+        self._counters["timed_out"] += 1
+        if consumer is None or self._in_vain(item, consumer, TIMED_OUT, now):
+            self._levels[item.level].put_back(item)
 
     def _set_alarm(self, at: float, now: float, *, sooner: bool = False) -> None:
         if at == self._alarm_at or (sooner and at > self._alarm_at):

@@ -183,7 +183,7 @@ class Remover:
         self._store = store
         self._counters = counters
         self._log = log
-        self._done: dict[tuple[Queue, int], list[int]] = {}
+        self._done: dict[Queue, dict[int, list[int]]] = {}  # by level
         self._marks: dict[Item, Queue] = {}
         self._marked_at = 0.0  # loop time
         self._wake = asyncio.Event()
@@ -198,8 +198,18 @@ class Remover:
     def finish(self, queue: Queue, item: Item) -> None:
         """Remove a message."""
         self._marks.pop(item, None)
-        self._done.setdefault((queue, item.level), []).append(item.position)
-        self._wake.set()
+        self._add(queue, item.level, item.position)
+
+    def _add(self, queue: Queue, level: int, *positions: int) -> None:
+        levels = self._done.get(queue)
+        if levels is None:
+            levels = self._done[queue] = {}
+        done = levels.get(level)
+        if done is None:
+            levels[level] = list(positions)
+            self._wake.set()
+        else:
+            done += positions
 
     def mark(self, queue: Queue, item: Item) -> None:
         """Note how often a message was sent, if it is not acknowledged at once."""
@@ -209,8 +219,7 @@ class Remover:
 
     def forget(self, queue: Queue) -> None:
         """A queue is no more: its positions may come again and mean something else."""
-        for key in [key for key in self._done if key[0] is queue]:
-            del self._done[key]
+        self._done.pop(queue, None)
         for item in [item for item, of in self._marks.items() if of is queue]:
             del self._marks[item]
 
@@ -237,7 +246,7 @@ class Remover:
     async def flush(self, *, all_marks: bool = False) -> bool:
         """Write what there is; False if something could not be written, which is kept."""
         loop = asyncio.get_running_loop()
-        works = [self._remove(queue, level, positions) for (queue, level), positions in self._take_done()]
+        works = [self._remove(queue, level, positions) for queue, level, positions in self._take_done()]
         wait = self._marked_at + MARK_PAUSE - loop.time()
         if self._marks and (all_marks or wait <= 0):
             self._marked_at = loop.time()
@@ -254,13 +263,13 @@ class Remover:
         self._timer = None
         self._wake.set()
 
-    def _take_done(self) -> Iterable[tuple[tuple[Queue, int], list[int]]]:
+    def _take_done(self) -> Iterable[tuple[Queue, int, list[int]]]:
         done, self._done = self._done, {}
-        for key, positions in done.items():
-            if len(positions) > REMOVALS:
-                self._done[key] = positions[REMOVALS:]
-                self._wake.set()
-            yield key, positions[:REMOVALS]
+        for queue, levels in done.items():
+            for level, positions in levels.items():
+                if len(positions) > REMOVALS:
+                    self._add(queue, level, *positions[REMOVALS:])
+                yield queue, level, positions[:REMOVALS]
 
     async def _remove(self, queue: Queue, level: int, positions: list[int]) -> bool:
         try:
@@ -268,7 +277,7 @@ class Remover:
         except StoreError as error:
             self._complain(error)
             if not queue.closed:
-                self._done.setdefault((queue, level), []).extend(positions)
+                self._add(queue, level, *positions)
             return False
         queue.removed(level, positions)
         return True
