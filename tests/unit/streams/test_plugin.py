@@ -160,6 +160,9 @@ async def test_reloading(hub: MemoryHub, plugins: Plugins, store: Store) -> None
         await plugins.reload("streams", {"stream": {"u": {"topics": ["d"]}}})
     with pytest.raises(ConflictError, match="max_streams"):
         await plugins.reload("streams", {"stream": {"t": {}, "v": {}, "w": {}}, "max_streams": 2})
+    await plugins.reload("streams", {"stream": {"t": {"topics": ["b"]}, "v": {}}, "max_streams": 3})
+    assert ["t", "u", "v"] == [view.name for view in await service.list()]
+    await plugins.reload("streams", {"stream": {"t": {"topics": ["b"]}}, "max_streams": 2})
     assert ["t", "u"] == [view.name for view in await service.list()]
     assert hub.hooks.publish_chains("b")[0] is not None
     assert {"streams": 2, "stream_readers": 0} == {

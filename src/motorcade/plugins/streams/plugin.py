@@ -50,7 +50,7 @@ class StreamsPlugin(Plugin):
         self.context.add_source(Kind("stream", self._make, prefix=PREFIX, wants=_wants, renew=True))
 
     async def reload(self, config: StreamsConfig) -> None:
-        self.streams.check(config.stream)
+        self.streams.check(config.stream, config.max_streams)
         self.streams.configure(config)
         await self.streams.reconfigure(config.stream)
         self.config = config

@@ -125,7 +125,7 @@ class Streams:
         self.trimmer.configure(config.trim_interval, config.trim_budget)
         self._max_streams = config.max_streams
 
-    def check(self, configured: Mapping[str, StreamOptions]) -> None:
+    def check(self, configured: Mapping[str, StreamOptions], max_streams: int) -> None:
         """`MotorcadeError` if these could not be declared."""
         others = [stream for stream in self._streams.values() if stream.origin != CONFIGURED]
         for stream in others:
@@ -134,13 +134,13 @@ class Streams:
                     f"stream {stream.name!r} was declared while the node ran ({stream.origin}); "
                     "delete it there, or call this one otherwise"
                 )
-        if len(others) + len(configured) > self._max_streams:
-            raise self._too_many()
+        if len(others) + len(configured) > max_streams:
+            raise self._too_many(max_streams)
 
     async def reconfigure(self, configured: Mapping[str, StreamOptions]) -> None:
         """The configuration declares these now."""
         async with self._changing:
-            self.check(configured)
+            self.check(configured, self._max_streams)
             for stream in [stream for stream in self._streams.values() if stream.origin == CONFIGURED]:
                 if stream.name not in configured:
                     self._log.warning(
@@ -281,7 +281,7 @@ class Streams:
             if present is not None:
                 raise ConflictError(f"stream {name!r} is there already ({present.origin})")
             if len(self._streams) >= self._max_streams:
-                raise self._too_many()
+                raise self._too_many(self._max_streams)
             await self._store.records.put(COLLECTION, name, _encode(_Stored(options)))
             await self._declare(name, options, CREATED)
             self._rebind()
@@ -345,7 +345,7 @@ class Streams:
     async def _declare(self, name: str, options: StreamOptions | None, origin: str) -> None:
         """Make a stream, and let those who wait for it begin."""
         if len(self._streams) >= self._max_streams:
-            raise self._too_many()
+            raise self._too_many(self._max_streams)
         stream = Stream(name, options, origin, self._shared)
         await stream.open()
         self._streams[name] = stream
@@ -386,9 +386,9 @@ class Streams:
     def _unknown(self, name: str) -> UnknownError:
         return UnknownError(f"there is no stream {name!r}; `motorcade stream list` shows those there are")
 
-    def _too_many(self) -> MotorcadeError:
+    def _too_many(self, most: int) -> MotorcadeError:
         self._counters["refused_max_streams"] += 1
-        return ConflictError(f"there may be {self._max_streams} streams (option max_streams of the plugin streams)")
+        return ConflictError(f"there may be {most} streams (option max_streams of the plugin streams)")
 
     # -- views
 

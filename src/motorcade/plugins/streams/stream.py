@@ -44,22 +44,25 @@ class Reader(Protocol):
 
 
 class Stamps:
-    """Times as text. Most records share their second with the one before."""
+    """Times as text. Most records share their second with the one before, many their millisecond."""
 
-    __slots__ = ("_second", "_text")
+    __slots__ = ("_last", "_prefix", "_second", "_text")
 
     def __init__(self) -> None:
-        self._second = -1
-        self._text = ""
+        self._last = self._second = -1
+        self._prefix = self._text = ""
 
     def text(self, time: float) -> str:
         """ISO 8601 in UTC with milliseconds, rounded down, so that reading from it finds the record itself."""
         thousandths = int(time * 1000)
-        second, rest = divmod(thousandths, 1000)
-        if second != self._second:
-            self._second = second
-            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{self._text}.{rest:03}Z"
+        if thousandths != self._last:
+            self._last = thousandths
+            second, rest = divmod(thousandths, 1000)
+            if second != self._second:
+                self._second = second
+                self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            self._text = f"{self._prefix}.{rest:03}Z"
+        return self._text
 
 
 @dataclass(frozen=True, slots=True)
