@@ -280,6 +280,11 @@ class Broker:
         if not task.cancelled() and task.exception() is not None:
             log.error("will_failed", error=repr(task.exception()))
 
+    def heard(self, topic: str) -> bool:
+        """Whether somebody would get a message of this topic now."""
+        route = self.plane.pubsub.route(topic)
+        return bool(route.count or route.publish_hooks)
+
     def tell(self, client_id: str, what: object) -> bool:
         """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
         session = self.plane.registry.sessions.get(client_id)

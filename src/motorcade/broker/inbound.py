@@ -206,6 +206,8 @@ class Inbound:
                     refusal = yield from self._stored(session, given, packet, [], taken)
                 if refusal is not None:
                     return self._not_kept(refusal, doubt)
+                if result.outcome is not None and packet.qos:
+                    result = result.outcome()
                 if result.reason >= 0x80 and self.version != 5:
                     raise ProtocolError(result.reason, result.reason_string or "")
                 return result.reason, result.reason_string or "", result.user_properties

@@ -144,6 +144,8 @@ class Handled:
     reason: ReasonCode = ReasonCode.SUCCESS  #: an error code refuses: MQTT 5 hears it, MQTT 3 is disconnected
     reason_string: str | None = None
     user_properties: tuple[tuple[str, str], ...] = ()
+    #: Asked for the answer when what `acknowledge_after` was told to wait for is done; None: this is the answer.
+    outcome: Callable[[], Handled] | None = None
 
 
 @dataclass(frozen=True, slots=True)

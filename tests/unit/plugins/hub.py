@@ -49,6 +49,9 @@ class MemoryHub:
     def tell(self, client_id: str, what: object) -> bool:
         return False
 
+    def heard(self, topic: str) -> bool:
+        return True
+
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
         return False
 
