@@ -1,0 +1,380 @@
+"""What operators see of the fan-out and may do with it. The service `fanout` answers with the records below.
+
+    platform        send, requests, status, targets, cancel, pause, resume, gc
+    one vehicle     vehicle (what waits, what is in flight, what became of the last ones), why (the one sentence)
+
+Rule 1: every answer is a copy.
+Rule 2: times are seconds since the epoch, 0 is never; sizes are bytes.
+Rule 3: the values of `Hold` are a contract: programs compare them, people read `sentence` and `next`. A new reason is
+        added to `Hold`, gets a function here, and a line in docs/fanout.md (a test counts them).
+Rule 4: this file reads no clock and no store. The service collects the facts; the words are all here, so that one can
+        see in one place what an operator is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import StrEnum, auto
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from motorcade.core.receipt import State
+from motorcade.plugins.fanout.record import Status
+
+MOST_WAITING: Final = 100  #: messages shown that wait for one vehicle; `pending` counts all
+
+
+class Hold(StrEnum):
+    """Why a vehicle does not get its next message now."""
+
+    NOT_KNOWN = auto()
+    NOTHING_PENDING = auto()
+    OFFLINE = auto()
+    NOT_SUBSCRIBED = auto()
+    IN_FLIGHT = auto()
+    BACKING_OFF = auto()
+    PAUSED = auto()
+    WINDOW_FULL = auto()
+    DISPATCHING = auto()
+    STORE_UNAVAILABLE = auto()
+
+
+class AcceptedView(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a batch; the same figures are user properties of its PUBACK."""
+
+    accepted: int  #: vehicles that will get it, each once
+    duplicates: int  #: VINs that were named before in the same batch
+    replaced: int  #: vehicles whose pending message of the same request gave way to this one
+
+
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, over all its batches."""
+
+    request_id: str
+    status: Status  #: active, paused or cancelled
+    since: float  #: when the status became that
+    first_at: float  #: first batch accepted
+    last_at: float  #: last receipt written
+    targets: int  #: deliveries accepted: a vehicle that was named in two batches counts twice
+    pending: int  #: deliveries without a final state
+    states: dict[State, int]  #: deliveries by the state they are in now; the sum is `targets`
+
+
+class TargetView(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery of a request to one vehicle: its last receipt."""
+
+    vin: str
+    request_id: str
+    delivery_id: str
+    state: State
+    time: float  #: when it came into this state
+    attempt: int  #: how often it had been sent then
+    reason: str = ""
+    node: str = ""
+
+
+class DeliveryView(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a vehicle has still to get."""
+
+    delivery_id: str
+    request_id: str
+    state: Literal["waiting", "in_flight", "backing_off", "paused"]
+    accepted_at: float
+    expires_at: float  #: its own time or the end of the retention, whichever comes first
+    priority: int
+    attempts: int  #: how often it was sent
+    size: int
+    sent_at: float = 0.0  #: in flight: when
+    until: float = 0.0  #: in flight: when it is sent again if no acknowledgement comes; backing off: when it is sent
+    publisher: str = ""
+
+
+class WhyView(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a vehicle has not got its message, and what happens next."""
+
+    vin: str
+    reason: Hold
+    sentence: str
+    next: str
+    pending: int = 0  #: messages that wait for the vehicle, the one in flight included
+    request_id: str = ""  #: of the message that is next
+    delivery_id: str = ""
+    attempt: int = 0  #: how often it was sent
+    since: float = 0.0  #: offline: last seen; in flight: sent
+    until: float = 0.0  #: when something happens by itself
+
+
+class VehicleView(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the fan-out knows about one vehicle."""
+
+    vin: str
+    connected: bool
+    seen_at: float  #: connected: since when; else when its connection ended; 0: there is no session
+    subscribed: bool  #: to the filter at which it gets its messages
+    filter: str  #: this one
+    pending: int
+    in_flight: DeliveryView | None
+    waiting: list[DeliveryView]  #: the first MOST_WAITING, in the order in which they will be sent
+    history: list[TargetView]  #: final receipts, newest first
+    why: WhyView
+
+
+class GcView(msgspec.Struct, frozen=True, kw_only=True):
+    """One collection of what is no longer needed."""
+
+    vehicles: int  #: looked at
+    expired: int  #: messages whose time was over
+    cancelled: int  #: messages that were called off
+    data: int  #: published data that was removed
+    octets: int  #: of it
+    seconds: float  #: it took
+
+
+class Fanout(Protocol):
+    """The service `fanout`. Errors: `UnknownError` (no such request), `BadBatchError`, `VinError`, `ConflictError`."""
+
+    async def send(
+        self,
+        vins: Sequence[str],
+        request_id: str,
+        data: bytes,
+        expires_in: float | None = None,
+        priority: int = 0,
+        mode: str | None = None,
+    ) -> AcceptedView:
+        """As a batch that carries its data: answered when it is as durable as the store promises."""
+
+    async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
+        """Requests in the order of their ids, after one of them; fewer than `limit`: there are no more."""
+
+    async def status(self, request_id: str) -> RequestView:
+        """One request; `UnknownError`."""
+
+    async def targets(self, request_id: str, state: State | None, after: str, limit: int) -> Sequence[TargetView]:
+        """Deliveries, each with its last receipt, after a delivery id; fewer than `limit`: there are no more."""
+
+    async def cancel(self, request_id: str) -> RequestView:
+        """Call off what is pending now. What is accepted later under the same id is delivered. `UnknownError`."""
+
+    async def pause(self, request_id: str) -> RequestView:
+        """Pass over its messages until `resume`; what is in flight stays in flight."""
+
+    async def resume(self, request_id: str) -> RequestView:
+        """Go on with a request that was paused."""
+
+    async def gc(self) -> GcView:
+        """Collect now, to the end; `ConflictError` if a collection is under way."""
+
+    async def why(self, vin: str) -> WhyView:
+        """The one sentence about a vehicle; `VinError`."""
+
+    async def vehicle(self, vin: str) -> VehicleView:
+        """All about a vehicle; `VinError`. One that was never heard of has nothing pending and no history."""
+
+
+# -- the sentences of `why`, one function for each reason
+
+
+def not_known(vin: str) -> WhyView:
+    """No batch has ever named it."""
+    return WhyView(
+        vin=vin,
+        reason=Hold.NOT_KNOWN,
+        sentence=f"No batch has named {vin} as long as this node remembers.",
+        next="Nothing, until a batch names it; look whether the VIN is the right one.",
+    )
+
+
+def nothing_pending(vin: str, last: TargetView | None = None) -> WhyView:
+    """It has got everything, or what was for it has ended otherwise: `last` is the latest final receipt."""
+    ended = f"; the last message, {last.request_id!r}, was {last.state}{_because(last.reason)}" if last else ""
+    when = f" at {clock(last.time)}" if last else ""
+    return WhyView(
+        vin=vin,
+        reason=Hold.NOTHING_PENDING,
+        sentence=f"Nothing waits for {vin}{ended}{when}.",
+        next="Nothing, until a batch names it again.",
+        request_id=last.request_id if last else "",
+        delivery_id=last.delivery_id if last else "",
+        attempt=last.attempt if last else 0,
+        since=last.time if last else 0.0,
+    )
+
+
+def offline(vin: str, head: DeliveryView, pending: int, now: float, seen_at: float) -> WhyView:
+    """It is not connected; `seen_at` is when its connection ended, 0 if there is no session of it."""
+    seen = f"it was last seen at {clock(seen_at)}, {ago(now - seen_at)}" if seen_at else "there is no session of it"
+    return _why(
+        vin,
+        Hold.OFFLINE,
+        head,
+        pending,
+        f"{vin} is not connected: {seen}.",
+        f"{_many(pending)} it as soon as it connects and is subscribed{_or_expires(head)}.",
+        since=seen_at,
+        until=head.expires_at,
+    )
+
+
+def not_subscribed(vin: str, head: DeliveryView, pending: int, wanted: str, connected_at: float = 0.0) -> WhyView:
+    """It is connected and has no subscription that its messages could go to; `wanted` is the filter."""
+    return _why(
+        vin,
+        Hold.NOT_SUBSCRIBED,
+        head,
+        pending,
+        f"{vin} is connected, but has not subscribed to {wanted!r}.",
+        f"{_many(pending)} it as soon as it subscribes{_or_expires(head)}.",
+        since=connected_at,
+        until=head.expires_at,
+    )
+
+
+def in_flight(vin: str, head: DeliveryView, pending: int, now: float) -> WhyView:
+    """It was sent, and the PUBACK has not come. `head.until` 0: it is not sent again by itself."""
+    behind = f" {_many(pending - 1)} it after that." if pending > 1 else ""
+    again = (
+        f"If no acknowledgement comes until {clock(head.until)}, it is sent again, or has failed if that was the last"
+        " attempt."
+        if head.until
+        else "It is sent again when the vehicle comes back with its session."
+    )
+    return _why(
+        vin,
+        Hold.IN_FLIGHT,
+        head,
+        pending,
+        f"Request {head.request_id!r} was sent to {vin} at {clock(head.sent_at)}, {ago(now - head.sent_at)}"
+        f" (attempt {head.attempts}), and it has not acknowledged it.",
+        again + behind,
+        since=head.sent_at,
+        until=head.until,
+    )
+
+
+def backing_off(vin: str, head: DeliveryView, pending: int, now: float, most: int, reason: str = "") -> WhyView:
+    """Its last attempt was in vain, for `reason`; the next one is at `head.until`, and there are `most` of them."""
+    return _why(
+        vin,
+        Hold.BACKING_OFF,
+        head,
+        pending,
+        f"Request {head.request_id!r} was sent to {vin} in vain {_times(head.attempts)}{_because(reason)}.",
+        f"It is sent again at {clock(head.until)}, in {span(head.until - now)}; after {_times(most)} in vain it has"
+        " failed, and the next message is sent.",
+        until=head.until,
+    )
+
+
+def paused(vin: str, head: DeliveryView, pending: int) -> WhyView:
+    """All that waits for it belongs to paused requests; `head` is the first of it."""
+    return _why(
+        vin,
+        Hold.PAUSED,
+        head,
+        pending,
+        f"Request {head.request_id!r} is paused, and nothing else waits for {vin}.",
+        f"It is sent after `motorcade fanout resume {head.request_id}`{_or_expires(head)}.",
+        until=head.expires_at,
+    )
+
+
+def window_full(vin: str, head: DeliveryView, pending: int, unacknowledged: int) -> WhyView:
+    """Its session has as many unacknowledged messages of other kinds as it may have."""
+    return _why(
+        vin,
+        Hold.WINDOW_FULL,
+        head,
+        pending,
+        f"{vin} has not acknowledged {unacknowledged} other messages, and takes no more at a time.",
+        f"{_many(pending)} it when it has acknowledged one of them{_or_expires(head)}.",
+        until=head.expires_at,
+    )
+
+
+def dispatching(vin: str, head: DeliveryView, pending: int) -> WhyView:
+    """It is on its way: read from the store, or between the dispatcher and the connection."""
+    return _why(
+        vin,
+        Hold.DISPATCHING,
+        head,
+        pending,
+        f"Request {head.request_id!r} is being sent to {vin} at this moment.",
+        "Ask again: it is in flight or acknowledged then.",
+    )
+
+
+def store_unavailable(vin: str, error: str) -> WhyView:
+    """What waits for it cannot be read now."""
+    return WhyView(
+        vin=vin,
+        reason=Hold.STORE_UNAVAILABLE,
+        sentence=f"What waits for {vin} cannot be read: the store does not answer ({error}).",
+        next="Nothing is lost: sending goes on by itself when the store answers again (`motorcade store stats`).",
+    )
+
+
+def _why(
+    vin: str,
+    reason: Hold,
+    head: DeliveryView,
+    pending: int,
+    sentence: str,
+    next_: str,
+    *,
+    since: float = 0.0,
+    until: float = 0.0,
+) -> WhyView:
+    return WhyView(
+        vin=vin,
+        reason=reason,
+        sentence=sentence,
+        next=next_,
+        pending=pending,
+        request_id=head.request_id,
+        delivery_id=head.delivery_id,
+        attempt=head.attempts,
+        since=since,
+        until=until,
+    )
+
+
+# -- words
+
+
+def clock(seconds: float) -> str:
+    """A moment, in UTC: whoever reads it may be anywhere."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def span(seconds: float) -> str:
+    """A length of time, as people say it: the largest unit that fits."""
+    left = max(0.0, seconds)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if left >= size:
+            return f"{left / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{left:.0f} s"
+
+
+def ago(seconds: float) -> str:
+    """How long since."""
+    return f"{span(seconds)} ago"
+
+
+def _many(pending: int) -> str:
+    """The subject of `… it as soon as`."""
+    return "The message that waits is sent to" if pending == 1 else f"{pending} messages wait; the first is sent to"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _or_expires(head: DeliveryView) -> str:
+    return f", unless that is after {clock(head.expires_at)}, when it expires" if head.expires_at else ""
