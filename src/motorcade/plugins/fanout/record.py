@@ -1,0 +1,99 @@
+"""What the fan-out writes into the store, as MessagePack arrays whose first element is the version of the format.
+
+    entry     [1, batch, request id, accepted at, expires at, priority, publisher]
+    data      [1, SHA-256 digest, SHA-1 as hex, bytes, time]
+    request   [1, state, since, first at, last at, targets, cancelled at]
+
+    times     seconds since the epoch; expires at, cancelled at: 0 for never
+
+Rule 1: fields are added at the end, with a default; shorter arrays are read as before.
+Rule 2: an entry is the same for all vehicles of a batch, so that it is encoded once. What differs between them
+        (position, attempts) is in the mailbox itself.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from motorcade.core.errors import MotorcadeError
+
+Status = Literal["active", "paused", "cancelled"]
+T = TypeVar("T")
+
+
+class RecordError(MotorcadeError):
+    """Something the fan-out has stored cannot be read."""
+
+
+class EntryRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """One message for one vehicle, but for its data, which is the payload of the entry."""
+
+    batch: bytes  #: 16 bytes, the guid of the message that brought it; the same for all vehicles of the batch
+    request_id: str
+    accepted_at: float
+    expires_at: float = 0.0  #: 0: not before the retention is over
+    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0
+    publisher: str = ""  #: client id of the platform
+
+    def expired(self, now: float) -> bool:
+        """Whether its own time is over (the retention is another matter)."""
+        return 0.0 < self.expires_at <= now
+
+
+class DataRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """Data of the two-step form, under the id that the platform has given it."""
+
+    digest: bytes  #: SHA-256, the name of the blob
+    sha1: str  #: hex
+    size: int  #: bytes
+    time: float  #: published last
+
+
+class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """What operators have decided about a request. It need not exist: then the request is active."""
+
+    state: Status = "active"
+    since: float = 0.0  #: when the state became that
+    first_at: float = 0.0  #: when the first batch of it was accepted
+    last_at: float = 0.0  #: and the last one
+    targets: int = 0  #: vehicles accepted, over all its batches
+    cancelled_at: float = 0.0  #: entries accepted before are withdrawn, even if the request is in use again since
+
+    def withdrawn(self, entry: EntryRecord) -> bool:
+        """Whether an entry of this request was called off."""
+        return entry.accepted_at < self.cancelled_at
+
+
+_encoder = msgspec.msgpack.Encoder()
+_entry = msgspec.msgpack.Decoder(EntryRecord)
+_data = msgspec.msgpack.Decoder(DataRecord)
+_request = msgspec.msgpack.Decoder(RequestRecord)
+
+
+def encode(record: EntryRecord | DataRecord | RequestRecord) -> bytes:
+    """A record as the store keeps it."""
+    return _encoder.encode(record)
+
+
+def decode_entry(body: bytes) -> EntryRecord:
+    """The record of a mailbox entry's body; `RecordError`."""
+    return _decoded(_entry, body)
+
+
+def decode_data(value: bytes) -> DataRecord:
+    """The record of published data; `RecordError`."""
+    return _decoded(_data, value)
+
+
+def decode_request(value: bytes) -> RequestRecord:
+    """The record of a request; `RecordError`."""
+    return _decoded(_request, value)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:
+    try:
+        return decoder.decode(value)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RecordError(str(error)) from error

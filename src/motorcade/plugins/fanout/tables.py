@@ -1,0 +1,62 @@
+"""Where the fan-out keeps what, and the names of its topics.
+
+    mailbox   fanout:{VIN}                what a vehicle has still to get, oldest first
+              body                        `record.EntryRecord`, the same for all vehicles of a batch
+              payload                     the data, stored once however many vehicles and requests it is for
+              key                         mode `replace`: the request id; mode `append`: none
+              mark                        0: never sent; n + 1: sent n times (a marked entry never expires in the store,
+                                          so expiry is the fan-out's own business)
+    mailbox   fanout-done:{VIN}           final receipts of a vehicle, its history; body: `core.receipt`, JSON;
+                                          bounded by the option `history`
+    records   fanout-data / {data_id}     `record.DataRecord`; the bytes are a blob
+    records   fanout-request / {request}  `record.RequestRecord`; whether a request is paused or cancelled
+    records   fanout-ledger / …           counts per request, see `ledger.py`
+    stream    receipts                    one record (`core.record`) per receipt
+
+The position of an entry in `fanout:{VIN}` is never used again, so `{VIN}.{position}` names a delivery for ever. That is
+why nobody may `forget` such a mailbox, only clear it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+INGRESS: Final = "$SDV-FANOUT"  #: topic of batches that carry their data
+TRIGGER: Final = "$SDV-FANOUT/trigger"  #: topic of batches that name their data
+DATA_PREFIX: Final = "$SDV-FANOUT/data/"  #: followed by the id of the data that is published there
+
+ENTRIES: Final = "fanout:"
+DONE: Final = "fanout-done:"
+
+DATA: Final = "fanout-data"
+REQUESTS: Final = "fanout-request"
+LEDGER: Final = "fanout-ledger"
+
+RECEIPTS: Final = "receipts"
+
+MOST_ATTEMPTS: Final = 254  #: that a mark can tell
+
+
+def owner_of(vin: str) -> str:
+    """The mailbox of what a vehicle has still to get."""
+    return f"{ENTRIES}{vin}"
+
+
+def vin_of(owner: str) -> str | None:
+    """Whose mailbox it is; None if it is none of `owner_of`."""
+    return owner[len(ENTRIES) :] if owner.startswith(ENTRIES) else None
+
+
+def done_of(vin: str) -> str:
+    """The mailbox of a vehicle's history."""
+    return f"{DONE}{vin}"
+
+
+def mark_of(attempts: int) -> int:
+    """The mark of an entry that was sent so often."""
+    return min(attempts, MOST_ATTEMPTS) + 1
+
+
+def attempts_of(mark: int) -> int:
+    """How often an entry with this mark was sent."""
+    return max(mark - 1, 0)
