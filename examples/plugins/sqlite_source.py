@@ -16,8 +16,7 @@ class Reader(Source):
 
     def __init__(self, feed: Feed, plugin: "Rows") -> None:
         super().__init__(feed)
-        self.plugin, self.fetching, self.found = plugin, False, list[sqlite3.Row]()
-        self.last = max((given.tag for given in feed.inflight), default=feed.kept)  # row given; None: the store knows
+        self.plugin, self.fetching, self.found, self.last = plugin, False, list[sqlite3.Row](), -1  # -1: not known yet
 
     def subscribe(self, subscription: Subscription, _why: Why) -> bool:
         self.filter, self.key = subscription.filter, f"{subscription.filter}/{self.feed.client.client_id}"
@@ -40,8 +39,9 @@ class Reader(Source):
         return self.info("room", ack.desired)
 
     async def fetch(self, room: int) -> None:
-        if self.last is None:
-            self.last = int(await self.plugin.context.store.records.get("rows", self.key, 0.0) or 0)
+        if self.last < 0:
+            place = self.feed.kept or int(await self.plugin.context.store.records.get("rows", self.key, 0.0) or 0)
+            self.last = max((given.tag for given in self.feed.inflight), default=place)
         query = f'SELECT rowid, * FROM "{self.filter[5:]}" WHERE rowid > ? ORDER BY rowid LIMIT ?'  # noqa: S608 - known
         rows = await asyncio.to_thread(lambda: self.plugin.database.execute(query, (self.last, room)).fetchall())
         await asyncio.sleep(0 if rows else 0.2)
