@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -198,6 +201,20 @@ def test_a_reader_that_fails_in_the_middle_goes_on_without_loss_or_doubles(node:
         rename(database, "hidden", "orders")
         messages += take(client, 400 - len(messages))
         assert ids == rows(messages)
+
+
+def test_the_command_of_the_page_loads_it_for_clients_that_are_there_already(database: Path, tmp_path: Path) -> None:
+    """What the page tells the reader to type works as it stands, from the root of the repository."""
+    page = (ROOT / "docs" / "sources.md").read_text()
+    (line,) = [line.strip() for line in page.splitlines() if line.strip().startswith("motorcade plugin load rows")]
+    with NodeProcess(http=True) as node, reader(node) as client:
+        client.subscribe("rows/orders", 1)
+        ids = insert(database, 5)
+        words = [word.replace("$PWD", str(tmp_path)) for word in shlex.split(line)]
+        command = [sys.executable, "-m", *words, "--http", str(node.http)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert 0 == done.returncode, done.stderr
+        assert ids == rows(take(client, 5))
 
 
 def rename(database: Path, old: str, new: str) -> None:
