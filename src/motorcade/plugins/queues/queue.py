@@ -382,7 +382,7 @@ class Queue:
         looked = 0
         await self.refresh()
         for level in self.levels if self._entries else ():
-            for start in (0, self._swept.get(level, 0)):
+            for start in dict.fromkeys((0, self._swept.get(level, 0))):
                 if looked >= budget or self.closed:
                     return looked
                 looked += await self._sweep_from(level, start, now, budget - looked)
