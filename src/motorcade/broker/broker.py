@@ -297,6 +297,7 @@ class Broker:
                 if session.carrier is not None:
                     session.carrier.removed(kind)
                     session.put_down()
+                    session.go_on()  # others may have room now
             return
         work = self._offer_source(kind)
         task = self.loop.create_task(work, name=f"source.{kind.name}")

@@ -306,7 +306,8 @@ class Carrier:
             lane = self.lanes.get(_key(kind, subscription.filter))
             known = lane is not None and subscription.filter in lane.subscriptions
             if lane is not None and known:
-                lane.subscriptions[subscription.filter] = subscription  # its QoS may be another
+                lane.subscriptions[subscription.filter] = subscription
+                self._line_up(lane)  # its QoS may be another
             if (known and not kind.renew) or not kind.concerns(self.session.client, subscription, why):
                 continue
             if lane is not None and known:

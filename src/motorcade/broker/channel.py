@@ -483,6 +483,7 @@ class Channel(Inbound):
         for filter_, old in before.items():
             if old is None:
                 self.plane.pubsub.unsubscribe(session, filter_)
+                session.leave_sources(filter_)  # one that was registered meanwhile may have taken it
             else:
                 self.plane.pubsub.subscribe(session, old)
 

@@ -115,6 +115,7 @@ class Session(Window):
         if self.carrier is not None:
             self.carrier.unsubscribed(filter_)
             self.put_down()
+            self.go_on()  # others may have room now
 
     def resume_sources(self) -> None:
         """The client is back: its sources go on."""
