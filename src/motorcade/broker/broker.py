@@ -332,6 +332,13 @@ class Broker:
         """All connected clients, as they are now."""
         return [s.client for s in self.plane.registry.sessions.values() if s.link is not None]
 
+    def seen(self, client_id: str) -> float:
+        """When a client's connection ended, or began if it is connected; 0: it has no session."""
+        session = self.plane.registry.sessions.get(client_id)
+        if session is None:
+            return 0.0
+        return session.connected_at if session.link is not None else session.disconnected_at or 0.0
+
     def recheck_access(self) -> None:
         """Forget cached access decisions, and take away subscriptions that are no longer allowed."""
         for connection in list(self.connections):

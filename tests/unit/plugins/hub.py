@@ -61,6 +61,9 @@ class MemoryHub:
     def clients(self) -> Iterable[ClientInfo]:
         return ()
 
+    def seen(self, client_id: str) -> float:
+        return 0.0
+
     def recheck_access(self) -> None:
         """Nobody asks."""
 

@@ -249,6 +249,12 @@ class Streams:
                 )
             await self._declare(name, None, owner)
 
+    def grown(self, name: str) -> None:
+        """The owner of a stream has appended to it in a batch of its own: readers at the tail hear of it."""
+        stream = self._streams.get(name)
+        if stream is not None and stream.readers:
+            stream.grown()
+
     async def release(self, name: str, owner: str) -> None:
         """A stream opened by a plugin is no longer declared; its records stay."""
         async with self._changing:

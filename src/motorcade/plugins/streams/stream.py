@@ -26,7 +26,7 @@ from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions
 from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Page, Pages
 from motorcade.plugins.streams.position import OFFSET
-from motorcade.storage.ports import StreamRecord, Streams
+from motorcade.storage.ports import StoreError, StreamRecord, Streams
 
 TIME: Final = "stream-time"  #: user property: when it was appended
 SLACK: Final = 1.05  #: times a bound: a stream that grows so far is trimmed at once, not with the next look
@@ -111,6 +111,7 @@ class Stream:
         self._counters = shared.counters
         self._waiting: set[Reader] = set()  # at the tail
         self._loading: dict[int, dict[Reader, None]] = {}  # by the offset after which a page is being read
+        self._looking = self._look_again = False  # how far it goes
         self._stamps = Stamps()
         self._unreadable = 0
 
@@ -164,6 +165,27 @@ class Stream:
         self._reached(offsets[-1])
         if was_empty or self.overflows(SLACK):
             self._shared.trim_soon()
+
+    def grown(self) -> None:
+        """Its owner has appended something by itself, in a batch with other writes: look how far it goes now."""
+        if self._looking:
+            self._look_again = True
+            return
+        self._looking = True
+        self._shared.spawn(self._look(), f"look.{self.name}")
+
+    async def _look(self) -> None:
+        try:
+            self._look_again = True
+            while self._look_again and not self.closed:
+                self._look_again = False
+                info = await self._store.info(self.name)
+                self.first, self.records, self.octets = info.first, info.records, info.octets
+                self._reached(info.last)
+        except StoreError as error:  # the next one who looks, or appends, finds it
+            self._shared.log.warning("stream_not_looked_at", stream=self.name, error=str(error))
+        finally:
+            self._looking = False
 
     def overflows(self, slack: float = 1.0) -> bool:
         """Whether there is more than there may be, times `slack`."""
