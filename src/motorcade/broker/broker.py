@@ -191,6 +191,11 @@ class Broker:
 
     # -- hub
 
+    @property
+    def node(self) -> str:
+        """The name of this node."""
+        return self.plane.options.node
+
     async def publish(self, message: Message) -> int:
         """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
         check_topic(message.topic)

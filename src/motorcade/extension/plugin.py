@@ -41,6 +41,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Hub(Protocol):
     """What the broker does for plugins."""
 
+    @property
+    def node(self) -> str:
+        """The name of this node."""
+
     async def publish(self, message: Message) -> int:
         """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
 

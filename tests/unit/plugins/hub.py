@@ -26,6 +26,7 @@ class MemoryHub:
     figures: dict[str, float] = field(default_factory=dict)
     routed: list[Message] = field(default_factory=list)
     delivered: list[tuple[str, Subscription, Iterator[Message]]] = field(default_factory=list)
+    node: str = "n1"
     _routed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def publish(self, message: Message, client: ClientInfo | None = None) -> int:
