@@ -72,7 +72,7 @@ class Broker:
         from motorcade.client import Client
         from motorcade.mqtt.properties import NONE
 
-        tls = self._tls()
+        tls = self.tls()
         default = {(False, False): 1883, (True, False): 8883, (False, True): 8083, (True, True): 8084}
         return await Client.connect(
             self.host,
@@ -92,7 +92,7 @@ class Broker:
             buffer=buffer,
         )
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def tls(self) -> ssl.SSLContext | None:
         if not (self.cafile or self.cert or self.insecure):
             return None
         import ssl

@@ -127,8 +127,13 @@ class Fleet:
 
     # --- from start to stop -------------------------------------------------------------------------------------------
 
-    async def start(self, *, timeout: float = 60.0) -> None:  # noqa: ASYNC109 - one word for all who wait here
-        """Wake the fleet and wait until all who begin awake are online. Raises if the first one cannot get in."""
+    async def start(
+        self,
+        *,
+        wait: bool = True,
+        timeout: float = 60.0,  # noqa: ASYNC109 - one word for all who wait here
+    ) -> None:
+        """Wake the fleet; `wait` for all who begin awake to come online. Raises if the first cannot get in."""
         self.loop = asyncio.get_running_loop()
         self._started = self.now()
         allow_files(len(self.vehicles) + _SPARE_FILES)
@@ -136,6 +141,8 @@ class Fleet:
         for vehicle in self.vehicles.values():
             if vehicle.state is State.PARKED:
                 vehicle.begin()
+        if not wait:
+            return
         awake = [vehicle for vehicle in self.vehicles.values() if vehicle.state is not State.ASLEEP]
         await self.wait_until(
             lambda: all(vehicle.arrivals for vehicle in awake),
@@ -232,9 +239,9 @@ class Fleet:
         self,
         condition: Callable[[], bool],
         what: str,
-        timeout: float = 30.0,  # noqa: ASYNC109 - a deadline belongs to each condition
+        timeout: float | None = 30.0,  # noqa: ASYNC109 - a deadline belongs to each condition
     ) -> None:
-        """Until the condition holds; it is looked at when a vehicle has moved. Raises `FleetError` with `what`."""
+        """Until the condition holds; it is looked at when a vehicle has moved. `FleetError` names `what` did not."""
         if condition():
             return
         waiter: asyncio.Future[None] = self.loop.create_future()
