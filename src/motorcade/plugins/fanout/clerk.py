@@ -1,0 +1,213 @@
+"""The clerk writes down what happens to deliveries: receipts, and with the last one of each, that its entry is gone.
+
+    sent, retried        ─▶ [ group ] ─┐
+    acked, failed, …     ─▶ [ group ] ─┴─ one batch at a time ─▶ store ─▶ receipts are published, the next one may go
+                             receipt + removal + history
+
+Rule 1: a final receipt and the removal of its entry are one batch. Where batches are not atomic (Redis) the receipt
+        goes first: a crash in between may repeat it, but never lose it.
+Rule 2: a vehicle gets its next message when the receipt of the last one is stored (`desk.gone`).
+Rule 3: what cannot be stored is tried again, for ever; meanwhile its vehicle waits, and nobody else.
+Rule 4: one timer serves all deliveries that wait for an acknowledgement or rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
+
+import structlog
+
+from motorcade.core import receipt as receipts_
+from motorcade.core.receipt import Receipt, State
+from motorcade.plugins.fanout.desk import Delivery, Desk, Phase
+from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.tables import done_of, mark_of, owner_of
+from motorcade.storage.ports import Bound, Draft, Store, StoreError
+
+GROUP: Final = 256  #: receipts in one batch
+RETRY: Final = 1.0  #: seconds until something that could not be stored is tried again
+
+
+class Note:
+    """Something that happened to a delivery."""
+
+    __slots__ = ("delivery", "final", "receipt")
+
+    def __init__(self, delivery: Delivery, receipt: Receipt, *, final: bool) -> None:
+        self.delivery = delivery
+        self.receipt = receipt
+        self.final = final
+
+
+class Clerk:
+    """Receipts of one node."""
+
+    def __init__(
+        self,
+        store: Store,
+        desk: Desk,
+        receipts: Receipts,
+        node: str,
+        now: Callable[[], float],
+        trigger: Callable[[str, str], None],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self.now = now
+        self.triggered = trigger  #: (VIN, why): there may be something for a vehicle
+        self._store = store
+        self._desk = desk
+        self._receipts = receipts
+        self._node = node
+        self._log = log
+        self._notes: list[Note] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failing = False
+        self._due: list[tuple[float, int, Delivery]] = []  # heap; what is no longer so is left until it comes up
+        self._serial = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # seconds since the epoch
+
+    @property
+    def unwritten(self) -> int:
+        """Receipts that are not stored yet."""
+        return len(self._notes)
+
+    # -- what happens
+
+    def sent(self, delivery: Delivery) -> None:
+        """It leaves for the vehicle."""
+        delivery.attempts += 1
+        delivery.phase = Phase.SENT
+        delivery.since = self.now()
+        self._note(delivery, State.SENT)
+        self.watch(delivery)
+
+    def watch(self, delivery: Delivery) -> None:
+        """It may be silent for as long as it may, from now on."""
+        timeout = self._desk.config.ack_timeout
+        delivery.since = self.now()
+        if timeout:
+            self._at(delivery.since + timeout, delivery)
+
+    def in_vain(self, delivery: Delivery, reason: str) -> None:
+        """It was refused, or the vehicle is silent: once more after a while, but not for ever."""
+        if delivery.ending:
+            return
+        again = self._desk.rest(delivery, self.now())
+        if again is None:
+            self.end(delivery, State.FAILED, reason)
+            return
+        self._note(delivery, State.RETRIED, reason)
+        self._at(again, delivery)
+
+    def end(self, delivery: Delivery, state: State, reason: str = "") -> None:
+        """It is over, if it was not already."""
+        if self._desk.end(delivery):
+            self._note(delivery, state, reason, final=True)
+
+    def _note(self, delivery: Delivery, state: State, reason: str = "", *, final: bool = False) -> None:
+        self._notes.append(Note(delivery, self.receipt(delivery, state, reason), final=final))
+        self._idle.clear()
+        self._wake.set()
+
+    def receipt(self, delivery: Delivery, state: State, reason: str = "") -> Receipt:
+        """What is told of a delivery now."""
+        return Receipt(
+            state=state,
+            vin=delivery.vin,
+            request_id=delivery.entry.request_id,
+            delivery_id=delivery.name,
+            time=self.now(),
+            node=self._node,
+            attempt=delivery.attempts,
+            reason=reason,
+        )
+
+    # -- time
+
+    def _at(self, when: float, delivery: Delivery) -> None:
+        heappush(self._due, (when, next(self._serial), delivery))
+        if self._timer is None or when < self._timer_at:
+            self._set_timer(when)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self.now()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self.now()
+        while self._due and self._due[0][0] <= now:
+            self._look_at(heappop(self._due)[2], now)
+        if self._due and self._timer is None:
+            self._set_timer(self._due[0][0])
+
+    def _look_at(self, delivery: Delivery, now: float) -> None:
+        if self._desk.hold.get(delivery.vin) is not delivery:
+            return
+        seat = self._desk.seats.get(delivery.vin)
+        if seat is None:
+            return  # away: its session repeats it, and its time begins anew then
+        if delivery.phase is Phase.RESTING and delivery.since <= now:
+            seat.offer(delivery)
+        elif delivery.phase is Phase.SENT and delivery.since + self._desk.config.ack_timeout <= now:
+            self.in_vain(delivery, "no_ack")
+
+    # -- the store
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await asyncio.sleep(0)  # what happens in the same turn goes together
+                while self._notes:
+                    notes, self._notes = self._notes[:GROUP], self._notes[GROUP:]
+                    if not await self._write(notes):
+                        self._notes = notes + self._notes
+                        await asyncio.sleep(RETRY)
+                self._idle.set()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def settle(self) -> None:
+        """Wait until everything is written."""
+        await self._idle.wait()
+
+    async def _write(self, notes: list[Note]) -> bool:
+        now = self.now()
+        batch = self._store.batch()
+        receipts = [note.receipt for note in notes]
+        values = self._receipts.values(receipts)
+        self._receipts.stage(batch, values, now)
+        bound = Bound(entries=self._desk.config.history)
+        for note in notes:
+            delivery = note.delivery
+            if note.final:
+                batch.acknowledge(owner_of(delivery.vin), [delivery.position])
+                batch.append([done_of(delivery.vin)], Draft(receipts_.encode(note.receipt)), now, bound)
+            elif note.receipt.state is State.RETRIED or delivery.attempts > 1:
+                batch.mark(owner_of(delivery.vin), delivery.position, mark_of(delivery.attempts))
+        try:
+            await batch.commit()
+        except StoreError as error:
+            if not self._failing:  # once until it goes well again
+                self._failing = True
+                self._log.error("receipts_not_stored", error=str(error))
+            return False
+        self._failing = False
+        self._receipts.written(receipts, values)
+        for note in notes:
+            if note.final:
+                self._desk.gone(note.delivery)
+        return True

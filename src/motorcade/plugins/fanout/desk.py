@@ -1,0 +1,217 @@
+"""Which message a vehicle may get now, and which it has. Pure: no store, no clock, no waiting.
+
+    pending (store) ──claim──▶ claimed ──sent──▶ sent ──acknowledged──▶ ending ─(receipt stored)─▶ gone
+       ▲                          │                │ refused, silent         ▲
+       └────────── release ◀──────┴──── resting ◀──┘ (too often: failed) ────┘
+
+Rule 1: one VIN has at most one message on its way. `claim` is the only place that decides it, and `hold` the only
+        table: an entry stands there from before it is given to the session until its last receipt is stored, or it is
+        given back. It outlives connections and sources, since what is in flight belongs to the session.
+Rule 2: a delivery ends once. Whatever comes later (a second acknowledgement, a time-out, a cancellation, a reader that
+        has found the entry just before it was removed) finds it among those that have `ended`.
+Rule 3: a message that was sent is given back only when the session that has it in flight is gone: nobody else could get
+        its acknowledgement.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum, auto
+from typing import Final, Protocol
+
+from motorcade.core.message import Message
+from motorcade.core.receipt import State, delivery_id
+from motorcade.plugins.fanout.options import FanoutConfig
+from motorcade.plugins.fanout.record import EntryRecord, RequestRecord
+
+ACTIVE: Final = RequestRecord()
+MOST_ENDED: Final = 100_000  #: deliveries that are remembered to have ended; far more than end in the time of a write
+
+
+class Phase(StrEnum):
+    """Where a delivery is that is on its way."""
+
+    CLAIMED = auto()  #: given to the session, or about to be
+    SENT = auto()
+    RESTING = auto()  #: sent in vain; it is sent again after a while
+    ENDING = auto()  #: over, as soon as its receipt is stored
+
+
+class Verdict(StrEnum):
+    """What to do with a pending entry."""
+
+    SEND = auto()
+    LATER = auto()  #: its request is paused
+    EXPIRED = auto()
+    OUTDATED = auto()  #: older than messages are kept
+    CANCELLED = auto()
+
+
+class Delivery:
+    """One message for one vehicle, on its way."""
+
+    __slots__ = ("attempts", "entry", "message", "phase", "position", "since", "vin")
+
+    def __init__(self, vin: str, position: int, entry: EntryRecord, message: Message, attempts: int = 0) -> None:
+        self.vin = vin
+        self.position = position
+        self.entry = entry
+        self.message = message
+        self.attempts = attempts  #: how often it was sent
+        self.phase = Phase.CLAIMED
+        self.since = 0.0  #: when it was sent last; resting: when it is sent again
+
+    @property
+    def name(self) -> str:
+        return delivery_id(self.vin, self.position)
+
+    @property
+    def ending(self) -> bool:
+        return self.phase is Phase.ENDING
+
+
+class Seat(Protocol):
+    """The source of a connected vehicle."""
+
+    def offer(self, delivery: Delivery) -> None:
+        """Give the vehicle this, if it may have it when its turn comes."""
+
+
+class Desk:
+    """Vehicles, what they have on its way, and what operators have decided about requests."""
+
+    def __init__(self, config: FanoutConfig, trigger: Callable[[str], None]) -> None:
+        self.config = config
+        self.hold: dict[str, Delivery] = {}  #: by VIN (rule 1)
+        self.seats: dict[str, Seat] = {}  #: vehicles that are connected and subscribed
+        self.drained: set[str] = set()  #: of these, those with nothing pending but what is on hold
+        self.requests: dict[str, RequestRecord] = {}  #: those that are, or were, paused or cancelled
+        self.ended: OrderedDict[tuple[str, int], None] = OrderedDict()  #: (VIN, position), lately (rule 2)
+        self.prioritised = False  #: some message has a priority: the oldest is not always the next
+        self.priorities = 0  #: batches with a priority, since the start
+        self._trigger = trigger
+
+    # -- rule 1
+
+    def claim(self, delivery: Delivery) -> bool:
+        """Whether a vehicle may be given this now; it has it then."""
+        held = self.hold.get(delivery.vin)
+        if held is not None:
+            return held is delivery and not held.ending
+        if (delivery.vin, delivery.position) in self.ended:
+            return False
+        self.hold[delivery.vin] = delivery
+        delivery.phase = Phase.CLAIMED
+        return True
+
+    def release(self, delivery: Delivery) -> None:
+        """Give a message back: it is pending again."""
+        if self.hold.get(delivery.vin) is delivery and not delivery.ending:
+            del self.hold[delivery.vin]
+            self.drained.discard(delivery.vin)
+
+    def gone(self, delivery: Delivery) -> None:
+        """Its last receipt is stored, and its entry removed; the vehicle may have the next one."""
+        if self.hold.get(delivery.vin) is delivery:
+            del self.hold[delivery.vin]
+        if delivery.vin not in self.drained:
+            self._trigger(delivery.vin)
+
+    def offer_new(self, delivery: Delivery) -> bool:
+        """Give a vehicle what was stored for it just now; False if it has to be looked for what comes first."""
+        vin = delivery.vin
+        seat = self.seats.get(vin)
+        if seat is None or vin not in self.drained:
+            return False
+        if vin in self.hold or self.judge(delivery.entry, delivery.entry.accepted_at) is not Verdict.SEND:
+            self.drained.discard(vin)
+            return vin in self.hold  # if so, it is looked for when that is over
+        if not self.claim(delivery):
+            return True  # it is over already
+        seat.offer(delivery)
+        return True
+
+    def end(self, delivery: Delivery) -> bool:
+        """It is over; False if it was already (rule 2)."""
+        delivery.phase = Phase.ENDING
+        return self.end_entry(delivery.vin, delivery.position)
+
+    def end_entry(self, vin: str, position: int) -> bool:
+        """The same for an entry, whether it is on its way or not."""
+        if (vin, position) in self.ended:
+            return False
+        self.ended[vin, position] = None
+        if len(self.ended) > MOST_ENDED:
+            self.ended.popitem(last=False)
+        held = self.hold.get(vin)
+        if held is not None and held.position == position:
+            held.phase = Phase.ENDING
+        return True
+
+    # -- vehicles
+
+    def sit(self, vin: str, seat: Seat) -> None:
+        """A vehicle is there."""
+        self.seats[vin] = seat
+
+    def stand_up(self, vin: str, seat: Seat) -> None:
+        """A vehicle is gone; another connection of it may have come before."""
+        if self.seats.get(vin) is not seat:
+            return
+        del self.seats[vin]
+        self.drained.discard(vin)
+        held = self.hold.get(vin)
+        if held is not None and held.phase in (Phase.CLAIMED, Phase.RESTING):
+            self.release(held)  # nothing of it is in flight
+
+    def session_over(self, vin: str) -> None:
+        """The session of a vehicle has ended, with what it had in flight (rule 3)."""
+        held = self.hold.get(vin)
+        if held is not None:
+            self.release(held)
+
+    # -- requests
+
+    def judge(self, entry: EntryRecord, now: float) -> Verdict:
+        """What to do with a pending entry."""
+        request = self.requests.get(entry.request_id, ACTIVE)
+        if request.withdrawn(entry):
+            return Verdict.CANCELLED
+        if entry.expired(now):
+            return Verdict.EXPIRED
+        if entry.accepted_at + self.config.data_retention <= now:
+            return Verdict.OUTDATED
+        return Verdict.LATER if request.state == "paused" else Verdict.SEND
+
+    def rest(self, delivery: Delivery, now: float) -> float | None:
+        """It was sent in vain: when it may be sent again; None: it was once too often."""
+        if delivery.attempts >= self.config.max_attempts:
+            return None
+        config = self.config
+        delay = min(config.retry_delay * 2 ** max(0, delivery.attempts - 1), config.retry_delay_max)
+        delivery.phase = Phase.RESTING
+        delivery.since = now + delay
+        return delivery.since
+
+
+def delivery_of(
+    vin: str, position: int, entry: EntryRecord, data: bytes, config: FanoutConfig, attempts: int = 0
+) -> Delivery:
+    """A pending entry as something that can be sent."""
+    message = Message(
+        config.topic_of(vin, entry.request_id),
+        data,
+        1,
+        publisher=entry.publisher,
+        guid=entry.batch,
+        timestamp=entry.accepted_at,
+    )
+    return Delivery(vin, position, entry, message, attempts)
+
+
+ENDS: Final = {
+    Verdict.EXPIRED: (State.EXPIRED, "expires_in"),
+    Verdict.OUTDATED: (State.EXPIRED, "retention"),
+    Verdict.CANCELLED: (State.CANCELLED, "cancelled"),
+}

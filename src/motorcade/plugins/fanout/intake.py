@@ -1,0 +1,358 @@
+"""Batches and data from the platform, on their way into the store.
+
+    PUBLISH ─▶ parsed, checked ─▶ [ line ] ─▶ data found ─▶ one append to all VINs ─▶ receipts ─▶ PUBACK, triggers
+                   │                 in order                  (many under way)
+                   └─ wrong: refused, nothing stored
+
+Rule 1: a batch is checked as a whole before anything of it is stored.
+Rule 2: appends begin in the order in which batches came, so that a request that is issued again replaces the one before
+        and not the other way round.
+Rule 3: the publisher is answered when the entries and their receipts are stored. If the node dies in between, it has no
+        answer and publishes again: in mode `replace` that replaces what was stored.
+Rule 4: a vehicle that has as many messages pending as it may have gets no more: its own delivery has `failed`, with the
+        reason `pending_limit`, and the answer tells how many were `rejected`. One vehicle that never comes must not
+        hold up a campaign.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+import structlog
+
+from motorcade.core.errors import MotorcadeError
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.receipt import Receipt, State, delivery_id
+from motorcade.extension.hooks import Handled, acknowledge_after
+from motorcade.plugins.fanout import batch as batches
+from motorcade.plugins.fanout.batch import BadBatchError, Batch
+from motorcade.plugins.fanout.desk import Desk, delivery_of
+from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
+from motorcade.plugins.fanout.tables import DATA, PRIORITISED, STATE, owner_of
+from motorcade.storage.ports import Appended, Draft, Store, StoreError, StoreFullError
+
+CACHED: Final = 64  #: data that was published lately, kept in memory
+CACHED_OCTETS: Final = 16 * 1024**2
+FLOORS: Final = 100_000  #: vehicles of which it is known how many messages were pending once
+
+
+class Accepted:
+    """What became of a batch."""
+
+    __slots__ = ("accepted", "duplicates", "refusal", "rejected", "replaced")
+
+    def __init__(self, duplicates: int) -> None:
+        self.refusal = ""  #: why nothing of it was taken
+        self.accepted = 0
+        self.duplicates = duplicates
+        self.replaced = 0
+        self.rejected = 0
+
+    def answer(self) -> Handled:
+        """What the publisher hears."""
+        if self.refusal:
+            return Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, self.refusal)
+        told = [("accepted", self.accepted), ("duplicates", self.duplicates), ("replaced", self.replaced)]
+        if self.rejected:
+            told.append(("rejected", self.rejected))
+        return Handled(user_properties=tuple((name, str(value)) for name, value in told))
+
+
+class Job:
+    """A batch on its way."""
+
+    __slots__ = ("batch", "done", "guid", "now", "publisher", "result")
+
+    def __init__(self, batch: Batch, message: Message, now: float) -> None:
+        self.batch = batch
+        self.guid = message.guid
+        self.publisher = message.publisher
+        self.now = now
+        self.result = Accepted(batch.duplicates)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def finish(self, error: Exception | None = None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+            self.done.exception()  # seen: nobody may be left to look at it
+
+
+class MissingDataError(MotorcadeError):
+    """A trigger names data that is not there; nothing was stored."""
+
+
+class Intake:
+    """What the platform publishes."""
+
+    def __init__(
+        self,
+        store: Store,
+        desk: Desk,
+        receipts: Receipts,
+        node: str,
+        now: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        trigger: Callable[[str, str], None],
+        counters: Counter[str],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self._store = store
+        self._desk = desk
+        self._receipts = receipts
+        self._node = node
+        self._now = now
+        self._spawn = spawn
+        self._trigger = trigger
+        self._counters = counters
+        self._log = log
+        self._line: asyncio.Queue[Job] = asyncio.Queue()
+        self._under_way = 0
+        self._data: OrderedDict[str, bytes] = OrderedDict()  # by id, lately
+        self._data_octets = 0
+        self.data_octets = 0  #: of all data in the store, about
+        self._floors: OrderedDict[str, int] = OrderedDict()  # VIN -> messages that are gone for certain
+
+    # -- what is published
+
+    def batch(self, message: Message, *, trigger: bool) -> Handled:
+        """A batch; the answer to its publisher."""
+        try:
+            parsed = batches.parse(message.payload, self._desk.config, trigger=trigger)
+        except BadBatchError as error:
+            self._counters["batches_refused"] += 1
+            return Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, str(error))
+        if parsed.extra:
+            self._log.info("batch_has_unknown_keys", request_id=parsed.request_id, keys=list(parsed.extra))
+        try:
+            job = self.submit(parsed, message)
+        except StoreFullError as error:
+            return Handled(ReasonCode.QUOTA_EXCEEDED, str(error))
+        acknowledge_after(message, job.done)
+        return Handled(outcome=job.result.answer)
+
+    def submit(self, parsed: Batch, message: Message) -> Job:
+        """Take a batch that is right; `StoreFullError` if too many wait."""
+        most = self._desk.config.max_queued
+        if self._under_way >= most:
+            self._counters["batches_refused_queued"] += 1
+            raise StoreFullError(f"{most} batches wait for the store (max_queued); send it again later")
+        self._under_way += 1
+        job = Job(parsed, message, self._now())
+        self._line.put_nowait(job)
+        return job
+
+    def data(self, message: Message, data_id: str) -> Handled:
+        """Data that batches will name."""
+        config = self._desk.config
+        try:
+            batches.check_data_id(data_id)
+            batches.check_size(len(message.payload), config)
+            batches.data_digests(data_id, message.payload)
+        except BadBatchError as error:
+            self._counters["data_refused"] += 1
+            return Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, str(error))
+        if config.max_data_bytes and self.data_octets + len(message.payload) > config.max_data_bytes:
+            self._counters["data_refused_full"] += 1
+            return Handled(
+                ReasonCode.QUOTA_EXCEEDED,
+                f"data of {self.data_octets} bytes is stored, {config.max_data_bytes} may be (max_data_bytes)",
+            )
+        done = asyncio.ensure_future(self._store_data(data_id, message.payload))
+        acknowledge_after(message, done)
+        return Handled()
+
+    async def _store_data(self, data_id: str, data: bytes) -> None:
+        """The bytes once by their hash, and under their id; published again, they live longer."""
+        now = self._now()
+        until = now + self._desk.config.data_retention
+        known = await self._store.records.get(DATA, data_id, now)
+        digest = await self._store.blobs.put(data, now, until)
+        if known is not None and _digest_of(known) not in (b"", digest):
+            self._counters["data_replaced"] += 1
+            self._log.warning("fanout_data_replaced", data_id=data_id)
+        record = DataRecord(digest, hashlib.sha1(data, usedforsecurity=False).hexdigest(), len(data), now)
+        await self._store.records.put(DATA, data_id, encode(record), until)
+        if known is None:
+            self.data_octets += len(data)
+        self._counters["data_stored"] += 1
+        self._remember(data_id, data)
+
+    def _remember(self, data_id: str, data: bytes) -> None:
+        self._forget(data_id)
+        self._data[data_id] = data
+        self._data_octets += len(data)
+        while self._data and (len(self._data) > CACHED or self._data_octets > CACHED_OCTETS):
+            self._forget(next(iter(self._data)))
+
+    def _forget(self, data_id: str) -> None:
+        old = self._data.pop(data_id, None)
+        self._data_octets -= len(old) if old is not None else 0
+
+    # -- the line
+
+    async def run(self) -> None:
+        """Begin one append after the other, until cancelled (rule 2)."""
+        while True:
+            job = await self._line.get()
+            try:
+                data = job.batch.data if job.batch.data is not None else await self._find(job.batch.data_id)
+                if job.batch.priority:
+                    await self._prioritise()
+            except MissingDataError as error:
+                job.result.refusal = str(error)
+                self._end(job)
+                continue
+            except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
+                self._end(job, error if isinstance(error, StoreError) else StoreError(repr(error)))
+                continue
+            entry = self._entry(job)
+            commit = asyncio.ensure_future(self._append(job, entry, data))
+            await asyncio.sleep(0)  # it has begun: what comes later is stored later
+            self._spawn(self._finish(job, entry, data, commit), "batch")
+
+    async def _find(self, data_id: str) -> bytes:
+        data = self._data.get(data_id)
+        if data is not None:
+            return data
+        now = self._now()
+        value = await self._store.records.get(DATA, data_id, now)
+        try:
+            found = await self._store.blobs.get(decode_data(value).digest, now) if value is not None else None
+        except RecordError as error:
+            raise StoreError(f"data {data_id!r} cannot be read: {error}") from error
+        if found is None:
+            self._counters["batches_without_data"] += 1
+            shown = data_id if len(data_id) <= 64 else f"{data_id[:64]}…"
+            raise MissingDataError(f"there is no data {shown!r}; publish it to $SDV-FANOUT/data/{shown} first")
+        self._remember(data_id, found)
+        return found
+
+    async def _prioritise(self) -> None:
+        """From now on the oldest message of a vehicle is not always the next; a collection may find that it is."""
+        self._desk.priorities += 1
+        if not self._desk.prioritised:
+            self._desk.prioritised = True
+            await self._store.records.put(STATE, PRIORITISED, b"1")
+
+    def _entry(self, job: Job) -> EntryRecord:
+        parsed = job.batch
+        expires_at = job.now + parsed.expires_in if parsed.expires_in is not None else 0.0
+        return EntryRecord(job.guid, parsed.request_id, job.now, expires_at, parsed.priority, job.publisher)
+
+    async def _append(self, job: Job, entry: EntryRecord, data: bytes) -> list[Appended]:
+        parsed = job.batch
+        key = parsed.request_id.encode() if parsed.mode == "replace" else b""
+        draft = Draft(encode(entry), data, key=key)
+        owners = [owner_of(vin) for vin in parsed.vins]
+        return await self._store.mailboxes.append(owners, draft, job.now)
+
+    async def _finish(self, job: Job, entry: EntryRecord, data: bytes, commit: asyncio.Future[list[Appended]]) -> None:
+        try:
+            answers = await commit
+            rejected = await self._beyond(job.batch.vins, answers)
+            await self._write_receipts(job, answers, rejected)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
+            self._end(job, error if isinstance(error, StoreError) else StoreError(repr(error)))
+            return
+        self._end(job)
+        self._tell(job, entry, data, answers, rejected)
+
+    def _end(self, job: Job, error: Exception | None = None) -> None:
+        self._under_way -= 1
+        if error is None and not job.result.refusal:
+            self._counters["batches"] += 1
+            self._counters["targets"] += job.result.accepted
+        else:
+            self._counters["batches_refused" if error is None else "batches_failed"] += 1
+        job.finish(error)
+
+    async def _beyond(self, vins: Sequence[str], answers: list[Appended]) -> dict[str, int]:
+        """VIN -> position of messages that are one too many (rule 4); they are removed."""
+        most = self._desk.config.max_pending
+        beyond: dict[str, int] = {}
+        if not most:
+            return beyond
+        for vin, answer in zip(vins, answers, strict=True):
+            if answer.replaced or answer.position - self._floors.get(vin, 0) <= most:
+                continue
+            info = await self._store.mailboxes.info(answer.owner)
+            self._floors[vin] = info.last - info.entries
+            self._floors.move_to_end(vin)
+            if len(self._floors) > FLOORS:
+                self._floors.popitem(last=False)
+            if info.entries > most:
+                beyond[vin] = answer.position
+                await self._store.mailboxes.acknowledge(answer.owner, [answer.position])
+        return beyond
+
+    async def _write_receipts(self, job: Job, answers: list[Appended], rejected: dict[str, int]) -> None:
+        parsed, result = job.batch, job.result
+        rows = [(vin, a) for vin, a in zip(parsed.vins, answers, strict=True) if vin not in rejected]
+        values = self._receipts.accepted(
+            [vin for vin, _ in rows], [answer.position for _, answer in rows], parsed.request_id, job.now
+        )
+        others = [
+            self._receipt(job, vin, answer.replaced, State.REPLACED, "reissued")
+            for vin, answer in rows
+            if answer.replaced and self._desk.end_entry(vin, answer.replaced)
+        ]
+        others += [
+            self._receipt(job, vin, position, State.FAILED, "pending_limit") for vin, position in rejected.items()
+        ]
+        more = self._receipts.values(others)
+        batch = self._store.batch()
+        self._receipts.stage(batch, values + more, job.now)
+        await batch.commit()
+        result.accepted = len(rows)
+        result.rejected = len(rejected)
+        result.replaced = sum(1 for receipt in others if receipt.state is State.REPLACED)
+        self._receipts.written_accepted(
+            [vin for vin, _ in rows], [answer.position for _, answer in rows], parsed.request_id, job.now, values
+        )
+        self._receipts.written(others, more)
+
+    def _receipt(self, job: Job, vin: str, position: int, state: State, reason: str) -> Receipt:
+        held = self._desk.hold.get(vin)
+        return Receipt(
+            state=state,
+            vin=vin,
+            request_id=job.batch.request_id,
+            delivery_id=delivery_id(vin, position),
+            time=job.now,
+            node=self._node,
+            attempt=held.attempts if held is not None and held.position == position else 0,
+            reason=reason,
+        )
+
+    def _tell(
+        self, job: Job, entry: EntryRecord, data: bytes, answers: list[Appended], rejected: dict[str, int]
+    ) -> None:
+        """Vehicles that are there may get it now; one whose message was replaced on its way is free for the next."""
+        desk = self._desk
+        for vin, answer in zip(job.batch.vins, answers, strict=True):
+            held = desk.hold.get(vin)
+            if answer.replaced and held is not None and held.position == answer.replaced:
+                desk.gone(held)
+            if vin in desk.seats and vin not in rejected:
+                delivery = delivery_of(vin, answer.position, entry, data, desk.config)
+                if desk.offer_new(delivery):
+                    self._counters["trigger_batch"] += 1
+                else:
+                    self._trigger(vin, "batch")
+
+
+def _digest_of(value: bytes) -> bytes:
+    try:
+        return decode_data(value).digest
+    except RecordError:
+        return b""

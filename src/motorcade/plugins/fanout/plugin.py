@@ -1,0 +1,221 @@
+"""One message to a list of vehicles: what the platform publishes to `$SDV-FANOUT`, and the five triggers.
+
+batch         `message.publish` on `$SDV-FANOUT…`: stored, then offered to vehicles that are there
+subscribed    the source of a vehicle takes a filter
+resumed       the same, when its session is back
+acknowledged  the source hears of it; when the receipt is stored, the next one is looked for
+heartbeat     `message.publish` on `ecp/{VIN}/online` and `ecp/{VIN}/heartbeat`, from the vehicle itself: a safety net
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import ClassVar, Final, cast
+
+import msgspec
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.receipt import TOPIC as RECEIPT_TOPIC
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import Handled, Stop
+from motorcade.extension.plugin import Context, Plugin, hook
+from motorcade.extension.sources import Kind, Why
+from motorcade.plugins.fanout.clerk import Clerk
+from motorcade.plugins.fanout.desk import Desk
+from motorcade.plugins.fanout.dispatcher import Pool
+from motorcade.plugins.fanout.intake import Intake
+from motorcade.plugins.fanout.ledger import Ledger
+from motorcade.plugins.fanout.options import FanoutConfig
+from motorcade.plugins.fanout.queries import Queries
+from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.record import RecordError, decode_data, decode_request
+from motorcade.plugins.fanout.service import FanoutService, Parts
+from motorcade.plugins.fanout.source import FanoutSource, is_for
+from motorcade.plugins.fanout.sweeper import Sweeper
+from motorcade.plugins.fanout.tables import (
+    DATA,
+    DATA_PREFIX,
+    INGRESS,
+    PRIORITISED,
+    RECEIPTS,
+    REQUESTS,
+    STATE,
+    TRIGGER,
+)
+from motorcade.storage.ports import Store, StoreError
+
+TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
+FIRST_COLLECTION: Final = 1800.0  #: seconds after the start, at most
+LAST_WRITES: Final = 10.0  #: seconds, when the plugin stops, for receipts that are not stored yet
+TRIM_STEP: Final = 1000  #: receipts removed at once
+TRIM_EVERY: Final = 60.0  #: seconds
+
+
+class FanoutPlugin(Plugin):
+    """Fans messages out to vehicles, one at a time each, and tells what became of every one."""
+
+    Config: ClassVar[type[msgspec.Struct]] = FanoutConfig
+    description: ClassVar[str] = "one message to a list of vehicles, with a receipt for every change of state"
+
+    config: FanoutConfig
+
+    def __init__(self, context: Context, config: FanoutConfig) -> None:
+        super().__init__(context, config)
+        hub = context.hub
+        store = self._store = cast("Store", context.store)
+        node = hub.node
+        self._sweep_now = asyncio.Event()
+        self.desk = Desk(config, lambda vin: self.pool.trigger(vin, "acknowledged"))
+        self.pool = Pool(store.mailboxes, self.desk, context.counters, hub.now, context.log)
+        self.ledger = Ledger(store, config.max_requests, hub.now, context.log)
+        self.receipts = Receipts(context, node, self.ledger)
+        self.clerk = Clerk(store, self.desk, self.receipts, node, hub.now, self.pool.trigger, context.log)
+        self.pool.clerk = self.clerk
+        self.intake = Intake(
+            store,
+            self.desk,
+            self.receipts,
+            node,
+            hub.now,
+            context.spawn,
+            self.pool.trigger,
+            context.counters,
+            context.log,
+        )
+        self.sweeper = Sweeper(store, self.desk, self.pool, self.clerk, hub.now, context.counters)
+
+    async def start(self) -> None:
+        streams = self.context.service("streams")
+        if streams is not None:
+            await streams.open(RECEIPTS, self.context.name)
+        await self._restore()
+        await self.ledger.load()
+        self.context.spawn(self.ledger.run(), "ledger")
+        self.context.spawn(self.clerk.run(), "receipts")
+        self.context.spawn(self.intake.run(), "intake")
+        for worker in self.pool.workers:
+            self.context.spawn(self.pool.run(worker), "dispatcher")
+        self.context.spawn(self._collect(), "collect")
+        self.context.spawn(self._trim(), "trim")
+        make = partial(FanoutSource, desk=self.desk, clerk=self.clerk)
+        self.context.add_source(Kind("fanout", make, wants=self._wants, multi_topic=True, generic=True))
+        queries = Queries(self._store, self.ledger, self.context.hub.now)
+        parts = Parts(
+            self._store,
+            self.context.hub,
+            self.desk,
+            self.intake,
+            queries,
+            self.sweeper,
+            self.context.hub.now,
+            self.pool.trigger,
+            self._sweep_now.set,
+        )
+        self.context.offer("fanout", FanoutService(parts))
+
+    async def _restore(self) -> None:
+        """What operators have decided, how much data there is, and whether priorities are in use."""
+        now = self.context.hub.now()
+        async for request_id, value in self._store.records.scan(REQUESTS, now):
+            try:
+                self.desk.requests[request_id] = decode_request(value)
+            except RecordError as error:
+                self.context.log.warning("fanout_request_unreadable", request_id=request_id, error=str(error))
+        async for _, value in self._store.records.scan(DATA, now):
+            with contextlib.suppress(RecordError):
+                self.intake.data_octets += decode_data(value).size
+        self.desk.prioritised = await self._store.records.get(STATE, PRIORITISED, now) is not None
+
+    async def stop(self) -> None:
+        """What has happened is written down."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.clerk.settle(), LAST_WRITES)
+        await self.ledger.checkpoint()
+
+    async def reload(self, config: FanoutConfig) -> None:
+        """New options hold from now on; the number of dispatchers from the next start."""
+        self.config = self.desk.config = config
+        self.ledger.max_requests = config.max_requests
+        self._sweep_now.set()
+
+    async def _collect(self) -> None:
+        pause = min(self.config.gc_interval, FIRST_COLLECTION)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._sweep_now.wait(), pause)
+            self._sweep_now.clear()
+            try:
+                if not self.sweeper.running:
+                    found = await self.sweeper.collect()
+                    self.intake.data_octets = self.sweeper.data_octets
+                    self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
+            except StoreError as error:
+                self.context.log.warning("fanout_not_collected", error=str(error))
+            pause = self.config.gc_interval
+
+    async def _trim(self) -> None:
+        """Receipts that are old go."""
+        while True:
+            before = self.context.hub.now() - self.config.receipts_retention
+            try:
+                removed = TRIM_STEP
+                while removed >= TRIM_STEP:
+                    removed = (await self._store.streams.trim(RECEIPTS, before=before, budget=TRIM_STEP)).removed
+                    self.context.counters["receipts_trimmed"] += removed
+            except StoreError as error:
+                self.context.log.warning("receipts_not_trimmed", error=str(error))
+            await asyncio.sleep(TRIM_EVERY)
+
+    def _wants(self, client: ClientInfo, subscription: Subscription, why: Why) -> bool:  # noqa: ARG002 - each time
+        return is_for(client.client_id, subscription.filter, self.config)
+
+    # -- what is published
+
+    @hook("message.publish", priority=TAKING, topics=(INGRESS, f"{INGRESS}/#"))
+    def on_ingress(self, client: ClientInfo | None, message: Message | Handled) -> Stop | None:
+        """A batch, or data for one; nobody else gets it."""
+        if isinstance(message, Handled):
+            return None
+        topic = message.topic
+        if topic in (INGRESS, TRIGGER):
+            return Stop(self.intake.batch(message, trigger=topic == TRIGGER))
+        if topic.startswith(DATA_PREFIX):
+            return Stop(self.intake.data(message, topic[len(DATA_PREFIX) :]))
+        if client is None and topic.startswith(f"{RECEIPT_TOPIC}/"):
+            return None  # our own
+        reason = f"nobody may publish to {topic[:64]}; there are {INGRESS}, {TRIGGER} and {DATA_PREFIX}…"
+        return Stop(Handled(ReasonCode.NOT_AUTHORIZED, reason))
+
+    @hook("message.publish", topics=("ecp/+/online", "ecp/+/heartbeat"))
+    def on_heartbeat(self, client: ClientInfo | None, message: Message | Handled) -> None:
+        """A vehicle says that it is there; the message goes its way."""
+        if isinstance(message, Handled) or client is None:
+            return
+        vin = message.topic.split("/", 2)[1]
+        if vin == client.client_id:
+            self.pool.trigger(vin, "heartbeat")
+
+    # -- sessions
+
+    @hook("session.terminated")
+    def on_terminated(self, client: ClientInfo, why: str) -> None:  # noqa: ARG002 - whatever it was
+        """What it had in flight is pending again."""
+        self.desk.session_over(client.client_id)
+
+    @hook("session.discarded")
+    def on_discarded(self, client: ClientInfo) -> None:
+        """Likewise."""
+        self.desk.session_over(client.client_id)
+
+    def gauges(self) -> dict[str, float]:
+        """What is going on now."""
+        return {
+            "fanout_vehicles": len(self.desk.seats),
+            "fanout_in_flight": len(self.desk.hold),
+            "fanout_receipts_unwritten": self.clerk.unwritten,
+            "fanout_requests": len(self.ledger),
+        }

@@ -1,0 +1,258 @@
+"""What operators and other plugins ask of the fan-out: the service `fanout` (`views.Fanout`)."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from motorcade.core import receipt as receipts_
+from motorcade.core.message import Message
+from motorcade.core.receipt import ReceiptError, State
+from motorcade.core.vin import check_vin
+from motorcade.extension.declared import ConflictError
+from motorcade.extension.plugin import Hub
+from motorcade.plugins.fanout import batch as batches
+from motorcade.plugins.fanout import views
+from motorcade.plugins.fanout.batch import BadBatchError
+from motorcade.plugins.fanout.desk import ACTIVE, Delivery, Desk, Phase, Verdict
+from motorcade.plugins.fanout.intake import Intake
+from motorcade.plugins.fanout.queries import Queries
+from motorcade.plugins.fanout.record import EntryRecord, RecordError, RequestRecord, Status, decode_entry, encode
+from motorcade.plugins.fanout.sweeper import Sweeper
+from motorcade.plugins.fanout.tables import REQUESTS, attempts_of, done_of, owner_of
+from motorcade.plugins.fanout.views import (
+    AcceptedView,
+    DeliveryView,
+    GcView,
+    RequestView,
+    TargetView,
+    VehicleView,
+    WhyView,
+)
+from motorcade.storage.ports import Entry, Store, StoreError
+
+HISTORY = 1000  #: final receipts of a vehicle read at most
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the service is made of."""
+
+    store: Store
+    hub: Hub
+    desk: Desk
+    intake: Intake
+    queries: Queries
+    sweeper: Sweeper
+    now: Callable[[], float]
+    trigger: Callable[[str, str], None]
+    sweep_soon: Callable[[], None]
+
+
+class FanoutService:
+    """Implements `views.Fanout`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._desk = parts.desk
+
+    # -- requests
+
+    async def send(
+        self,
+        vins: Sequence[str],
+        request_id: str,
+        data: bytes,
+        expires_in: float | None = None,
+        priority: int = 0,
+        mode: str | None = None,
+    ) -> AcceptedView:
+        """As a batch that carries its data."""
+        fields: dict[str, object] = {"ids": list(vins), "request_id": request_id, "priority": priority}
+        fields |= {"data": b64encode(data).decode(), "encoding": "base64"}
+        fields |= {"expires_in": expires_in} if expires_in is not None else {}
+        fields |= {"mode": mode} if mode is not None else {}
+        parsed = batches.parse(msgspec.json.encode(fields), self._desk.config, trigger=False)
+        job = self._parts.intake.submit(parsed, Message("", b""))
+        await job.done
+        if job.result.refusal:
+            raise BadBatchError(job.result.refusal)
+        result = job.result
+        return AcceptedView(accepted=result.accepted, duplicates=result.duplicates, replaced=result.replaced)
+
+    async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
+        """Requests in the order of their ids."""
+        return [self._shown(view) for view in await self._parts.queries.requests(after, limit)]
+
+    async def status(self, request_id: str) -> RequestView:
+        """One request."""
+        return self._shown(await self._parts.queries.status(request_id))
+
+    def _shown(self, view: RequestView) -> RequestView:
+        """With what operators have decided."""
+        record = self._desk.requests.get(view.request_id, ACTIVE)
+        return msgspec.structs.replace(view, status=record.state, since=record.since or view.first_at)
+
+    async def targets(self, request_id: str, state: State | None, after: str, limit: int) -> Sequence[TargetView]:
+        """Deliveries, each with its last receipt."""
+        return await self._parts.queries.targets(request_id, state, after, limit)
+
+    async def cancel(self, request_id: str) -> RequestView:
+        """Call off what is pending now."""
+        now = self._parts.now()
+        await self._decide(request_id, "cancelled", cancelled_at=now)
+        self._parts.sweep_soon()
+        return await self.status(request_id)
+
+    async def pause(self, request_id: str) -> RequestView:
+        """Pass over its messages until `resume`."""
+        await self._decide(request_id, "paused")
+        return await self.status(request_id)
+
+    async def resume(self, request_id: str) -> RequestView:
+        """Go on with a request that was paused."""
+        if self._desk.requests.get(request_id, ACTIVE).state != "paused":
+            await self.status(request_id)  # `UnknownError`
+            raise ConflictError(f"request {request_id!r} is not paused")
+        await self._decide(request_id, "active")
+        for vin in list(self._desk.seats):
+            self._parts.trigger(vin, "resumed_request")
+        return await self.status(request_id)
+
+    async def _decide(self, request_id: str, state: Status, cancelled_at: float = 0.0) -> None:
+        view = await self._parts.queries.status(request_id)  # `UnknownError`
+        now = self._parts.now()
+        before = self._desk.requests.get(request_id, ACTIVE)
+        record = RequestRecord(
+            state, now, view.first_at, view.last_at, view.targets, max(cancelled_at, before.cancelled_at)
+        )
+        until = now + self._desk.config.data_retention  # nothing that is pending now lives longer
+        await self._parts.store.records.put(REQUESTS, request_id, encode(record), until)
+        self._desk.requests[request_id] = record
+
+    async def gc(self) -> GcView:
+        """Collect now."""
+        if self._parts.sweeper.running:
+            raise ConflictError("a collection is under way; ask again when it is done")
+        return await self._parts.sweeper.collect()
+
+    # -- vehicles
+
+    async def why(self, vin: str) -> WhyView:
+        """The one sentence about a vehicle."""
+        check_vin(vin, check_digit=self._desk.config.check_digit)
+        try:
+            return (await self.vehicle(vin)).why
+        except StoreError as error:
+            return views.store_unavailable(vin, str(error))
+
+    async def vehicle(self, vin: str) -> VehicleView:
+        """All about a vehicle."""
+        check_vin(vin, check_digit=self._desk.config.check_digit)
+        parts, desk, now = self._parts, self._desk, self._parts.now()
+        info = await parts.store.mailboxes.info(owner_of(vin))
+        entries = await parts.store.mailboxes.read(owner_of(vin), 0, views.MOST_WAITING + 1, now)
+        history = await self._history(vin)
+        held = desk.hold.get(vin)
+        shown = [view for entry in entries if (view := self._entry_view(vin, entry, held, now)) is not None]
+        waiting = [view for view in shown if view.state in ("waiting", "paused")]
+        waiting.sort(key=lambda view: (view.state == "paused", -view.priority))
+        in_flight = next((view for view in shown if view.state in ("in_flight", "backing_off")), None)
+        connected = parts.hub.client(vin) is not None
+        return VehicleView(
+            vin=vin,
+            connected=connected,
+            seen_at=parts.hub.seen(vin),
+            subscribed=vin in desk.seats,
+            filter=desk.config.filter_of(vin),
+            pending=info.entries,
+            in_flight=in_flight,
+            waiting=waiting[: views.MOST_WAITING],
+            history=history,
+            why=self._why(vin, info.entries, in_flight, waiting, history, connected=connected),
+        )
+
+    def _why(
+        self,
+        vin: str,
+        pending: int,
+        in_flight: DeliveryView | None,
+        waiting: list[DeliveryView],
+        history: list[TargetView],
+        *,
+        connected: bool,
+    ) -> WhyView:
+        now, seen_at = self._parts.now(), self._parts.hub.seen(vin)
+        head = in_flight or next(iter(waiting), None)
+        if head is None:
+            return views.nothing_pending(vin, history[0]) if history else views.not_known(vin)
+        if not connected:
+            return views.offline(vin, head, pending, now, seen_at)
+        if vin not in self._desk.seats:
+            return views.not_subscribed(vin, head, pending, self._desk.config.filter_of(vin), seen_at)
+        if head.state == "in_flight":
+            return views.in_flight(vin, head, pending, now)
+        if head.state == "backing_off":
+            return views.backing_off(vin, head, pending, now, self._desk.config.max_attempts)
+        if head.state == "paused":
+            return views.paused(vin, head, pending)
+        held = self._desk.hold.get(vin)
+        if held is not None and held.phase is Phase.CLAIMED:
+            return views.window_full(vin, head, pending, 0)
+        return views.dispatching(vin, head, pending)
+
+    def _entry_view(self, vin: str, entry: Entry, held: Delivery | None, now: float) -> DeliveryView | None:
+        if (vin, entry.position) in self._desk.ended:
+            return None
+        try:
+            record = decode_entry(entry.body)
+        except RecordError:
+            return None
+        config = self._desk.config
+        ends = record.accepted_at + config.data_retention
+        view = DeliveryView(
+            delivery_id=receipts_.delivery_id(vin, entry.position),
+            request_id=record.request_id,
+            state=self._state(record, now),
+            accepted_at=record.accepted_at,
+            expires_at=min(ends, record.expires_at) if record.expires_at else ends,
+            priority=record.priority,
+            attempts=attempts_of(entry.mark),
+            size=len(entry.payload),
+            publisher=record.publisher,
+        )
+        if held is None or held.position != entry.position or held.phase is Phase.CLAIMED:
+            return view
+        if held.phase is Phase.RESTING:
+            return msgspec.structs.replace(view, state="backing_off", attempts=held.attempts, until=held.since)
+        until = held.since + config.ack_timeout if config.ack_timeout and vin in self._desk.seats else 0.0
+        return msgspec.structs.replace(view, state="in_flight", attempts=held.attempts, sent_at=held.since, until=until)
+
+    def _state(self, record: EntryRecord, now: float) -> Literal["waiting", "paused"]:
+        return "paused" if self._desk.judge(record, now) is Verdict.LATER else "waiting"
+
+    async def _history(self, vin: str) -> list[TargetView]:
+        entries = await self._parts.store.mailboxes.read(done_of(vin), 0, HISTORY, self._parts.now())
+        found: list[TargetView] = []
+        for entry in reversed(entries):
+            try:
+                receipt = receipts_.decode(entry.body)
+            except ReceiptError:
+                continue
+            found.append(
+                TargetView(
+                    vin=vin,
+                    request_id=receipt.request_id,
+                    delivery_id=receipt.delivery_id,
+                    state=receipt.state,
+                    time=receipt.time,
+                    attempt=receipt.attempt,
+                    reason=receipt.reason,
+                    node=receipt.node,
+                )
+            )
+        return found

@@ -1,0 +1,120 @@
+"""Collects what is over for vehicles that are away: expired, too old, or called off. In steps, with pauses between.
+
+A vehicle that comes finds out by itself (`dispatcher.look_at`); this is for those that do not come, so that platforms
+hear of it, and stores do not fill up.
+
+Data that was published under an id goes by itself: its record expires in the store, and its bytes with the last entry
+that refers to them. Here it is only counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+from motorcade.plugins.fanout.clerk import Clerk
+from motorcade.plugins.fanout.desk import Desk, Verdict
+from motorcade.plugins.fanout.dispatcher import Pool
+from motorcade.plugins.fanout.record import RecordError, decode_data, decode_entry
+from motorcade.plugins.fanout.tables import DATA, PRIORITISED, STATE, owner_of, vin_of
+from motorcade.plugins.fanout.views import GcView
+from motorcade.storage.ports import Store
+
+PAGE: Final = 64  #: entries read at once
+
+
+class Sweeper:
+    """One collection at a time."""
+
+    def __init__(
+        self, store: Store, desk: Desk, pool: Pool, clerk: Clerk, now: Callable[[], float], counters: Counter[str]
+    ) -> None:
+        self.running = False
+        self.data_octets = 0  #: of all data, as of the last collection
+        self._store = store
+        self._desk = desk
+        self._pool = pool
+        self._clerk = clerk
+        self._now = now
+        self._counters = counters
+        self._looked = 0
+        self._data_number = 0
+        self._priorities = 0  # entries with one, in this collection
+
+    async def collect(self) -> GcView:
+        """Look at everything that waits, once."""
+        self.running = True
+        began = perf_counter()
+        vehicles = 0
+        ended: Counter[Verdict] = Counter()
+        batches, self._priorities = self._desk.priorities, 0
+        try:
+            async for owner in self._store.mailboxes.owners():
+                vin = vin_of(owner)
+                if vin is not None:
+                    vehicles += 1
+                    await self._look_at(vin, ended)
+            before = self.data_octets
+            data = await self._count_data()
+            if self._desk.prioritised and not self._priorities and batches == self._desk.priorities:
+                self._desk.prioritised = False
+                await self._store.records.delete(STATE, PRIORITISED)
+        finally:
+            self.running = False
+        self._counters["collections"] += 1
+        return GcView(
+            vehicles=vehicles,
+            expired=ended[Verdict.EXPIRED] + ended[Verdict.OUTDATED],
+            cancelled=ended[Verdict.CANCELLED],
+            data=data,
+            octets=max(0, before - self.data_octets),
+            seconds=perf_counter() - began,
+        )
+
+    async def _look_at(self, vin: str, ended: Counter[Verdict]) -> None:
+        after = 0
+        while True:
+            now = self._now()
+            entries = await self._store.mailboxes.read(owner_of(vin), after, PAGE, now)
+            for entry in entries:
+                after = entry.position
+                try:
+                    record = decode_entry(entry.body)
+                    verdict = self._desk.judge(record, now)
+                    self._priorities += record.priority > 0
+                except RecordError:
+                    verdict = Verdict.SEND  # `look_at` tells of it
+                held = self._desk.hold.get(vin)
+                if held is not None and held.position == entry.position:
+                    continue  # on its way; it is asked for before it is sent (again)
+                self._pool.look_at(vin, entry, now)
+                ended[verdict] += 1
+            await self._breathe(len(entries) + 1)
+            if len(entries) < PAGE:
+                return
+
+    async def _count_data(self) -> int:
+        """How much data there is; how many of it have gone is not known, only the difference in bytes."""
+        octets = number = 0
+        async for _, value in self._store.records.scan(DATA, self._now()):
+            try:
+                octets += decode_data(value).size
+            except RecordError:
+                continue
+            number += 1
+            await self._breathe(1)
+        gone = self._data_number - number if self._data_number else 0
+        self._data_number = number
+        self.data_octets = octets
+        return max(0, gone)
+
+    async def _breathe(self, looked: int) -> None:
+        """After a budget's worth of work let what was ended be stored, and everybody else have their turn."""
+        self._looked += looked
+        if self._looked >= self._desk.config.gc_budget:
+            self._looked = 0
+            await self._clerk.settle()
+            await asyncio.sleep(0)
