@@ -78,6 +78,7 @@ class RefusedError(ClientError):
         name = reason.name.lower().replace("_", " ")
         super().__init__(f"{what} was refused: {name} (0x{reason:02x}){f': {detail}' if detail else ''}")
         self.reason = reason
+        self.detail = detail or ""  #: the broker's own words
 
 
 class ConnectionLostError(ClientError):
@@ -137,6 +138,7 @@ class Client(asyncio.Protocol):
         self._max_inflight = max_inflight
         self._answers: dict[int, asyncio.Future[Packet]] = {}  # SUBSCRIBE and UNSUBSCRIBE
         self._published: dict[int, asyncio.Future[ReasonCode]] = {}
+        self._told: dict[int, Callable[[Properties], None]] = {}
         self._inflight = 0
         self._messages: deque[Publish] = deque()
         self._limit = buffer
@@ -274,11 +276,19 @@ class Client(asyncio.Protocol):
         return ReasonCode.SUCCESS if sent is None else await sent
 
     async def send(
-        self, topic: str, payload: bytes = b"", qos: int = 0, *, retain: bool = False, properties: Properties = NONE
+        self,
+        topic: str,
+        payload: bytes = b"",
+        qos: int = 0,
+        *,
+        retain: bool = False,
+        properties: Properties = NONE,
+        told: Callable[[Properties], None] | None = None,
     ) -> asyncio.Future[ReasonCode] | None:
         """Send a message, waiting only for room. The future ends when the broker has it; None for QoS 0.
 
         The future raises `RefusedError` if the broker (MQTT 5) says no, and `ConnectionLostError` if it goes away.
+        `told` is called before that with what the broker's acknowledgement says besides, user properties for instance.
         """
         while not self._can_write or (qos and self._inflight >= self._max_inflight):
             self._check_open()
@@ -299,6 +309,8 @@ class Client(asyncio.Protocol):
         self._write(encode(packet, self.version))
         self.state.unacknowledged[packet_id] = packet
         self._inflight += 1
+        if told is not None:
+            self._told[packet_id] = told
         done = self._published[packet_id] = self._loop.create_future()
         done.add_done_callback(_seen)
         return done
@@ -460,6 +472,7 @@ class Client(asyncio.Protocol):
                 future.set_exception(error)
                 future.add_done_callback(_seen)
         self._published.clear()
+        self._told.clear()
         self._writers.clear()
         self._wake_consumer()
 
@@ -593,6 +606,8 @@ class Client(asyncio.Protocol):
             return
         self._inflight -= 1
         self._wake_writers(1)
+        if (told := self._told.pop(packet_id, None)) is not None:
+            told(properties)
         if done.done():
             return
         if reason >= _FAILURE:

@@ -18,7 +18,7 @@ from enum import StrEnum, auto
 from itertools import accumulate, islice
 from pathlib import Path
 from time import time
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -27,11 +27,16 @@ from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.subscription import Subscription
-from motorcade.extension.declared import Declared, Found, read_options
+from motorcade.extension.declared import ConflictError, Declared, Found, read_options
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
 from motorcade.storage.ports import Store, StoreError, StoreFigures
+
+if TYPE_CHECKING:
+    from motorcade.plugins.fanout.views import Fanout, GcView
+
+T = TypeVar("T")
 
 PAGE: Final = 100  #: clients on a page unless the caller says otherwise
 MOST_CLIENTS: Final = 1000  #: clients on a page
@@ -205,8 +210,8 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     sweeps: SweepCounters | None
 
 
-class BackupState(StrEnum):
-    """How far a backup is."""
+class WorkState(StrEnum):
+    """How far something is that takes a while: a backup, a collection."""
 
     RUNNING = auto()
     DONE = auto()
@@ -217,10 +222,20 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     """A copy of the store, in the making or made."""
 
     to: str
-    state: BackupState
+    state: WorkState
     started_at: float
     seconds: float  #: it took, or has taken so far
     octets: int  #: of the copy; 0 until it is there
+    error: str
+
+
+class CollectionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection of what the fan-out no longer needs, under way or ended."""
+
+    state: WorkState
+    started_at: float
+    seconds: float  #: it took, or has taken so far
+    found: GcView | None  #: what became of it, when it has ended well
     error: str
 
 
@@ -281,6 +296,8 @@ class Control:
         self.housekeeping: Housekeeping | None = None  #: likewise
         self._backup: BackupView | None = None  #: the last one
         self._backing_up: asyncio.Task[None] | None = None
+        self._collection: CollectionView | None = None  #: the last one that was asked for
+        self._collecting: asyncio.Task[None] | None = None
 
     # -- clients
 
@@ -423,6 +440,50 @@ class Control:
         more = more or len(found) > wanted
         return FoundPage(messages=shown, cursor=shown[-1].position if more and shown else None)
 
+    # -- the fan-out
+
+    def fanout(self) -> Fanout:
+        """The service of the fan-out; `NotFoundError` says what to do. Await its methods in this loop only."""
+        service: Fanout | None = self._plugins.service("fanout")
+        if service is None:
+            raise NotFoundError(
+                "this node has no fan-out: plugin 'fanout' is not loaded (`motorcade plugin load fanout`)"
+            )
+        return service
+
+    async def ask_fanout(self, question: Callable[[Fanout], Awaitable[T]]) -> T:
+        """What the fan-out answers to a question, asked in this loop."""
+        return await question(self.fanout())
+
+    async def start_collection(self) -> CollectionView:
+        """Let the fan-out collect now; ask `collection` how far it is. One at a time."""
+        service = self.fanout()
+        if self._collecting is not None and not self._collecting.done():
+            raise ConflictError("a collection is under way already; wait until it is done")
+        started = CollectionView(state=WorkState.RUNNING, started_at=time(), seconds=0.0, found=None, error="")
+        self._collection = started
+        self._collecting = asyncio.create_task(self._collect(service, started), name="collection")
+        return started
+
+    async def collection(self) -> CollectionView:
+        """The last collection that was asked for; `NotFoundError` if none was."""
+        last = self._collection
+        if last is None:
+            raise NotFoundError("no collection was asked for since this node started")
+        if last.state is not WorkState.RUNNING:
+            return last
+        return msgspec.structs.replace(last, seconds=time() - last.started_at)
+
+    async def _collect(self, service: Fanout, started: CollectionView) -> None:
+        state, found, error = WorkState.DONE, None, ""
+        try:
+            found = await service.gc()
+        except Exception as problem:  # noqa: BLE001 - whoever asks for the collection hears it
+            state, error = WorkState.FAILED, str(problem)
+        self._collection = msgspec.structs.replace(
+            started, state=state, seconds=time() - started.started_at, found=found, error=error
+        )
+
     # -- the store
 
     async def store_view(self) -> StoreView:
@@ -449,7 +510,7 @@ class Control:
         if not place.is_absolute():
             raise StoreError(f"{to!r} is no absolute path, and the node works in a folder of its own")
         started = self._backup = BackupView(
-            to=to, state=BackupState.RUNNING, started_at=time(), seconds=0.0, octets=0, error=""
+            to=to, state=WorkState.RUNNING, started_at=time(), seconds=0.0, octets=0, error=""
         )
         self._backing_up = asyncio.create_task(self._copy(store, place, started), name="backup")
         return started
@@ -459,14 +520,14 @@ class Control:
         last = self._backup
         if last is None:
             raise NotFoundError("no backup was made since this node started")
-        if last.state is not BackupState.RUNNING:
+        if last.state is not WorkState.RUNNING:
             return last
         return msgspec.structs.replace(last, seconds=time() - last.started_at)
 
     async def _copy(self, store: Copyable, to: Path, started: BackupView) -> None:
         from motorcade.storage import embedded  # noqa: PLC0415 - needs a library that other stores do without
 
-        def ended(state: BackupState, octets: int = 0, error: str = "") -> BackupView:
+        def ended(state: WorkState, octets: int = 0, error: str = "") -> BackupView:
             seconds = time() - started.started_at
             return msgspec.structs.replace(started, state=state, seconds=seconds, octets=octets, error=error)
 
@@ -477,10 +538,10 @@ class Control:
             await store.backup(made)
             octets = await asyncio.to_thread(embedded.publish, made, to)
         except Exception as error:  # noqa: BLE001 - whoever asks for the backup hears it
-            self._backup = ended(BackupState.FAILED, error=str(error))
+            self._backup = ended(WorkState.FAILED, error=str(error))
             await asyncio.to_thread(embedded.remove, made)
         else:
-            self._backup = ended(BackupState.DONE, octets)
+            self._backup = ended(WorkState.DONE, octets)
 
     def _open_store(self) -> Store:
         if self.store is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -13,10 +15,13 @@ from starlette.responses import Response
 
 from motorcade.control import NotFoundError
 from motorcade.core.errors import MotorcadeError
-from motorcade.extension.declared import UnknownError
+from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.http.bridge import BrokerBusyError
+from motorcade.storage.ports import StoreError
 
 T = TypeVar("T")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 MAX_BODY = 64 * 1024  #: bytes of a request's body; larger ones are answered with 413
 RETRY_AFTER = "5"  #: seconds after which a client may ask again
@@ -47,14 +52,14 @@ def refusal(status: HTTPStatus, message: str, headers: dict[str, str] | None = N
     return Response(body, status.value, headers, media_type="application/json")
 
 
-async def body(request: Request, kind: type[T]) -> T:
+async def body(request: Request, kind: type[T], most: int = MAX_BODY) -> T:
     """The checked body of a request; an empty one counts as `{}`."""
     raw = bytearray()
     try:
         async for part in request.stream():
             raw += part
-            if len(raw) > MAX_BODY:
-                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {MAX_BODY} bytes")
+            if len(raw) > most:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {most} bytes")
     except ClientDisconnect as error:  # nobody hears the answer, but it is not our failure either
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is cut off") from error
     if raw and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -65,7 +70,32 @@ async def body(request: Request, kind: type[T]) -> T:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body is not what is expected: {error}") from error
 
 
+def number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    """A number of the query, within its bounds."""
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, not {text!r}")
+    return int(text)
+
+
 # -- from exceptions to answers
+
+
+def told(endpoint: Endpoint) -> Endpoint:
+    """What a plugin says is wrong is the caller's mistake (400), unless it is about the thing or the store."""
+
+    @wraps(endpoint)
+    async def told_(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except (NotFoundError, UnknownError, ConflictError):
+            raise  # 404 and 409, as everywhere
+        except StoreError as error:
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        except MotorcadeError as error:
+            return refusal(HTTPStatus.BAD_REQUEST, str(error))
+
+    return told_
 
 
 async def on_http_error(_request: Request, error: Exception) -> Response:

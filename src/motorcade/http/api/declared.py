@@ -6,28 +6,21 @@ A plugin that is loaded while the node runs is served at once: who has the thing
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Callable
-from functools import wraps
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import DECLARED, MOST_FOUND, PAGE, Control, NotFoundError
-from motorcade.core.errors import MotorcadeError
-from motorcade.extension.declared import ConflictError, Found, UnknownError
-from motorcade.http.answers import answer, body, listing, refusal
+from motorcade.control import DECLARED, MOST_FOUND, PAGE, Control
+from motorcade.extension.declared import Found
+from motorcade.http.answers import answer, body, listing, number, told
 from motorcade.http.bridge import Bridge
-from motorcade.storage.ports import StoreError
 
 FROM_THE_START: Final = 0  #: positions begin with 1
 FARTHEST: Final = 2**63 - 1
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
@@ -61,38 +54,21 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
 
     async def messages(request: Request) -> Response:
         """`?after&limit`; `meta.count` is the number on this page."""
-        after = _number(request, "after", FROM_THE_START, 0, FARTHEST)
-        limit = _number(request, "limit", PAGE, 1, MOST_FOUND)
+        after = number(request, "after", FROM_THE_START, 0, FARTHEST)
+        limit = number(request, "limit", PAGE, 1, MOST_FOUND)
         page = await bridge.call_slow(control.read_declared, plural, request.path_params["name"], after, limit)
         cursor = None if page.cursor is None else str(page.cursor)
         return listing([_message(found) for found in page.messages], cursor=cursor)
 
     one = f"/{plural}/{{name:path}}"  # a name with a slash is refused by its plugin, in words
     return [
-        Route(f"/{plural}", _told(index), methods=["GET"]),
-        Route(f"{one}/messages", _told(messages), methods=["GET"]),
-        Route(one, _told(show), methods=["GET"]),
-        Route(one, _told(create), methods=["POST"]),
-        Route(one, _told(change), methods=["PUT", "PATCH"]),
-        Route(one, _told(delete), methods=["DELETE"]),
+        Route(f"/{plural}", told(index), methods=["GET"]),
+        Route(f"{one}/messages", told(messages), methods=["GET"]),
+        Route(one, told(show), methods=["GET"]),
+        Route(one, told(create), methods=["POST"]),
+        Route(one, told(change), methods=["PUT", "PATCH"]),
+        Route(one, told(delete), methods=["DELETE"]),
     ]
-
-
-def _told(endpoint: Endpoint) -> Endpoint:
-    """What the plugin says is wrong is the caller's mistake (400), unless it is about the thing or the store."""
-
-    @wraps(endpoint)
-    async def told(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except (NotFoundError, UnknownError, ConflictError):
-            raise  # 404 and 409, as everywhere
-        except StoreError as error:
-            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        except MotorcadeError as error:
-            return refusal(HTTPStatus.BAD_REQUEST, str(error))
-
-    return told
 
 
 def _shown(view: msgspec.Struct) -> dict[str, Any]:
@@ -118,10 +94,3 @@ def _message(found: Found) -> dict[str, Any]:
         "guid": found.guid,
         "properties": found.properties,
     }
-
-
-def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, not {text!r}")
-    return int(text)

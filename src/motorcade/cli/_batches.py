@@ -1,0 +1,163 @@
+"""Sending one message to a list of vehicles over MQTT: data once, then batches that name it.
+
+    $SDV-FANOUT/data/sha256:…     the payload, as it is
+    $SDV-FANOUT/trigger           {"ids": [up to BATCH VINs], "request_id", "data_id", …}, WINDOW of them in flight
+
+Rule 1: what the broker has acknowledged is stored; what it has refused is not stored, not in part. What was in flight
+        when the connection ended may be either, and is told as that.
+Rule 2: after the first batch that fails no further one is sent: whatever is wrong with it is likely to be wrong with
+        the next. Those in flight are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from motorcade.core.errors import MotorcadeError
+from motorcade.plugins.fanout.tables import DATA_PREFIX, TRIGGER
+
+if TYPE_CHECKING:
+    from motorcade.client import Client
+    from motorcade.core.reasons import ReasonCode
+    from motorcade.mqtt.properties import Properties
+
+BATCH = 200  #: VINs in one batch, unless the caller says otherwise
+WINDOW = 8  #: batches sent and not acknowledged
+_NO_MATCHING_SUBSCRIBERS = 0x10
+_NO_FANOUT = "the broker took it for an ordinary message; is the plugin 'fanout' loaded there?"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be sent, to whom."""
+
+    vins: Sequence[str]  #: each once
+    request_id: str
+    data: bytes
+    options: dict[str, object]  #: expires_in, priority, mode; only those that were given
+    size: int = BATCH
+
+    @property
+    def data_id(self) -> str:
+        """What the batches call the data; the broker checks it against the bytes."""
+        return f"sha256:{hashlib.sha256(self.data).hexdigest()}"
+
+    def batches(self) -> list[Sequence[str]]:
+        """The vehicles in batches."""
+        return [self.vins[start : start + self.size] for start in range(0, len(self.vins), self.size)]
+
+    def trigger(self, vins: Sequence[str], data_id: str) -> bytes:
+        """The message for one batch."""
+        fields = {"ids": list(vins), "request_id": self.request_id, "data_id": data_id, **self.options}
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def octets(self) -> int:
+        """Bytes of all messages that the broker is sent, without their headers."""
+        data_id = self.data_id
+        return len(self.data) + sum(len(self.trigger(vins, data_id)) for vins in self.batches())
+
+
+@dataclass
+class Outcome:
+    """How far it came."""
+
+    batches: int  #: in all
+    accepted: int = 0  #: vehicles
+    duplicates: int = 0  #: that the broker has found; none, since each vehicle is named once
+    replaced: int = 0
+    acknowledged: int = 0  #: batches
+    problems: list[str] = field(default_factory=list)  #: one sentence for each batch that failed
+    rest: list[str] = field(default_factory=list)  #: VINs that the broker has not accepted, as far as is known
+
+
+class SendError(MotorcadeError):
+    """Nothing, or not everything, was accepted."""
+
+
+async def send(client: Client, job: Job, progress: Callable[[int], None]) -> Outcome:
+    """Send everything, or stop at what fails. `progress` hears of vehicles accepted, as they are."""
+    data_id = job.data_id
+    await _send_data(client, job, data_id)
+    batches = job.batches()
+    outcome = Outcome(batches=len(batches))
+    missed: set[str] = set()
+    room = asyncio.Semaphore(WINDOW)
+    sent: list[asyncio.Task[bool]] = []
+    for number, vins in enumerate(batches, start=1):
+        await room.acquire()
+        if outcome.problems:
+            missed.update(vin for later in batches[number - 1 :] for vin in later)
+            break
+        work = _send_batch(client, job.trigger(vins, data_id), number, vins, outcome, progress)
+        task = asyncio.create_task(work, name=f"batch {number}")
+        task.add_done_callback(lambda _done: room.release())
+        sent.append(task)
+    for vins, accepted in zip(batches, await asyncio.gather(*sent), strict=False):
+        if not accepted:
+            missed.update(vins)
+    outcome.rest = [vin for vin in job.vins if vin in missed]
+    return outcome
+
+
+async def _send_data(client: Client, job: Job, data_id: str) -> None:
+    from motorcade.client import ClientError
+
+    try:
+        reason = await client.publish(f"{DATA_PREFIX}{data_id}", job.data, 1)
+    except ClientError as error:
+        raise SendError(f"the payload was not stored, and no vehicle was sent anything: {_words(error)}") from error
+    if reason == _NO_MATCHING_SUBSCRIBERS:
+        raise SendError(f"the payload was not stored, and no vehicle was sent anything: {_NO_FANOUT}")
+
+
+async def _send_batch(
+    client: Client, message: bytes, number: int, vins: Sequence[str], outcome: Outcome, progress: Callable[[int], None]
+) -> bool:
+    """Whether the broker has accepted it."""
+    from motorcade.client import ClientError, RefusedError
+
+    answers: dict[str, str] = {}
+    which = f"batch {number} of {outcome.batches} ({_range(vins)})"
+    try:
+        sent = await client.send(TRIGGER, message, 1, told=partial(_note, answers))
+        await _acknowledged(sent)
+        accepted, duplicates, replaced = (int(answers[key]) for key in ("accepted", "duplicates", "replaced"))
+    except RefusedError as error:
+        outcome.problems.append(f"{which} was refused: {_words(error)}; nothing of it was stored")
+    except ClientError as error:
+        outcome.problems.append(f"{which} was not acknowledged: {error}; it may be stored or not")
+    except (KeyError, ValueError):
+        outcome.problems.append(f"{which}: {_NO_FANOUT}")
+    else:
+        outcome.accepted += accepted
+        outcome.duplicates += duplicates
+        outcome.replaced += replaced
+        outcome.acknowledged += 1
+        progress(accepted)
+        return True
+    return False
+
+
+async def _acknowledged(sent: asyncio.Future[ReasonCode] | None) -> None:
+    if sent is not None:
+        await sent
+
+
+def _note(answers: dict[str, str], told: Properties) -> None:
+    answers.update(told.user_properties)
+
+
+def _words(error: Any) -> str:
+    """The broker's own words, if it said something, else the name of its reason."""
+    detail = getattr(error, "detail", "")
+    return f"{detail} (0x{error.reason:02x})" if detail else str(error)
+
+
+def _range(vins: Sequence[str]) -> str:
+    return vins[0] if len(vins) == 1 else f"{len(vins)} vehicles, {vins[0]} to {vins[-1]}"

@@ -1,0 +1,82 @@
+"""Lists of vehicles as people have them: a file with a VIN on each line.
+
+Blank lines and lines that begin with `#` count as nothing, space around a VIN likewise. Anything else that is no VIN is
+a mistake that is named by file and line; nothing is corrected, and nothing of such a list is sent.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from motorcade.core.errors import MotorcadeError
+
+SHOWN = 10  #: wrong lines that are named; the others are counted
+
+
+class VinListError(MotorcadeError):
+    """A list has lines that are no VINs, or none at all."""
+
+
+@dataclass(frozen=True)
+class VinList:
+    """The vehicles of a file, each once, in its order."""
+
+    vins: list[str]
+    duplicates: int  #: lines that named a vehicle once more
+
+
+def read(place: str, *, check_digit: bool) -> VinList:
+    """The list in a file, or on standard input (`-`); `VinListError` names the lines that are wrong."""
+    from motorcade.core.vin import VinError, check_vin
+
+    name = "<stdin>" if place == "-" else place
+    vins: dict[str, None] = {}
+    named = 0
+    wrong: list[str] = []
+    mistakes = 0
+    for number, line in enumerate(_octets(place).split(b"\n"), start=1):
+        text = line.strip()
+        if not text or text.startswith(b"#"):
+            continue
+        named += 1
+        try:
+            vin = text.decode()
+            check_vin(vin, check_digit=check_digit)
+        except (VinError, UnicodeDecodeError) as error:
+            mistakes += 1
+            if mistakes <= SHOWN:
+                why = "this is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+                wrong.append(f"{name}:{number}: {why}")
+        else:
+            vins[vin] = None
+    if mistakes:
+        rest = f"\n… and {mistakes - SHOWN} more" if mistakes > SHOWN else ""
+        count = "a line is" if mistakes == 1 else f"{mistakes} lines are"
+        raise VinListError("\n".join(wrong) + f"{rest}\n{count} wrong; nothing was sent")
+    if not vins:
+        raise VinListError(f"{name} names no vehicle; write one VIN on each line")
+    return VinList(list(vins), named - len(vins))
+
+
+def argument(text: str) -> str:
+    """A VIN on the command line."""
+    from motorcade.core.vin import VinError, check_vin
+
+    try:
+        check_vin(text)
+    except VinError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+def _octets(place: str) -> bytes:
+    if place == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(place).read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint="--vins") from error

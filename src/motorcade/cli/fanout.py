@@ -1,0 +1,424 @@
+"""`motorcade fanout`: one message to a list of vehicles, and what became of it.
+
+`send` speaks MQTT, as a platform does; everything else asks the control port of a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from motorcade.cli import _control, _mqtt, _options, _output, _vins
+
+if TYPE_CHECKING:
+    from motorcade.cli._batches import Job, Outcome
+
+app = typer.Typer(no_args_is_help=True, help="Send one message to a list of vehicles, and see what became of it.")
+
+_POLL = 0.5  # seconds between two looks at a collection under way
+_PAGE = 500  # targets per request
+_FINISHED = ("acked", "replaced", "failed", "expired", "cancelled")
+_STATES = ("accepted", "sent", "retried", *_FINISHED)
+_COLUMNS = ("request_id", "status", "targets", "pending", *_FINISHED, "last_at")
+
+
+def _request_id(text: str) -> str:
+    from motorcade.plugins.fanout.batch import BadBatchError, check_request_id
+
+    try:
+        check_request_id(text)
+    except BadBatchError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+def _state(text: str) -> str:
+    if text not in _STATES:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(_STATES)}")
+    return text
+
+
+def _positive(text: str) -> float:
+    seconds = _options.duration(text)
+    if not seconds:
+        raise typer.BadParameter("it must be longer than 0; leave it out to keep messages as long as the node does")
+    return seconds
+
+
+Request = Annotated[str, typer.Argument(metavar="REQUEST", parser=_request_id)]
+
+
+# -- sending
+
+
+@app.command()
+def send(
+    vins: Annotated[str, typer.Option("--vins", metavar="FILE|-", help="Who gets it: a VIN on each line.")],
+    request: Annotated[
+        str, typer.Option("--request", metavar="ID", parser=_request_id, help="What it is called: task_ota_1.")
+    ],
+    payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="What they get, byte by byte.")],
+    expires: Annotated[
+        float | None,
+        typer.Option("--expires", parser=_positive, metavar="7d|12h|30m|45s", help="Not delivered after this time."),
+    ] = None,
+    priority: Annotated[int, typer.Option(min=0, max=9, help="Higher ones go first.")] = 0,
+    append: Annotated[
+        bool | None,
+        typer.Option(
+            "--append/--replace", help="Keep or replace what waits under the same request; else as the node is set."
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="VINs in one message to the broker.")] = 200,
+    check_digit: Annotated[bool, typer.Option("--check-digit", help="Check the ninth character of each VIN too.")] = (
+        False
+    ),
+    rest: Annotated[
+        Path | None, typer.Option("--rest", metavar="FILE", help="If something fails: write those not accepted here.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, talk to nobody.")] = False,
+    host: _mqtt.Host = "127.0.0.1",
+    port: _mqtt.Port = None,
+    username: _mqtt.Username = None,
+    password: _mqtt.Password = None,
+    client_id: _mqtt.ClientId = None,
+    keep_alive: _mqtt.KeepAlive = 60,
+    ws: _mqtt.WebSocket = None,
+    cafile: _mqtt.CaFile = None,
+    cert: _mqtt.Cert = None,
+    key: _mqtt.Key = None,
+    insecure: _mqtt.Insecure = False,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Send a file to every vehicle of a list. Exits with 0 after the broker has stored everything."""
+    from motorcade.cli import _batches
+
+    if vins == payload == "-":
+        raise typer.BadParameter("standard input can be the list or the payload, not both", param_hint="--payload")
+    listed = _vins.read(vins, check_digit=check_digit)
+    mode = None if append is None else "append" if append else "replace"
+    given: dict[str, object] = {"expires_in": expires, "priority": priority or None, "mode": mode}
+    job = _batches.Job(
+        vins=listed.vins,
+        request_id=request,
+        data=_payload(payload),
+        options={name: value for name, value in given.items() if value is not None},
+        size=batch,
+    )
+    if dry_run:
+        _show_plan(job, listed.duplicates, as_json)
+        return
+    broker = _mqtt.Broker(host, port, username, password, client_id, True, keep_alive, ws, cafile, cert, key, insecure)
+    outcome = asyncio.run(_send(broker, job))
+    _show_outcome(outcome, job, listed.duplicates, as_json)
+    if outcome.problems:
+        _tell_problems(outcome, rest)
+        raise typer.Exit(1)
+
+
+def _payload(place: str) -> bytes:
+    if place == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(place).read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint="--payload") from error
+
+
+async def _send(broker: _mqtt.Broker, job: Job) -> Outcome:
+    from motorcade.cli import _batches
+
+    client = await broker.connect()
+    try:
+        with _bar(len(job.vins)) as progress:
+            return await _batches.send(client, job, progress)
+    finally:
+        await client.disconnect()
+
+
+@contextmanager
+def _bar(vehicles: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar, if a person watches."""
+    if not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("vehicles accepted"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=vehicles)
+        yield lambda count: bar.advance(task, count)
+
+
+def _show_plan(job: Job, duplicates: int, as_json: bool) -> None:
+    plan = {
+        "request_id": job.request_id,
+        "vehicles": len(job.vins),
+        "duplicates": duplicates,
+        "batches": len(job.batches()),
+        "payload_bytes": len(job.data),
+        "bytes": job.octets(),
+        "data_id": job.data_id,
+    }
+    if as_json:
+        _output.print_json({**plan, "dry_run": True})
+        return
+    _output.print_fields(plan.items())
+    print("nothing was sent (--dry-run)", file=sys.stderr)
+
+
+def _show_outcome(outcome: Outcome, job: Job, duplicates: int, as_json: bool) -> None:
+    figures = {
+        "request_id": job.request_id,
+        "accepted": outcome.accepted,
+        "duplicates": duplicates + outcome.duplicates,
+        "replaced": outcome.replaced,
+        "batches": outcome.acknowledged,
+        "failed_batches": len(outcome.problems),
+        "not_accepted": len(outcome.rest),
+        "problems": outcome.problems,
+    }
+    if as_json:
+        _output.print_json(figures)
+    elif not outcome.problems:
+        also = [f"{figures[name]} {name}" for name in ("duplicates", "replaced") if figures[name]]
+        print(f"request {job.request_id!r}: {_count(outcome.accepted, 'vehicle')} accepted", *also, sep=", ")
+        if sys.stdout.isatty():
+            print(f"follow it with `motorcade fanout status {job.request_id} --watch`")
+
+
+def _tell_problems(outcome: Outcome, rest: Path | None) -> None:
+    for problem in outcome.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    done = _count(outcome.acknowledged, "batch", "batches")
+    print(
+        f"{done} of {outcome.batches} accepted ({_count(outcome.accepted, 'vehicle')});"
+        f" {_count(len(outcome.rest), 'vehicle')} not",
+        file=sys.stderr,
+    )
+    if rest is None:
+        print("to send it to those again, let --rest FILE write their VINs", file=sys.stderr)
+        return
+    try:
+        rest.write_text("".join(f"{vin}\n" for vin in outcome.rest))
+    except OSError as error:
+        print(f"error: cannot write {rest}: {error.strerror}", file=sys.stderr)
+    else:
+        print(f"their VINs are in {rest}; send it to them with --vins {rest}", file=sys.stderr)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+# -- requests
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """All requests the node knows, with the states their messages are in."""
+    found = list(_control.Control(http, token).pages("fanout/requests", limit))
+    if as_json:
+        _output.print_json(found)
+    elif found:
+        rows = ({**view, **view["states"], "last_at": _output.when(view["last_at"])} for view in found)
+        _output.print_table(_COLUMNS, ([row.get(column, 0) for column in _COLUMNS] for row in rows))
+    else:
+        print("no requests")
+
+
+@app.command()
+def status(
+    request: Request,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until every message has its final state.")] = (
+        False
+    ),
+    interval: Annotated[float, typer.Option(min=0.1, help="--watch: seconds between two looks.")] = 1.0,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """How far a request is: how many vehicles have got it, how many wait, how many never will."""
+    control = _control.Control(http, token)
+    path = f"fanout/requests/{_control.name(request)}"
+    view = control.call("GET", path)
+    if watch:
+        with _watching() as show:
+            while view["pending"]:
+                show(view)
+                time.sleep(interval)
+                view = control.call("GET", path)
+    if as_json:
+        _output.print_json(view)
+    else:
+        _output.print_fields(_status_lines(view))
+
+
+@contextmanager
+def _watching() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar that changes, if a person watches; silence otherwise."""
+    if not sys.stderr.isatty():
+        yield lambda _view: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+
+        def show(view: dict[str, Any]) -> None:
+            states = ", ".join(f"{view['states'][name]} {name}" for name in _STATES if view["states"].get(name))
+            done = view["targets"] - view["pending"]
+            bar.update(task, total=view["targets"], completed=done, description=f"{view['status']}: {states}")
+
+        yield show
+
+
+def _status_lines(view: dict[str, Any]) -> list[tuple[str, object]]:
+    lines: list[tuple[str, object]] = [("request_id", view["request_id"]), ("status", view["status"])]
+    if view["status"] != "active":
+        lines.append(("since", _output.when(view["since"])))
+    lines += [("first_at", _output.when(view["first_at"])), ("last_at", _output.when(view["last_at"]))]
+    lines += [("targets", view["targets"]), ("pending", view["pending"])]
+    for name in _STATES:
+        if count := view["states"].get(name):
+            lines.append((f"  {name}", f"{count} ({100 * count / max(1, view['targets']):.1f} %)"))
+    return lines
+
+
+@app.command()
+def targets(
+    request: Request,
+    state: Annotated[
+        str | None, typer.Option("--state", parser=_state, metavar="|".join(_STATES), help="Only those in this state.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
+    only_vins: Annotated[bool, typer.Option("--only-vins", help="A list as `fanout send --vins` takes it.")] = False,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Every vehicle of a request, a line each: its state, since when, after how many attempts, and why."""
+    if only_vins and as_json:
+        raise typer.BadParameter("a list of VINs is not JSON; leave one of the two out", param_hint="--only-vins")
+    path = f"fanout/requests/{_control.name(request)}/targets"
+    found = _targets(_control.Control(http, token), path, state, limit)
+    if as_json:
+        _output.print_json(list(found))
+        return
+    for target in found:
+        # A line at a time: a request may have a million of them, and a table is measured before it is printed.
+        print(target["vin"] if only_vins else _target_line(target))
+
+
+def _targets(control: _control.Control, path: str, state: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
+    cursor: str | None = ""
+    left = limit
+    while cursor is not None and (left is None or left > 0):
+        query: dict[str, object] = {"limit": _PAGE if left is None else min(_PAGE, left), "cursor": cursor}
+        if state is not None:
+            query["state"] = state
+        page = control.call("GET", f"{path}?{urlencode(query)}")
+        yield from page["data"]
+        cursor = page["meta"]["cursor"]
+        if left is not None:
+            left -= len(page["data"])
+
+
+def _target_line(target: dict[str, Any]) -> str:
+    attempt = f"attempt {target['attempt']}" if target["attempt"] else ""
+    when = _output.when(target["time"])
+    return f"{target['vin']}  {target['state']:<9}  {when}  {attempt:<10}  {target['reason']}".rstrip()
+
+
+# -- decisions
+
+
+@app.command()
+def cancel(
+    request: Request,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Call off what vehicles have not got yet. A message in flight may still arrive; its receipt tells."""
+    _decide(request, "cancel", http, token, as_json)
+
+
+@app.command()
+def pause(
+    request: Request,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Send nothing more of a request until it is resumed; other requests go on. Expiry does not wait."""
+    _decide(request, "pause", http, token, as_json)
+
+
+@app.command()
+def resume(
+    request: Request,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Go on with a request that was paused."""
+    _decide(request, "resume", http, token, as_json)
+
+
+def _decide(request: str, verb: str, http: str, token: str | None, as_json: bool) -> None:
+    view = _control.Control(http, token).call("POST", f"fanout/requests/{_control.name(request)}/{verb}")
+    if as_json:
+        _output.print_json(view)
+    else:
+        print(f"request {request!r} is {view['status']}, {view['pending']} of {view['targets']} pending")
+
+
+# -- care and questions
+
+
+@app.command()
+def gc(http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False) -> None:
+    """Remove now what has expired or was called off, and data that nothing needs; a node does so by itself too."""
+    control = _control.Control(http, token)
+    work = control.call("POST", "fanout/gc")
+    while work["state"] == "running":
+        time.sleep(_POLL)
+        work = control.call("GET", "fanout/gc")
+    if work["state"] == "failed":
+        raise _control.ControlError(f"the collection has failed: {work['error']}")
+    if as_json:
+        _output.print_json(work["found"])
+    else:
+        _output.print_fields(work["found"].items())
+
+
+@app.command()
+def why(
+    vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)],
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Why a vehicle has not got its message, and what happens next."""
+    view = _control.Control(http, token).call("GET", f"vehicles/{_control.name(vin)}/why")
+    if as_json:
+        _output.print_json(view)
+    else:
+        print(f"{view['reason']}: {view['sentence']}\n{view['next']}")

@@ -1,0 +1,155 @@
+"""`/fanout` and `/vehicles`: requests, what became of each of their messages, and why a vehicle has not got its own."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from http import HTTPStatus
+from typing import Annotated, Final, Literal
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from motorcade.control import MOST_FOUND, PAGE, Control
+from motorcade.core.receipt import State
+from motorcade.core.words import nearest
+from motorcade.http.answers import Endpoint, answer, body, listing, number, told
+from motorcade.http.bridge import Bridge
+
+MAX_BATCH: Final = 2 * 1024 * 1024  #: bytes of a batch in JSON; larger ones go over MQTT, in two steps
+
+Row = tuple[str, str, Endpoint]  #: path, method, who answers
+
+
+class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A batch, as on the topic `$SDV-FANOUT`; the request id is in the path."""
+
+    ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    data: str
+    encoding: Literal["utf8", "base64"] = "utf8"
+    expires_in: float | None = None
+    priority: int = 0
+    mode: Literal["replace", "append"] | None = None
+
+    def octets(self) -> bytes:
+        """The data as vehicles get it."""
+        if self.encoding == "utf8":
+            return self.data.encode()
+        try:
+            return b64decode(self.data, validate=True)
+        except ValueError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"data: not base64: {error}") from error
+
+
+def routes(control: Control, bridge: Bridge) -> list[Route]:
+    """A node without the plugin answers 404 and says which one to load."""
+    one = "/fanout/requests/{request_id:path}"  # an id with a slash is no id; the fan-out says so
+    return [
+        Route(path, told(endpoint), methods=[method])
+        for path, method, endpoint in (
+            *_requests(control, bridge, one),
+            *_decisions(control, bridge, one),
+            *_collections(control, bridge),
+            *_vehicles(control, bridge),
+        )
+    ]
+
+
+def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
+    async def index(request: Request) -> Response:
+        """`?limit&cursor`, in the order of the ids; pass `meta.cursor` to get the next page, until it is null."""
+        limit, cursor = _page(request)
+        found = await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.requests(cursor, limit + 1))
+        more = len(found) > limit
+        return listing(list(found[:limit]), cursor=found[limit - 1].request_id if more else None)
+
+    async def show(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.status(request_id)))
+
+    async def targets(request: Request) -> Response:
+        """`?state&limit&cursor`; `meta.count` is the number on this page."""
+        request_id, state = request.path_params["request_id"], _state(request)
+        limit, cursor = _page(request)
+        found = await bridge.call_slow(
+            control.ask_fanout, lambda fanout: fanout.targets(request_id, state, cursor, limit + 1)
+        )
+        more = len(found) > limit
+        return listing(list(found[:limit]), cursor=found[limit - 1].delivery_id if more else None)
+
+    async def send(request: Request) -> Response:
+        """202 when the batch is as durable as the store promises; which vehicles have got it is told later."""
+        batch = await body(request, Send, MAX_BATCH)
+        request_id, data = request.path_params["request_id"], batch.octets()
+        accepted = await bridge.call_slow(
+            control.ask_fanout,
+            lambda fanout: fanout.send(
+                batch.ids, request_id, data, expires_in=batch.expires_in, priority=batch.priority, mode=batch.mode
+            ),
+        )
+        return answer(accepted, HTTPStatus.ACCEPTED)
+
+    return [
+        ("/fanout/requests", "GET", index),
+        (f"{one}/targets", "GET", targets),
+        (one, "GET", show),
+        (f"{one}/send", "POST", send),
+    ]
+
+
+def _decisions(control: Control, bridge: Bridge, one: str) -> list[Row]:
+    async def cancel(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.cancel(request_id)))
+
+    async def pause(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.pause(request_id)))
+
+    async def resume(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.resume(request_id)))
+
+    return [
+        (f"{one}/cancel", "POST", cancel),
+        (f"{one}/pause", "POST", pause),
+        (f"{one}/resume", "POST", resume),
+    ]
+
+
+def _collections(control: Control, bridge: Bridge) -> list[Row]:
+    async def start(_request: Request) -> Response:
+        """202: it has begun; ask by GET how far it is."""
+        return answer(await bridge.call(control.start_collection), HTTPStatus.ACCEPTED)
+
+    async def show(_request: Request) -> Response:
+        return answer(await bridge.call(control.collection))
+
+    return [("/fanout/gc", "POST", start), ("/fanout/gc", "GET", show)]
+
+
+def _vehicles(control: Control, bridge: Bridge) -> list[Row]:
+    async def show(request: Request) -> Response:
+        vin = request.path_params["vin"]
+        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.vehicle(vin)))
+
+    async def why(request: Request) -> Response:
+        vin = request.path_params["vin"]
+        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.why(vin)))
+
+    return [("/vehicles/{vin:path}/why", "GET", why), ("/vehicles/{vin:path}", "GET", show)]
+
+
+def _page(request: Request) -> tuple[int, str]:
+    return number(request, "limit", PAGE, 1, MOST_FOUND), request.query_params.get("cursor", "")
+
+
+def _state(request: Request) -> State | None:
+    text = request.query_params.get("state", "")
+    if not text:
+        return None
+    if text not in list(State):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"state: there is no {text!r}{nearest(text, map(str, State))}")
+    return State(text)
