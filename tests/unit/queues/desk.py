@@ -144,7 +144,8 @@ class Desk:
     def finish(self, item: Item) -> None:
         self.removals.append(item)
 
-    def mark(self, item: Item) -> None:
+    def mark(self, item: Item, *, at_once: bool) -> None:
+        assert at_once or item.attempts == 1
         entry = self.entries.get((item.level, item.position))
         if entry is not None:
             entry.mark = item.attempts

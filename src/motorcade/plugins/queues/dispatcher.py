@@ -177,8 +177,8 @@ class Outside(Protocol):
     def finish(self, item: Item) -> None:
         """Remove a message from the store; `removed` answers."""
 
-    def mark(self, item: Item) -> None:
-        """Note how often it was sent."""
+    def mark(self, item: Item, *, at_once: bool) -> None:
+        """Note how often it was sent, if it is not finished before."""
 
     def bury(self, item: Item, reason: str) -> None:
         """It was sent too often: a dead letter, or dropped; `removed` answers."""
@@ -253,7 +253,7 @@ class Dispatcher:
         consumer.items[item] = True
         consumer.sent += 1
         self._counters["delivered"] += 1
-        self._outside.mark(item)
+        self._outside.mark(item, at_once=item.attempts > 1)
         self._watch(item, now)
         self._unsent.pop(item, None)
         if self._unsent and consumer.is_hungry:
@@ -315,6 +315,7 @@ class Dispatcher:
         if 0 < self.options.max_attempts <= item.attempts:
             self._bury(item, reason)
             return False
+        self._outside.mark(item, at_once=True)
         return True
 
     def _find_another(self, item: Item, consumer: Consumer, now: float) -> None:

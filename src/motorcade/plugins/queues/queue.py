@@ -292,8 +292,8 @@ class Queue:
         self._octets -= item.size
         self._tools.remover.finish(self, item)
 
-    def mark(self, item: Item) -> None:
-        self._tools.remover.mark(self, item)
+    def mark(self, item: Item, *, at_once: bool) -> None:
+        self._tools.remover.mark(self, item, at_once=at_once)
 
     def removed(self, level: int, positions: Iterable[int]) -> None:
         """The store has let go of messages."""

@@ -8,7 +8,7 @@ Rule 1: batches of appends are answered in the order in which they were begun, s
 Rule 2: a removal that fails is repeated until it succeeds. Until then nobody gets the message again.
 Rule 3: a mark is written only for what is still unacknowledged `MARK_PAUSE` after the last ones were written, or at
         once if that is longer ago. Consumers that acknowledge quickly cost no marks, and what a slow one has got is
-        noted while it works.
+        noted while it works. What is sent again, or was sent in vain, is rare, and noted at once.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ class Remover:
         self._done: dict[Queue, dict[int, list[int]]] = {}  # by level
         self._marks: dict[Item, Queue] = {}
         self._marked_at = 0.0  # loop time
+        self._at_once = False  # there is a mark that is not to wait
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._failing = False
@@ -211,9 +212,10 @@ class Remover:
         else:
             done += positions
 
-    def mark(self, queue: Queue, item: Item) -> None:
-        """Note how often a message was sent, if it is not acknowledged at once."""
-        if not self._marks:
+    def mark(self, queue: Queue, item: Item, *, at_once: bool) -> None:
+        """Note how often a message was sent, if it is not acknowledged before (rule 3)."""
+        if at_once or not self._marks:
+            self._at_once = self._at_once or at_once
             self._wake.set()
         self._marks[item] = queue
 
@@ -248,7 +250,8 @@ class Remover:
         loop = asyncio.get_running_loop()
         works = [self._remove(queue, level, positions) for queue, level, positions in self._take_done()]
         wait = self._marked_at + MARK_PAUSE - loop.time()
-        if self._marks and (all_marks or wait <= 0):
+        if self._marks and (all_marks or self._at_once or wait <= 0):
+            self._at_once = False
             self._marked_at = loop.time()
             works.append(self._mark())
         elif self._marks and self._timer is None:
