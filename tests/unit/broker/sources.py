@@ -101,13 +101,22 @@ class AskedClerk(Clerk):
         return self.desk.at_last(given)
 
 
+class RunClerk(Clerk):
+    """Hears of several deliveries at once."""
+
+    def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
+        self._note("delivered_run", [one.tag for one in given], ack)
+        return self.desk.after(self, given[-1], ack)
+
+
 class Desk:
     """A kind of source under test."""
 
-    def __init__(self, name: str = "desk", *, asked: bool = False, **options: Any) -> None:
+    def __init__(self, name: str = "desk", *, asked: bool = False, runs: bool = False, **options: Any) -> None:
+        sort = AskedClerk if asked else RunClerk if runs else Clerk
         self.heard: list[tuple[Any, ...]] = []
         self.clerks: list[Clerk] = []
-        self.kind = Kind(name, lambda feed: (AskedClerk if asked else Clerk)(feed, self), "test", **options)
+        self.kind = Kind(name, lambda feed: sort(feed, self), "test", **options)
         self.made: Callable[[Clerk], None] = lambda clerk: None
         self.takes: Callable[[Clerk, Subscription, Why], bool] = lambda clerk, subscription, why: True
         self.leaves: Callable[[Clerk, str, Why], None] = lambda clerk, filter_, why: None

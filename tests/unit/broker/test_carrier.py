@@ -166,6 +166,19 @@ def test_a_filter_that_nobody_takes_costs_nothing(node: MemoryNode) -> None:
     assert session_of(node).carrier is None
 
 
+def test_subscribing_again_changes_nothing_but_the_options(node: MemoryNode) -> None:
+    """Without `renew` a source goes on; what it has given is sent with the new QoS and identifier."""
+    desk = Desk()
+    peer = arrive(node, desk, filters=(("x", 1),))
+    desk.give(node, *some(WINDOW + 1))
+    first = messages(peer)
+    subscribe(node, peer, ("x", 0), identifier=9)
+    assert 1 == len(desk.calls("subscribe"))
+    (last,) = messages(peer)
+    assert (0, (9,)) == (last.qos, last.properties.subscription_ids)
+    assert [()] * WINDOW == [packet.properties.subscription_ids for packet in first]
+
+
 def test_subscribing_again_begins_anew_with_renew(node: MemoryNode) -> None:
     """The old instance is replaced; what it had given and not sent does not come."""
     desk = Desk(renew=True)
@@ -256,6 +269,33 @@ def test_qos_2_is_delivered_with_pubcomp(node: MemoryNode, reason: ReasonCode) -
     peer.send(Pubcomp(message.packet_id, reason))
     node.turn()
     assert [(1, ReasonCode.SUCCESS, "")] == desk.acks()
+
+
+def test_a_source_may_hear_of_several_deliveries_at_once(node: MemoryNode) -> None:
+    """Those that fared alike, oldest first, if it overrides `delivered_run`; several in flight may not be all."""
+    desk = Desk(runs=True)
+    peer = arrive(node, desk)
+    desk.give(node, *some(4))
+    flying = messages(peer)
+    peer.send(
+        *(Puback(packet.packet_id) for packet in flying[:2]), Puback(flying[2].packet_id, ReasonCode.QUOTA_EXCEEDED)
+    )
+    node.turn()
+    runs = [(call[1], call[2].reason) for call in desk.calls("delivered_run")]
+    assert [1, 2, 3] == [tag for tags, _ in runs for tag in tags]
+    assert ([3], ReasonCode.QUOTA_EXCEEDED) == runs[-1]
+    acknowledge(node, peer, flying[3])
+    assert [] == desk.calls("delivered") and [4] == desk.calls("delivered_run")[-1][1]
+
+
+def test_a_source_that_fails_with_several_deliveries_is_made_anew(node: MemoryNode) -> None:
+    desk = Desk(runs=True)
+    desk.after = _raising
+    peer = arrive(node, desk)
+    desk.give(node, *some(3))
+    acknowledge(node, peer, *messages(peer))
+    wait(node, BACKOFF)
+    assert 2 == len(desk.clerks) and 1 == len(desk.calls("delivered_run"))
 
 
 @pytest.mark.parametrize(("qos", "answer"), [(1, Puback), (2, Pubrec)])
@@ -584,6 +624,18 @@ def test_who_was_told_0_hears_of_room() -> None:
         assert 0 == desk.calls("delivered")[-1][2].desired
         acknowledge(node, peer, *messages(peer))
         assert [("info", ROOM, 1)] == [call for call in desk.calls("info") if call[1] is ROOM]
+
+
+def test_room_that_an_unsubscribe_makes_is_told() -> None:
+    """Nobody has to wait for an acknowledgement to hear of it."""
+    with node_with(source_buffer=4, window=1) as node:
+        one, other = Desk("one", prefix="o"), Desk("other", prefix="t")
+        peer = arrive(node, one, other, filters=(("o", 1), ("t", 1)))
+        one.give(node, *some(5, "o"))
+        other.give(node, given(1, "t"))
+        assert 0 == other.clerk.feed.desired
+        unsubscribe(node, peer, "o")
+        assert [("info", ROOM, 1)] == [call for call in other.calls("info") if call[1] is ROOM]
 
 
 def test_giving_too_much_is_counted_and_sent_all_the_same() -> None:
@@ -1317,6 +1369,33 @@ def test_unregistering_ends_what_waits_for_absent_clients(node: MemoryNode) -> N
     other = Desk().open(node)
     connect(node)
     assert other.clerk.feed.kept is None
+
+
+def test_room_that_unregistering_makes_is_told() -> None:
+    with node_with(source_buffer=4, window=1) as node:
+        one, other = Desk("one", prefix="o"), Desk("other", prefix="t")
+        arrive(node, one, other, filters=(("o", 1), ("t", 1)))
+        one.give(node, *some(5, "o"))
+        other.give(node, given(1, "t"))
+        assert 0 == other.clerk.feed.desired
+        one.close(node)
+        assert [("info", ROOM, 1)] == [call for call in other.calls("info") if call[1] is ROOM]
+
+
+def test_a_kind_that_comes_while_a_subscription_is_stored() -> None:
+    """It may hear of it at once; if the store refuses the subscription, it hears that too."""
+    store = HeldStore()
+    with node_with(store) as node:
+        peer = connect(node)
+        peer.take()
+        store.held = True
+        subscribe(node, peer, ("x", 1))
+        desk = Desk().open(node)
+        store.full = True
+        store.let_go()
+        node.turn()
+        assert [Suback(1, (ReasonCode.QUOTA_EXCEEDED,), Properties(reason_string="no room"))] == peer.take()
+        assert all(clerk.over for clerk in desk.clerks) and session_of(node).carrier is None
 
 
 def test_there_is_one_kind_of_a_name(node: MemoryNode) -> None:
