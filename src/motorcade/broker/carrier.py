@@ -677,12 +677,12 @@ class Carrier:
         """One message of everybody who waits; how many were sent. One that waits alone may send more."""
         session = self.session
         sent = 0
-        # In turn too: what needs no room in the window may use up the rest of a pump.
-        self._rings = self._rings[::-1]
+        cut = False
         for ring in self._rings:
             for _ in range(len(ring)):
-                full = sent >= budget or self._sent_octets > STEP_OCTETS or not session.writable
-                if full or not ring or (ring is self._ring and session.room <= 0):
+                cut = cut or sent >= budget or self._sent_octets > STEP_OCTETS
+                no_room = ring is self._ring and session.room <= 0
+                if cut or no_room or not ring or not session.writable:
                     break
                 lane = next(iter(ring))
                 alone = len(self._free) + len(self._ring) == 1
@@ -695,6 +695,8 @@ class Carrier:
                     self._line_up(lane)
                 elif lane.waits():
                     ring[lane] = None
+        if cut:
+            self._rings = self._rings[::-1]  # what needs no room in the window may have used up the rest of a pump
         return sent
 
     def send(self, lane: Lane, now: float) -> bool:
