@@ -113,7 +113,8 @@ class Desk:
 
     def gone(self, delivery: Delivery) -> None:
         """Its last receipt is stored, and its entry removed; the vehicle may have the next one."""
-        if self.hold.get(delivery.vin) is delivery:
+        held = self.hold.get(delivery.vin)
+        if held is not None and held.position == delivery.position:  # perhaps read once more after a reconnect
             del self.hold[delivery.vin]
         if delivery.vin not in self.drained:
             self._trigger(delivery.vin)

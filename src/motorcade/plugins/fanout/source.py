@@ -74,8 +74,11 @@ class FanoutSource(Source):
             if what is CHECK or what is ROOM:
                 self._clerk.triggered(self.vin, CHECK if what is CHECK else "room")
             return None
-        if not desired or not self._desk.claim(what):
-            return None  # the next trigger finds it again
+        if not desired:
+            self._desk.release(what)  # `ROOM` is a trigger
+            return None
+        if not self._desk.claim(what):
+            return None  # it has something else, or this is over
         return [Given(what.message, self._filter(), what)]
 
     def _filter(self) -> str:
@@ -106,5 +109,7 @@ class FanoutSource(Source):
         elif ack.refused:
             self._clerk.in_vain(delivery, f"refused_0x{ack.reason:02x}")
         else:
-            self._clerk.end(delivery, State.ACKED)
+            subscription = self.feed.subscriptions.get(given.filter)
+            unconfirmed = subscription is not None and not subscription.qos
+            self._clerk.end(delivery, State.ACKED, "qos0" if unconfirmed else "")
         return None
