@@ -230,6 +230,18 @@ def test_round_robin(queue: Make, consumer: Consume, version: int) -> None:
     assert_empty(jobs, *workers)
 
 
+def test_round_robin_passes_over_those_who_have_no_room(queue: Make, consumer: Consume) -> None:
+    """One that does not acknowledge keeps what its window holds; the others get everything else."""
+    jobs = queue(ack_timeout=0)
+    stuck = consumer(jobs, properties=(receive_maximum(3),))
+    quick = consumer(jobs)
+    jobs.put_numbers(100)
+    held = take(stuck, 3, ack=False)
+    rest = take(quick, 97)
+    assert [] == settled(stuck)
+    assert list(range(100)) == sorted(numbers(held + rest))
+
+
 def test_random(queue: Make, consumer: Consume) -> None:
     """Each message to one of them, and nobody gets all."""
     jobs = queue(strategy="random")

@@ -15,7 +15,9 @@ from tests.scenarios.witness import wait_until
 from tests.support.consumers import (
     ack_all,
     connected,
+    fill,
     lasting,
+    numbered,
     numbers,
     payloads,
     receive_maximum,
@@ -763,6 +765,20 @@ def test_expired_messages_of_a_source_are_dropped_and_told(node: NodeProcess, de
         subscribe(client, "live")
         publisher.publish("live", b"live", 1, properties=prop(MESSAGE_EXPIRY, 60))
         assert [] == take_until(client, b"live")
+
+
+def test_streams_are_not_disturbed(node: NodeProcess, desk: Operator, plugin: Load) -> None:
+    """A source in the box and one of a user take turns for one client."""
+    plugin(ROWS)
+    stream = unique("stream")
+    desk.create("streams", stream, topics=[f"{stream}/#"])
+    fill(node, numbered(f"{stream}/a", 300))
+    with connected(node) as client:
+        subscribe(client, "rows/t/300")
+        subscribe(client, f"$stream/{stream}/earliest")
+        seen = take(client, 600)
+    for topic in ("t", f"{stream}/a"):
+        assert list(range(300)) == numbers(message for message in seen if message.topic == topic)
 
 
 def test_clients_are_let_go(node: NodeProcess, desk: Operator, plugin: Load) -> None:
