@@ -70,6 +70,24 @@ def test_what_is_appended_while_all_is_known_is_not_read() -> None:
     assert asked == len(desk.asked)
 
 
+def test_what_is_appended_for_slow_consumers_is_left_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not more is kept in memory for them, in number or in bytes, and nothing is lost."""
+    for bound, value in (("MOST_WAITING", 10), ("READ_OCTETS", 20)):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"motorcade.plugins.queues.dispatcher.{bound}", value)
+            patched.setattr("motorcade.plugins.queues.dispatcher.LOW", 0)
+            desk = Desk()
+            a = desk.join("a", room=1)
+            desk.settle()
+            desk.append(50)
+            desk.settle()
+            assert 8 <= len(desk.dispatcher._levels[0].ahead) <= 20
+            while a.numbers:
+                a.ack(*a.numbers)
+            assert list(range(1, 51)) == a.seen
+            assert 0 == desk.dispatcher._levels[0].octets
+
+
 def test_what_is_appended_while_something_is_read_is_found() -> None:
     """The answer of the store may or may not have it."""
     desk = Desk()

@@ -34,7 +34,7 @@ from motorcade.plugins.queues.options import QueueOptions
 from motorcade.plugins.queues.record import MOST_HISTORY, Attempt, Dead
 from motorcade.plugins.queues.strategy import STRATEGIES, RoundRobin
 
-LOW: Final = 64  #: messages in memory at which the next ones are read
+LOW: Final = 64  #: messages in memory at which the next ones are read, unless they are large
 READ: Final = 256  #: messages read at once
 READ_OCTETS: Final = 1024 * 1024  #: bytes likewise, as far as the messages before let it be guessed
 FIRST_READ: Final = 32  #: messages read while their size cannot be guessed
@@ -140,6 +140,7 @@ class Level:
         self.grown = False  #: something was appended while it was read
         self.items: dict[int, Item] = {}  #: all in memory, by position
         self.ahead: deque[Item] = deque()
+        self.octets = 0  #: of these
         self.back: list[tuple[int, int, Item]] = []  #: by position; what no longer waits is left until it comes up
         self.rewound = False  #: what is being read is of no use any more
         self._serial = count()
@@ -152,12 +153,16 @@ class Level:
         """The first that waits."""
         ahead, back = self.ahead, self.back
         while ahead and ahead[0].state is not State.WAITING:
-            ahead.popleft()
+            self.octets -= ahead.popleft().size
         while back and back[0][2].state is not State.WAITING:
             heappop(back)
         if back and (not ahead or back[0][0] < ahead[0].position):
             return heappop(back)[2]
-        return ahead.popleft() if ahead else None
+        if not ahead:
+            return None
+        item = ahead.popleft()
+        self.octets -= item.size
+        return item
 
     def put_back(self, item: Item) -> None:
         item.state = State.WAITING
@@ -339,7 +344,7 @@ class Dispatcher:
             return False
         if at.reading:
             at.grown = True
-        elif not at.behind and self.consumers and len(at.ahead) < MOST_WAITING:
+        elif not at.behind and self.consumers and len(at.ahead) < MOST_WAITING and at.octets < READ_OCTETS:
             return True
         at.behind = True
         return False
@@ -413,6 +418,7 @@ class Dispatcher:
         at.items[item.position] = item
         at.cursor = max(at.cursor, item.position)
         at.ahead.append(item)
+        at.octets += item.size
 
     def _ends(self, item: Item) -> float:
         ends = inf if item.message.expires_at is None else item.message.expires_at
@@ -460,6 +466,7 @@ class Dispatcher:
                 self._counters["notes_forgotten"] += 1
             at.items.clear()
             at.ahead.clear()
+            at.octets = 0
             at.back.clear()
         self._delayed.clear()
         self._due.clear()
@@ -549,7 +556,8 @@ class Dispatcher:
             if at.reading:
                 return
             if at.behind:
-                if len(at.ahead) <= LOW and len(at.back) < MOST_WAITING:
+                few = len(at.ahead) <= LOW and at.octets <= READ_OCTETS // 4
+                if few and len(at.back) < MOST_WAITING:
                     at.reading = True
                     self._outside.fetch(at.number, at.cursor, at.read_limit)
                 return
