@@ -71,6 +71,7 @@ class Outcome:
     accepted: int = 0  #: vehicles
     duplicates: int = 0  #: that the broker has found; none, since each vehicle is named once
     replaced: int = 0
+    rejected: int = 0  #: vehicles that have too many messages waiting
     acknowledged: int = 0  #: batches
     problems: list[str] = field(default_factory=list)  #: one sentence for each batch that failed
     rest: list[str] = field(default_factory=list)  #: VINs that the broker has not accepted, as far as is known
@@ -138,6 +139,7 @@ async def _send_batch(
         outcome.accepted += accepted
         outcome.duplicates += duplicates
         outcome.replaced += replaced
+        outcome.rejected += int(answers.get("rejected", "0"))
         outcome.acknowledged += 1
         progress(accepted)
         return True

@@ -119,8 +119,11 @@ def send(
     broker = _mqtt.Broker(host, port, username, password, client_id, True, keep_alive, ws, cafile, cert, key, insecure)
     outcome = asyncio.run(_send(broker, job))
     _show_outcome(outcome, job, listed.duplicates, as_json)
+    if outcome.rejected:
+        _tell_rejected(outcome.rejected, request)
     if outcome.problems:
         _tell_problems(outcome, rest)
+    if outcome.rejected or outcome.problems:
         raise typer.Exit(1)
 
 
@@ -182,6 +185,7 @@ def _show_outcome(outcome: Outcome, job: Job, duplicates: int, as_json: bool) ->
         "accepted": outcome.accepted,
         "duplicates": duplicates + outcome.duplicates,
         "replaced": outcome.replaced,
+        "rejected": outcome.rejected,
         "batches": outcome.acknowledged,
         "failed_batches": len(outcome.problems),
         "not_accepted": len(outcome.rest),
@@ -194,6 +198,14 @@ def _show_outcome(outcome: Outcome, job: Job, duplicates: int, as_json: bool) ->
         print(f"request {job.request_id!r}: {_count(outcome.accepted, 'vehicle')} accepted", *also, sep=", ")
         if sys.stdout.isatty():
             print(f"follow it with `motorcade fanout status {job.request_id} --watch`")
+
+
+def _tell_rejected(rejected: int, request: str) -> None:
+    print(
+        f"error: {_count(rejected, 'vehicle')} rejected: too many messages wait there already (option max_pending);"
+        f" `motorcade fanout targets {request} --state failed` names them",
+        file=sys.stderr,
+    )
 
 
 def _tell_problems(outcome: Outcome, rest: Path | None) -> None:

@@ -82,7 +82,12 @@ class FanoutService:
         if job.result.refusal:
             raise BadBatchError(job.result.refusal)
         result = job.result
-        return AcceptedView(accepted=result.accepted, duplicates=result.duplicates, replaced=result.replaced)
+        return AcceptedView(
+            accepted=result.accepted,
+            duplicates=result.duplicates,
+            replaced=result.replaced,
+            rejected=result.rejected,
+        )
 
     async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
         """Requests in the order of their ids."""
@@ -166,7 +171,7 @@ class FanoutService:
         return VehicleView(
             vin=vin,
             connected=connected,
-            seen_at=parts.hub.seen(vin),
+            seen_at=parts.hub.last_seen(vin),
             subscribed=vin in desk.seats,
             filter=desk.config.filter_of(vin),
             pending=info.entries,
@@ -186,7 +191,7 @@ class FanoutService:
         *,
         connected: bool,
     ) -> WhyView:
-        now, seen_at = self._parts.now(), self._parts.hub.seen(vin)
+        now, seen_at = self._parts.now(), self._parts.hub.last_seen(vin)
         head = in_flight or next(iter(waiting), None)
         if head is None:
             return views.nothing_pending(vin, history[0]) if history else views.not_known(vin)

@@ -47,6 +47,7 @@ class AcceptedView(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int  #: vehicles that will get it, each once
     duplicates: int  #: VINs that were named before in the same batch
     replaced: int  #: vehicles whose pending message of the same request gave way to this one
+    rejected: int = 0  #: vehicles that have `max_pending` messages waiting: theirs has failed (`pending_limit`)
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,14 +282,15 @@ def paused(vin: str, head: DeliveryView, pending: int) -> WhyView:
     )
 
 
-def window_full(vin: str, head: DeliveryView, pending: int, unacknowledged: int) -> WhyView:
-    """Its session has as many unacknowledged messages of other kinds as it may have."""
+def window_full(vin: str, head: DeliveryView, pending: int, unacknowledged: int = 0) -> WhyView:
+    """Its session has as many unacknowledged messages of other kinds as it may have; 0: how many is not known."""
+    others = f"{unacknowledged} other messages" if unacknowledged else "other messages"
     return _why(
         vin,
         Hold.WINDOW_FULL,
         head,
         pending,
-        f"{vin} has not acknowledged {unacknowledged} other messages, and takes no more at a time.",
+        f"{vin} has not acknowledged {others}, and takes no more at a time.",
         f"{_many(pending)} it when it has acknowledged one of them{_or_expires(head)}.",
         until=head.expires_at,
     )
