@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final, cast
@@ -130,16 +131,26 @@ class QueuesPlugin(Plugin):
 
     async def _sweep(self) -> None:
         """Remove what is too old, a bounded number at a time, one queue after the other."""
+        after = ""
         while True:
             await asyncio.sleep(self.config.sweep_interval)
-            left = self.config.sweep_budget
             try:
-                for queue in self._queues:
-                    left -= await queue.sweep(self.context.hub.now(), max(1, left // 10))
-                    if left <= 0:
-                        break
+                after = await self.sweep(after, self.config.sweep_budget)
             except StoreError as error:
                 self.context.log.warning("queues_not_swept", error=str(error))
+
+    async def sweep(self, after: str, budget: int) -> str:
+        """Look at up to so many messages of the queues that come after a name; the name to go on after."""
+        names = sorted(self._queues.options())
+        turn = bisect_right(names, after)
+        for name in (*names[turn:], *names[:turn]):
+            queue = self._queues.get(name)
+            if queue is not None:
+                budget -= await queue.sweep(self.context.hub.now(), budget)
+            after = name
+            if budget <= 0:
+                break
+        return after
 
     # -- publishers
 

@@ -378,7 +378,11 @@ class Queue:
         self.alarm(None)
 
     async def sweep(self, now: float, budget: int) -> int:
-        """Remove what is too old; how many messages were looked at."""
+        """Remove what is too old, some at a time; how many messages were looked at.
+
+        From the beginning, where the oldest are, and on from where the sweep before has ended: a message that expires
+        by itself may stand anywhere.
+        """
         looked = 0
         await self.refresh()
         for level in self.levels if self._entries else ():
@@ -389,7 +393,7 @@ class Queue:
         return looked
 
     async def _sweep_from(self, level: int, start: int, now: float, budget: int) -> int:
-        """One step: from the beginning, where the oldest are; or on from where the step before has ended."""
+        """One step of a sweep."""
         mailboxes = self._tools.store.mailboxes
         owner = owner_of(self.name, level)
         entries = await mailboxes.read(owner, start, min(budget, STEP), now)

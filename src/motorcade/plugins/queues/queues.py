@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from motorcade.core.trie import FilterTrie
-from motorcade.plugins.queues.dispatcher import Consumer, Dispatcher
+from motorcade.plugins.queues.dispatcher import Consumer
 from motorcade.plugins.queues.options import QueueOptions
 from motorcade.plugins.queues.queue import Queue
 
@@ -114,8 +114,8 @@ class Queues:
         if queue is not None and consumer in queue.dispatcher.consumers:
             queue.dispatcher.leave(consumer, reason, self.now())
 
-    def has_room(self, name: str, consumer: Consumer, asked: Dispatcher | None) -> None:
-        """A client has room for messages of a queue; `asked` has been told already."""
+    def has_room(self, name: str, consumer: Consumer) -> None:
+        """A client may have room for messages of a queue."""
         queue = self._queues.get(name)
-        if queue is not None and queue.dispatcher is not asked:
+        if queue is not None:
             queue.dispatcher.has_room(consumer, self.now())

@@ -104,7 +104,7 @@ class QueueSource(Source):
         self._told = desired
         self._inside = True
         try:
-            self._ask_all(None)
+            self._ask_all()
         finally:
             self._inside = False
         return self._hand_over()
@@ -121,12 +121,12 @@ class QueueSource(Source):
             if home is not None:
                 _settle(home, consumer, given.tag, ack, self._queues.now())
             if len(self._consumers) > 1:
-                self._ask_all(home)
+                self.wake()  # the other queues may use the room as well
         finally:
             self._inside = False
         return self._hand_over()
 
-    def _ask_all(self, asked: Dispatcher | None) -> None:
+    def _ask_all(self) -> None:
         """Let every queue of this client know that there may be room; another one first each time."""
         filters = list(self._consumers)
         for filter_ in filters:
@@ -134,7 +134,7 @@ class QueueSource(Source):
                 break
             consumer = self._consumers.pop(filter_)
             self._consumers[filter_] = consumer
-            self._queues.has_room(filter_.removeprefix(PREFIX), consumer, asked)
+            self._queues.has_room(filter_.removeprefix(PREFIX), consumer)
 
     def _hand_over(self) -> list[Given] | None:
         number = max(0, min(self._told, len(self._outbox)))
