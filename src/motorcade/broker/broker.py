@@ -337,7 +337,7 @@ class Broker:
         """All connected clients, as they are now."""
         return [s.client for s in self.plane.registry.sessions.values() if s.link is not None]
 
-    def seen(self, client_id: str) -> float:
+    def last_seen(self, client_id: str) -> float:
         """When a client's connection ended, or began if it is connected; 0: it has no session."""
         session = self.plane.registry.sessions.get(client_id)
         if session is None:

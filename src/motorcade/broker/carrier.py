@@ -26,7 +26,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from motorcade.broker.frames import IDS, frame_of
 from motorcade.core.client import ClientInfo
@@ -589,17 +589,20 @@ class Carrier:
 
     def _take(self, lane: Lane, items: Sequence[object]) -> None:
         """Messages from a source."""
-        counters = lane.kind.counters
-        taken = 0
+        counters, subscriptions = lane.kind.counters, lane.subscriptions
+        usable: list[Given] = []
+        octets = 0
         for given in items:
-            if not _usable(given) or given.filter not in lane.subscriptions:
+            if type(given) is not Given or not _is_message(given.message) or given.filter not in subscriptions:
                 counters["stray"] += 1
                 continue
-            lane.buffer.append(given)
-            self.octets += len(given.message.payload)
-            taken += 1
+            usable.append(given)
+            octets += len(given.message.payload)
+        taken = len(usable)
         if not taken:
             return
+        lane.buffer += usable
+        self.octets += octets
         counters["given"] += taken
         self.buffered += taken
         if taken > lane.promised:
@@ -858,12 +861,8 @@ class Carrier:
             self._line_up(lane)
 
 
-def _usable(given: object) -> TypeGuard[Given]:
-    """Whether a source has given what it should; what cannot be encoded shows when it is."""
-    return isinstance(given, Given) and _is_message(given.message)
-
-
 def _is_message(message: object) -> bool:
+    """Whether a source has given what it should; what cannot be encoded shows when it is."""
     return isinstance(message, Message) and isinstance(message.payload, bytes)
 
 

@@ -63,7 +63,7 @@ class Hub(Protocol):
     def clients(self) -> Iterable[ClientInfo]:
         """All connected clients, as they are now."""
 
-    def seen(self, client_id: str) -> float:
+    def last_seen(self, client_id: str) -> float:
         """When a client's connection ended, or began if it is connected; 0: it has no session."""
 
     def recheck_access(self) -> None:

@@ -229,8 +229,7 @@ class Records(Protocol):
 # -- streams
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRecord:
+class StreamRecord(Struct, frozen=True, gc=False):
     """One record of a stream."""
 
     offset: int  #: grows, from 1; gaps are allowed

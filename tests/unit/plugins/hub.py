@@ -62,7 +62,7 @@ class MemoryHub:
     def clients(self) -> Iterable[ClientInfo]:
         return ()
 
-    def seen(self, client_id: str) -> float:
+    def last_seen(self, client_id: str) -> float:
         return 0.0
 
     def recheck_access(self) -> None:
