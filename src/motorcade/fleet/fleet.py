@@ -36,6 +36,7 @@ _MAX_DIGESTS = 10_000  # payloads whose digest is kept once for all who get them
 _MAX_TROUBLES = 20  # different texts that are counted on their own
 _LOOK_SOON = 0.002  # seconds from a change to the next look at conditions
 _LOOK_AGAIN = 0.05  # seconds after which they are looked at although no vehicle has moved
+_MADE_UP = 0.05  # seconds by which the line may be late and still keep its rate
 _FAREWELL = 5.0  # seconds for goodbyes to leave
 OTHER_TROUBLES = "other reasons"
 
@@ -338,7 +339,7 @@ class Fleet:
                 continue  # it has been parked meanwhile
             if options.rate:
                 # What the loop was late by is made up for, but a quiet minute does not become a burst.
-                self._next_at = max(self._next_at, now - 1 / options.rate) + 1 / options.rate
+                self._next_at = max(self._next_at, now - _MADE_UP) + 1 / options.rate
             self._connecting += 1
             link = vehicle.open()
             task = self.loop.create_task(self._open(vehicle, link))

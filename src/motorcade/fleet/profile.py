@@ -137,7 +137,7 @@ def profile_of(behaviour: Behaviour, name: str = "own") -> Profile:
 
 
 _BEHAVIOURS: dict[str, tuple[str, Behaviour]] = {
-    "steady": ("connected all the time, answers at once", Behaviour()),
+    "steady": ("stays connected and answers at once", Behaviour()),
     "commuter": (
         "drives for 10 to 40 minutes, sleeps for half an hour to eight hours, says goodbye",
         Behaviour(awake=(10 * _MINUTE, 40 * _MINUTE), asleep=(30 * _MINUTE, 8 * _HOUR)),

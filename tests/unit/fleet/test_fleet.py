@@ -1,0 +1,231 @@
+"""A fleet as a whole: who is in it, how it starts and ends, what is said when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from pathlib import Path
+
+import pytest
+
+from motorcade.core.vin import VinError, check_vin
+from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, State
+from motorcade.fleet.fleet import OTHER_TROUBLES, allow_files
+from motorcade.fleet.profile import profile_of
+from tests.support.ports import free_port
+from tests.unit.fleet.script import Broker, scripted
+
+QUIET = profile_of(Behaviour(heartbeat=0))
+
+
+async def admit_all(broker: Broker, count: int) -> None:
+    for _ in range(count):
+        await (await broker.peer()).welcome()
+
+
+def test_vins_are_valid_and_follow_from_numbers() -> None:
+    fleet = Fleet(FleetOptions(vehicles=500, first=100))
+    assert 500 == len(fleet) == len(set(fleet.vins))
+    for vin in fleet.vins:
+        check_vin(vin, check_digit=True)
+    assert fleet.vins[10:] == list(FleetOptions(vehicles=490, first=110).all_vins())
+
+
+def test_own_vins_are_checked() -> None:
+    vin = next(FleetOptions().all_vins())
+    assert [vin] == Fleet(FleetOptions(vins=(vin,))).vins
+    with pytest.raises(VinError):
+        Fleet(FleetOptions(vins=("nonsense",)))
+    with pytest.raises(FleetError, match=f"{vin} is there twice"):
+        Fleet(FleetOptions(vins=(vin, vin)))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"vehicles": 0}, "at least 1"),
+        ({"version": 3}, "MQTT 5 or 3.1.1"),
+        ({"qos": 2}, "QoS 0 or 1"),
+        ({"topic_prefix": "agent/VIN"}, "one level must be {VIN}"),
+        ({"speed": 0}, "speed"),
+        ({"speed": float("nan")}, "speed"),
+        ({"max_received": 1}, "max_received"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, int], wanted: str) -> None:
+    with pytest.raises(FleetError, match=wanted):
+        FleetOptions(**options)  # type: ignore[arg-type]  # on purpose
+
+
+def test_every_other_vehicle_speaks_the_old_version() -> None:
+    fleet = Fleet(FleetOptions(vehicles=4, both_versions=True))
+    assert [5, 4, 5, 4] == [vehicle.version for vehicle in fleet]
+
+
+def test_the_same_seed_gives_the_same_mornings() -> None:
+    """Who begins awake and when the others wake follows from the seed alone."""
+
+    async def morning(seed: int) -> list[tuple[str, State, float]]:
+        day = Behaviour(awake=(10, 20), asleep=(10, 20))
+        fleet = Fleet(FleetOptions(vehicles=50, seed=seed, profile=profile_of(day), port=1))
+        fleet.loop = asyncio.get_running_loop()
+        began = fleet.now()
+        for vehicle in fleet:
+            vehicle.begin()
+        result = []
+        for vehicle in fleet:
+            timer = vehicle._timer
+            asleep = vehicle.state is State.ASLEEP and timer is not None
+            result.append((vehicle.vin, State.ASLEEP if asleep else State.WAITING, _rounded(timer, began, asleep)))
+            vehicle.park()
+        return result
+
+    def _rounded(timer: asyncio.TimerHandle | None, began: float, asleep: bool) -> float:
+        return round(timer.when() - began, 0) if asleep and timer is not None else 0.0
+
+    first, again, other = (asyncio.run(morning(seed)) for seed in (1, 1, 2))
+    assert {State.ASLEEP, State.WAITING} == {state for _, state, _ in first}
+    assert [(vin, state) for vin, state, _ in first] == [(vin, state) for vin, state, _ in again]
+    assert all(abs(one[2] - two[2]) <= 1 for one, two in zip(first, again, strict=True))
+    assert [state for _, state, _ in first] != [state for _, state, _ in other]
+
+
+async def test_all_come_online_and_all_say_goodbye() -> None:
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=20, profile=QUIET, rate=0))
+        admitting = asyncio.create_task(admit_all(broker, 20))
+        await fleet.start()
+        await admitting
+        assert (20, 20) == (fleet.figures().total.online, len(fleet.links))
+        await fleet.stop()
+        assert set() == fleet.links
+        assert [b"\xe0\0"] * 20 == [await peer.closed() for peer in broker.peers]
+        await fleet.stop()  # once more does no harm
+
+
+async def test_no_more_are_on_their_way_than_allowed() -> None:
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=10, profile=QUIET, rate=0, max_connecting=3))
+        starting = asyncio.create_task(fleet.start())
+        await (await broker.peer()).welcome()  # the first one goes alone
+        peers = [await broker.peer() for _ in range(3)]
+        assert 3 == sum(vehicle.state is State.CONNECTING for vehicle in fleet)
+        assert 6 == sum(vehicle.state is State.WAITING for vehicle in fleet)
+        for peer in peers:
+            await peer.welcome()
+        await admit_all(broker, 6)
+        await starting
+        await fleet.stop()
+
+
+async def test_the_rate_is_kept() -> None:
+    """At one vehicle in a thousand seconds the first comes at once and the others stand in line, in order."""
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=6, profile=QUIET, rate=0.001))
+        admitting = asyncio.create_task(admit_all(broker, 1))
+        await fleet.start(wait=False)
+        await admitting
+        assert [State.ONLINE] + [State.WAITING] * 5 == [vehicle.state for vehicle in fleet]
+        assert fleet.vins[1:] == [vehicle.vin for vehicle in fleet._line]
+        assert 1 == len(broker.peers)
+        await fleet.stop()
+
+
+async def test_a_rate_lets_all_in() -> None:
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=20, profile=QUIET, rate=500))
+        admitting = asyncio.create_task(admit_all(broker, 20))
+        await fleet.start()
+        await admitting
+        await fleet.stop()
+
+
+async def test_nobody_there_is_told_by_the_first_vehicle() -> None:
+    port = free_port()
+    fleet = Fleet(FleetOptions(port=port, vehicles=1000))
+    with pytest.raises(FleetError, match=f"cannot get in at 127.0.0.1:{port}: cannot connect: Connection refused"):
+        await fleet.start()
+    assert 1 == sum(vehicle.connections for vehicle in fleet)
+    await fleet.stop(Leave.RESET)
+
+
+async def test_an_unknown_host_is_told() -> None:
+    fleet = Fleet(FleetOptions(host="no-such-host.invalid"))
+    with pytest.raises(FleetError, match=r"no host 'no-such-host\.invalid'"):
+        await fleet.start()
+    await fleet.stop(Leave.RESET)
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "wanted"),
+    [(5, 0x87, r"not authorized \(0x87\)"), (4, 5, r"not authorized \(0x87\)"), (5, 0x8A, "banned")],
+)
+async def test_a_refused_connection_is_told(version: int, code: int, wanted: str) -> None:
+    async with scripted(version) as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, version=version))
+        starting = asyncio.create_task(fleet.start())
+        peer = await broker.peer()
+        await peer.introduced()
+        peer.connack(code)
+        with pytest.raises(FleetError, match=f"cannot get in at .*: the connection was refused: {wanted}"):
+            await starting
+        assert 1 == fleet.figures().total.denied
+        await fleet.stop(Leave.RESET)
+
+
+async def test_a_refused_subscription_is_told() -> None:
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port))
+        starting = asyncio.create_task(fleet.start())
+        peer = await broker.peer()
+        await peer.introduced()
+        peer.connack()
+        await peer.subscribed(reason=0x87)
+        with pytest.raises(FleetError, match="the subscription was refused: not authorized"):
+            await starting
+        await fleet.stop(Leave.RESET)
+
+
+async def test_what_does_not_happen_is_told_with_the_state_of_things() -> None:
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=1, profile=QUIET))
+        admitting = asyncio.create_task(admit_all(broker, 1))
+        await fleet.start()
+        await admitting
+        with pytest.raises(FleetError, match=r"within 0.05 s: pigs fly \(1 of 1 online, 0 received, 0 acknowledged\)"):
+            await fleet.wait_until(lambda: False, "pigs fly", 0.05)
+        with pytest.raises(ZeroDivisionError):
+            await fleet.wait_until(lambda: fleet.now() < 0 or bool(1 / 0), "a broken condition is told as it is")
+        seen = asyncio.Event()
+        waiting = asyncio.create_task(fleet.wait_until(seen.is_set, "something that no vehicle does"))
+        seen.set()
+        await waiting
+        await fleet.stop()
+
+
+def test_troubles_are_counted_within_a_bound() -> None:
+    fleet = Fleet(FleetOptions())
+    for number in range(100):
+        fleet.trouble(f"trouble {number}")
+        fleet.trouble("trouble 0")
+    troubles = fleet.figures().troubles
+    assert (101, 80) == (troubles["trouble 0"], troubles[OTHER_TROUBLES])
+    assert 21 == len(troubles)
+
+
+def test_figures_are_a_copy() -> None:
+    fleet = Fleet(FleetOptions())
+    figures = fleet.figures()
+    figures.kinds["steady"].received = 7
+    assert (0, 10) == (fleet.figures().total.received, fleet.figures().total.vehicles)
+
+
+def test_more_files_than_the_system_has_are_told(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="ulimit -n"):
+        allow_files(1 << 40)
+
+
+def test_enough_files_change_nothing() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_files(10)
+    assert before == resource.getrlimit(resource.RLIMIT_NOFILE)
