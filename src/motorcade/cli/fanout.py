@@ -418,7 +418,7 @@ def gc(http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_
     if as_json:
         _output.print_json(work["found"])
     else:
-        _output.print_fields(work["found"].items())
+        _output.print_fields({**work["found"], "seconds": f"{work['found']['seconds']:.3f}"}.items())
 
 
 @app.command()

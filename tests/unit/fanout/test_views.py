@@ -42,6 +42,12 @@ EXAMPLES: list[tuple[Hold, WhyView, str, str]] = [
         "names it again",
     ),
     (
+        Hold.NOTHING_PENDING,
+        views.nothing_pending(VIN, msgspec.structs.replace(LAST, state=State.CANCELLED, reason="cancelled")),
+        "was cancelled at",
+        "names it again",
+    ),
+    (
         Hold.OFFLINE,
         views.offline(VIN, HEAD, 1, NOW, 0.0),
         "is not connected: there is no session of it.",
@@ -52,6 +58,18 @@ EXAMPLES: list[tuple[Hold, WhyView, str, str]] = [
         views.offline(VIN, HEAD, 3, NOW, NOW - 5400),
         "it was last seen at 2025-10-09 07:23:20 UTC, 1.5 h ago.",
         "3 messages wait; the first is sent to it as soon as",
+    ),
+    (
+        Hold.OFFLINE,
+        views.offline(VIN, SENT, 1, NOW, NOW - 3),
+        "3 s ago",
+        "Request 'task_ota_1' was sent before and not acknowledged: it is repeated when it connects and is subscribed.",
+    ),
+    (
+        Hold.OFFLINE,
+        views.offline(VIN, msgspec.structs.replace(HEAD, state="paused"), 1, NOW, NOW - 3),
+        "3 s ago",
+        "Request 'task_ota_1' is paused: it is sent after `motorcade fanout resume task_ota_1`, when it connects",
     ),
     (
         Hold.NOT_SUBSCRIBED,

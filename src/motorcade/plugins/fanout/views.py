@@ -190,12 +190,14 @@ def not_known(vin: str) -> WhyView:
 
 def nothing_pending(vin: str, last: TargetView | None = None) -> WhyView:
     """It has got everything, or what was for it has ended otherwise: `last` is the latest final receipt."""
-    ended = f"; the last message, {last.request_id!r}, was {last.state}{_because(last.reason)}" if last else ""
-    when = f" at {clock(last.time)}" if last else ""
+    ended = ""
+    if last is not None:
+        reason = _because(last.reason) if last.reason != last.state else ""
+        ended = f"; the last message, {last.request_id!r}, was {last.state}{reason} at {clock(last.time)}"
     return WhyView(
         vin=vin,
         reason=Hold.NOTHING_PENDING,
-        sentence=f"Nothing waits for {vin}{ended}{when}.",
+        sentence=f"Nothing waits for {vin}{ended}.",
         next="Nothing, until a batch names it again.",
         request_id=last.request_id if last else "",
         delivery_id=last.delivery_id if last else "",
@@ -213,7 +215,7 @@ def offline(vin: str, head: DeliveryView, pending: int, now: float, seen_at: flo
         head,
         pending,
         f"{vin} is not connected: {seen}.",
-        f"{_many(pending)} it as soon as it connects and is subscribed{_or_expires(head)}.",
+        _when_it_comes(head, pending, "it connects and is subscribed"),
         since=seen_at,
         until=head.expires_at,
     )
@@ -227,7 +229,7 @@ def not_subscribed(vin: str, head: DeliveryView, pending: int, wanted: str, conn
         head,
         pending,
         f"{vin} is connected, but has not subscribed to {wanted!r}.",
-        f"{_many(pending)} it as soon as it subscribes{_or_expires(head)}.",
+        _when_it_comes(head, pending, "it subscribes"),
         since=connected_at,
         until=head.expires_at,
     )
@@ -368,6 +370,18 @@ def ago(seconds: float) -> str:
 def _many(pending: int) -> str:
     """The subject of `… it as soon as`."""
     return "The message that waits is sent to" if pending == 1 else f"{pending} messages wait; the first is sent to"
+
+
+def _when_it_comes(head: DeliveryView, pending: int, comes: str) -> str:
+    """What happens to the next message of a vehicle that has to do something first."""
+    match head.state:
+        case "in_flight":
+            return f"Request {head.request_id!r} was sent before and not acknowledged: it is repeated when {comes}."
+        case "paused":
+            resume = f"`motorcade fanout resume {head.request_id}`"
+            return f"Request {head.request_id!r} is paused: it is sent after {resume}, when {comes}{_or_expires(head)}."
+        case _:
+            return f"{_many(pending)} it as soon as {comes}{_or_expires(head)}."
 
 
 def _times(count: int) -> str:
