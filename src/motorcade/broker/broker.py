@@ -27,7 +27,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.topic import check_topic
-from motorcade.extension.hooks import Chain, Handled
+from motorcade.extension.hooks import Callback, Chain, Handled
 from motorcade.extension.sources import Kind
 from motorcade.storage.ports import StoreError
 
@@ -36,8 +36,15 @@ log = structlog.stdlib.get_logger("motorcade.broker")
 TICK = 0.25  #: seconds between looks at what is due
 LAG_TICK = 0.02  #: seconds between two looks at how late the event loop is
 RECHECK_STEP = 100  #: absent sessions whose access is decided again before messages have their turn
+LISTENERS = 1000  #: first levels of topics whose callbacks are remembered
 SWEEP_STEP = 2000  #: connections looked at per tick
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #: seconds
+
+
+def _may_begin(filter_: str, level: str) -> bool:
+    """Whether a topic of this first level can match a filter. [MQTT-4.7.2-1]"""
+    first = filter_.split("/", 1)[0]
+    return first == level or (first in ("+", "#") and not level.startswith("$"))
 
 
 async def _carry_out(steps: Steps) -> None:
@@ -74,6 +81,7 @@ class Broker:
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
         self.stored: Callable[[], int] = int  #: messages waiting in the store; set by the node
         self._rules: Chain | None = plane.hooks.client_authorize
+        self._listeners: dict[tuple[str, str], tuple[Callback, ...]] = {}  # see `_listening`
         plane.hooks.on_change(self._hooks_changed)
         plane.shared.soon, plane.shared.later = loop.call_soon, loop.call_later
         plane.shared.sources.on_change(self._sources_changed)
@@ -285,10 +293,29 @@ class Broker:
         if not task.cancelled() and task.exception() is not None:
             log.error("will_failed", error=repr(task.exception()))
 
-    def heard(self, topic: str) -> bool:
-        """Whether somebody would get a message of this topic now."""
-        route = self.plane.pubsub.route(topic)
-        return bool(route.count or route.publish_hooks)
+    def heard(self, topic: str, besides: str = "") -> bool:
+        """Whether somebody would get a message of this topic now, or a plugin but this one wants to see it."""
+        for callback in self._listening(topic, besides):
+            if callback.concerns(topic):
+                return True
+        return self.plane.pubsub.heard(topic)
+
+    def _listening(self, topic: str, besides: str) -> tuple[Callback, ...]:
+        """Callbacks of `message.publish` that may want a topic, by its first level; remembered until hooks change."""
+        key = topic.split("/", 1)[0], besides
+        found = self._listeners.get(key)
+        if found is None:
+            found = tuple(
+                callback
+                for callback in self.plane.hooks.lookup("message.publish")
+                if callback.owner != besides
+                and not callback.retained_only
+                and (not callback.topics or any(_may_begin(filter_, key[0]) for filter_ in callback.topics))
+            )
+            if len(self._listeners) >= LISTENERS:
+                self._listeners.clear()
+            self._listeners[key] = found
+        return found
 
     def tell(self, client_id: str, what: object) -> bool:
         """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
@@ -361,6 +388,7 @@ class Broker:
                 await asyncio.sleep(0)
 
     def _hooks_changed(self) -> None:
+        self._listeners.clear()
         for connection in self.connections:
             if connection.channel is not None:
                 connection.channel.use_routes()

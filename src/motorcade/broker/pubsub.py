@@ -318,6 +318,10 @@ class PubSub:
             self._routes.put(topic, route)
         return route
 
+    def heard(self, topic: str) -> bool:
+        """Whether somebody would get a message of a topic; remembers nothing of it."""
+        return self._router.heard(topic)
+
     def _resolve(self, topic: str) -> Route:
         targets: dict[Session, Target] = {}
         groups: list[SharedGroup] = []

@@ -53,6 +53,15 @@ class Router(Generic[E]):
         return found
 
 
+    def heard(self, topic: str) -> bool:
+        """Whether any filter matches a topic; quick where the answer is no."""
+        if topic in self._exact:
+            return True
+        if topic.startswith("$") and not self._wild.begins(topic[: topic.find("/")] if "/" in topic else topic):
+            return False  # [MQTT-4.7.2-1]: no wildcard stands for its first level
+        return bool(self._wild) and bool(self._wild.match(topic))
+
+
 class Staleable(Protocol):
     """A cached answer."""
 

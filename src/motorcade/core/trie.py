@@ -35,6 +35,10 @@ class _Tree(Generic[V]):
     def __len__(self) -> int:
         return self._size
 
+    def begins(self, level: str) -> bool:
+        """Whether a path begins with this very level."""
+        return level in self._root.children
+
     def get(self, path: str) -> V | None:
         """The value at this very path, without any matching."""
         node = self._root

@@ -48,8 +48,11 @@ class Hub(Protocol):
     async def publish(self, message: Message) -> int:
         """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
 
-    def heard(self, topic: str) -> bool:
-        """Whether somebody would get a message of this topic now; if not, it need not be made."""
+    def heard(self, topic: str, besides: str = "") -> bool:
+        """Whether somebody would get a message of this topic now, or a plugin but this one wants to see it.
+
+        If not, it need not be made.
+        """
 
     def tell(self, client_id: str, what: object) -> bool:
         """`info(what)` for every generic source of a client; False if it is not connected, or has none."""

@@ -50,7 +50,7 @@ class MemoryHub:
     def tell(self, client_id: str, what: object) -> bool:
         return False
 
-    def heard(self, topic: str) -> bool:
+    def heard(self, topic: str, besides: str = "") -> bool:
         return True
 
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
