@@ -28,7 +28,7 @@ class FanoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     topic_prefix: str = "agent/{VIN}/proxy/request"
     mode: Mode = "replace"  #: what a batch does to the pending message of the same request, unless it says so itself
     check_digit: bool = False  #: refuse VINs whose ninth character is not their check digit
-    max_vins: Positive = 10_000  #: vehicles in one batch
+    max_vins: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 10_000  #: vehicles in one batch
     max_payload: Positive = 1024**2  #: bytes of data that a vehicle can be sent
     max_pending: Count = (
         1000  #: messages that wait for one vehicle; a batch that does not fit is refused; 0: any number

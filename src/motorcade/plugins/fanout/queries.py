@@ -1,0 +1,197 @@
+"""What is asked about requests: counts from the ledger, single deliveries from the stream `receipts`.
+
+The stream is read from where a request began to where it ended, page by page, so that others get their turn; receipts
+of other requests are told by their first bytes. How much is remembered meanwhile is bounded, whatever the size of a
+request:
+
+    acked, failed, …   each delivery has one such receipt: those are the answer, in the order in which they ended
+    sent, retried      the ledger knows which deliveries these are; by delivery id
+    accepted, any      so many deliveries at a time (`WINDOW`), in the order in which they were accepted: the rest of
+                       the stream is read for what became of them
+
+Rule 1: asked again, the order is the same, so one can go on after the last delivery one has seen.
+Rule 2: the place of that delivery is remembered, so going on does not begin at the beginning.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from heapq import nsmallest
+from itertools import islice
+from typing import Final
+
+from motorcade.core import receipt as receipts
+from motorcade.core.receipt import FINAL, Receipt, ReceiptError, State
+from motorcade.core.record import RecordError
+from motorcade.core.record import decode as decode_record
+from motorcade.extension.declared import UnknownError
+from motorcade.plugins.fanout.ledger import Ledger, Tally
+from motorcade.plugins.fanout.receipts import prefix_of
+from motorcade.plugins.fanout.tables import RECEIPTS
+from motorcade.plugins.fanout.views import RequestView, TargetView
+from motorcade.storage.ports import Store
+
+STEP: Final = 1000  #: records read at once
+WINDOW: Final = 20_000  #: deliveries followed at a time
+PLACES: Final = 1000  #: deliveries whose place is remembered
+
+_Found = tuple[int, Receipt]
+
+
+class Queries:
+    """Answers about requests."""
+
+    def __init__(self, store: Store, ledger: Ledger, now: Callable[[], float]) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._now = now
+        self._places: OrderedDict[tuple[str, State | None, str], int] = OrderedDict()
+
+    async def requests(self, after: str, limit: int) -> list[RequestView]:
+        """Requests in the order of their ids, after one of them."""
+        await self._ledger.ready()
+        return [_view(tally) for tally in islice(self._ledger.after(after), limit)]
+
+    async def status(self, request_id: str) -> RequestView:
+        """One request; `UnknownError`."""
+        return _view(await self._tally(request_id))
+
+    async def targets(self, request_id: str, state: State | None, after: str, limit: int) -> list[TargetView]:
+        """Deliveries in a state, each with the receipt that says so; None: in any, each with its last receipt."""
+        tally = await self._tally(request_id)
+        if limit <= 0:
+            return []
+        if state in (State.SENT, State.RETRIED):
+            found = await self._open(tally, state, after, limit)
+        elif state in FINAL:
+            found = await self._ended(tally, state, after, limit)
+        else:
+            found = await self._accepted(tally, state, after, limit)
+        return [_target(receipt) for _, receipt in found]
+
+    async def _tally(self, request_id: str) -> Tally:
+        await self._ledger.ready()
+        tally = self._ledger.find(request_id)
+        if tally is None:
+            raise UnknownError(
+                f"there is no request {request_id[:128]!r}; `motorcade fanout list` shows those there are"
+            )
+        return tally
+
+    # -- three ways through the stream
+
+    async def _open(self, tally: Tally, state: State, after: str, limit: int) -> list[_Found]:
+        names = nsmallest(limit, (name for name, now in tally.open.items() if now is state and name > after))
+        found: dict[str, _Found | None] = dict.fromkeys(names)
+        if found:
+            async for offset, receipt in self._scan(tally, tally.begin):
+                if receipt.state is state and receipt.delivery_id in found:
+                    found[receipt.delivery_id] = offset, receipt
+        return [item for item in found.values() if item is not None]
+
+    async def _ended(self, tally: Tally, state: State, after: str, limit: int) -> list[_Found]:
+        place = await self._place(tally, state, after)
+        found: dict[str, _Found] = {}  # by delivery: after a crash a receipt may be there twice
+        async for offset, receipt in self._scan(tally, place):
+            if receipt.state is state:
+                found.setdefault(receipt.delivery_id, (offset, receipt))
+                if len(found) == limit:
+                    break
+        self._remember(tally, state, found)
+        return list(found.values())
+
+    async def _accepted(self, tally: Tally, state: State | None, after: str, limit: int) -> list[_Found]:
+        place = await self._place(tally, state, after)
+        answer: dict[str, _Found] = {}
+        more = True
+        while more and len(answer) < limit:
+            window = limit if state is None else WINDOW
+            found, place, more = await self._follow(tally, state, place, window)
+            answer |= islice(found.items(), limit - len(answer))
+        self._remember(tally, state, answer)
+        return list(answer.values())
+
+    async def _follow(
+        self, tally: Tally, state: State | None, place: int, window: int
+    ) -> tuple[dict[str, _Found], int, bool]:
+        """Of so many deliveries accepted behind a place: those in a state now; the last one's place; are there more."""
+        found: dict[str, _Found] = {}
+        count, more = 0, False
+        async for offset, receipt in self._scan(tally, place):
+            name = receipt.delivery_id
+            if receipt.state is State.ACCEPTED:
+                if count == window:
+                    more = True
+                elif name not in found:
+                    found[name] = offset, receipt
+                    count, place = count + 1, offset
+            elif name in found:
+                if state is None:
+                    found[name] = found[name][0], receipt
+                else:
+                    del found[name]
+        return found, place, more
+
+    # -- places
+
+    async def _place(self, tally: Tally, state: State | None, after: str) -> int:
+        """The offset behind which to go on."""
+        if not after:
+            return tally.begin
+        place = self._places.get((tally.request_id, state, after))
+        if place is not None:
+            return place
+        wanted = state if state in FINAL else State.ACCEPTED
+        async for offset, receipt in self._scan(tally, tally.begin):
+            if receipt.state is wanted and receipt.delivery_id == after:
+                return offset
+        raise UnknownError(f"request {tally.request_id!r} has no delivery {after[:64]!r} in that state to go on after")
+
+    def _remember(self, tally: Tally, state: State | None, found: dict[str, _Found]) -> None:
+        if found:
+            name = next(reversed(found))
+            self._places[tally.request_id, state, name] = found[name][0]
+            if len(self._places) > PLACES:
+                self._places.popitem(last=False)
+
+    async def _scan(self, tally: Tally, after: int) -> AsyncIterator[_Found]:
+        """The receipts of a request behind an offset, as far as there are any now."""
+        prefix = prefix_of(tally.request_id)
+        end = tally.end or (await self._store.streams.info(RECEIPTS)).last
+        while after < end:
+            page = await self._store.streams.read(RECEIPTS, after, STEP)
+            for record in page:
+                if record.offset <= end and record.value.startswith(prefix):
+                    try:
+                        receipt = receipts.decode(decode_record(record.value).payload)
+                    except (RecordError, ReceiptError):
+                        continue  # the ledger has named it
+                    yield record.offset, receipt
+            after = page[-1].offset if len(page) == STEP else end
+
+
+def _view(tally: Tally) -> RequestView:
+    return RequestView(
+        request_id=tally.request_id,
+        status="active",
+        since=tally.first_at,
+        first_at=tally.first_at,
+        last_at=tally.last_at,
+        targets=tally.accepted,
+        pending=tally.pending,
+        states=tally.states(),
+    )
+
+
+def _target(receipt: Receipt) -> TargetView:
+    return TargetView(
+        vin=receipt.vin,
+        request_id=receipt.request_id,
+        delivery_id=receipt.delivery_id,
+        state=receipt.state,
+        time=receipt.time,
+        attempt=receipt.attempt,
+        reason=receipt.reason,
+        node=receipt.node,
+    )

@@ -1,0 +1,101 @@
+"""Receipts, ledger and queries over a store, without a broker: what the fan-out does with them, in few words.
+
+office = await Office.on(store)
+await office.accepted("task_1", [1, 2, 3])        vehicles by number; each has a mailbox of its own
+await office.say(State.ACKED, "task_1", 1)        its latest delivery
+await office.crash()                              another process on the same store: what was not stored is gone
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+
+from motorcade.core.receipt import Receipt, State, delivery_id
+from motorcade.core.vin import make_vin
+from motorcade.extension.plugin import Context
+from motorcade.plugins.fanout.ledger import Ledger
+from motorcade.plugins.fanout.queries import Queries
+from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.storage.ports import Store
+from tests.unit.plugins.hub import MemoryHub
+
+LOG = structlog.stdlib.get_logger("motorcade.plugin")
+
+
+class Office:
+    """One process of the fan-out, as far as receipts are concerned."""
+
+    def __init__(self, store: Store, node: str, max_requests: int) -> None:
+        self.store = store
+        self.hub = MemoryHub()
+        self.context = Context("fanout", self.hub, LOG, Path(), Counter(), set(), store)
+        self.counters = self.context.counters
+        self.ledger = Ledger(store, max_requests, self.hub.now, LOG, self.counters)
+        self.receipts = Receipts(self.context, node, self.ledger)
+        self.queries = Queries(store, self.ledger, self.hub.now)
+        self.positions: Counter[int] = Counter()  # by vehicle
+
+    @classmethod
+    async def on(cls, store: Store, node: str = "n1", max_requests: int = 1000) -> Self:
+        office = cls(store, node, max_requests)
+        await office.ledger.load()
+        return office
+
+    async def crash(self) -> Office:
+        """The process is gone, another one begins."""
+        await self.stop()
+        after = await type(self).on(self.store, "n2", self.ledger.max_requests)
+        after.positions = self.positions
+        after.hub.time = self.hub.time
+        return after
+
+    async def stop(self) -> None:
+        for task in list(self.context.tasks):
+            task.cancel()
+        await asyncio.gather(*self.context.tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.context.spawn(work, "test")
+
+    async def accepted(self, request_id: str, vehicles: Iterable[int]) -> None:
+        """A batch."""
+        numbers = list(vehicles)
+        self.positions.update(numbers)
+        vins, positions = [make_vin(number) for number in numbers], [self.positions[number] for number in numbers]
+        now = self.hub.time
+        values = self.receipts.accepted(vins, positions, request_id, now)
+        batch = self.store.batch()
+        self.receipts.stage(batch, values, now)
+        await batch.commit()
+        self.receipts.written_accepted(vins, positions, request_id, now, values)
+
+    def receipt(self, state: State, request_id: str, vehicle: int, position: int = 0, **more: Any) -> Receipt:
+        vin = make_vin(vehicle)
+        name = delivery_id(vin, position or self.positions[vehicle])
+        return Receipt(
+            state=state, vin=vin, request_id=request_id, delivery_id=name, time=self.hub.time, node="n1", **more
+        )
+
+    async def say(self, state: State, request_id: str, *vehicles: int, **more: Any) -> None:
+        """Something has happened to the latest delivery of vehicles."""
+        await self.write([self.receipt(state, request_id, vehicle, **more) for vehicle in vehicles])
+
+    async def write(self, receipts: list[Receipt], *, told: bool = True) -> list[bytes]:
+        """Into the stream; `told`: and the process lives long enough to hear of it."""
+        values = self.receipts.values(receipts)
+        batch = self.store.batch()
+        self.receipts.stage(batch, values, self.hub.time)
+        await batch.commit()
+        if told:
+            self.receipts.written(receipts, values)
+        return values
+
+    def states(self, request_id: str) -> dict[State, int]:
+        tally = self.ledger.find(request_id)
+        return tally.states() if tally is not None else {}
