@@ -92,6 +92,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "bad.cases").write_text("nonsense\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "bad-profile.toml").write_text("[city]\nanser = [1, 2]\n")
+    (tmp_path / "bad.vins").write_text("LMCAAAAA9RA000001\nLMCAAAAA9RA00000O\n")
     (tmp_path / "greeter.py").write_text(
         '"""Says nothing."""\nfrom motorcade.extension.plugin import Plugin\n\n\nclass Greeter(Plugin):\n    pass\n'
     )
@@ -236,6 +238,27 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("capture change nope --to stream:x --http 127.0.0.1:HTTP", 1, ("no capture", "nope")),
     ("capture show nope --http 127.0.0.1:HTTP", 1, ("no capture", "nope")),
     ("capture delete nope --yes --http 127.0.0.1:HTTP", 1, ("no capture", "nope")),
+    ("fleet simulate extra", 2, ("extra",)),
+    ("fleet simulate -n 0", 2, ("-n",)),
+    ("fleet simulate -p 1", 1, ("127.0.0.1:1", "cannot connect", "refused")),
+    ("fleet simulate -h no-such-host.invalid", 1, ("no-such-host.invalid",)),
+    ("fleet simulate -p HTTP --duration 5s", 1, ("127.0.0.1:HTTP", "cannot get in")),
+    ("fleet simulate --profile tunel", 1, ("no profile 'tunel'", "did you mean 'tunnel'")),
+    ("fleet simulate --profile nowhere.toml", 1, ("nowhere.toml", "No such file")),
+    ("fleet simulate --profile empty", 1, ("empty", "directory")),
+    ("fleet simulate --profile binary", 1, ("binary", "UTF-8")),
+    ("fleet simulate --profile broken.toml", 1, ("broken.toml", "TOML")),
+    ("fleet simulate --profile bad-profile.toml", 1, ("bad-profile.toml: [city] anser", "did you mean 'answer'")),
+    ("fleet simulate --vins nowhere", 2, ("--vins", "nowhere", "No such file")),
+    ("fleet simulate --vins bad.vins", 1, ("bad.vins:2", "LMCAAAAA9RA00000O")),
+    ("fleet simulate --duration soon", 2, ("--duration", "soon", "45s")),
+    ("fleet simulate --speed 0", 2, ("--speed",)),
+    ("fleet simulate -q 2", 2, ("-q",)),
+    ("fleet simulate --topic-prefix agent/VIN", 1, ("agent/VIN", "{VIN}")),
+    ("fleet simulate --cafile nowhere", 1, ("--cafile", "nowhere", "no file")),
+    ("fleet vins --wmi lmc", 2, ("--wmi", "lmc", "LMC")),
+    ("fleet vins -n 0", 2, ("-n",)),
+    ("fleet profiles nope", 1, ("no profile 'nope'", "tunnel")),
     (f"plugin list {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
     ("plugin load", 2, ("NAME",)),
     ("plugin load nope --http 127.0.0.1:HTTP", 1, ("nope", "retained", "path")),
@@ -321,6 +344,10 @@ JSON = [
     "capture delete copy --yes --http 127.0.0.1:HTTP",
     "stream delete log --yes --http 127.0.0.1:HTTP",
     "queue delete jobs --yes --http 127.0.0.1:HTTP",
+    "fleet simulate -n 3 --duration 0.2s -p MQTT",
+    "fleet vins -n 3",
+    "fleet profiles",
+    "fleet profiles mixed",
     "plugin load greeter --path greeter.py --http 127.0.0.1:HTTP",
     "plugin list --http 127.0.0.1:HTTP",
     "plugin unload greeter --http 127.0.0.1:HTTP",

@@ -13,7 +13,22 @@ from typing import Annotated
 import typer
 
 from motorcade import __version__
-from motorcade.cli import acl, capture, client, config, demo, passwd, plugin, pub, queue, serve, store, stream, sub
+from motorcade.cli import (
+    acl,
+    capture,
+    client,
+    config,
+    demo,
+    fleet,
+    passwd,
+    plugin,
+    pub,
+    queue,
+    serve,
+    store,
+    stream,
+    sub,
+)
 from motorcade.core.errors import MotorcadeError
 
 app = typer.Typer(
@@ -26,6 +41,7 @@ app.command("serve")(serve.serve)
 app.command("pub")(pub.pub)
 app.command("sub")(sub.sub)
 app.command("demo")(demo.demo)
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(config.app, name="config")
 app.add_typer(client.app, name="client")
 app.add_typer(queue.app, name="queue")
