@@ -201,6 +201,7 @@ class Clerk:
         try:
             await batch.commit()
         except StoreError as error:
+            self._receipts.failed(values, error)
             if not self._failing:  # once until it goes well again
                 self._failing = True
                 self._log.error("receipts_not_stored", error=str(error))

@@ -311,8 +311,14 @@ class Intake:
         ]
         more = self._receipts.values(others)
         batch = self._store.batch()
-        self._receipts.stage(batch, values + more, job.now)
-        await batch.commit()
+        self._receipts.stage(batch, values, job.now)
+        self._receipts.stage(batch, more, job.now)
+        try:
+            await batch.commit()
+        except StoreError as error:
+            self._receipts.failed(values, error)
+            self._receipts.failed(more, error)
+            raise
         result.accepted = len(rows)
         result.rejected = len(rejected)
         result.replaced = sum(1 for receipt in others if receipt.state is State.REPLACED)

@@ -10,6 +10,7 @@
                                           bounded by the option `history`
     records   fanout-data / {data_id}     `record.DataRecord`; the bytes are a blob
     records   fanout-request / {request}  `record.RequestRecord`; whether a request is paused or cancelled
+    records   fanout-state / prioritised  there is, or was lately, a pending message with a priority
     records   fanout-ledger / …           counts per request, see `ledger.py`
     stream    receipts                    one record (`core.record`) per receipt
 
@@ -31,6 +32,8 @@ DONE: Final = "fanout-done:"
 DATA: Final = "fanout-data"
 REQUESTS: Final = "fanout-request"
 LEDGER: Final = "fanout-ledger"
+STATE: Final = "fanout-state"
+PRIORITISED: Final = "prioritised"
 
 RECEIPTS: Final = "receipts"
 
