@@ -14,6 +14,7 @@ are sent everything they were given when `settle` is called, unless they are `bl
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,6 @@ class Client:
     name: str
     room: int
     blocked: bool = False
-    awake: bool = False
     given: list[Item] = field(default_factory=list)  #: and not sent
     inflight: list[Item] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  #: every message that was sent, each time
@@ -60,17 +60,7 @@ class Client:
         self.room -= 1
         self.given.append(item)
 
-    def wake(self) -> None:
-        self.awake = True
-
     # -- the client
-
-    def hear(self) -> bool:
-        """It is asked for its room, if it wanted to be."""
-        awake, self.awake = self.awake, False
-        if awake:
-            self.desk.dispatcher.has_room(self.consumer, self.desk.now)
-        return awake
 
     def send(self, number: int = 0) -> bool:
         """The window lets messages through (0: all)."""
@@ -87,8 +77,7 @@ class Client:
         return bool(some)
 
     def ack(self, *numbers: int) -> None:
-        for item in self._take(numbers):
-            self.desk.dispatcher.acknowledged(self.consumer, item, self.desk.now)
+        self.desk.dispatcher.acknowledged(self.consumer, self._take(numbers), self.desk.now)
         self.desk.settle()
 
     def nack(self, *numbers: int) -> None:
@@ -129,6 +118,7 @@ class Desk:
         self.buried: list[tuple[int, int, str]] = []  #: message, attempts, reason
         self.graves: list[Item] = []
         self.alarm_at: float | None = None
+        self.marking = False
         self.clients: list[Client] = []
         self.counters: Counter[str] = Counter()
         self.confirm = True  #: removals are answered when `settle` is called
@@ -141,14 +131,19 @@ class Desk:
         self.reads.append((level, after, limit))
         self.asked.append((level, after, limit))
 
-    def finish(self, item: Item) -> None:
-        self.removals.append(item)
+    def finish(self, items: Sequence[Item]) -> None:
+        self.removals += items
 
-    def mark(self, item: Item, *, at_once: bool) -> None:
-        assert at_once or item.attempts == 1
-        entry = self.entries.get((item.level, item.position))
-        if entry is not None:
-            entry.mark = item.attempts
+    def mark(self, *, at_once: bool) -> None:
+        self.marking = True
+
+    def write_marks(self) -> None:
+        for item in list(self.dispatcher.unmarked) if self.marking else ():
+            entry = self.entries.get((item.level, item.position))
+            if entry is not None:
+                entry.mark = item.attempts
+        self.dispatcher.unmarked.clear()
+        self.marking = False
 
     def bury(self, item: Item, reason: str) -> None:
         self.buried.append((int(item.message.payload), item.attempts, reason))
@@ -205,7 +200,8 @@ class Desk:
             while self.reads:
                 self.read()
             for client in list(self.clients):
-                busy = client.hear() or (not client.blocked and client.send()) or busy
+                busy = (not client.blocked and client.send()) or busy
+            self.write_marks()
             if self.confirm and self.removals:
                 busy = True
                 self.remove()

@@ -285,11 +285,11 @@ def test_a_late_acknowledgement_of_one_who_has_unsubscribed_counts() -> None:
     desk.settle()
     first, second = a.inflight
     a.leave()
-    desk.dispatcher.acknowledged(a.consumer, first, desk.now)
+    desk.dispatcher.acknowledged(a.consumer, [first], desk.now)
     b = desk.join("b")
     desk.settle()
     assert [2] == b.numbers
-    desk.dispatcher.acknowledged(a.consumer, second, desk.now)
+    desk.dispatcher.acknowledged(a.consumer, [second], desk.now)
     b.ack(2)
     assert not desk.entries
 

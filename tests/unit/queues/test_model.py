@@ -83,6 +83,11 @@ class Machine(RuleBasedStateMachine):
     def remove(self) -> None:
         self.desk.remove()
 
+    @precondition(lambda self: self.desk.marking)
+    @rule()
+    def mark(self) -> None:
+        self.desk.write_marks()
+
     @rule(seconds=st.sampled_from([0.01, 0.06, 0.6, 1.1, TIMEOUT + 1]))
     def time_passes(self, seconds: float) -> None:
         end = self.desk.now + seconds
@@ -131,13 +136,7 @@ class Machine(RuleBasedStateMachine):
         else:
             if item.state is not State.DONE:
                 self.done.add((item.level, item.position))
-            self.desk.dispatcher.acknowledged(client.consumer, item, self.desk.now)
-
-    @precondition(lambda self: any(client.awake for client in self.desk.clients))
-    @rule()
-    def hear(self) -> None:
-        for client in self.desk.clients:
-            client.hear()
+            self.desk.dispatcher.acknowledged(client.consumer, [item], self.desk.now)
 
     @precondition(lambda self: self.desk.clients)
     @rule(choice=st.integers(0, 4), more=st.integers(1, 20))
@@ -162,7 +161,7 @@ class Machine(RuleBasedStateMachine):
             key = item.level, item.position
             if key in self.desk.entries and key not in self.replaced and item not in self.desk.graves:
                 self.done.add(key)
-            self.desk.dispatcher.acknowledged(client.consumer, item, self.desk.now)
+            self.desk.dispatcher.acknowledged(client.consumer, [item], self.desk.now)
 
     @precondition(lambda self: self.desk.entries)
     @rule(which=st.integers(0, 100))
@@ -184,6 +183,17 @@ class Machine(RuleBasedStateMachine):
         assert self.appended == kept | self.done | buried | self.replaced
 
     @invariant()
+    def attempts_are_noted(self) -> None:
+        """Or about to be."""
+        if not hasattr(self, "desk"):
+            return
+        for key, number in self.sent.items():
+            entry = self.desk.entries.get(key)
+            if entry is not None and entry.mark != number and key not in self.done:
+                waiting = {(item.level, item.position): item.attempts for item in self.desk.dispatcher.unmarked}
+                assert self.desk.marking and number == waiting[key]
+
+    @invariant()
     def nobody_is_forgotten(self) -> None:
         """While somebody has room, everything that could be given is given, being read, or has its time."""
         if not hasattr(self, "desk"):
@@ -194,7 +204,7 @@ class Machine(RuleBasedStateMachine):
             delayed = [item for item in level.items.values() if item.state is State.DELAYED]
             assert not delayed or self.desk.alarm_at is not None
             for client in self.desk.clients:
-                if client.room > 0 and not client.awake and not any(at.reading for at in dispatcher._levels.values()):
+                if client.room > 0 and not any(at.reading for at in dispatcher._levels.values()):
                     assert not [item for item in waiting if client.consumer.may_get(item)]
                     assert not level.behind
 

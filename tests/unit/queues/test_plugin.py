@@ -75,7 +75,7 @@ async def test_one_client_consumes_several_queues(store: Store) -> None:
         seen = await car.drain(220)
         assert [b"a%d" % number for number in range(200)] == [p for p in seen if p.startswith(b"a")]
         assert [b"b%d" % number for number in range(20)] == [p for p in seen if p.startswith(b"b")]
-        assert seen.index(b"b0") < 180, "the other one is not drained first"
+        assert seen.index(b"b0") < 120, "the other one is not drained first"
 
 
 async def test_a_message_may_belong_to_several_queues(store: Store) -> None:
@@ -117,7 +117,7 @@ async def test_attempts_survive_the_process(store: Store) -> None:
         told = dict(message.properties.user_properties)
         assert ("2", "q", "refused with 0x83") == (told["dead-attempts"], told["dead-queue"], told["dead-reason"])
         assert [["car", "refused with 0x83"]] == [attempt[1:] for attempt in json.loads(told["dead-history"])]
-        assert 1 == second.counters["dead_lettered"]
+        await until(lambda: second.counters["dead_lettered"] == 1)
 
 
 async def _marked(node: Node, attempts: int) -> None:

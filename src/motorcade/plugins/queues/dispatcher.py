@@ -20,7 +20,7 @@ Rule 6: a client that does not take what it was given (its window is full) shall
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum, auto
 from heapq import heappop, heappush
 from itertools import count, cycle
@@ -43,7 +43,6 @@ MOST_NOTES: Final = 4096  #: messages of a level whose attempts are remembered w
 MOST_SKIPPED: Final = 256  #: messages that those with room may not get, before nothing behind them is looked at
 PATIENCE: Final = 1.0  #: seconds that a refused message waits for a consumer that has not refused it, but has no room
 
-FEW: Final = 8  #: messages that a consumer holds, up to which it gets the next one as soon as it acknowledges one
 BLOCKED: Final = 0.05  #: seconds after which a message that was given and not sent may go to another consumer
 
 DISCONNECTED: Final = "disconnected"
@@ -92,9 +91,6 @@ class Seat(Protocol):
 
     def put(self, consumer: Consumer, item: Item) -> None:
         """Give it a message."""
-
-    def wake(self) -> None:
-        """`has_room` for all its queues, soon."""
 
 
 class Consumer:
@@ -179,11 +175,11 @@ class Outside(Protocol):
     def fetch(self, level: int, after: int, limit: int) -> None:
         """Read messages; `fetched` or `not_fetched` answers."""
 
-    def finish(self, item: Item) -> None:
-        """Remove a message from the store; `removed` answers."""
+    def finish(self, items: Sequence[Item]) -> None:
+        """Remove messages from the store; `removed` answers."""
 
-    def mark(self, item: Item, *, at_once: bool) -> None:
-        """Note how often it was sent, if it is not finished before."""
+    def mark(self, *, at_once: bool) -> None:
+        """Note how often the messages in `unmarked` were sent, and take them out."""
 
     def bury(self, item: Item, reason: str) -> None:
         """It was sent too often: a dead letter, or dropped; `removed` answers."""
@@ -206,6 +202,7 @@ class Dispatcher:
         self._down = tuple(reversed(self._levels.values()))
         self._due: dict[Item, float] = {}  # sent, and until when it is to be acknowledged; in the order of the times
         self._unsent: dict[Item, float] = {}  # given and not sent, and since when; oldest first
+        self.unmarked: dict[Item, None] = {}  #: sent, and how often is not noted yet
         self._delayed: list[tuple[float, int, Item]] = []
         self._serial = count()
         self._alarm_at = inf
@@ -247,36 +244,44 @@ class Dispatcher:
 
     def sending(self, consumer: Consumer, item: Item, now: float) -> Message | None:
         """A message is about to be sent; None: it must not be any more."""
-        if item.state is State.WAITING and item in consumer.items and not self.closed:
+        if item.state is State.WAITING and item in consumer.items:
             item.state, item.consumer = State.GIVEN, consumer  # it was late, but nobody else had room for it
-        if item.state is not State.GIVEN or item.consumer is not consumer or self.closed:
+        if item.state is not State.GIVEN or item.consumer is not consumer:
             return None
         if item.ends <= now:
             self._expire(item)
             return None
-        item.attempts += 1
+        if consumer.items[item]:
+            return item.message  # asked once more
         consumer.items[item] = True
         consumer.sent += 1
+        item.attempts += 1
         self._counters["delivered"] += 1
-        self._outside.mark(item, at_once=item.attempts > 1)
-        self._watch(item, now)
+        self._mark(item, at_once=item.attempts > 1)
         self._unsent.pop(item, None)
+        timeout = self.options.ack_timeout
+        if timeout:
+            self._due[item] = now + timeout
+            if now + timeout < self._alarm_at:
+                self._set_alarm(now + timeout, now)
         if self._unsent and consumer.is_hungry:
             self._look_for_blocked(now)
         return item.message
 
-    def acknowledged(self, consumer: Consumer, item: Item, now: float) -> None:
-        """A consumer is done with a message, be it late."""
-        self._settle(consumer, item)
-        if item.state is not State.DONE and not self.closed:
-            if item.state is State.FORGOTTEN:  # its client has unsubscribed, and was the last one
-                item = self._levels[item.level].items.get(item.position, item)
-            self._counters["acknowledged"] += 1
-            self._finish(item)
-        if len(consumer.items) > FEW and consumer in self.consumers:
-            consumer.seat.wake()  # more of them come in the same turn: what there is is given for all of them at once
-        else:
-            self.has_room(consumer, now)
+    def acknowledged(self, consumer: Consumer, items: Iterable[Item], now: float) -> None:
+        """A consumer is done with messages, be it late."""
+        done: list[Item] = []
+        for item in items:
+            if consumer.items.pop(item, False):
+                consumer.sent -= 1
+            if item.state is State.FORGOTTEN and not self.closed:  # its client has unsubscribed, and was the last one
+                done.append(self._levels[item.level].items.get(item.position, item))
+            elif item.state is not State.DONE and not self.closed:
+                done.append(item)
+        if done:
+            self._counters["acknowledged"] += len(done)
+            self._finish(done)
+        self.has_room(consumer, now)
 
     def refused(self, consumer: Consumer, item: Item, reason: str, now: float) -> None:
         """A consumer does not take a message."""
@@ -320,8 +325,14 @@ class Dispatcher:
         if 0 < self.options.max_attempts <= item.attempts:
             self._bury(item, reason)
             return False
-        self._outside.mark(item, at_once=True)
+        self._mark(item, at_once=True)
         return True
+
+    def _mark(self, item: Item, *, at_once: bool) -> None:
+        """The store shall know how often a message was sent, if it is not finished before."""
+        if at_once or not self.unmarked:
+            self._outside.mark(at_once=at_once)
+        self.unmarked[item] = None
 
     def _find_another(self, item: Item, consumer: Consumer, now: float) -> None:
         """A message was refused: to another consumer at once, to the same one after a while."""
@@ -430,19 +441,21 @@ class Dispatcher:
         item.consumer = None
         self._due.pop(item, None)
         self._unsent.pop(item, None)
+        self.unmarked.pop(item, None)
         self._levels[item.level].items.pop(item.position, None)
 
-    def _finish(self, item: Item) -> None:
-        self._end(item)
-        at = self._levels[item.level]
-        at.leaving.add(item.position)
-        if at.notes:
-            at.notes.pop(item.position, None)
-        self._outside.finish(item)
+    def _finish(self, items: list[Item]) -> None:
+        for item in items:
+            self._end(item)
+            at = self._levels[item.level]
+            at.leaving.add(item.position)
+            if at.notes:
+                at.notes.pop(item.position, None)
+        self._outside.finish(items)
 
     def _expire(self, item: Item) -> None:
         self._counters["expired"] += 1
-        self._finish(item)
+        self._finish([item])
 
     def _bury(self, item: Item, reason: str) -> None:
         self._end(item)
@@ -565,14 +578,6 @@ class Dispatcher:
                 return
 
     # -- time
-
-    def _watch(self, item: Item, now: float) -> None:
-        """From now on a message may be late."""
-        timeout = self.options.ack_timeout
-        if timeout:
-            self._due[item] = now + timeout
-            if now + timeout < self._alarm_at:
-                self._set_alarm(now + timeout, now, sooner=True)
 
     def _later(self, item: Item, at: float, now: float) -> None:
         heappush(self._delayed, (at, next(self._serial), item))

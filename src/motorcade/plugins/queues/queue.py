@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -163,7 +163,7 @@ class Queue:
         elif row.probe and self._is_full():
             counters["refused_full"] += 1
             self.dispatcher.gone(row.level, answer.position)
-            self.finish(self._item(row, answer.position, now))
+            self.finish([self._item(row, answer.position, now)])
             return self._full()
         if answer.replaced or answer.dropped:
             self._refresh_soon()  # nobody told how large they were
@@ -287,13 +287,13 @@ class Queue:
         message = record.message_of(stored, entry.payload)
         return Item(level, entry.position, message, size, entry.stored_at, entry.mark, stored.qos, stored.dead)
 
-    def finish(self, item: Item) -> None:
-        self._entries -= 1
-        self._octets -= item.size
-        self._tools.remover.finish(self, item)
+    def finish(self, items: Sequence[Item]) -> None:
+        self._entries -= len(items)
+        self._octets -= sum([item.size for item in items])
+        self._tools.remover.finish(self, items)
 
-    def mark(self, item: Item, *, at_once: bool) -> None:
-        self._tools.remover.mark(self, item, at_once=at_once)
+    def mark(self, *, at_once: bool) -> None:
+        self._tools.remover.mark(self, at_once=at_once)
 
     def removed(self, level: int, positions: Iterable[int]) -> None:
         """The store has let go of messages."""
@@ -311,7 +311,7 @@ class Queue:
                 attempts=item.attempts,
                 reason=reason,
             )
-            self.finish(item)
+            self.finish([item])
             return
         self._tools.spawn(self._bury(item, reason), f"bury.{self.name}")
 

@@ -7,6 +7,7 @@ and not handed over yet counts against it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from motorcade.core.message import Message
@@ -26,6 +27,7 @@ class _Go:
     __slots__ = ()
 
 
+ALL: Final = 1 << 30
 GO: Final = _Go()  #: `info`: something may be there for you
 
 _LEFT: Final = {Why.UNSUBSCRIBED: reasons.UNSUBSCRIBED, Why.REMOVED: reasons.UNSUBSCRIBED}
@@ -40,6 +42,7 @@ class QueueSource(Source):
         self._queues = queues
         self._consumers: dict[str, Consumer] = {}  # by filter
         self._told = 0
+        self._share = ALL  # of what it was told: how much the outbox may hold while one queue is asked
         self._outbox: list[Given] = []
         self._inside = False
         self._awake = False
@@ -48,7 +51,7 @@ class QueueSource(Source):
 
     @property
     def room(self) -> int:
-        return self._told - len(self._outbox)
+        return min(self._told, self._share) - len(self._outbox)
 
     def put(self, consumer: Consumer, item: Item) -> None:
         self._outbox.append(Given(item.message, consumer.filter, item))
@@ -107,34 +110,47 @@ class QueueSource(Source):
             self._ask_all()
         finally:
             self._inside = False
+            self._share = ALL
         return self._hand_over()
 
     def delivered(self, given: Given, ack: Ack) -> Answer:
+        return self.delivered_run((given,), ack)
+
+    def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
         self._told = ack.desired
-        item: Item = given.tag
-        home = item.dispatcher
-        consumer = self._consumers.get(given.filter)
-        if consumer is None:  # it has unsubscribed, and has no room for more
-            consumer = Consumer(self.name, given.filter, self)
         self._inside = True
+        if len(self._consumers) > 1:
+            self._share = 0  # the room is for all of its queues, not for the one whose message has made it
         try:
-            if home is not None:
-                _settle(home, consumer, given.tag, ack, self._queues.now())
+            now = self._queues.now()
+            for home, filter_, items in _by_queue(given):
+                consumer = self._consumers.get(filter_)
+                if consumer is None:  # it has unsubscribed: nothing more for it, but what it says counts
+                    consumer = Consumer(self.name, filter_, self)
+                _settle(home, consumer, items, ack, now)
             if len(self._consumers) > 1:
-                self.wake()  # the other queues may use the room as well
+                self._ask_all()
         finally:
             self._inside = False
+            self._share = ALL
         return self._hand_over()
 
     def _ask_all(self) -> None:
-        """Let every queue of this client know that there may be room; another one first each time."""
+        """Let every queue of this client give its share, another one first each time; then what is left to any."""
         filters = list(self._consumers)
-        for filter_ in filters:
-            if self.room <= 0:
+        for number, filter_ in enumerate(filters):
+            free = self._told - len(self._outbox)
+            if free <= 0:
                 break
+            self._share = len(self._outbox) + max(1, free // (len(filters) - number))
             consumer = self._consumers.pop(filter_)
             self._consumers[filter_] = consumer
             self._queues.has_room(filter_.removeprefix(PREFIX), consumer)
+        self._share = ALL
+        for filter_ in filters if len(filters) > 1 else ():
+            if self.room <= 0:
+                break
+            self._queues.has_room(filter_.removeprefix(PREFIX), self._consumers[filter_])
 
     def _hand_over(self) -> list[Given] | None:
         number = max(0, min(self._told, len(self._outbox)))
@@ -145,13 +161,28 @@ class QueueSource(Source):
         return given
 
 
-def _settle(home: Dispatcher, consumer: Consumer, item: Item, ack: Ack, now: float) -> None:
-    """Tell a dispatcher what became of a message."""
-    if ack.dropped == "too_large":
-        home.refused(consumer, item, reasons.TOO_LARGE, now)
-    elif ack.dropped:
-        home.not_sent(consumer, item, now, expired=ack.dropped == "expired")
-    elif ack.refused:
-        home.refused(consumer, item, f"refused with 0x{ack.reason:02x}", now)
-    else:
-        home.acknowledged(consumer, item, now)
+def _by_queue(given: Sequence[Given]) -> Iterator[tuple[Dispatcher, str, list[Item]]]:
+    """Messages by the dispatchers that have given them. Mostly it is one."""
+    first: Item = given[0].tag
+    items: list[Item] = [one.tag for one in given]
+    if all(item.dispatcher is first.dispatcher for item in items):
+        if first.dispatcher is not None:
+            yield first.dispatcher, given[0].filter, items
+        return
+    for one in given:
+        if one.tag.dispatcher is not None:
+            yield one.tag.dispatcher, one.filter, [one.tag]
+
+
+def _settle(home: Dispatcher, consumer: Consumer, items: list[Item], ack: Ack, now: float) -> None:
+    """Tell a dispatcher what became of messages."""
+    if not ack.dropped and not ack.refused:
+        home.acknowledged(consumer, items, now)
+        return
+    for item in items:
+        if ack.dropped == "too_large":
+            home.refused(consumer, item, reasons.TOO_LARGE, now)
+        elif ack.dropped:
+            home.not_sent(consumer, item, now, expired=ack.dropped == "expired")
+        else:
+            home.refused(consumer, item, f"refused with 0x{ack.reason:02x}", now)

@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 
 from motorcade.core.message import Message
-from motorcade.plugins.queues.dispatcher import Item, State
+from motorcade.plugins.queues.dispatcher import Item
 from motorcade.plugins.queues.tables import mark_of, owner_of
 from motorcade.storage.ports import Appended, Bound, Draft, Store, StoreError
 
@@ -184,7 +184,7 @@ class Remover:
         self._counters = counters
         self._log = log
         self._done: dict[Queue, dict[int, list[int]]] = {}  # by level
-        self._marks: dict[Item, Queue] = {}
+        self._marks: dict[Queue, None] = {}  # that have something to mark
         self._marked_at = 0.0  # loop time
         self._at_once = False  # there is a mark that is not to wait
         self._wake = asyncio.Event()
@@ -196,34 +196,36 @@ class Remover:
         """Whether something waits to be written."""
         return bool(self._done or self._marks)
 
-    def finish(self, queue: Queue, item: Item) -> None:
-        """Remove a message."""
-        self._marks.pop(item, None)
-        self._add(queue, item.level, item.position)
+    def finish(self, queue: Queue, items: Sequence[Item]) -> None:
+        """Remove messages."""
+        level = items[0].level
+        if all(item.level == level for item in items):
+            self._add(queue, level, [item.position for item in items])
+        else:
+            for item in items:
+                self._add(queue, item.level, [item.position])
 
-    def _add(self, queue: Queue, level: int, *positions: int) -> None:
+    def _add(self, queue: Queue, level: int, positions: list[int]) -> None:
         levels = self._done.get(queue)
         if levels is None:
             levels = self._done[queue] = {}
         done = levels.get(level)
         if done is None:
-            levels[level] = list(positions)
+            levels[level] = positions
             self._wake.set()
         else:
             done += positions
 
-    def mark(self, queue: Queue, item: Item, *, at_once: bool) -> None:
-        """Note how often a message was sent, if it is not acknowledged before (rule 3)."""
-        if at_once or not self._marks:
-            self._at_once = self._at_once or at_once
-            self._wake.set()
-        self._marks[item] = queue
+    def mark(self, queue: Queue, *, at_once: bool) -> None:
+        """Note how often messages were sent, if they are not acknowledged before (rule 3)."""
+        self._at_once = self._at_once or at_once
+        self._marks[queue] = None
+        self._wake.set()
 
     def forget(self, queue: Queue) -> None:
         """A queue is no more: its positions may come again and mean something else."""
         self._done.pop(queue, None)
-        for item in [item for item, of in self._marks.items() if of is queue]:
-            del self._marks[item]
+        self._marks.pop(queue, None)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -271,7 +273,7 @@ class Remover:
         for queue, levels in done.items():
             for level, positions in levels.items():
                 if len(positions) > REMOVALS:
-                    self._add(queue, level, *positions[REMOVALS:])
+                    self._add(queue, level, positions[REMOVALS:])
                 yield queue, level, positions[:REMOVALS]
 
     async def _remove(self, queue: Queue, level: int, positions: list[int]) -> bool:
@@ -280,25 +282,23 @@ class Remover:
         except StoreError as error:
             self._complain(error)
             if not queue.closed:
-                self._add(queue, level, *positions)
+                self._add(queue, level, positions)
             return False
         queue.removed(level, positions)
         return True
 
     async def _mark(self) -> bool:
-        marks, self._marks = self._marks, {}
         batch = self._store.batch()
         number = 0
-        rest: dict[Item, Queue] = {}
-        for item, queue in marks.items():
-            if item.state is State.DONE or queue.closed:
-                continue
-            if number == REMOVALS:
-                rest[item] = queue
-                continue
-            batch.mark(owner_of(queue.name, item.level), item.position, mark_of(item.attempts))
-            number += 1
-        self._marks = rest
+        queues, self._marks = self._marks, {}
+        for queue in queues:
+            unmarked = queue.dispatcher.unmarked
+            for item in list(unmarked)[: REMOVALS - number]:
+                del unmarked[item]
+                batch.mark(owner_of(queue.name, item.level), item.position, mark_of(item.attempts))
+                number += 1
+            if unmarked:
+                self.mark(queue, at_once=self._at_once)
         if not number:
             return True
         try:
