@@ -184,8 +184,8 @@ class Node:
     def counters(self) -> Any:
         return self.loaded.context.counters
 
-    async def client(self, client_id: str, version: int = 5, receive_maximum: int = 0) -> Client:
-        properties = Properties(receive_maximum=receive_maximum) if receive_maximum else NONE
+    async def client(self, client_id: str, version: int = 5, **properties_: Any) -> Client:
+        properties = Properties(**properties_) if properties_ else NONE
         client = Client(self, client_id, version, properties=properties)
         answer: Connack = await client.expect(Connack)
         assert not answer.reason

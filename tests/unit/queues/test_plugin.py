@@ -129,6 +129,23 @@ async def _marked(node: Node, attempts: int) -> None:
         await asyncio.sleep(0.002)
 
 
+async def test_a_message_that_no_consumer_can_take_is_given_up(store: Store) -> None:
+    """One whose packets may not be that large has not acknowledged it; one that may gets it."""
+    config = {"dead": {}, "q": {"topics": ["q/#"], "max_attempts": 2, "dead_letter": "dead", "redispatch_delay": 0.01}}
+    async with Node.on(store, queue=config) as node:
+        pub, small = await node.client("pub"), await node.client("small", maximum_packet_size=100)
+        await pub.publish("q/a", bytes(1000))
+        await small.subscribe("$queue/q")
+        await until(lambda: node.counters["dead_lettered"])
+        (letter,) = await node.queues.read("dead", 0, 10)
+        assert "larger than the consumer takes" == letter.properties["dead-reason"]
+        large = await node.client("large")
+        await large.subscribe("$queue/q")
+        await pub.publish("q/a", bytes(2000))
+        assert [bytes(2000)] == await large.drain(1)
+        assert [] == await small.quiet()
+
+
 async def test_a_dead_letter_waits_for_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays where it is as long as the dead-letter queue is full, and holds up nobody."""
     monkeypatch.setattr("motorcade.plugins.queues.queue.GRAVE_RETRY", 0.01)
@@ -383,6 +400,18 @@ async def test_reading_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store.mailboxes, "read", failing)
         await car.subscribe("$queue/q")
         assert [b"x"] == await car.drain(1)
+
+
+async def test_a_defect_in_one_queue_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is stored; the publisher is answered, and the next message is taken."""
+    store = await troubled()
+    async with Node.on(store, queue=QUEUE) as node:
+        pub = await node.client("pub")
+        with monkeypatch.context() as broken:
+            broken.setattr("motorcade.plugins.queues.queue.Queue.appended", lambda *_: 1 / 0)
+            assert 0 == await pub.publish("q/a", b"1")
+        assert 0 == await pub.publish("q/a", b"2")
+        assert [b"1", b"2"] == await node.stored()
 
 
 async def test_what_cannot_be_read_holds_up_nobody(store: Store) -> None:

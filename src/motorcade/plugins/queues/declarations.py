@@ -116,6 +116,7 @@ class Declarations:
         async with self._changing:
             check(name, options)
             if self._queues.get(name) is not None:
+                self._changeable(name)  # else it says where it is declared
                 raise ConflictError(f"there is a queue {name!r} already; change or delete it")
             if len(self._queues) >= self.max_queues:
                 self._tools.counters["refused_queues"] += 1

@@ -264,7 +264,7 @@ class Queue:
         tools = self._tools
         try:
             entries = await tools.store.mailboxes.read(owner_of(self.name, level), after, limit, tools.now())
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, consumers wait for the next try
             tools.log.warning("queue_not_read", queue=self.name, error=str(error))
             await asyncio.sleep(RETRY)
             self.dispatcher.not_fetched(level)

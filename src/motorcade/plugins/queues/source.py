@@ -30,6 +30,7 @@ class _Go:
 ALL: Final = 1 << 30
 GO: Final = _Go()  #: `info`: something may be there for you
 
+_CANNOT: Final = {"too_large": reasons.TOO_LARGE}
 _LEFT: Final = {Why.UNSUBSCRIBED: reasons.UNSUBSCRIBED, Why.REMOVED: reasons.UNSUBSCRIBED}
 
 
@@ -180,9 +181,9 @@ def _settle(home: Dispatcher, consumer: Consumer, items: list[Item], ack: Ack, n
         home.acknowledged(consumer, items, now)
         return
     for item in items:
-        if ack.dropped == "too_large":
-            home.refused(consumer, item, reasons.TOO_LARGE, now)
-        elif ack.dropped:
+        if ack.dropped in {"withdrawn", "expired"}:
             home.not_sent(consumer, item, now, expired=ack.dropped == "expired")
+        elif ack.dropped:  # this client cannot be sent it; another one perhaps can
+            home.refused(consumer, item, _CANNOT.get(ack.dropped, ack.dropped), now)
         else:
             home.refused(consumer, item, f"refused with 0x{ack.reason:02x}", now)

@@ -139,15 +139,26 @@ class Appender:
         touched: dict[Queue, None] = {}
         for job in jobs:
             error: StoreError | None = None
-            for row in job.rows:
-                error = row.queue.appended(row, next(answer), now) or error
-                touched[row.queue] = None
             self.pending -= len(job.rows)
+            for row in job.rows:
+                error = self._tell(row, next(answer), now) or error
+                touched[row.queue] = None
             if job.removal is not None and job.origin is not None:
                 job.origin.removed(job.removal.level, [job.removal.position])
             _answer(job, error)
         for queue in touched:
-            queue.dispatch()
+            try:
+                queue.dispatch()
+            except Exception:  # noqa: BLE001 - as in `_tell`
+                self._log.exception("queue_failed", queue=queue.name)
+
+    def _tell(self, row: Row, answer: Appended, now: float) -> StoreError | None:
+        """A queue hears what has become of a message. A defect in one must not stop all others."""
+        try:
+            return row.queue.appended(row, answer, now)
+        except Exception:  # noqa: BLE001 - see above
+            self._log.exception("queue_failed", queue=row.queue.name)
+            return None
 
     def _failed(self, jobs: list[Job], error: StoreError) -> None:
         if not self._failing:  # once until it goes well again
@@ -279,7 +290,7 @@ class Remover:
     async def _remove(self, queue: Queue, level: int, positions: list[int]) -> bool:
         try:
             await self._store.mailboxes.acknowledge(owner_of(queue.name, level), positions)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message must not come again meanwhile
             self._complain(error)
             if not queue.closed:
                 self._add(queue, level, positions)
@@ -303,13 +314,13 @@ class Remover:
             return True
         try:
             await batch.commit()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, removing must go on
             self._complain(error)
             self._counters["not_marked"] += number  # they count again when they are sent again
             return False
         return True
 
-    def _complain(self, error: StoreError) -> None:
+    def _complain(self, error: Exception) -> None:
         if not self._failing:
             self._failing = True
             self._log.warning("queues_not_removed", error=str(error))
