@@ -21,6 +21,8 @@ Rule 2: a block of which nobody knows whether it is in the stream casts doubt on
         checkpoint is written, and when it has been calm for a while they are made anew from the last one. Whoever has
         written the same receipts again by then is counted once.
 Rule 3: each block is counted by `count` or by the replay, whichever sees it first.
+Rule 4: what has ended stays so. A receipt that was written down late, after the last one of its delivery, changes
+        nothing, and neither does a second last one.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ GROUP: Final = 500  #: tallies in one batch
 CALM: Final = 5.0  #: seconds after the last doubt until the tallies are made anew
 LOST: Final = 60.0  #: seconds after which a block of which nothing was heard is in doubt
 MOST_ALSO: Final = 1000  #: blocks named in a checkpoint; with more there is none this time
-MOST_KEYS: Final = 200_000  #: receipts of a replay that are recognised when they come again
+MOST_KNOWN: Final = 100_000  #: deliveries that are remembered to have ended; of a replay, also to be accepted
 MOST_OPEN: Final = 200_000  #: deliveries, over all requests, that are known to have been sent
 
 _HEAD: Final = "head"
@@ -110,8 +112,12 @@ class Tally:
 
     def states(self) -> dict[State, int]:
         """Deliveries by the state they are in now, as far as there are any."""
-        open_ = Counter(self.open.values())
-        found = {State.ACCEPTED: max(0, self.pending - len(self.open)), **open_, **self.finals}
+        left = self.pending
+        found = dict(self.finals)
+        for state, count in Counter(self.open.values()).items():
+            found[state] = min(count, left)
+            left -= found[state]
+        found[State.ACCEPTED] = left
         return {state: found[state] for state in State if found.get(state)}
 
 
@@ -142,12 +148,13 @@ class Ledger:
         self._above: set[int] = set()  # stamps of settled blocks, some of them later than one that is under way
         self._probe: tuple[int, int] | None = None  # an offset that will hold, and the newest stamp then
         self._dirty: dict[str, None] = {}  # requests whose tally has changed since it was stored
+        self._unended: dict[str, None] = {}  # requests stored without knowing where they end: once more, next time
         self._gone: dict[str, None] = {}  # requests whose record is to be deleted
         self._doubt: float | None = None  # time of the last doubt
         self._ready = asyncio.Event()  # not set: a replay is under way
         self._after = 0  # where the replay is
         self._seen: set[int] = set()  # stamps of blocks of this process that a replay has counted
-        self._keys: dict[str, None] = {}  # receipts that a replay has seen, newest last
+        self._known: dict[str, None] = {}  # deliveries that have ended; with "+", that a replay has seen accepted
         self._ended: list[str] = []  # delivery ids of what a replay has seen end
         self._deferred: list[tuple[int, Callable[[], None]]] = []  # blocks written during a replay: stamp, what to do
         self._late: set[int] = set()  # stamps of blocks that were given up, of which something may be heard yet
@@ -244,20 +251,28 @@ class Ledger:
     def _add(self, receipt: Receipt, stamp: int) -> None:
         tally = self._tally(receipt.request_id, receipt.time)
         tally.stamp, tally.end = stamp, 0
-        state = receipt.state
-        if state in FINAL:
-            tally.finals[state] += 1
-            if tally.open.pop(receipt.delivery_id, None) is not None:
-                self._open -= 1
-        elif state is State.ACCEPTED:
+        state, name = receipt.state, receipt.delivery_id
+        if state is State.ACCEPTED:
             tally.accepted += 1
-        elif receipt.delivery_id in tally.open:
-            tally.open[receipt.delivery_id] = state
+        elif name in self._known:
+            self.counters["ledger_repeated"] += state in FINAL  # rule 4
+        elif state in FINAL:
+            self._know(name)
+            tally.finals[state] += 1
+            if tally.open.pop(name, None) is not None:
+                self._open -= 1
+        elif name in tally.open:
+            tally.open[name] = state
         elif self._open < MOST_OPEN:
-            tally.open[receipt.delivery_id] = state
+            tally.open[name] = state
             self._open += 1
         else:
             self.counters["ledger_open_not_kept"] += 1
+
+    def _know(self, key: str) -> None:
+        self._known[key] = None
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
 
     def _make_room(self) -> None:
         """Those that ended longest ago go, a hundredth at a time; if all go on, those that were quiet longest."""
@@ -312,9 +327,12 @@ class Ledger:
             await self._move_offset()
             if self._unsure():
                 return
-            while await self._write_some():
-                if self._unsure():
-                    return
+            self._unended.clear()
+            try:
+                while await self._write_some() and not self._unsure():
+                    pass
+            finally:
+                self._dirty |= {name: None for name in self._unended if name in self._tallies}
 
     def _unsure(self) -> bool:
         """Whether the tallies are not to be stored as they are."""
@@ -340,14 +358,13 @@ class Ledger:
         some = list(islice(self._dirty, GROUP))
         gone = list(islice(self._gone, GROUP))
         batch = self._store.batch()
-        unknown = []  # where they end
         for request_id in some:
             del self._dirty[request_id]
             tally = self._tallies[request_id]
             if not tally.end and tally.stamp <= self._offset_stamp:
                 tally.end = self.offset
             elif not tally.end:
-                unknown.append(request_id)
+                self._unended[request_id] = None
             batch.put(LEDGER, _REQUEST + request_id, _encode(self._stored(tally, upto, also)))
         for request_id in gone:
             del self._gone[request_id]
@@ -360,9 +377,7 @@ class Ledger:
             self._dirty |= dict.fromkeys(request_id for request_id in some if request_id in self._tallies)
             self._gone |= dict.fromkeys(request_id for request_id in gone if request_id not in self._tallies)
             raise
-        done = not self._dirty and not self._gone
-        self._dirty |= dict.fromkeys(request_id for request_id in unknown if request_id in self._tallies)
-        return not done
+        return bool(self._dirty or self._gone)
 
     def _stored(self, tally: Tally, upto: int, also: list[int]) -> _Stored:
         return _Stored(
@@ -386,7 +401,8 @@ class Ledger:
         """Read the last checkpoint, and what the stream has after it. What takes too long goes on in `run`."""
         self._ready.clear()
         async with self._writing:
-            for names in (self._tallies, self._names, self._dirty, self._gone, self._seen, self._keys):
+            # `_seen` stays: a block that an earlier replay has counted may be in the checkpoint before its writer tells.
+            for names in (self._tallies, self._names, self._dirty, self._gone, self._known):
                 names.clear()
             self._open = self.offset = self._after = 0
             self._probe = None
@@ -442,30 +458,30 @@ class Ledger:
         if origin == self.origin:
             self._seen.add(stamp)
         tally = self._tallies.get(receipt.request_id)
-        known = tally is not None and tally.stored is not None and tally.stored.includes(record.offset, origin, stamp)
-        if self._repeated(receipt) or known:
+        if receipt.state in FINAL:
+            self._ended.append(receipt.delivery_id)
+        if tally is not None and tally.stored is not None and tally.stored.includes(record.offset, origin, stamp):
+            self._include(receipt)
+            return
+        if receipt.state is State.ACCEPTED and not self._include(receipt):
+            self.counters["ledger_repeated"] += 1
             return
         self._add(receipt, 0)
-        tally = self._tallies[receipt.request_id]
-        tally.end = record.offset
+        self._tallies[receipt.request_id].end = record.offset
         self.counters["ledger_replayed"] += 1
 
-    def _repeated(self, receipt: Receipt) -> bool:
-        """Whether the same was in the stream before: its writer could not know that, and has written it again."""
-        if receipt.state in FINAL:
-            key = receipt.delivery_id
-            self._ended.append(receipt.delivery_id)
-        elif receipt.state is State.ACCEPTED:
-            key = f"+{receipt.delivery_id}"
-        else:
-            return False  # where it is now counts, not how often it was there
-        if key in self._keys:
-            self.counters["ledger_repeated"] += 1
+    def _include(self, receipt: Receipt) -> bool:
+        """Know of a receipt if it can count only once; False if that is known.
+
+        Whoever cannot know that it is in the stream writes it again.
+        """
+        if receipt.state not in FINAL and receipt.state is not State.ACCEPTED:
             return True
-        self._keys[key] = None
-        if len(self._keys) > MOST_KEYS:
-            del self._keys[next(iter(self._keys))]
-        return False
+        key = f"+{receipt.delivery_id}" if receipt.state is State.ACCEPTED else receipt.delivery_id
+        if key in self._known:
+            return False
+        self._know(key)
+        return True
 
     async def _finish_ended(self) -> None:
         """Remove entries whose end was written down just before a crash, where both are not one write."""
@@ -482,7 +498,6 @@ class Ledger:
         """From here on blocks are counted as they are written."""
         self.offset, self._offset_stamp = max(self.offset, self._after), 0
         self._ready.set()
-        self._keys.clear()
         for tally in self._tallies.values():
             tally.stored = None
         deferred, self._deferred = self._deferred, []
