@@ -131,30 +131,41 @@ class Fleet:
     async def start(
         self,
         *,
+        vins: Iterable[str] | None = None,
         wait: bool = True,
         timeout: float = 60.0,  # noqa: ASYNC109 - one word for all who wait here
     ) -> None:
-        """Wake the fleet; `wait` for all who begin awake to come online. Raises if the first cannot get in."""
+        """Wake the fleet, or only these vehicles; the others stay parked, as if they had never been there.
+
+        With `wait`, all who begin awake have come online afterwards. Raises if the first one cannot get in.
+        """
         self.loop = asyncio.get_running_loop()
         self._started = self.now()
         allow_files(len(self.vehicles) + _SPARE_FILES)
-        await self._send_scout(timeout)
-        for vehicle in self.vehicles.values():
+        addresses = await self._resolve()
+        self._address = addresses[0]
+        chosen = list(self.vehicles.values()) if vins is None else [self.vehicles[vin] for vin in vins]
+        if chosen:
+            await self._send_scout(chosen[0], addresses, timeout)
+        for vehicle in chosen:
             if vehicle.state is State.PARKED:
                 vehicle.begin()
         if not wait:
             return
-        awake = [vehicle for vehicle in self.vehicles.values() if vehicle.state is not State.ASLEEP]
+        awake = [vehicle for vehicle in chosen if vehicle.state is not State.ASLEEP]
         await self.wait_until(
             lambda: all(vehicle.arrivals for vehicle in awake),
             "all vehicles that begin awake have come online",
             timeout,
         )
 
-    async def _send_scout(self, timeout: float) -> None:  # noqa: ASYNC109 - one word for all who wait here
+    async def _send_scout(
+        self,
+        scout: Vehicle,
+        addresses: list[tuple[str, int]],
+        timeout: float,  # noqa: ASYNC109 - one word for all who wait here
+    ) -> None:
         """One vehicle first: a wrong address or password is told at once, and not thousands of times."""
-        scout = next(iter(self.vehicles.values()))
-        addresses = await self._resolve()
         for self._address in addresses:
             scout.trouble = ""
             scout.come()

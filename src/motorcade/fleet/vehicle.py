@@ -17,6 +17,7 @@ Rule 3: times of life and answers are drawn from two streams, so that a seed giv
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING
@@ -51,6 +52,10 @@ _PINGREQ = encode(Pingreq(), V5)
 _NEVER = float("inf")
 _HANDSHAKE = 30.0  # seconds from the first attempt to SUBACK
 _BACK_OFF, _BACK_OFF_MAX = 1.0, 60.0  # seconds before the first and before later attempts to come back
+# Waking the process costs ten times what a heartbeat costs. So what is far off is done at common moments, four in a
+# second, by all vehicles that have something to do then.
+_GRID = 0.25  # seconds between two of these moments
+_FAR = 5.0  # seconds
 _EARLY = 0.002  # seconds that a timer may be early
 _SUBSCRIBE_ID = 1  # a vehicle subscribes to one filter, and publishes without packet ids
 
@@ -301,7 +306,12 @@ class Vehicle:
         due = min(self._leave_at, self._beat_at, self._doubt_at())
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._fleet.loop.call_at(due, self._due) if due != _NEVER else None
+        if due == _NEVER:
+            self._timer = None
+            return
+        if due > self._fleet.now() + _FAR:
+            due = math.ceil(due / _GRID) * _GRID
+        self._timer = self._fleet.loop.call_at(due, self._due)
 
     def _doubt_at(self) -> float:
         """When the broker is asked whether it is there, or given up if it was asked: keep alive counts both ways."""
@@ -344,6 +354,8 @@ class Vehicle:
             self._pinged_at = 0.0
 
     def message(self, link: Link, message: Publish) -> None:
+        if message.qos > self._fleet.options.qos:
+            raise ProtocolError(ReasonCode.PROTOCOL_ERROR, f"a message with QoS {message.qos} was not asked for")
         record = self._record(link, message)
         self._remember(record)
         if not message.qos:
@@ -411,11 +423,13 @@ class Vehicle:
             self._respond(link, record, reason)
 
     def _respond(self, link: Link, record: Received, reason: int) -> None:
-        if reason and link.version != V5 and link.is_open:
-            self.tally.refused += 1  # MQTT 3.1.1 has no other way to say no
-            link.reset()
+        if not reason or link.version == V5 or not link.is_open:
+            link.answer(record, reason)
             return
-        link.answer(record, reason)
+        self.tally.refused += 1  # MQTT 3.1.1 has no other way to say no than to hang up
+        link.reset()
+        if link is self.link:
+            self._stay_away()
 
     def answered(self, link: Link, record: Received) -> None:  # noqa: ARG002 - whichever connection it was
         if not record.acked:
@@ -502,10 +516,13 @@ class Vehicle:
         self._try_again(why)
 
     def _try_again(self, why: str) -> None:
-        """Come back after a while, later each time."""
+        """It was refused or lost: tell why, and come back after a while, later each time."""
         self.trouble = why
         self._said = ""
         self._fleet.trouble(why)
+        self._stay_away()
+
+    def _stay_away(self) -> None:
         delay = min(_BACK_OFF * 2 ** min(self._retries, 16), _BACK_OFF_MAX)
         self._retries += 1
         self._enter(State.ASLEEP)

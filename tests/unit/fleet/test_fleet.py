@@ -103,6 +103,27 @@ async def test_all_come_online_and_all_say_goodbye() -> None:
         await fleet.stop()  # once more does no harm
 
 
+async def test_only_some_are_woken() -> None:
+    """The others have never been there, until they are connected one by one."""
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=5, profile=QUIET))
+        admitting = asyncio.create_task(admit_all(broker, 3))
+        await fleet.start(vins=fleet.vins[2:4])
+        assert [0, 0, 1, 1, 0] == [vehicle.connections for vehicle in fleet]
+        await fleet[fleet.vins[0]].connect()
+        await admitting
+        assert 3 == fleet.figures().total.online
+        await fleet.stop()
+
+
+async def test_nobody_is_woken() -> None:
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=2, profile=QUIET))
+        await fleet.start(vins=[])
+        assert [] == broker.peers
+        await fleet.stop()
+
+
 async def test_no_more_are_on_their_way_than_allowed() -> None:
     async with scripted() as broker:
         fleet = Fleet(FleetOptions(port=broker.port, vehicles=10, profile=QUIET, rate=0, max_connecting=3))

@@ -141,11 +141,23 @@ async def test_a_message_is_recorded_and_acknowledged(version: int) -> None:
 
 async def test_qos_0_is_recorded_and_not_answered() -> None:
     async with scene(qos=0) as s:
+        assert s.peer.subscribe is not None
+        assert 0 == s.peer.subscribe[-1]
         s.peer.deliver(s.topic("a"), b"x", 0, qos=0)
-        s.peer.deliver(s.topic("b"), b"x", 5)
-        assert 5 == (await s.peer.next(wire.PUBACK)).packet_id
+        await s.until(lambda: len(s.vehicle.received) == 1, "it came")
+        s.vehicle.park(Leave.GOODBYE)
+        assert wire.disconnect_packet() == await s.peer.closed()  # and nothing before it
         first = s.vehicle.received[0]
         assert ("a", 0, 0, None) == (first.request_id, first.qos, first.packet_id, first.reason)
+
+
+async def test_a_qos_that_was_not_asked_for_is_a_breach() -> None:
+    async with scene() as s:
+        s.peer.send(wire.publish_packet(s.topic("a"), b"x", qos=2, packet_id=1))
+        assert b"" == await s.peer.closed()
+        await s.until(lambda: s.fleet.figures().total.broken == 1, "it is noticed")
+        assert [] == s.vehicle.received
+        assert "QoS 2 was not asked for" in s.vehicle.trouble
 
 
 async def test_a_message_cut_at_every_byte_is_the_same_message() -> None:
@@ -263,6 +275,7 @@ async def test_mqtt_3_refuses_by_hanging_up_and_comes_back() -> None:
         again = await s.broker.peer()
         await again.introduced()
         assert s.peer.connect == again.connect
+        assert (0, {}) == (s.fleet.figures().total.lost, s.fleet.figures().troubles)
 
 
 async def test_a_late_answer_comes_late_and_not_after_the_end() -> None:
