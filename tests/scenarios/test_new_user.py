@@ -91,6 +91,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "failing.cases").write_text("user=alice publish a/b deny\n")
     (tmp_path / "bad.cases").write_text("nonsense\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "good.vins").write_text("# two vehicles\nLMCAAAAA4RA000000\nLMCAAAAA6RA000001\n")
+    (tmp_path / "wrong.vins").write_text("LMCAAAAA4RA000000\n\nLMCAAAAA4RA00000O\nlmcaaaaa6ra000001\n")
+    (tmp_path / "none.vins").write_text("# nobody\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad-profile.toml").write_text("[city]\nanser = [1, 2]\n")
     (tmp_path / "bad.vins").write_text("LMCAAAAA9RA000001\nLMCAAAAA9RA00000O\n")
@@ -259,6 +262,46 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("fleet vins --wmi lmc", 2, ("--wmi", "lmc", "LMC")),
     ("fleet vins -n 0", 2, ("-n",)),
     ("fleet profiles nope", 1, ("no profile 'nope'", "tunnel")),
+    ("fanout send", 2, ("--vins",)),
+    ("fanout send --vins good.vins --payload good.toml", 2, ("--request",)),
+    ("fanout send --vins good.vins --request r", 2, ("--payload",)),
+    ("fanout send --vins nowhere --request r --payload good.toml", 2, ("--vins", "nowhere", "No such file")),
+    ("fanout send --vins good.vins --request r --payload nowhere", 2, ("--payload", "nowhere", "No such file")),
+    ("fanout send --vins - --request r --payload -", 2, ("--payload", "not both")),
+    ("fanout send --vins good.vins --request a/b --payload good.toml", 2, ("--request", "a/b", "character 2")),
+    ("fanout send --vins good.vins --request '' --payload good.toml", 2, ("--request", "empty")),
+    ("fanout send --vins good.vins --request r --payload good.toml --expires soon", 2, ("--expires", "soon", "7d")),
+    ("fanout send --vins good.vins --request r --payload good.toml --expires 0", 2, ("--expires", "longer than 0")),
+    ("fanout send --vins good.vins --request r --payload good.toml --priority 10", 2, ("--priority", "9")),
+    (
+        "fanout send --vins wrong.vins --request r --payload good.toml",
+        1,
+        (
+            *("wrong.vins:3", "'LMCAAAAA4RA00000O'", "character 17", "no I, O and Q"),
+            *("wrong.vins:4", "character 1", "upper case", "2 lines are wrong", "nothing was sent"),
+        ),
+    ),
+    ("fanout send --vins binary --request r --payload good.toml --dry-run", 1, ("binary:1", "not UTF-8")),
+    ("fanout send --vins none.vins --request r --payload good.toml", 1, ("none.vins", "names no vehicle")),
+    ("fanout send --vins good.vins --request r --payload good.toml -p 1", 1, ("127.0.0.1:1", "refused")),
+    (f"fanout list {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
+    ("fanout status", 2, ("REQUEST",)),
+    ("fanout status a+b", 2, ("REQUEST", "a+b", "character 2")),
+    ("fanout status nope --http 127.0.0.1:HTTP", 1, ("no request", "nope", "motorcade fanout list")),
+    ("fanout status nope --watch --interval 0", 2, ("--interval", "0.1")),
+    ("fanout targets nope --http 127.0.0.1:HTTP", 1, ("no request", "nope")),
+    ("fanout targets nope --state lost", 2, ("--state", "lost", "acked", "cancelled")),
+    ("fanout targets nope --only-vins --json", 2, ("--only-vins", "JSON")),
+    ("fanout cancel nope --http 127.0.0.1:HTTP", 1, ("no request", "nope")),
+    ("fanout pause nope --http 127.0.0.1:HTTP", 1, ("no request", "nope")),
+    ("fanout resume nope --http 127.0.0.1:HTTP", 1, ("no request", "nope")),
+    (f"fanout gc {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
+    ("fanout why", 2, ("VIN",)),
+    ("fanout why LMCAAAAA6RA00001", 2, ("VIN", "LMCAAAAA6RA00001", "16 characters instead of 17")),
+    (f"fanout why LMCAAAAA6RA000001 {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
+    ("vehicle show", 2, ("VIN",)),
+    ("vehicle show lmcaaaaa6ra000001", 2, ("VIN", "upper case")),
+    (f"vehicle show LMCAAAAA6RA000001 {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
     (f"plugin list {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
     ("plugin load", 2, ("NAME",)),
     ("plugin load nope --http 127.0.0.1:HTTP", 1, ("nope", "retained", "path")),
@@ -348,6 +391,18 @@ JSON = [
     "fleet vins -n 3",
     "fleet profiles",
     "fleet profiles mixed",
+    "fanout send --vins good.vins --request task_1 --payload good.toml --dry-run",
+    "fanout send --vins good.vins --request task_1 --payload good.toml -p MQTT",
+    "fanout list --http 127.0.0.1:HTTP",
+    "fanout status task_1 --http 127.0.0.1:HTTP",
+    "fanout targets task_1 --http 127.0.0.1:HTTP",
+    "fanout why LMCAAAAA6RA000001 --http 127.0.0.1:HTTP",
+    "vehicle show LMCAAAAA6RA000001 --http 127.0.0.1:HTTP",
+    "fanout pause task_1 --http 127.0.0.1:HTTP",
+    "fanout resume task_1 --http 127.0.0.1:HTTP",
+    "fanout cancel task_1 --http 127.0.0.1:HTTP",
+    "fanout status task_1 --watch --http 127.0.0.1:HTTP",
+    "fanout gc --http 127.0.0.1:HTTP",
     "plugin load greeter --path greeter.py --http 127.0.0.1:HTTP",
     "plugin list --http 127.0.0.1:HTTP",
     "plugin unload greeter --http 127.0.0.1:HTTP",
@@ -384,6 +439,9 @@ def test_json_is_json(node: NodeProcess, folder: Path) -> None:
     assert [] == answers["stream read log --http 127.0.0.1:HTTP"]
     assert "greeter" in {plugin["name"] for plugin in answers["plugin list --http 127.0.0.1:HTTP"]}
     assert "json" == answers["sub -t json -C 1 -p MQTT"]["topic"]
+    assert 2 == answers["fanout send --vins good.vins --request task_1 --payload good.toml -p MQTT"]["accepted"]
+    assert "offline" == answers["fanout why LMCAAAAA6RA000001 --http 127.0.0.1:HTTP"]["reason"]
+    assert {"cancelled": 2} == answers["fanout status task_1 --watch --http 127.0.0.1:HTTP"]["states"]
 
 
 def test_every_verb_with_json_is_tried() -> None:

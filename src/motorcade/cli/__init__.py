@@ -19,6 +19,7 @@ from motorcade.cli import (
     client,
     config,
     demo,
+    fanout,
     fleet,
     passwd,
     plugin,
@@ -28,6 +29,7 @@ from motorcade.cli import (
     store,
     stream,
     sub,
+    vehicle,
 )
 from motorcade.core.errors import MotorcadeError
 
@@ -41,6 +43,8 @@ app.command("serve")(serve.serve)
 app.command("pub")(pub.pub)
 app.command("sub")(sub.sub)
 app.command("demo")(demo.demo)
+app.add_typer(fanout.app, name="fanout")
+app.add_typer(vehicle.app, name="vehicle")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(config.app, name="config")
 app.add_typer(client.app, name="client")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Send one message to a list of vehicles, and see what became of it.")
 
 _POLL = 0.5  # seconds between two looks at a collection under way
-_PAGE = 500  # targets per request
+_PAGE = 5000  # targets per request; each page costs the node a look at the rest of the receipts
 _FINISHED = ("acked", "replaced", "failed", "expired", "cancelled")
 _STATES = ("accepted", "sent", "retried", *_FINISHED)
 _COLUMNS = ("request_id", "status", "targets", "pending", *_FINISHED, "last_at")

@@ -305,17 +305,17 @@ def test_targets_by_state_can_be_sent_to_again(
 
 
 def test_more_than_a_page_of_targets(run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path) -> None:
-    targets = sorted(vins(1001, 4000))
+    targets = sorted(vins(5001, 4000))
     files = written(tmp_path, targets)
     assert 0 == run("fanout", "send", *files, "--request", "long", "-p", node.port).returncode
     assert targets == run("fanout", "targets", "long", "--only-vins", *at).stdout.split()
-    assert targets[:501] == [target["vin"] for target in shown(run, "fanout", "targets", "long", "--limit", 501, *at)]
+    assert targets[:10] == [target["vin"] for target in shown(run, "fanout", "targets", "long", "--limit", 10, *at)]
 
 
 def test_a_request_is_listed_paused_resumed_and_cancelled(
     run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
 ) -> None:
-    files = written(tmp_path, vins(2, 5000))
+    files = written(tmp_path, vins(2, 50_000))
     run("fanout", "send", *files, "--request", "decided", "-p", node.port)
     assert "decided" in {view["request_id"] for view in shown(run, "fanout", "list", *at)}
     assert re.search(r"^decided +active +2 +2 +0", run("fanout", "list", *at).stdout, re.MULTILINE)
@@ -331,7 +331,7 @@ def test_a_request_is_listed_paused_resumed_and_cancelled(
 def test_watching_ends_when_everything_is_final(
     run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
 ) -> None:
-    first, second = vins(2, 6000)
+    first, second = vins(2, 60_000)
     files = written(tmp_path, [first, second])
     run("fanout", "send", *files, "--request", "watched", "-p", node.port)
     set_state(node, "watched", first, "acked")
@@ -369,7 +369,7 @@ def test_a_collection_is_waited_for(run: Run, node: NodeProcess, at: tuple[str, 
 
 
 def test_why_and_the_vehicle(run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path) -> None:
-    (vin,) = vins(1, 7000)
+    (vin,) = vins(1, 70_000)
     told = run("fanout", "why", vin, *at)
     assert 0 == told.returncode
     assert re.match(rf"not_known: No batch has named {vin} .*\.\nNothing, .*\.\n$", told.stdout)

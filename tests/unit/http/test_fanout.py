@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from motorcade.control import MOST_FOUND
 from motorcade.core.receipt import State
 from motorcade.core.vin import make_vin
-from motorcade.http.api.fanout import MAX_BATCH
+from motorcade.http.api.fanout import MAX_BATCH, MOST_TARGETS
 from tests.scenarios.witness import wait_until
 from tests.support.node import NodeProcess
 from tests.support.wire import Client
@@ -62,9 +61,9 @@ def pages(web: httpx.Client, path: str, limit: int, **query: str) -> tuple[list[
 def test_a_batch_is_sent_and_followed(web: httpx.Client) -> None:
     vins = sorted(make_vin(number) for number in range(10, 14))
     sent = web.post("/fanout/requests/life/send", json={"ids": [*vins, vins[0]], "data": "x"})
-    assert (202, {"accepted": 4, "duplicates": 1, "replaced": 0}) == (sent.status_code, sent.json())
+    assert (202, {"accepted": 4, "duplicates": 1, "replaced": 0, "rejected": 0}) == (sent.status_code, sent.json())
     again = web.post("/fanout/requests/life/send", json={"ids": vins[:1], "data": "x"})
-    assert {"accepted": 1, "duplicates": 0, "replaced": 1} == again.json()
+    assert {"accepted": 1, "duplicates": 0, "replaced": 1, "rejected": 0} == again.json()
     view = {
         "request_id": "life",
         "status": "active",
@@ -141,7 +140,7 @@ def test_targets_come_page_by_page_and_by_state(web: httpx.Client, node: NodePro
     found, sizes = pages(web, "/fanout/requests/pages/targets", 10)
     assert (vins, [10, 10, 5]) == ([target["vin"] for target in found], sizes)
     exact, sizes = pages(web, "/fanout/requests/pages/targets", 25)
-    assert (found, [25]) == (exact, sizes)
+    assert (found, [25, 0]) == (exact, sizes)
     failed, sizes = pages(web, "/fanout/requests/pages/targets", 2, state="failed")
     assert (vins[:3], [2, 1]) == ([target["vin"] for target in failed], sizes)
     assert {"for the test"} == {target["reason"] for target in failed}
@@ -162,7 +161,7 @@ def test_requests_come_page_by_page(web: httpx.Client) -> None:
     ("query", "wanted"),
     [
         ({"limit": "0"}, "limit must be a number from 1"),
-        ({"limit": str(MOST_FOUND + 1)}, str(MOST_FOUND)),
+        ({"limit": str(MOST_TARGETS + 1)}, str(MOST_TARGETS)),
         ({"limit": "ten"}, "'ten'"),
         ({"state": "aked"}, "did you mean 'acked'?"),
         ({"state": "lost in a tunnel"}, ", ".join(sorted(State))),

@@ -19,6 +19,7 @@ from motorcade.http.answers import Endpoint, answer, body, listing, number, told
 from motorcade.http.bridge import Bridge
 
 MAX_BATCH: Final = 2 * 1024 * 1024  #: bytes of a batch in JSON; larger ones go over MQTT, in two steps
+MOST_TARGETS: Final = 10_000  #: on a page: what became of them is read from the rest of the stream, for each page anew
 
 Row = tuple[str, str, Endpoint]  #: path, method, who answers
 
@@ -60,7 +61,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     async def index(request: Request) -> Response:
         """`?limit&cursor`, in the order of the ids; pass `meta.cursor` to get the next page, until it is null."""
-        limit, cursor = _page(request)
+        limit, cursor = _page(request, MOST_FOUND)
         found = await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.requests(cursor, limit + 1))
         more = len(found) > limit
         return listing(list(found[:limit]), cursor=found[limit - 1].request_id if more else None)
@@ -72,12 +73,13 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     async def targets(request: Request) -> Response:
         """`?state&limit&cursor`; `meta.count` is the number on this page."""
         request_id, state = request.path_params["request_id"], _state(request)
-        limit, cursor = _page(request)
+        limit, cursor = _page(request, MOST_TARGETS)
         found = await bridge.call_slow(
-            control.ask_fanout, lambda fanout: fanout.targets(request_id, state, cursor, limit + 1)
+            control.ask_fanout, lambda fanout: fanout.targets(request_id, state, cursor, limit)
         )
-        more = len(found) > limit
-        return listing(list(found[:limit]), cursor=found[limit - 1].delivery_id if more else None)
+        # Not one more than wanted, to see whether there is one: the fan-out remembers the place of the last one it has
+        # given, and has to look for that of any other. So the last page may be empty.
+        return listing(list(found), cursor=found[-1].delivery_id if len(found) == limit else None)
 
     async def send(request: Request) -> Response:
         """202 when the batch is as durable as the store promises; which vehicles have got it is told later."""
@@ -142,8 +144,8 @@ def _vehicles(control: Control, bridge: Bridge) -> list[Row]:
     return [("/vehicles/{vin:path}/why", "GET", why), ("/vehicles/{vin:path}", "GET", show)]
 
 
-def _page(request: Request) -> tuple[int, str]:
-    return number(request, "limit", PAGE, 1, MOST_FOUND), request.query_params.get("cursor", "")
+def _page(request: Request, most: int) -> tuple[int, str]:
+    return number(request, "limit", PAGE, 1, most), request.query_params.get("cursor", "")
 
 
 def _state(request: Request) -> State | None:
