@@ -401,7 +401,7 @@ class Ledger:
         """Read the last checkpoint, and what the stream has after it. What takes too long goes on in `run`."""
         self._ready.clear()
         async with self._writing:
-            # `_seen` stays: a block that an earlier replay has counted may be in the checkpoint before its writer tells.
+            # `_seen` stays: what an earlier replay has counted may be stored in a tally before its writer tells.
             for names in (self._tallies, self._names, self._dirty, self._gone, self._known):
                 names.clear()
             self._open = self.offset = self._after = 0

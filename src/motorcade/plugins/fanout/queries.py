@@ -127,10 +127,10 @@ class Queries:
                     found[name] = offset, receipt
                     count, place = count + 1, offset
             elif name in found:
-                if state is None:
-                    found[name] = found[name][0], receipt
-                else:
+                if state is not None:
                     del found[name]
+                elif found[name][1].state not in FINAL:  # the last word, even if another one is stored after it
+                    found[name] = found[name][0], receipt
         return found, place, more
 
     # -- places
