@@ -170,6 +170,7 @@ class Session:
         self.source: StreamSource | None = None
         self.hungry = False
         self.overshoot = 0
+        self.leaving = False  #: unsubscribed, with messages in flight
 
     def begin(self, why: Why) -> None:
         self.feed = Feed(self, self.feed.kept if self.feed is not None else None)
@@ -179,11 +180,18 @@ class Session:
     def end(self, why: Why) -> None:
         assert self.source is not None and self.feed is not None
         self.source.unsubscribe(self.subscription.filter, why)
+        self.buffer.clear()
+        self.hungry = False
+        if why is Why.UNSUBSCRIBED and self.inflight:
+            self.leaving = True
+        else:
+            self.terminate()
+
+    def terminate(self) -> None:
+        assert self.source is not None and self.feed is not None
         self.source.terminate()
         self.source = None
         self.feed.ended = True
-        self.buffer.clear()
-        self.hungry = False
 
     def turn(self) -> bool:
         """Tell the source what there is to hear, and send what may be sent; whether anything happened."""
@@ -229,9 +237,14 @@ class Session:
     def qos(self) -> int:
         return self.subscription.qos
 
-    def delivered(self, given: Given, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
-        if self.source is not None and self.feed is not None:
-            self.answer(self.source.delivered(given, Ack(self.told(), reason)), self.feed.desired)
+    def delivered(self, *given: Given, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
+        if self.source is None or self.feed is None:
+            return
+        answer = self.source.delivered_run(given, Ack(0 if self.leaving else self.told(), reason))
+        if not self.leaving:
+            self.answer(answer, self.feed.desired)
+        elif not self.inflight:
+            self.terminate()
 
 
 class Client:
@@ -254,8 +267,10 @@ class Client:
         session.begin(Why.NEW if old is None else Why.AGAIN)
         return session
 
-    def unsubscribe(self, filter_: str) -> None:
-        self.sessions.pop(filter_).end(Why.UNSUBSCRIBED)
+    def unsubscribe(self, filter_: str) -> Session:
+        session = self.sessions.pop(filter_)
+        session.end(Why.UNSUBSCRIBED)
+        return session
 
     def disconnect(self, why: Why = Why.DISCONNECTED) -> None:
         for session in self.sessions.values():
@@ -278,15 +293,15 @@ class Client:
 
     def acknowledge(self, index: int = 0, filter_: str = "", reason: ReasonCode = ReasonCode.SUCCESS) -> None:
         session = self.sessions[filter_] if filter_ else next(iter(self.sessions.values()))
-        session.delivered(session.inflight.pop(index), reason)
+        session.delivered(session.inflight.pop(index), reason=reason)
 
     async def drain(self) -> None:
         """Acknowledge until nothing comes any more."""
         await self.node.quiet()
         while any(session.inflight for session in self.sessions.values()):
-            for filter_, session in self.sessions.items():
-                while session.inflight:
-                    self.acknowledge(0, filter_)
+            for session in self.sessions.values():
+                held, session.inflight[:] = list(session.inflight), []
+                session.delivered(*held)
             await self.node.quiet()
 
 

@@ -2,14 +2,15 @@
 
     append, in groups or while something is under way     acknowledge in any order, refuse
     an append whose outcome nobody can tell               disconnect, resume, subscribe again with a position
-    trim by count                                         delete the stream and make it again
-    restart of the node, orderly or killed
+    trim by count                                         unsubscribe, or lose the session, and begin anew
+    restart of the node, orderly or killed                delete the stream and make it again
 
 The store takes its time: others see what is appended before the append has returned, and reads overlap.
 
 The model knows which offsets a reader must have got by the time it has acknowledged everything: all from its beginning
 on, but for those that were trimmed before they were sent. Within one process each comes once and in order; after a
-restart what was acknowledged and written down before does not come again.
+restart what was acknowledged and written down before does not come again; who begins anew without a position goes on
+after what it has acknowledged without a hole.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from motorcade.core.reasons import ReasonCode
+from motorcade.extension.sources import Why
 from motorcade.plugins.streams import pages, stream
+from motorcade.plugins.streams.progress import Mark
 from motorcade.storage.memory import MemoryStore, MemoryStreams
 from motorcade.storage.ports import StoreError, StreamRecord
 from tests.unit.streams.clients import Client, Node, Session, offsets
@@ -227,6 +230,39 @@ class Streams(RuleBasedStateMachine):
         begin = {"earliest": 1, "latest": self.tail + 1}.get(offset) or int(offset)
         self.expected[who] = Expected(begin)
 
+    @rule(who=st.integers(0, READERS - 1), why=st.sampled_from([Why.UNSUBSCRIBED, Why.ENDED]), late=st.booleans())
+    def begin_anew(self, who: int, why: Why, late: bool) -> None:
+        """Unsubscribe, or lose the session, and come back without a position."""
+        expected, client = self.expected[who], self.clients[who]
+        if not expected.connected:
+            self.disconnect_or_resume(who)
+        self.run(self.node.quiet())
+        self.look(who)
+        old = self.session(who)
+        done = self.place(who).done
+
+        async def work() -> None:
+            client.sessions.pop(FILTER).end(why)
+            if late and why is Why.UNSUBSCRIBED:
+                while old.inflight:  # the client has got them, and says so
+                    expected.acknowledged.add(old.inflight[0].tag & (2**48 - 1))
+                    old.delivered(old.inflight.pop(0))
+            client.subscribe(FILTER)
+
+        self.run(work())
+        assert done <= self.place(who).done
+        expected.begin = max(expected.begin, self.place(who).done + 1)
+        assert expected.acknowledged.issuperset(offset for offset in expected.got if offset < expected.begin), (
+            "what was not acknowledged comes again"
+        )
+        expected.got &= expected.acknowledged
+        expected.seen = expected.last = 0
+
+    def place(self, who: int) -> Mark:
+        mark = self.node.streams.ledger.find(f"car{who}", "s", "")
+        assert mark is not None
+        return mark
+
     @precondition(lambda self: self.tail > 0 and self.count % 3 == 0)
     @rule(orderly=st.booleans())
     def restart(self, orderly: bool) -> None:
@@ -301,9 +337,7 @@ class Streams(RuleBasedStateMachine):
             missing = set(range(max(expected.begin, self.first), self.tail + 1)) - expected.got
             assert not missing
             expected.acknowledged |= expected.got
-            mark = self.node.streams.ledger.find(f"car{who}", "s", "")
-            assert mark is not None
-            assert max(self.tail, expected.begin - 1) == mark.done, "nothing is left to be acknowledged"
+            assert max(self.tail, expected.begin - 1) == self.place(who).done, "nothing is left to be acknowledged"
 
     def teardown(self) -> None:
         try:

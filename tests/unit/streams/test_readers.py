@@ -323,6 +323,34 @@ async def test_two_subscriptions_have_a_place_each(node: Node) -> None:
     assert node.streams.ledger.find("car", "s", "4") is None
 
 
+@pytest.mark.parametrize("end", [Why.UNSUBSCRIBED, Why.ENDED])
+async def test_a_reader_without_a_session_goes_on_by_its_name(store: Store, end: Why) -> None:
+    """In this process and in the next; a stranger begins with the latest."""
+    node = await Node.on(store)
+    await node.create()
+    await numbered(node, 30)
+    session = node.client("car", window=4).subscribe("$stream/s", "earliest")
+    for number in (10, 20):
+        await node.quiet()
+        while int(session.inflight[0].message.payload) < number:
+            session.client.acknowledge()
+            await node.quiet()
+        session.inflight.clear()
+        session.client.sessions.pop(session.subscription.filter).end(end)
+        if number == 20:
+            await node.stop()
+            node = await Node.on(store)
+        session = node.client("car", window=4).subscribe("$stream/s")
+        await node.quiet()
+        assert number == payloads(session.received)[0]
+    stranger = node.client("bus").subscribe("$stream/s")
+    await numbered(node, 1, 30)
+    await session.client.drain()
+    assert list(range(20, 31)) == payloads(session.received)
+    assert [30] == payloads(stranger.received)
+    await node.stop()
+
+
 # -- streams that come and go
 
 
@@ -376,21 +404,24 @@ async def test_leaving_the_configuration_loses_nothing(store: Store) -> None:
     await node.stop()
 
 
-async def test_sessions_that_end_leave_nothing_behind(node: Node, store: Store) -> None:
+async def test_sessions_that_end_leave_only_progress_behind(node: Node, store: Store) -> None:
     """Unsubscribed, ended with the connection, or ended while away."""
     await numbered(node, 3)
     cars = [node.client(f"car{n}") for n in range(3)]
     for car in cars:
         car.subscribe("$stream/s", "earliest")
         await car.drain()
-    await node.streams.ledger.settle()
     cars[0].unsubscribe("$stream/s")
     cars[1].disconnect(Why.ENDED)
     cars[2].disconnect()
     node.streams.ledger.forget_client("car2")
     await node.quiet()
-    assert 0 == len(node.streams.ledger)
-    assert [] == [key async for key, _ in store.records.scan("stream-progress", NOW)]
+    assert [] == node.streams.ledger.of_stream("s")
+    assert {} == node.streams.ledger._marks
+    assert [[]] * 3 == [progress.marks for progress in node.streams.ledger.of_clients("s")]
     assert 0 == node.streams.cache.octets
     assert 0 == node.streams.cache.behind
     assert {} == node.streams._readers
+    await node.streams.delete("s")
+    assert 0 == len(node.streams.ledger)
+    assert [] == [key async for key, _ in store.records.scan("stream-progress", NOW)]

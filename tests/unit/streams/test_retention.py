@@ -92,13 +92,16 @@ async def test_a_stream_that_grows_too_far_is_trimmed_at_once(store: Store) -> N
 async def test_the_next_look_comes_in_time(store: Store) -> None:
     """When the oldest record is to go, but not more often than a hundredth of the retention."""
     node = await Node.on(store)
-    await node.create(retention=5)
+    await node.create(retention=60)
     assert 10 == node.streams.trimmer._patience(), "there is nothing to lose"
     await node.append(b"x")
-    node.now += 2
+    node.now += 57
     assert 3 == node.streams.trimmer._patience()
     node.now += 4
-    assert 0.1 == node.streams.trimmer._patience()
+    assert 0.6 == node.streams.trimmer._patience()
+    await node.create("short", retention=8)
+    node.now -= 20
+    assert 2 == node.streams.trimmer._patience(), "progress in it may expire, too"
     await node.stop()
 
 

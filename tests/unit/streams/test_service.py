@@ -12,6 +12,7 @@ from motorcade.core.record import encode
 from motorcade.extension.declared import CONFIGURED, CREATED, BadNameError, ConflictError, Found, UnknownError
 from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
 from motorcade.plugins.streams.service import COLLECTION
+from motorcade.plugins.streams.views import ReaderView
 from motorcade.storage.ports import Store, StoreError
 from tests.unit.streams.clients import NOW, Node
 
@@ -189,6 +190,10 @@ async def test_readers_are_shown_with_their_lag(node: Node) -> None:
     shown = {reader.client: (reader.filter, reader.connected, reader.offset, reader.lag) for reader in view.reading}
     assert {"near": ("$stream/s", False, 9, 1), "far": ("$stream/s/earliest", True, 0, 10)} == shown
     assert () == (await node.streams.list())[0].reading
+    node.streams.ledger.forget_client("near")
+    view = await node.streams.show("s")
+    assert (1, 2) == (view.readers, len(view.reading)), "where it would go on is shown all the same"
+    assert ReaderView(client="near", offset=9, lag=1) == view.reading[1]
 
 
 async def test_changes_wait_for_each_other(node: Node) -> None:

@@ -50,5 +50,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_waiting_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * 1024**2  #: bytes likewise
     cache_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16 * 1024**2  #: of records in memory, shared by all readers
     progress_interval: Annotated[float, msgspec.Meta(gt=0)] = 1.0  #: seconds between two notes of a reader's progress
+    #: clients whose progress in one stream is kept; of those beyond nothing is committed
+    max_progress: Annotated[int, msgspec.Meta(ge=1)] = 100_000
     trim_interval: Annotated[float, msgspec.Meta(gt=0)] = 10.0  #: seconds after which outdated records go at the latest
     trim_budget: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: records removed in one step

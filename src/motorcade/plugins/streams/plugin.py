@@ -153,7 +153,7 @@ class StreamsPlugin(Plugin):
 
     @hook("session.terminated")
     def on_terminated(self, client: ClientInfo, _why: str) -> None:
-        """What a session has read is of no interest after it."""
+        """Its places are of no interest after it; what is committed stays."""
         self.streams.ledger.forget_client(client.client_id)
 
     @hook("session.discarded")

@@ -9,8 +9,9 @@ One instance per filter: each subscription has a place of its own, so nothing ha
 place is `cursor`, the offset after which the next record is looked for. What comes next is taken from the stream's
 pages (`pages`), which all readers share; when there is none, one is read, and the reader is told (`more`).
 
-Acknowledgements come one by one. Giving one message for each would cost more than the message, so the reader waits
-until half of what it may give is free, or until the end of the turn of the event loop, whichever comes first.
+Acknowledgements come in runs, which may be short. Giving as few messages for each would cost more than the messages, so
+the reader waits until half of what it may give is free, or until the end of the turn of the event loop, whichever comes
+first.
 
 Tags of messages are `start << 48 | offset`. `start` says which beginning of which reader it was, so that the
 acknowledgement of a message from before a new beginning is not taken for one of the same offset from after it.
@@ -19,7 +20,7 @@ acknowledgement of a message from before a new beginning is not taken for one of
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final, Protocol
@@ -28,7 +29,7 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.sources import RECREATE, Ack, Answer, Delayed, Feed, Given, Source, Why
 from motorcade.plugins.streams.pages import Cache, Page
-from motorcade.plugins.streams.position import EARLIEST, LATEST, Origin, Position, Wish, read_wish
+from motorcade.plugins.streams.position import EARLIEST, LATEST, Origin, Wish, read_wish
 from motorcade.plugins.streams.progress import Ledger, Mark
 from motorcade.plugins.streams.stream import Stream
 
@@ -58,7 +59,7 @@ class Place(Protocol):
 
     def now(self) -> float: ...
 
-    def count(self, event: str) -> None: ...
+    def count(self, event: str, times: int = 1) -> None: ...
 
 
 class _More:
@@ -102,13 +103,10 @@ class StreamSource(Source):
     def subscribe(self, subscription: Subscription, why: Why) -> bool:
         wish = self._wish = read_wish(subscription)  # checked in SUBSCRIBE; else this raises, which is counted
         self._filter = subscription.filter
-        ledger, client = self._place.ledger, self.feed.client.client_id
-        mark = ledger.find(client, wish.name, wish.written)
+        client = self.feed.client.client_id
+        mark = self._place.ledger.find(client, wish.name, wish.written)
         if mark is None or why in {Why.NEW, Why.AGAIN}:
-            mark = ledger.new(client, wish.name, wish.written)
-            mark.position = self._first_position(wish, why)
-            if self.feed.client.version < 5 and self.feed.client.clean_start:
-                mark.kept = False  # its session ends with the connection
+            mark = self._new_mark(wish, why)
         self._mark = mark
         self._place.attend(wish.name, self)
         stream = self._place.stream(wish.name)
@@ -116,27 +114,39 @@ class StreamSource(Source):
             self.declared(stream)
         return True
 
-    def _first_position(self, wish: Wish, why: Why) -> Position:
+    def _new_mark(self, wish: Wish, why: Why) -> Mark:
+        """Begin where the client says now, else where it was, else where it has said once."""
+        ledger, client = self._place.ledger, self.feed.client.client_id
+        mark = ledger.new(client, wish.name, wish.written)
+        said_now = why in {Why.NEW, Why.AGAIN} and wish.position is not None
+        progress = None if said_now else ledger.committed(client, wish.name)
         if self.feed.kept is DELETED:
             self.feed.kept = None
-            return EARLIEST
-        if why is not Why.RESUMED:
-            return wish.position or LATEST
-        # Its progress is not known: the stream was deleted and made again meanwhile, or the record has expired, or a
-        # crash came first. A time means the same in all cases, else the oldest record misses nothing.
-        return wish.position if wish.position and wish.position.origin is Origin.TIME else EARLIEST
+            mark.position = EARLIEST
+        elif progress is not None:
+            mark.done, mark.ahead = progress.offset, progress.ahead
+        elif why is not Why.RESUMED:
+            mark.position = wish.position or LATEST
+        else:
+            # Nothing is committed: the stream was deleted and made again meanwhile, or it was too long ago, or a crash
+            # came first. A time means the same in all cases, else the oldest record misses nothing.
+            by_time = wish.position is not None and wish.position.origin is Origin.TIME
+            mark.position = wish.position if by_time else EARLIEST
+        return mark
 
     def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - there is one
-        mark, self._mark = self._mark, None
+        mark = self._mark
         self._detach()
         if self._wish is not None:
             self._place.leave(self._wish.name, self)
         if mark is None:
             return
-        if why in {Why.UNSUBSCRIBED, Why.ENDED}:
-            self._place.ledger.forget(mark)
-            return
         self._place.ledger.leave(mark)
+        if why is Why.UNSUBSCRIBED and self.feed.inflight:
+            return  # what is in flight may still be acknowledged, which counts; `terminate` comes after it
+        self._mark = None
+        if why in {Why.UNSUBSCRIBED, Why.ENDED}:
+            self._place.ledger.forget(mark, ended=why is Why.ENDED)
 
     @property
     def mark(self) -> Mark | None:
@@ -151,7 +161,9 @@ class StreamSource(Source):
 
     def terminate(self) -> None:
         self._detach()
-        self._mark = None
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            self._place.ledger.forget(mark)
 
     def declared(self, stream: Stream) -> None:
         """There is a stream of this name now."""
@@ -210,12 +222,13 @@ class StreamSource(Source):
 
     def _begin(self, mark: Mark, after: int) -> None:
         mark.begin(next(_starts), after, ahead=self._stream is not None and after > self._stream.tail)
-        self._place.ledger.hurry(mark)
+        self._place.ledger.begun(mark)
         self._go_on(mark, set())
 
     def _resume(self, mark: Mark, stream: Stream) -> None:
         if not mark.start:  # of a process before this one
             mark.begin(next(_starts), mark.done if mark.ahead else min(mark.done, stream.tail), ahead=mark.ahead)
+            self._place.ledger.begun(mark)
         self._go_on(mark, mark.resume(self._inflight(mark)))
 
     def _go_on(self, mark: Mark, skip: set[int]) -> None:
@@ -253,13 +266,14 @@ class StreamSource(Source):
             return None
         return self._fill(stream, desired, what if isinstance(what, Page) else None)
 
-    def delivered(self, given: Given, ack: Ack) -> Answer:
+    def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
         mark = self._mark
-        if mark is None or given.tag >> SHIFT != mark.start:
+        if mark is None:
             return None  # of a subscription, or a stream, that is no more
         if ack.reason >= 0x80 or ack.dropped:
-            self._place.count(ack.dropped or "refused")
-        if mark.acknowledge(given.tag & OFFSETS):
+            self._place.count(ack.dropped or "refused", len(given))
+        start = mark.start
+        if mark.acknowledge([each.tag & OFFSETS for each in given if each.tag >> SHIFT == start]):
             self._place.ledger.changed(mark)
         stream, room = self._stream, ack.desired
         if stream is None or self._expected or self._beginning or not room:

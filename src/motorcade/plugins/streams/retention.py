@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from motorcade.plugins.streams.progress import SWEEPS, Ledger
 from motorcade.plugins.streams.stream import Stream
 from motorcade.storage.ports import StoreError, Streams
 
@@ -26,6 +27,8 @@ class Place(Protocol):
     """Where streams are found: the service."""
 
     def streams(self) -> Sequence[Stream]: ...
+
+    ledger: Ledger
 
     def now(self) -> float: ...
 
@@ -79,11 +82,14 @@ class Trimmer:
         for stream in streams:
             if stream.options is not None and stream.options.retention:
                 pause = max(SHORTEST, stream.options.retention / 100)
-                patience = min(patience, max(pause, stream.outdated_at() - now))
+                # Progress is to be swept several times in a retention, whether there are records or not.
+                due = min(stream.outdated_at() - now, stream.options.retention / SWEEPS)
+                patience = min(patience, max(pause, due))
         return patience
 
     async def look(self) -> None:
-        """Trim every stream that has something to lose."""
+        """Trim every stream that has something to lose; progress goes by age too."""
+        self._place.ledger.sweep()
         for stream in self._place.streams():
             try:
                 if stream.appender.doubtful:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, cast
 
 import msgspec
@@ -29,12 +30,12 @@ from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
 from motorcade.plugins.streams.pages import Cache
 from motorcade.plugins.streams.position import PREFIX
-from motorcade.plugins.streams.progress import Ledger, Mark
+from motorcade.plugins.streams.progress import Ledger
 from motorcade.plugins.streams.reader import StreamSource
 from motorcade.plugins.streams.retention import Trimmer
 from motorcade.plugins.streams.stream import Shared, Stream
 from motorcade.plugins.streams.views import MAX_READERS, ReaderView, StreamView
-from motorcade.storage.ports import Store, StoreError
+from motorcade.storage.ports import Store, StoreError, StreamInfo
 
 COLLECTION: Final = "stream"
 
@@ -67,7 +68,9 @@ class Streams:
         self.waiting = Waiting(config.max_waiting, config.max_waiting_bytes)
         self.cache = Cache(config.cache_bytes, counters)
         self.trimmer = Trimmer(self, store.streams, config.trim_interval, config.trim_budget, counters, log)
-        self.ledger = Ledger(store, config.progress_interval, now, self._retention, spawn, counters, log)
+        self.ledger = Ledger(
+            store, config.progress_interval, config.max_progress, now, self._retention, spawn, counters, log
+        )
         self._loader = Loader(spawn)
         self._shared = Shared(
             store.streams,
@@ -122,6 +125,7 @@ class Streams:
         self.waiting.max_octets = config.max_waiting_bytes
         self.cache.max_octets = config.cache_bytes
         self.ledger.interval = config.progress_interval
+        self.ledger.max_progress = config.max_progress
         self.trimmer.configure(config.trim_interval, config.trim_budget)
         self._max_streams = config.max_streams
 
@@ -212,8 +216,8 @@ class Streams:
 
         self._loader.do(look)
 
-    def count(self, event: str) -> None:
-        self._counters[event] += 1
+    def count(self, event: str, times: int = 1) -> None:
+        self._counters[event] += times
 
     # -- for other plugins
 
@@ -308,11 +312,11 @@ class Streams:
         async with self._changing:
             stream = self._own(name)
             await self._store.records.put(COLLECTION, name, _encode(_Stored(None)))
-            marks = self.ledger.forget_stream(name)
+            progress = self.ledger.forget_stream(name)
             self._undeclare(stream)
             self._rebind()
             await stream.appender.settle()  # what is under way is part of what goes
-            await self._drop(name, marks)
+            await self._drop(name, progress)
             self._log.info("stream_deleted", stream=name)
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
@@ -365,9 +369,9 @@ class Streams:
             reader.deleted()
         stream.close()
 
-    async def _drop(self, name: str, marks: Sequence[Mark]) -> None:
+    async def _drop(self, name: str, progress: Sequence[str]) -> None:
         """Progress and records, and at last the declaration that says they are to go."""
-        await self.ledger.erase(marks)
+        await self.ledger.erase(progress)
         await self._store.streams.drop(name)
         await self._store.records.delete(COLLECTION, name)
 
@@ -402,7 +406,6 @@ class Streams:
         info = await self._store.streams.info(stream.name)
         marks = self.ledger.of_stream(stream.name)
         options = stream.options
-        lags = [max(0, info.last - max(mark.done, info.first - 1)) for mark in marks]
         return StreamView(
             name=stream.name,
             origin=stream.origin,
@@ -415,18 +418,27 @@ class Streams:
             records=info.records,
             bytes=info.octets,
             readers=len(marks),
-            lag=max(lags, default=0),
-            reading=tuple(self._reader_views(stream.name, marks[:MAX_READERS], lags)) if readers else (),
+            lag=max((_lag(mark.done, info) for mark in marks), default=0),
+            reading=tuple(islice(self._reader_views(stream.name, info), MAX_READERS)) if readers else (),
         )
 
-    def _reader_views(self, name: str, marks: Sequence[Mark], lags: Sequence[int]) -> Iterator[ReaderView]:
+    def _reader_views(self, name: str, info: StreamInfo) -> Iterator[ReaderView]:
+        """Subscriptions first, then clients that have none now."""
         connected = {reader.mark for reader in self._readers.get(name, ())}
-        for mark, lag in zip(marks, lags, strict=False):
+        for mark in self.ledger.of_stream(name):
             yield ReaderView(
                 client=mark.client,
                 filter=f"{PREFIX}{name}/{mark.offset}".removesuffix("/"),
                 connected=mark in connected,
                 offset=mark.done,
-                lag=lag,
+                lag=_lag(mark.done, info),
                 in_flight=len(mark.outstanding) - len(mark.acked),
             )
+        for progress in self.ledger.of_clients(name):
+            if not progress.marks:
+                offset = progress.offset
+                yield ReaderView(client=progress.client, offset=offset, lag=_lag(offset, info))
+
+
+def _lag(offset: int, info: StreamInfo) -> int:
+    return max(0, info.last - max(offset, info.first - 1))

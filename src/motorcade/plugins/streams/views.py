@@ -13,11 +13,11 @@ class ReaderView(msgspec.Struct, frozen=True, kw_only=True):
     """One client's place in a stream."""
 
     client: str
-    filter: str
-    connected: bool
+    filter: str = ""  #: its subscription; "": none now, but it goes on here when it has one
+    connected: bool = False
     offset: int  #: everything up to it was acknowledged
     lag: int  #: records after it, or nearly: offsets may have gaps
-    in_flight: int
+    in_flight: int = 0
 
 
 class StreamView(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,4 +35,4 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     readers: int  #: subscriptions, those of clients that are away too
     lag: int  #: of the reader that is farthest behind
-    reading: tuple[ReaderView, ...] = ()  #: only in the view of one stream
+    reading: tuple[ReaderView, ...] = ()  #: only in the view of one stream; clients without a subscription too
