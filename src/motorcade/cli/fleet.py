@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Simulated vehicles, for tests and demonstrations.")
 
 _SCREEN, _PIPE = 1.0, 10.0  # seconds between two lines of figures
-_COLUMNS = (
-    *("vehicles", "online", "connects", "lost", "received", "acked"),
-    *("refused", "ignored", "dup", "repeated", "overlapped"),
-)
+_COLUMNS = ("vehicles", "connects", "lost", "received", "acked", "refused", "dup", "repeated")  # as a screen has room
+_IF_ANY = ("ignored", "overlapped", "denied", "failed", "strays", "broken", "forgotten")
 
 Count = Annotated[int, typer.Option("-n", "--vehicles", min=1, help="How many.")]
 First = Annotated[int, typer.Option("--first", min=0, help="Number of the first vehicle; VINs follow from numbers.")]
@@ -266,17 +264,25 @@ def _line(now: Figures, before: Figures) -> str:
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
-def _row(name: str, tally: Tally) -> list[object]:
-    return [name, *(getattr(tally, column) for column in _COLUMNS)]
+def _row(name: str, tally: Tally) -> list[str]:
+    return [name, *(str(getattr(tally, column)) for column in _COLUMNS)]
 
 
 def _report(figures: Figures) -> None:
-    rows = [_row(name, tally) for name, tally in figures.kinds.items()]
-    if len(rows) > 1:
-        rows.append(_row("all", figures.total))
-    print_table(("kind", *_COLUMNS), rows)
     total = figures.total
-    print(f"{figures.seconds:.1f} s, {total.heartbeats} heartbeats, {total.bytes} bytes received.")
+    rows = [["kind", *_COLUMNS], *(_row(name, tally) for name, tally in figures.kinds.items())]
+    if len(figures.kinds) > 1:
+        rows.append(_row("all", total))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *numbers in rows:
+        print(
+            f"{name:<{widths[0]}}",
+            *(f"{text:>{width}}" for text, width in zip(numbers, widths[1:], strict=True)),
+            sep="  ",
+        )
+    rest = [f"{getattr(total, name)} {name}" for name in _IF_ANY if getattr(total, name)]
+    parts = [f"{figures.seconds:.1f} s", f"{total.heartbeats} heartbeats", f"{total.bytes} bytes received", *rest]
+    print(", ".join(parts) + ".")
     for text, times in sorted(figures.troubles.items(), key=lambda item: -item[1]):
         print(f"{times} times: {text}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 
 from tests.support import wire
@@ -113,10 +114,10 @@ class Broker:
 
 
 @contextlib.asynccontextmanager
-async def scripted(version: int = 5) -> AsyncIterator[Broker]:
+async def scripted(version: int = 5, tls: ssl.SSLContext | None = None) -> AsyncIterator[Broker]:
     """A broker on a free port."""
     broker = Broker(version)
-    server = await asyncio.start_server(broker.arrived, "127.0.0.1", 0)
+    server = await asyncio.start_server(broker.arrived, "127.0.0.1", 0, ssl=tls)
     broker.port = server.sockets[0].getsockname()[1]
     try:
         yield broker

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
 from pathlib import Path
 
 import pytest
+import trustme
 
 from motorcade.core.vin import VinError, check_vin
-from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, State
+from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, State, digest_of
+from motorcade.fleet import fleet as fleet_module
 from motorcade.fleet.fleet import OTHER_TROUBLES, allow_files
 from motorcade.fleet.profile import profile_of
+from tests.support import wire
 from tests.support.ports import free_port
 from tests.unit.fleet.script import Broker, scripted
 
+_SERVER, _CLIENT = ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT
 QUIET = profile_of(Behaviour(heartbeat=0))
 
 
@@ -159,6 +164,43 @@ async def test_a_rate_lets_all_in() -> None:
         await fleet.start()
         await admitting
         await fleet.stop()
+
+
+async def test_a_large_fleet_comes_from_several_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One address has too few ports for outgoing connections; the bound is lowered here."""
+    monkeypatch.setattr(fleet_module, "_PER_ADDRESS", 4)
+    async with scripted() as broker:
+        fleet = Fleet(FleetOptions(port=broker.port, vehicles=12, profile=QUIET, rate=0))
+        admitting = asyncio.create_task(admit_all(broker, 12))
+        await fleet.start()
+        await admitting
+        addresses = {peer.writer.get_extra_info("peername")[0] for peer in broker.peers}
+        assert len(addresses) > 1
+        assert addresses <= {f"127.0.0.{last}" for last in (2, 3, 4, 5)}
+        await fleet.stop()
+
+
+async def test_vehicles_come_over_tls() -> None:
+    authority = trustme.CA()
+    server, trusting, doubting = (ssl.SSLContext(kind) for kind in (_SERVER, _CLIENT, _CLIENT))
+    authority.issue_cert("localhost").configure_cert(server)
+    authority.configure_trust(trusting)
+    async with scripted(tls=server) as broker:
+        fleet = Fleet(FleetOptions(host="localhost", port=broker.port, vehicles=2, profile=QUIET, tls=trusting))
+        admitting = asyncio.create_task(admit_all(broker, 2))
+        await fleet.start()
+        await admitting
+        peer = broker.peers[0]
+        vehicle = next(iter(fleet))
+        payload = b"x" * 200_000
+        peer.deliver(f"agent/{vehicle.vin}/proxy/request/a", payload, 1)
+        await peer.next(wire.PUBACK)
+        assert [(digest_of(payload), 200_000)] == [(record.digest, record.size) for record in vehicle.received]
+        await fleet.stop()
+        lost = Fleet(FleetOptions(host="localhost", port=broker.port, tls=doubting))
+        with pytest.raises(FleetError, match="certificate verify failed"):
+            await lost.start()
+        await lost.stop(Leave.RESET)
 
 
 async def test_nobody_there_is_told_by_the_first_vehicle() -> None:
