@@ -914,19 +914,35 @@ def test_a_new_instance_goes_on_where_the_old_one_has_ended(node: MemoryNode) ->
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_take_over_is_a_disconnect_and_a_return(node: MemoryNode, version: int) -> None:
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "durable"])
+def test_a_take_over_is_a_disconnect_and_a_return(version: int, durable: bool) -> None:
     """Nothing is lost or doubled on the way."""
-    Shelf("s", 50).open(node)
-    got: list[int] = []
-    peer = connect(node, version=version)
-    subscribe(node, peer, ("x", 1))
-    for _ in range(40):
-        flying = publishes(peer.take())
-        got += [int(packet.payload) for packet in flying if not packet.dup]
-        acknowledge(node, peer, *flying[: len(flying) // 2])
-        got += [int(packet.payload) for packet in publishes(peer.take()) if not packet.dup]
+    with node_with(HeldStore() if durable else None) as node:
+        Shelf("s", 50).open(node)
+        got: list[int] = []
         peer = connect(node, version=version)
-    assert list(range(50)) == got
+        subscribe(node, peer, ("x", 1))
+        for _ in range(40):
+            flying = publishes(peer.take())
+            got += [int(packet.payload) for packet in flying if not packet.dup]
+            acknowledge(node, peer, *flying[: len(flying) // 2])
+            got += [int(packet.payload) for packet in publishes(peer.take()) if not packet.dup]
+            peer = connect(node, version=version)
+        assert list(range(50)) == got
+
+
+def test_a_session_that_comes_back_after_a_restart_has_its_sources_again() -> None:
+    """With nothing in flight and nothing kept: that was in the memory of the process before."""
+    store = HeldStore()
+    with node_with(store) as node:
+        peer = arrive(node, Desk())
+        peer.close()
+        node.turn()
+        after = node.restart()
+        desk = Desk().open(after)
+        connect(after)
+        assert [("subscribe", "x", Why.RESUMED)] == desk.heard
+        assert (None, []) == (desk.clerk.feed.kept, desk.clerk.feed.inflight)
 
 
 def test_acknowledgements_that_came_last_are_told_before_the_end(node: MemoryNode) -> None:
@@ -1138,7 +1154,7 @@ def test_a_source_that_fails_before_sending_sends_what_it_gave(node: MemoryNode)
         [Given(Message("\ud800", b""), "x", 1)],
         [Given(Message("t", b"", user_properties=((1, 2),)), "x", 1)],  # type: ignore[arg-type]
     ],
-    ids=["no list", "number", "numbers", "no message", "no bytes", "no filter", "long topic", "no UTF-8", "properties"],
+    ids=["list", "number", "items", "message", "bytes", "filter", "topic", "UTF-8", "properties"],
 )
 @pytest.mark.parametrize("identifier", [0, 7])
 def test_a_source_that_gives_something_wrong_hurts_nobody(node: MemoryNode, wrong: Any, identifier: int) -> None:
@@ -1174,17 +1190,18 @@ def test_a_message_that_cannot_be_written_is_dropped_as_unusable(node: MemoryNod
 def test_a_kind_may_be_unregistered_by_its_own_callback(node: MemoryNode) -> None:
     """In any of them: it ends, and the client stays."""
 
-    def unregister(*_: Any) -> None:
+    def unregister(*args: Any) -> Any:
         node.plane.shared.sources.unregister("desk")
+        return args[0].message if isinstance(args[0], Given) else None
 
     for callback in ("leaves", "answer", "after", "takes"):
-        desk = Desk(multi_topic=True)
+        desk = Desk(multi_topic=True, asked=callback == "at_last")
         desk.open(node)
         peer = node.client("car")
         setattr(desk, callback, unregister)
         subscribe(node, peer, ("x", 1), ("y", 1))
         if desk.clerks and not desk.clerk.over:
-            desk.clerk.feed.send([given(1, qos=0)])
+            desk.clerk.feed.send([given(1), given(2, qos=0)])
             node.turn()
         assert peer.open, callback
         unsubscribe(node, peer, "x", "y")
