@@ -35,7 +35,7 @@ times = st.floats(min_value=0, max_value=4e9)
 def made(node: str) -> Receipts:
     hub = MemoryHub()
     context = Context("fanout", hub, LOG, Path(), Counter(), set(), MemoryStore())
-    return Receipts(context, node, Ledger(context.store, 10, hub.now, LOG))
+    return Receipts(context, node, Ledger(context.store, 10, hub.now, LOG, context.counters))
 
 
 def as_format(receipt: Receipt, guid: bytes) -> bytes:

@@ -130,10 +130,10 @@ class Ledger:
         max_requests: int,
         now: Callable[[], float],
         log: structlog.stdlib.BoundLogger,
-        counters: Counter[str] | None = None,
+        counters: Counter[str],
     ) -> None:
         self.max_requests = max_requests  #: above it those that ended longest ago go
-        self.counters: Counter[str] = Counter() if counters is None else counters
+        self.counters = counters
         self.origin = os.urandom(6)  #: in the guid of every receipt of this process
         self.offset = 0  #: everything up to it is counted
         self._offset_stamp = 0  # blocks up to this stamp lie there

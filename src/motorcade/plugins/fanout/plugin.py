@@ -71,7 +71,7 @@ class FanoutPlugin(Plugin):
         self._sweep_now = asyncio.Event()
         self.desk = Desk(config, lambda vin: self.pool.trigger(vin, "acknowledged"))
         self.pool = Pool(store.mailboxes, self.desk, context.counters, hub.now, context.log)
-        self.ledger = Ledger(store, config.max_requests, hub.now, context.log)
+        self.ledger = Ledger(store, config.max_requests, hub.now, context.log, context.counters)
         self.receipts = Receipts(context, node, self.ledger)
         self.clerk = Clerk(store, self.desk, self.receipts, node, hub.now, self.pool.trigger, context.log)
         self.pool.clerk = self.clerk
