@@ -22,6 +22,7 @@ from motorcade.broker.connection import Connection, Outbox
 from motorcade.broker.effects import Ask, Steps
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
+from motorcade.broker.router import first_level
 from motorcade.broker.session import Session
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -43,7 +44,7 @@ LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #:
 
 def _may_begin(filter_: str, level: str) -> bool:
     """Whether a topic of this first level can match a filter. [MQTT-4.7.2-1]"""
-    first = filter_.split("/", 1)[0]
+    first = first_level(filter_)
     return first == level or (first in ("+", "#") and not level.startswith("$"))
 
 
@@ -300,9 +301,13 @@ class Broker:
                 return True
         return self.plane.pubsub.heard(topic)
 
+    def heard_below(self, level: str, besides: str = "") -> bool:
+        """The same for any topic that begins with this level, which begins with `$`."""
+        return bool(self._listening(level, besides)) or self.plane.pubsub.heard_below(level)
+
     def _listening(self, topic: str, besides: str) -> tuple[Callback, ...]:
         """Callbacks of `message.publish` that may want a topic, by its first level; remembered until hooks change."""
-        key = topic.split("/", 1)[0], besides
+        key = first_level(topic), besides
         found = self._listeners.get(key)
         if found is None:
             found = tuple(

@@ -322,6 +322,10 @@ class PubSub:
         """Whether somebody would get a message of a topic; remembers nothing of it."""
         return self._router.heard(topic)
 
+    def heard_below(self, level: str) -> bool:
+        """Whether somebody would get some message of a `$…` topic with this first level."""
+        return self._router.heard_below(level)
+
     def _resolve(self, topic: str) -> Route:
         targets: dict[Session, Target] = {}
         groups: list[SharedGroup] = []

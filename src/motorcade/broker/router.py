@@ -9,6 +9,7 @@ right or marked stale: whoever holds one looks at `stale` before using it.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Generic, Protocol, TypeVar
 
 from motorcade.core.topic import is_wildcard
@@ -20,10 +21,11 @@ E = TypeVar("E")
 class Router(Generic[E]):
     """One entry per filter."""
 
-    __slots__ = ("_exact", "_wild")
+    __slots__ = ("_exact", "_special", "_wild")
 
     def __init__(self) -> None:
         self._exact: dict[str, E] = {}
+        self._special: Counter[str] = Counter()  # first level -> exact filters of `$…` topics
         self._wild: FilterTrie[E] = FilterTrie()
 
     def get(self, filter_: str) -> E | None:
@@ -35,14 +37,16 @@ class Router(Generic[E]):
         if is_wildcard(filter_):
             self._wild.set(filter_, entry)
         else:
+            if filter_.startswith("$") and filter_ not in self._exact:
+                self._special[first_level(filter_)] += 1
             self._exact[filter_] = entry
 
     def remove(self, filter_: str) -> None:
         """Take an entry away."""
         if is_wildcard(filter_):
             self._wild.remove(filter_)
-        else:
-            self._exact.pop(filter_, None)
+        elif self._exact.pop(filter_, None) is not None and filter_.startswith("$"):
+            self._special[first_level(filter_)] -= 1
 
     def match(self, topic: str) -> list[E]:
         """The entries of all filters that match a topic."""
@@ -52,14 +56,22 @@ class Router(Generic[E]):
             found.append(exact)
         return found
 
-
     def heard(self, topic: str) -> bool:
         """Whether any filter matches a topic; quick where the answer is no."""
         if topic in self._exact:
             return True
-        if topic.startswith("$") and not self._wild.begins(topic[: topic.find("/")] if "/" in topic else topic):
+        if topic.startswith("$") and not self._wild.begins(first_level(topic)):
             return False  # [MQTT-4.7.2-1]: no wildcard stands for its first level
         return bool(self._wild) and bool(self._wild.match(topic))
+
+    def heard_below(self, level: str) -> bool:
+        """Whether any filter begins with this first level of `$…` topics."""
+        return self._wild.begins(level) or self._special[level] > 0
+
+
+def first_level(topic: str) -> str:
+    """The first level of a topic or filter."""
+    return topic.split("/", 1)[0]
 
 
 class Staleable(Protocol):

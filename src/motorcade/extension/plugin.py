@@ -54,6 +54,9 @@ class Hub(Protocol):
         If not, it need not be made.
         """
 
+    def heard_below(self, level: str, besides: str = "") -> bool:
+        """The same for any topic that begins with this level, which begins with `$`: quicker than asking for each."""
+
     def tell(self, client_id: str, what: object) -> bool:
         """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
 

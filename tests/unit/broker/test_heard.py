@@ -30,9 +30,13 @@ def test_by_subscribers(filter_: str, topic: str, heard: bool) -> None:
     assert session is not None
     node.plane.pubsub.subscribe(session, Subscription(filter_, 1))
     assert heard is node.broker.heard(topic)
+    if topic.startswith("$"):
+        begins = filter_.removeprefix("$share/g/").startswith("$SDV-FANOUT")
+        assert begins is node.broker.heard_below("$SDV-FANOUT")
     assert not node.plane.pubsub.routes, "nothing is remembered of a topic that is only asked for"
     node.plane.pubsub.unsubscribe(session, filter_)
     assert not node.broker.heard(topic)
+    assert not node.broker.heard_below("$SDV-FANOUT")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ class MemoryHub:
     def tell(self, client_id: str, what: object) -> bool:
         return False
 
+    def heard_below(self, level: str, besides: str = "") -> bool:
+        return True
+
     def heard(self, topic: str, besides: str = "") -> bool:
         return True
 

@@ -280,7 +280,7 @@ class Intake:
         """VIN -> position of messages that are one too many (rule 4); they are removed."""
         most = self._desk.config.max_pending
         beyond: dict[str, int] = {}
-        if not most:
+        if not most or max(answer.position for answer in answers) <= most:
             return beyond
         for vin, answer in zip(vins, answers, strict=True):
             if answer.replaced or answer.position - self._floors.get(vin, 0) <= most:
@@ -297,13 +297,15 @@ class Intake:
 
     async def _write_receipts(self, job: Job, answers: list[Appended], rejected: dict[str, int]) -> None:
         parsed, result = job.batch, job.result
-        rows = [(vin, a) for vin, a in zip(parsed.vins, answers, strict=True) if vin not in rejected]
-        values = self._receipts.accepted(
-            [vin for vin, _ in rows], [answer.position for _, answer in rows], parsed.request_id, job.now
-        )
+        vins: Sequence[str] = parsed.vins
+        if rejected:
+            vins = [vin for vin in vins if vin not in rejected]
+            answers = [answer for vin, answer in zip(parsed.vins, answers, strict=True) if vin not in rejected]
+        positions = [answer.position for answer in answers]
+        values = self._receipts.accepted(vins, positions, parsed.request_id, job.now)
         others = [
             self._receipt(job, vin, answer.replaced, State.REPLACED, "reissued")
-            for vin, answer in rows
+            for vin, answer in zip(vins, answers, strict=True)
             if answer.replaced and self._desk.end_entry(vin, answer.replaced)
         ]
         others += [
@@ -319,12 +321,10 @@ class Intake:
             self._receipts.failed(values, error)
             self._receipts.failed(more, error)
             raise
-        result.accepted = len(rows)
+        result.accepted = len(vins)
         result.rejected = len(rejected)
         result.replaced = sum(1 for receipt in others if receipt.state is State.REPLACED)
-        self._receipts.written_accepted(
-            [vin for vin, _ in rows], [answer.position for _, answer in rows], parsed.request_id, job.now, values
-        )
+        self._receipts.written_accepted(vins, positions, parsed.request_id, job.now, values)
         self._receipts.written(others, more)
 
     def _receipt(self, job: Job, vin: str, position: int, state: State, reason: str) -> Receipt:
@@ -345,6 +345,8 @@ class Intake:
     ) -> None:
         """Vehicles that are there may get it now; one whose message was replaced on its way is free for the next."""
         desk = self._desk
+        if not desk.seats and not desk.hold:
+            return
         for vin, answer in zip(job.batch.vins, answers, strict=True):
             held = desk.hold.get(vin)
             if answer.replaced and held is not None and held.position == answer.replaced:

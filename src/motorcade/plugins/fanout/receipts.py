@@ -25,7 +25,7 @@ from motorcade.core.receipt import TOPIC, Receipt, State, delivery_id, encode, t
 from motorcade.core.vin import LENGTH as VIN_LENGTH
 from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.ledger import Ledger
-from motorcade.plugins.fanout.tables import RECEIPTS
+from motorcade.plugins.fanout.tables import INGRESS, RECEIPTS
 from motorcade.storage.ports import Batch, StoreError
 
 MOST_UNPUBLISHED: Final = 10_000  #: receipts that wait to be published to live subscribers; more are left out, counted
@@ -170,6 +170,8 @@ class Receipts:
         streams = self._context.service("streams")
         if streams is not None:
             streams.grown(RECEIPTS)
+        if not self._hub.heard_below(INGRESS, self._context.name):
+            return
         for receipt in receipts:
             topic = topic_of(receipt)
             if not self._hub.heard(topic, self._context.name):
