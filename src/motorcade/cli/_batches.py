@@ -65,7 +65,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """How far it came."""
+    """How far it came. Filled as it goes, so that it is right whenever somebody interrupts."""
 
     batches: int  #: in all
     accepted: int = 0  #: vehicles
@@ -81,12 +81,11 @@ class SendError(MotorcadeError):
     """Nothing, or not everything, was accepted."""
 
 
-async def send(client: Client, job: Job, progress: Callable[[int], None]) -> Outcome:
+async def send(client: Client, job: Job, outcome: Outcome, progress: Callable[[int], None]) -> None:
     """Send everything, or stop at what fails. `progress` hears of vehicles accepted, as they are."""
     data_id = job.data_id
     await _send_data(client, job, data_id)
     batches = job.batches()
-    outcome = Outcome(batches=len(batches))
     missed: set[str] = set()
     room = asyncio.Semaphore(WINDOW)
     sent: list[asyncio.Task[bool]] = []
@@ -103,7 +102,6 @@ async def send(client: Client, job: Job, progress: Callable[[int], None]) -> Out
         if not accepted:
             missed.update(vins)
     outcome.rest = [vin for vin in job.vins if vin in missed]
-    return outcome
 
 
 async def _send_data(client: Client, job: Job, data_id: str) -> None:

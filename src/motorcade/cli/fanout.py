@@ -117,7 +117,13 @@ def send(
         _show_plan(job, listed.duplicates, as_json)
         return
     broker = _mqtt.Broker(host, port, username, password, client_id, True, keep_alive, ws, cafile, cert, key, insecure)
-    outcome = asyncio.run(_send(broker, job))
+    outcome = _batches.Outcome(batches=len(job.batches()))
+    try:
+        asyncio.run(_send(broker, job, outcome))
+    except KeyboardInterrupt:
+        done = f"{_count(outcome.acknowledged, 'batch', 'batches')} of {outcome.batches}"
+        print(f"interrupted: {done} accepted, up to {_batches.WINDOW} more may be", file=sys.stderr)
+        raise typer.Exit(130) from None
     _show_outcome(outcome, job, listed.duplicates, as_json)
     if outcome.rejected:
         _tell_rejected(outcome.rejected, request)
@@ -136,13 +142,13 @@ def _payload(place: str) -> bytes:
         raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint="--payload") from error
 
 
-async def _send(broker: _mqtt.Broker, job: Job) -> Outcome:
+async def _send(broker: _mqtt.Broker, job: Job, outcome: Outcome) -> None:
     from motorcade.cli import _batches
 
     client = await broker.connect()
     try:
         with _bar(len(job.vins)) as progress:
-            return await _batches.send(client, job, progress)
+            await _batches.send(client, job, outcome, progress)
     finally:
         await client.disconnect()
 

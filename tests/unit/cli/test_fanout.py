@@ -10,6 +10,8 @@ import json
 import os
 import pty
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from motorcade.cli import _batches
+from motorcade.cli import _batches, app
 from motorcade.core.vin import check_digit_of, make_vin
 from tests.support import wire
 from tests.support.node import NodeProcess
@@ -273,6 +276,42 @@ def test_a_person_sees_how_far_it_is(node: NodeProcess, tmp_path: Path) -> None:
     os.close(ours)
     assert (0, "request 'seen': 500 vehicles accepted\n") == (process.returncode, out)
     assert b"vehicles accepted" in seen and b"500/500" in seen
+
+
+def test_an_interrupted_command_says_how_far_it_came(node: NodeProcess, tmp_path: Path) -> None:
+    """The batch that the broker is silent about may be stored."""
+    files = written(tmp_path, [*vins(3, 2600), fanouts.SILENT])
+    to = ("--request", "interrupted", "--batch", "1", "-i", "patient", "-p", str(node.port))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "motorcade", "fanout", "send", *files, *to],
+        env=environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with wire.Client(node) as listener:
+        listener.connect()
+        listener.subscribe("test/silent", 1)  # retained: it is told of what happened before, too
+        assert "test/silent" == listener.receive(PATIENCE).topic
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (130, "") == (process.returncode, out)
+    # How many of the three answers it has read when the signal comes is a matter of chance.
+    assert re.fullmatch(rf"interrupted: [0-3] batch(es)? of 4 accepted, up to {_batches.WINDOW} more may be\n", err)
+
+
+def test_the_commands_of_the_guide_are_commands() -> None:
+    """Every line of the page that begins with `motorcade fanout` or `vehicle` names verbs and options that exist."""
+    page = (Path(__file__).parents[3] / "docs" / "fanout.md").read_text().replace("|\n    motorcade", "|\nmotorcade")
+    lines = re.findall(r"^motorcade ((?:fanout|vehicle) [^#|\n]*)", page, re.MULTILINE)
+    assert len(lines) > 8
+    root: Any = typer.main.get_command(app)
+    for line in lines:
+        noun, verb, *rest = shlex.split(line)
+        command = root.commands[noun].commands[verb]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert [] == [word for word in rest if word.startswith("-") and word != "-" and word not in known], line
 
 
 # -- asking

@@ -28,6 +28,7 @@ from motorcade.storage.ports import StoreError
 NOW = 1_760_000_000.0
 REFUSED = "LMCAAAAA1RA999999"  #: whoever names it is refused
 HANGS_UP = "LMCAAAAA3RA888888"  #: whoever names it hears nothing more
+SILENT = "LMCAAAAA5RA777777"  #: whoever names it waits for ever; told on `test/silent`
 BROKEN = "store-is-broken"  #: a request of this id is one that the store does not know about
 
 
@@ -216,6 +217,10 @@ class FanoutsPlugin(Plugin):
         if topic != TRIGGER:
             return None
         batch = parse(payload, self.service.config, trigger=True)
+        if SILENT in batch.vins:
+            acknowledge_after(message, asyncio.get_running_loop().create_future())
+            self.context.spawn(self.tell("test/silent"), "tell")
+            return Stop(Handled())
         if HANGS_UP in batch.vins:
             acknowledge_after(message, asyncio.get_running_loop().create_future())
             self.context.spawn(self.send_away("platform"), "send away")
@@ -228,3 +233,6 @@ class FanoutsPlugin(Plugin):
 
     async def send_away(self, client_id: str) -> None:
         await self.context.hub.disconnect(client_id)
+
+    async def tell(self, topic: str) -> None:
+        await self.context.hub.publish(Message(topic, b"now", 1, retain=True))
