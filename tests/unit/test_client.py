@@ -447,6 +447,26 @@ async def test_a_refused_message_raises() -> None:
                 await client.publish("a/b", b"x", qos)
 
 
+@pytest.mark.parametrize("reason", [0x00, 0x99])
+async def test_what_an_acknowledgement_says_besides_is_told(reason: int) -> None:
+    """Before the future ends, whether the message was taken or refused."""
+
+    async def answers(peer: Peer) -> None:
+        await peer.accept()
+        got = await peer.expect(wire.PUBLISH)
+        said = wire.prop(0x26, ("accepted", "2")) + wire.prop(0x26, ("replaced", "1"))
+        peer.send(wire.ack_packet(wire.PUBACK, got.packet_id or 0, reason=reason, properties=said))
+        await peer.expect(wire.DISCONNECT)
+
+    told: list[Properties] = []
+    async with scripted(answers) as port, await Client.connect(port=port) as client:
+        sent = await client.send("a", b"", 1, told=told.append)
+        assert sent is not None
+        with contextlib.suppress(RefusedError):
+            assert ReasonCode.SUCCESS == await sent
+    assert [(("accepted", "2"), ("replaced", "1"))] == [properties.user_properties for properties in told]
+
+
 async def test_the_callback_decides_the_acknowledgement() -> None:
     async def ask(peer: Peer) -> None:
         await peer.accept()
