@@ -62,6 +62,9 @@ def test_a_queue_and_its_consumers_go_on_with_a_new_process(home: Home, end: str
         worker = home.connect(f"first-{version}", version)
         subscribe(worker, "$queue/jobs")
         consume_and_leave(worker, 50)
+        reader = home.connect(f"reader-{version}", version)
+        subscribe(reader, "$stream/log/earliest")
+        consume_and_leave(reader, 200)
         sleeper = home.lasting(f"sleeper-{version}", version)
         subscribe(sleeper, "$stream/log/earliest")
         consume_and_leave(sleeper, 100)
@@ -77,6 +80,9 @@ def test_a_queue_and_its_consumers_go_on_with_a_new_process(home: Home, end: str
     fill(home, numbered("log/a", 50, 300))
     for version in VERSIONS:
         goes_on(home.back(f"sleeper-{version}", version), 100)
+        reader = home.connect(f"reader-{version}", version)
+        subscribe(reader, "$stream/log")  # the progress is the client's, not the session's
+        goes_on(reader, 200)
     witness = home.connect("witness")
     subscribe(witness, "$stream/log/earliest")
     assert list(range(350)) == numbers(take(witness, 350))

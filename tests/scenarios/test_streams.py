@@ -33,6 +33,7 @@ from tests.support.consumers import (
     take,
     take_until,
     unique,
+    unsubscribe,
     user,
     user_property,
 )
@@ -419,6 +420,47 @@ def test_history_passes_into_the_present_without_a_gap(
 
 
 # --- progress -----------------------------------------------------------------------------------------------------
+
+
+@both_versions
+def test_a_reader_that_comes_back_goes_on(node: NodeProcess, stream: Make, version: int) -> None:
+    """By its client id, also with a new session, if it names no position; what it had acknowledged does not come."""
+    history = stream()
+    history.put_numbers(100)
+    name = unique("reader")
+    with connected(node, name, version) as client:
+        start_reading(client, history, "earliest")
+        take(client, 40)
+        client.disconnect()
+    history.put_numbers(10, 100)
+    with connected(node, name, version) as client:
+        start_reading(client, history)
+        assert list(range(40, 110)) == numbers(take(client, 70))
+        settled(client)
+        unsubscribe(client, history.filter)
+        history.put(b"110")
+        start_reading(client, history)
+        assert [b"110"] == payloads(take(client, 1))
+    with connected(node, unique("stranger"), version) as client:
+        start_reading(client, history)
+        history.put(b"111")
+        assert [b"111"] == payloads(take(client, 1)), "the progress of another means nothing"
+
+
+def test_progress_is_what_was_acknowledged_without_a_hole(node: NodeProcess, stream: Make) -> None:
+    """A message that was not acknowledged comes again, though later ones were."""
+    history = stream()
+    history.put_numbers(20)
+    name = unique("reader")
+    with connected(node, name) as client:
+        start_reading(client, history, "earliest")
+        messages = take(client, 20, ack=False)
+        ack_all(client, messages[:5] + messages[6:])
+        settled(client)
+        client.disconnect()
+    with connected(node, name) as client:
+        start_reading(client, history)
+        assert b"5" == take(client, 1)[0].payload
 
 
 def test_a_position_that_is_named_counts_more_than_progress(node: NodeProcess, stream: Make) -> None:
