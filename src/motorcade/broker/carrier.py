@@ -136,7 +136,8 @@ class InstanceFeed:
 
     @kept.setter
     def kept(self, value: Any) -> None:
-        self._lane.kept = value
+        if self._open:
+            self._lane.kept = value
 
     @property
     def client(self) -> ClientInfo:
@@ -398,6 +399,8 @@ class Carrier:
         if gone:
             lane.buffer = deque(given for given in lane.buffer if given.filter != filter_)
             self._count(gone)
+            if not lane.promised and lane.subscriptions:
+                self._hungry[lane] = None  # nobody tells it of what is gone, but there is room now
         self._line_up(lane)
 
     def _count(self, gone: list[Given]) -> None:
@@ -444,7 +447,10 @@ class Carrier:
             for filter_ in list(lane.subscriptions):
                 self._call_unsubscribe(lane, filter_, why)
             lane.backoff = 0.0
+            lingers = lane.leaving and lane.kind.lingers
             self._terminate(lane)
+            if lingers:
+                self.leaving.add(lane)
         self._inbox.clear()
         self._ring.clear()
         self._free.clear()
@@ -457,6 +463,12 @@ class Carrier:
         offered = {(lane.kind.name, filter_) for lane in self.lanes.values() for filter_ in lane.subscriptions}
         for lane in list(self.lanes.values()):
             self._begin(lane, Why.RESUMED)
+        for lane in list(self.leaving):
+            try:
+                lane.make()
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+                self._failed(lane.kind, "make")
+                self._drop(lane)
         for kind in self.session.shared.sources.kinds:
             for subscription in list(self.session.subscriptions.values()):
                 known = (kind.name, subscription.filter) in offered
@@ -536,7 +548,8 @@ class Carrier:
 
     def _settle_run(self, lane: Lane, run: list[Outcome], reason: ReasonCode, dropped: str) -> None:
         """Messages of one source that fared alike."""
-        lane.kind.counters[dropped or ("refused" if reason >= 0x80 else "delivered")] += len(run)
+        outcome_name = dropped or ("refused" if reason >= 0x80 else "delivered")
+        counters = lane.kind.counters
         at_once = lane.at_once
         ack: Ack | None = None
         for number, outcome in enumerate(run):
@@ -544,7 +557,10 @@ class Carrier:
             if source is None:
                 if lane.retry is not None:
                     lane.missed += run[number:]  # the next instance hears of it
+                else:
+                    counters[outcome_name] += len(run) - number
                 return
+            counters[outcome_name] += len(run) if at_once else 1
             if ack is None or lane.kind.max_unacked:  # else there is as much room as a moment ago
                 ack = Ack(self.promise(lane), reason, dropped)
             try:
@@ -566,18 +582,18 @@ class Carrier:
     def _answered(self, lane: Lane, source: Source, answer: Answer) -> None:
         if lane.source is not source or lane.leaving:
             return  # its callback has had an effect that ended it, or it has no filter any more
-        if isinstance(answer, Recreate):
-            self._recreate(lane)
-        elif isinstance(answer, Destroy):
-            for filter_ in list(lane.subscriptions) if answer.filters is None else answer.filters:
-                if filter_ in lane.subscriptions:
-                    self._finish(lane, filter_)
-        elif answer is not None:
-            try:
-                self._take(lane, answer)
-            except Exception:  # noqa: BLE001 - a plugin may answer anything, and must hurt only itself
-                self._failed(lane.kind, "answer")
+        try:
+            if isinstance(answer, Recreate):
                 self._recreate(lane)
+            elif isinstance(answer, Destroy):
+                for filter_ in list(lane.subscriptions if answer.filters is None else answer.filters):
+                    if filter_ in lane.subscriptions:
+                        self._finish(lane, filter_)
+            elif answer is not None:
+                self._take(lane, answer)
+        except Exception:  # noqa: BLE001 - a plugin may answer anything, and must hurt only itself
+            self._failed(lane.kind, "answer")
+            self._recreate(lane)
 
     def _finish(self, lane: Lane, filter_: str) -> None:
         """A source is done with a filter, by its own word."""
@@ -681,8 +697,9 @@ class Carrier:
         session = self.session
         sent = 0
         cut = False
-        for ring in self._rings:
-            for _ in range(len(ring)):
+        stood = [(ring, len(ring)) for ring in self._rings]  # who comes in again meanwhile has had its turn
+        for ring, number in stood:
+            for _ in range(number):
                 cut = cut or sent >= budget or self._sent_octets > STEP_OCTETS
                 no_room = ring is self._ring and session.room <= 0
                 if cut or no_room or not ring or not session.writable:
@@ -715,6 +732,8 @@ class Carrier:
             return False
         if lane.asks:
             message = self._ask(lane, given)
+            if not lane.buffer or given.filter not in lane.subscriptions:
+                return False  # asking has ended it
             qos = self._qos(lane, message, given.filter) if message is not None else 0
             if qos and no_room:
                 return False
@@ -793,7 +812,7 @@ class Carrier:
                 break
             if asks:
                 wanted = self._ask(lane, given)
-                if wanted is not message:
+                if wanted is not message or not buffer:
                     break
             retain = message.retain and (retained or subscription.retain_as_published)
             try:

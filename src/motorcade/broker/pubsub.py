@@ -473,7 +473,12 @@ class PubSub:
 
     def hand_on(self, session: Session, now: float) -> None:
         """A session ends: its shared messages that nobody acknowledged go to other members. [MQTT-4.8.2-5]"""
-        sent = [(frame, qos_of(frame) == 1) for frame in session.inflight.values()]  # QoS 2 may have arrived
+        of_sources = session.carrier.unacked if session.carrier is not None else ()
+        sent = [
+            (frame, qos_of(frame) == 1)  # QoS 2 may have arrived
+            for number, frame in session.inflight.items()
+            if number not in of_sources  # what becomes of these is their sources' to say
+        ]
         waiting = [(frame, True) for frame in session.queue or ()]
         for frame, may_go_on in sent + waiting:
             origin = frame[2]

@@ -205,6 +205,9 @@ class Kind:
     renew: bool = False  #: subscribing again to a filter ends the instance and makes a new one; else nothing happens
     retained: bool = False  #: its messages keep their retain flag; else as `retain_as_published` says, like live ones
     release: bool = False  #: messages in flight are taken back when the client disconnects; QoS is 1 at most
+    #: If a client comes back that had unsubscribed while messages of it were in flight, an instance is made to hear of
+    #: them: it gets no `subscribe`, only `delivered` and `terminate`.
+    lingers: bool = False
     max_unacked: int = 0  #: messages in flight per instance; 0: as many as the window takes
     counters: Counter[str] = field(default_factory=Counter)  #: given, delivered, refused, failed, recreated, …
 

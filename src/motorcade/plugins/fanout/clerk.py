@@ -151,15 +151,18 @@ class Clerk:
             self._set_timer(self._due[0][0])
 
     def _look_at(self, delivery: Delivery, now: float) -> None:
-        if self._desk.hold.get(delivery.vin) is not delivery:
+        if self._desk.hold.get(delivery.vin) is not delivery or delivery.phase is Phase.ENDING:
             return
         seat = self._desk.seats.get(delivery.vin)
         if seat is None:
             return  # away: its session repeats it, and its time begins anew then
         if delivery.phase is Phase.RESTING and delivery.since <= now:
             seat.offer(delivery)
-        elif delivery.phase is Phase.SENT and delivery.since + self._desk.config.ack_timeout <= now:
-            self.in_vain(delivery, "no_ack")
+        elif delivery.since + self._desk.config.ack_timeout <= now:
+            if delivery.phase is Phase.SENT:
+                self.in_vain(delivery, "no_ack")
+            else:
+                self._desk.answered(delivery)  # replaced: it has had time enough
 
     # -- the store
 

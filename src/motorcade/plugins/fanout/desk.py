@@ -1,6 +1,7 @@
 """Which message a vehicle may get now, and which it has. Pure: no store, no clock, no waiting.
 
     pending (store) ──claim──▶ claimed ──sent──▶ sent ──acknowledged──▶ ending ─(receipt stored)─▶ gone
+                                                  └─(issued again)─▶ replaced ──answered──▶ gone
        ▲                          │                │ refused, silent         ▲
        └────────── release ◀──────┴──── resting ◀──┘ (too often: failed) ────┘
 
@@ -35,6 +36,7 @@ class Phase(StrEnum):
     CLAIMED = auto()  #: given to the session, or about to be
     SENT = auto()
     RESTING = auto()  #: sent in vain; it is sent again after a while
+    REPLACED = auto()  #: over, but the vehicle has not acknowledged the packet yet
     ENDING = auto()  #: over, as soon as its receipt is stored
 
 
@@ -68,7 +70,7 @@ class Delivery:
 
     @property
     def ending(self) -> bool:
-        return self.phase is Phase.ENDING
+        return self.phase in (Phase.ENDING, Phase.REPLACED)
 
 
 class Seat(Protocol):
@@ -106,8 +108,8 @@ class Desk:
         return True
 
     def release(self, delivery: Delivery) -> None:
-        """Give a message back: it is pending again."""
-        if self.hold.get(delivery.vin) is delivery and not delivery.ending:
+        """Give a message back: it is pending again, unless it is over."""
+        if self.hold.get(delivery.vin) is delivery and delivery.phase is not Phase.ENDING:
             del self.hold[delivery.vin]
             self.drained.discard(delivery.vin)
 
@@ -135,8 +137,17 @@ class Desk:
 
     def end(self, delivery: Delivery) -> bool:
         """It is over; False if it was already (rule 2)."""
+        if not self.end_entry(delivery.vin, delivery.position):
+            return False
         delivery.phase = Phase.ENDING
-        return self.end_entry(delivery.vin, delivery.position)
+        return True
+
+    def answered(self, delivery: Delivery) -> bool:
+        """The vehicle has answered a packet; True: it was replaced meanwhile, so nothing is to be written down."""
+        if delivery.phase is not Phase.REPLACED:
+            return False
+        self.gone(delivery)
+        return True
 
     def end_entry(self, vin: str, position: int) -> bool:
         """The same for an entry, whether it is on its way or not."""
@@ -147,7 +158,8 @@ class Desk:
             self.ended.popitem(last=False)
         held = self.hold.get(vin)
         if held is not None and held.position == position:
-            held.phase = Phase.ENDING
+            # One in flight means one packet: the vehicle gets the next when it has answered this one.
+            held.phase = Phase.REPLACED if held.phase is Phase.SENT else Phase.ENDING
         return True
 
     # -- vehicles

@@ -22,6 +22,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from motorcade.core.errors import MotorcadeError
@@ -31,10 +32,10 @@ from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
-from motorcade.plugins.fanout.desk import Desk, delivery_of
+from motorcade.plugins.fanout.desk import Desk, Phase, delivery_of
 from motorcade.plugins.fanout.receipts import Receipts
 from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
-from motorcade.plugins.fanout.tables import DATA, PRIORITISED, STATE, owner_of
+from motorcade.plugins.fanout.tables import DATA, PRIORITISED, REQUESTS, STATE, owner_of
 from motorcade.storage.ports import Appended, Draft, Store, StoreError, StoreFullError
 
 CACHED: Final = 64  #: data that was published lately, kept in memory
@@ -120,6 +121,9 @@ class Intake:
         self._data: OrderedDict[str, bytes] = OrderedDict()  # by id, lately
         self._data_octets = 0
         self.data_octets = 0  #: of all data in the store, about
+        self._sizes: dict[str, int] = {}  # by id
+        self._coming: dict[str, bytes] = {}  # on their way into the store
+        self._storing: dict[str, asyncio.Future[None]] = {}  # the last write of each
         self._floors: OrderedDict[str, int] = OrderedDict()  # VIN -> messages that are gone for certain
 
     # -- what is published
@@ -161,18 +165,45 @@ class Intake:
         except BadBatchError as error:
             self._counters["data_refused"] += 1
             return Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, str(error))
-        if config.max_data_bytes and self.data_octets + len(message.payload) > config.max_data_bytes:
+        size, before = len(message.payload), self._sizes.get(data_id)
+        if config.max_data_bytes and self.data_octets + size - (before or 0) > config.max_data_bytes:
             self._counters["data_refused_full"] += 1
             return Handled(
                 ReasonCode.QUOTA_EXCEEDED,
                 f"data of {self.data_octets} bytes is stored, {config.max_data_bytes} may be (max_data_bytes)",
             )
-        done = asyncio.ensure_future(self._store_data(data_id, message.payload))
+        self._sizes[data_id] = size
+        self.data_octets += size - (before or 0)
+        self._coming[data_id] = message.payload  # batches that come behind it find it here
+        earlier = self._storing.get(data_id)
+        done = asyncio.ensure_future(self._store_data(data_id, message.payload, earlier, before))
+        self._storing[data_id] = done
         acknowledge_after(message, done)
         return Handled()
 
-    async def _store_data(self, data_id: str, data: bytes) -> None:
+    async def _store_data(
+        self, data_id: str, data: bytes, earlier: asyncio.Future[None] | None, before: int | None
+    ) -> None:
         """The bytes once by their hash, and under their id; published again, they live longer."""
+        if earlier is not None:
+            await asyncio.wait([earlier])  # of two with the same id the second is the last
+        try:
+            await self._put_data(data_id, data)
+        except BaseException:
+            self.data_octets += (before or 0) - len(data)
+            if before is None:
+                self._sizes.pop(data_id, None)
+            else:
+                self._sizes[data_id] = before
+            raise
+        finally:
+            if self._coming.get(data_id) is data:
+                del self._coming[data_id]
+                self._storing.pop(data_id, None)
+        self._counters["data_stored"] += 1
+        self._remember(data_id, data)
+
+    async def _put_data(self, data_id: str, data: bytes) -> None:
         now = self._now()
         until = now + self._desk.config.data_retention
         known = await self._store.records.get(DATA, data_id, now)
@@ -182,10 +213,11 @@ class Intake:
             self._log.warning("fanout_data_replaced", data_id=data_id)
         record = DataRecord(digest, hashlib.sha1(data, usedforsecurity=False).hexdigest(), len(data), now)
         await self._store.records.put(DATA, data_id, encode(record), until)
-        if known is None:
-            self.data_octets += len(data)
-        self._counters["data_stored"] += 1
-        self._remember(data_id, data)
+
+    def count_data(self, sizes: dict[str, int]) -> None:
+        """What is stored, as somebody has found who looked."""
+        self._sizes = sizes | {data_id: len(data) for data_id, data in self._coming.items()}
+        self.data_octets = sum(self._sizes.values())
 
     def _remember(self, data_id: str, data: bytes) -> None:
         self._forget(data_id)
@@ -208,6 +240,7 @@ class Intake:
                 data = job.batch.data if job.batch.data is not None else await self._find(job.batch.data_id)
                 if job.batch.priority:
                     await self._prioritise()
+                await self._use_again(job)
             except MissingDataError as error:
                 job.result.refusal = str(error)
                 self._end(job)
@@ -221,7 +254,7 @@ class Intake:
             self._spawn(self._finish(job, entry, data, commit), "batch")
 
     async def _find(self, data_id: str) -> bytes:
-        data = self._data.get(data_id)
+        data = self._coming.get(data_id) or self._data.get(data_id)
         if data is not None:
             return data
         now = self._now()
@@ -243,6 +276,16 @@ class Intake:
         if not self._desk.prioritised:
             self._desk.prioritised = True
             await self._store.records.put(STATE, PRIORITISED, b"1")
+
+    async def _use_again(self, job: Job) -> None:
+        """A request that was cancelled is active again; what was accepted before stays withdrawn."""
+        request_id = job.batch.request_id
+        before = self._desk.requests.get(request_id)
+        if before is not None and before.state == "cancelled":
+            record = msgspec.structs.replace(before, state="active", since=job.now)
+            until = job.now + self._desk.config.data_retention
+            await self._store.records.put(REQUESTS, request_id, encode(record), until)
+            self._desk.requests[request_id] = record
 
     def _entry(self, job: Job) -> EntryRecord:
         parsed = job.batch
@@ -297,10 +340,7 @@ class Intake:
 
     async def _write_receipts(self, job: Job, answers: list[Appended], rejected: dict[str, int]) -> None:
         parsed, result = job.batch, job.result
-        vins: Sequence[str] = parsed.vins
-        if rejected:
-            vins = [vin for vin in vins if vin not in rejected]
-            answers = [answer for vin, answer in zip(parsed.vins, answers, strict=True) if vin not in rejected]
+        vins = parsed.vins
         positions = [answer.position for answer in answers]
         values = self._receipts.accepted(vins, positions, parsed.request_id, job.now)
         others = [
@@ -321,7 +361,7 @@ class Intake:
             self._receipts.failed(values, error)
             self._receipts.failed(more, error)
             raise
-        result.accepted = len(vins)
+        result.accepted = len(vins) - len(rejected)
         result.rejected = len(rejected)
         result.replaced = sum(1 for receipt in others if receipt.state is State.REPLACED)
         self._receipts.written_accepted(vins, positions, parsed.request_id, job.now, values)
@@ -349,8 +389,8 @@ class Intake:
             return
         for vin, answer in zip(job.batch.vins, answers, strict=True):
             held = desk.hold.get(vin)
-            if answer.replaced and held is not None and held.position == answer.replaced:
-                desk.gone(held)
+            if held is not None and held.position == answer.replaced and held.phase is Phase.ENDING:
+                desk.gone(held)  # it was not in flight
             if vin in desk.seats and vin not in rejected:
                 delivery = delivery_of(vin, answer.position, entry, data, desk.config)
                 if desk.offer_new(delivery):

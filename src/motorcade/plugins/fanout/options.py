@@ -29,10 +29,8 @@ class FanoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     mode: Mode = "replace"  #: what a batch does to the pending message of the same request, unless it says so itself
     check_digit: bool = False  #: refuse VINs whose ninth character is not their check digit
     max_vins: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 10_000  #: vehicles in one batch
-    max_payload: Positive = 1024**2  #: bytes of data that a vehicle can be sent
-    max_pending: Count = (
-        1000  #: messages that wait for one vehicle; a batch that does not fit is refused; 0: any number
-    )
+    max_payload: Positive = 1_000_000  #: bytes of data that a vehicle can be sent; with its topic it must fit a packet
+    max_pending: Count = 1000  #: messages that wait for one vehicle; one more has failed (pending_limit); 0: any number
     max_data_bytes: Count = 1024**3  #: of all data published under an id; more is refused; 0: any number
     max_queued: Positive = 1000  #: batches that wait for the store; more are refused
     max_requests: Positive = 100_000  #: whose counts are kept; above it those that ended longest ago go

@@ -102,7 +102,7 @@ class FanoutPlugin(Plugin):
         self.context.spawn(self._collect(), "collect")
         self.context.spawn(self._trim(), "trim")
         make = partial(FanoutSource, desk=self.desk, clerk=self.clerk)
-        self.context.add_source(Kind("fanout", make, wants=self._wants, multi_topic=True, generic=True))
+        self.context.add_source(Kind("fanout", make, wants=self._wants, multi_topic=True, generic=True, lingers=True))
         queries = Queries(self._store, self.ledger, self.context.hub.now)
         parts = Parts(
             self._store,
@@ -125,9 +125,12 @@ class FanoutPlugin(Plugin):
                 self.desk.requests[request_id] = decode_request(value)
             except RecordError as error:
                 self.context.log.warning("fanout_request_unreadable", request_id=request_id, error=str(error))
-        async for _, value in self._store.records.scan(DATA, now):
+        sizes: dict[str, int] = {}
+        async for data_id, value in self._store.records.scan(DATA, now):
             with contextlib.suppress(RecordError):
-                self.intake.data_octets += decode_data(value).size
+                sizes[data_id] = decode_data(value).size
+        self.sweeper.data = sizes
+        self.intake.count_data(dict(sizes))
         self.desk.prioritised = await self._store.records.get(STATE, PRIORITISED, now) is not None
 
     async def stop(self) -> None:
@@ -151,7 +154,7 @@ class FanoutPlugin(Plugin):
             try:
                 if not self.sweeper.running:
                     found = await self.sweeper.collect()
-                    self.intake.data_octets = self.sweeper.data_octets
+                    self.intake.count_data(dict(self.sweeper.data))
                     self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
             except StoreError as error:
                 self.context.log.warning("fanout_not_collected", error=str(error))

@@ -55,7 +55,7 @@ class FanoutSource(Source):
             self._seated = True
             self._desk.sit(self.vin, self)
             held = self._desk.hold.get(self.vin)
-            if held is not None and held.phase is Phase.SENT:
+            if held is not None and held.phase in (Phase.SENT, Phase.REPLACED):
                 self._clerk.watch(held)  # its time begins anew with the connection that repeats it
         self._clerk.triggered(self.vin, why.value)
         return True
@@ -102,6 +102,8 @@ class FanoutSource(Source):
 
     def delivered(self, given: Given, ack: Ack) -> Answer:
         delivery: Delivery = given.tag
+        if not ack.dropped and self._desk.answered(delivery):
+            return None
         if ack.dropped in ("too_large", "unusable"):
             self._clerk.end(delivery, State.FAILED, ack.dropped)
         elif ack.dropped:

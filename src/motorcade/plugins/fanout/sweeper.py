@@ -10,6 +10,7 @@ that refers to them. Here it is only counted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
@@ -33,7 +34,7 @@ class Sweeper:
         self, store: Store, desk: Desk, pool: Pool, clerk: Clerk, now: Callable[[], float], counters: Counter[str]
     ) -> None:
         self.running = False
-        self.data_octets = 0  #: of all data, as of the last collection
+        self.data: dict[str, int] = {}  #: bytes by id, as of the last collection
         self._store = store
         self._desk = desk
         self._pool = pool
@@ -41,7 +42,6 @@ class Sweeper:
         self._now = now
         self._counters = counters
         self._looked = 0
-        self._data_number = 0
         self._priorities = 0  # entries with one, in this collection
 
     async def collect(self) -> GcView:
@@ -57,8 +57,8 @@ class Sweeper:
                 if vin is not None:
                     vehicles += 1
                     await self._look_at(vin, ended)
-            before = self.data_octets
-            data = await self._count_data()
+            before = self.data
+            self.data = await self._count_data()
             if self._desk.prioritised and not self._priorities and batches == self._desk.priorities:
                 self._desk.prioritised = False
                 await self._store.records.delete(STATE, PRIORITISED)
@@ -69,8 +69,8 @@ class Sweeper:
             vehicles=vehicles,
             expired=ended[Verdict.EXPIRED] + ended[Verdict.OUTDATED],
             cancelled=ended[Verdict.CANCELLED],
-            data=data,
-            octets=max(0, before - self.data_octets),
+            data=sum(1 for name in before if name not in self.data),
+            octets=sum(size for name, size in before.items() if name not in self.data),
             seconds=perf_counter() - began,
         )
 
@@ -96,20 +96,14 @@ class Sweeper:
             if len(entries) < PAGE:
                 return
 
-    async def _count_data(self) -> int:
-        """How much data there is; how many of it have gone is not known, only the difference in bytes."""
-        octets = number = 0
-        async for _, value in self._store.records.scan(DATA, self._now()):
-            try:
-                octets += decode_data(value).size
-            except RecordError:
-                continue
-            number += 1
+    async def _count_data(self) -> dict[str, int]:
+        """How much data there is, by id."""
+        sizes: dict[str, int] = {}
+        async for data_id, value in self._store.records.scan(DATA, self._now()):
+            with contextlib.suppress(RecordError):
+                sizes[data_id] = decode_data(value).size
             await self._breathe(1)
-        gone = self._data_number - number if self._data_number else 0
-        self._data_number = number
-        self.data_octets = octets
-        return max(0, gone)
+        return sizes
 
     async def _breathe(self, looked: int) -> None:
         """After a budget's worth of work let what was ended be stored, and everybody else have their turn."""
