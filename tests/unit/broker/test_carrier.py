@@ -638,6 +638,39 @@ def test_room_that_an_unsubscribe_makes_is_told() -> None:
         assert [("info", ROOM, 1)] == [call for call in other.calls("info") if call[1] is ROOM]
 
 
+@pytest.mark.parametrize("how", ["unsubscribe", "destroy"])
+def test_what_a_purge_leaves_is_room(how: str) -> None:
+    """A source whose messages for one filter are gone hears that it may give more for the others."""
+    with node_with(window=1) as node:
+        desk = Desk(multi_topic=True, max_unacked=1)
+        blocker = Desk("blocker", prefix="b")
+        blocker.open(node)
+        peer = arrive(node, desk, filters=(("b", 1), ("x", 1), ("y", 0)))
+        blocker.give(node, given(1, "b"))
+        assert 1 == desk.clerk.feed.desired
+        desk.give(node, given(1, "x"))
+        desk.heard.clear()
+        if how == "unsubscribe":
+            unsubscribe(node, peer, "x")
+        else:
+            desk.answer = lambda clerk, what, desired: Destroy(["x"]) if what == "now" else None
+            desk.clerk.feed.send("now")
+            node.turn()
+        assert ("info", ROOM, 1) == desk.heard[-1]
+
+
+def test_an_outcome_is_counted_once(node: MemoryNode) -> None:
+    """Also if the instance fails that hears of it, and the next one hears of the rest."""
+    desk = Desk()
+    desk.after = _raising
+    peer = arrive(node, desk)
+    desk.give(node, *some(3))
+    acknowledge(node, peer, *messages(peer))
+    desk.after = lambda clerk, given, ack: None
+    wait(node, BACKOFF)
+    assert [1, 2, 3] == desk.tags() and 3 == desk.kind.counters["delivered"]
+
+
 def test_giving_too_much_is_counted_and_sent_all_the_same() -> None:
     with node_with(source_buffer=8) as node:
         desk = Desk()
@@ -725,6 +758,20 @@ def test_sources_send_in_turn() -> None:
             acknowledge(node, peer, *flying)
         assert "abc" * 4 == got[1:13] or "bca" * 4 == got[1:13]
         assert 15 == len(got)
+
+
+def test_a_source_has_one_turn_in_a_round_whatever_its_messages_need() -> None:
+    """One whose messages need room in the window and need none, by turns, is not served twice as often."""
+    with node_with(window=30) as node:
+        mixed, plain = Desk("mixed", multi_topic=True, prefix="m"), Desk("plain", prefix="p")
+        peer = arrive(node, mixed, plain, filters=(("m0", 0), ("m1", 1), ("p", 0)))
+        peer.wire.fill()
+        mixed.give(node, *(given(n, f"m{n % 2}") for n in range(12)))
+        plain.give(node, *some(12, "p", 0))
+        peer.wire.drain()
+        node.turn()
+        got = "".join(packet.topic[5] for packet in messages(peer))
+        assert 24 == len(got) and "mm" not in got and "pp" not in got
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["queue", "mailbox"])
@@ -1036,6 +1083,18 @@ def test_a_session_that_expires_leaves_nothing(node: MemoryNode) -> None:
     assert (0, 0, 0, {}, {}) == (left.buffered, left.octets, left.promised, left.lanes, left.unacked)
 
 
+def test_what_a_source_has_in_flight_is_not_dropped_with_the_session(node: MemoryNode) -> None:
+    """It is still where it came from; only live messages are lost with a session."""
+    desk = Desk(prefix="x")
+    peer = arrive(node, desk, filters=(("x", 1), ("live", 1)), expiry=0)
+    desk.give(node, *some(2))
+    node.client("pub").send(Publish("live", b"9", 1, packet_id=1))
+    node.turn()
+    assert 3 == len(messages(peer))
+    part(node, peer)
+    assert 1 == node.plane.stats.dropped["session_ended"]
+
+
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4)])
 def test_a_client_may_come_back_with_another_version(node: MemoryNode, before: int, after: int) -> None:
     """What is in flight comes again in the other form, with its identifier where there is one."""
@@ -1153,8 +1212,10 @@ def test_a_source_that_fails_before_sending_sends_what_it_gave(node: MemoryNode)
         [Given(Message("x" * 70_000, b""), "x", 1)],
         [Given(Message("\ud800", b""), "x", 1)],
         [Given(Message("t", b"", user_properties=((1, 2),)), "x", 1)],  # type: ignore[arg-type]
+        Destroy(7),  # type: ignore[arg-type]
+        Destroy([["x"]]),  # type: ignore[list-item]
     ],
-    ids=["list", "number", "items", "message", "bytes", "filter", "topic", "UTF-8", "properties"],
+    ids=["list", "number", "items", "message", "bytes", "filter", "topic", "UTF-8", "properties", "end", "filters"],
 )
 @pytest.mark.parametrize("identifier", [0, 7])
 def test_a_source_that_gives_something_wrong_hurts_nobody(node: MemoryNode, wrong: Any, identifier: int) -> None:
@@ -1194,7 +1255,7 @@ def test_a_kind_may_be_unregistered_by_its_own_callback(node: MemoryNode) -> Non
         node.plane.shared.sources.unregister("desk")
         return args[0].message if isinstance(args[0], Given) else None
 
-    for callback in ("leaves", "answer", "after", "takes"):
+    for callback in ("leaves", "answer", "after", "takes", "at_last"):
         desk = Desk(multi_topic=True, asked=callback == "at_last")
         desk.open(node)
         peer = node.client("car")
@@ -1239,6 +1300,8 @@ def test_what_an_ended_source_sends_reaches_nobody(node: MemoryNode, how: str) -
     assert 0 == old.feed.desired
     wait(node, 1.0)
     assert [] == desk.heard and 0 == timers(node)
+    old.feed.kept = "too late"
+    assert how == "unsubscribe" or desk.clerk.feed.kept is None
 
 
 def test_what_sources_are_sent_is_bounded(node: MemoryNode) -> None:

@@ -13,7 +13,7 @@ come beside, through the queue or, with a store, through the mailbox. At all tim
     messages of one source come in the order in which it gave them
     QoS 2 comes once, QoS 1 again only with DUP, and neither after its source has heard of the acknowledgement
     a source hears once what became of each message, and nothing after `terminate`
-    turn and turn about: while somebody waits and could send, each of the others sends two messages at most
+    turn and turn about: while somebody waits and could send, each of the others sends one message at most
 
 And in the end, when everybody is back and acknowledges: what sources have has arrived. And when the client has
 unsubscribed, nothing is left of them.
@@ -64,7 +64,6 @@ SMALL = 60  #: bytes of a packet that some connections take
 BIG = 80  #: bytes of a payload that does not fit into it
 GREED = 3  #: messages that some sources give beyond what they may
 STOCKS = 3
-PASSED = 2  #: messages that one may send while another waits and could send
 GRANTED = (0, 1, 2)  #: every kind has a filter for each QoS
 
 
@@ -249,7 +248,6 @@ class Agent(Source):
         assert why is not Why.UNSUBSCRIBED or filter_ not in self.world.car.filters
         if why is Why.UNSUBSCRIBED:
             self.forget(filter_)
-            self.feed.send("news")  # what was given for this filter is gone: there may be room for the others
         self.stock.fail("unsubscribe")
 
     def take_back(self, filter_: str) -> list[Item]:
@@ -772,7 +770,7 @@ class Machine(RuleBasedStateMachine):
                 for pair in [pair for pair in self.passed if pair[0] is who or pair[0] == who]:
                     del self.passed[pair]
             times = self.passed[who, agent] = self.passed.get((who, agent), 0) + 1
-            assert times <= PASSED, f"{who} waits, and {agent.stock.name} sends a second message"
+            assert times <= 1, f"{who} waits, and {agent.stock.name} sends a second message"
 
     def _may_send(self, lane: Lane, room: bool) -> bool:
         given = lane.buffer[0]
