@@ -119,7 +119,7 @@ class Pool:
             record = decode_entry(entry.body)
         except RecordError as error:
             self._log.error("fanout_entry_unreadable", vin=vin, position=entry.position, error=str(error))
-            unknown = delivery_of(vin, entry.position, EntryRecord(b"", "", now), b"", self._desk.config)
+            unknown = delivery_of(vin, entry.position, EntryRecord(b"", "unreadable", now), b"", self._desk.config)
             self._end(unknown, State.FAILED, "unreadable")
             return None, False
         attempts = attempts_of(entry.mark)
