@@ -23,7 +23,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
 from motorcade.core.topic import check_topic
-from motorcade.extension.hooks import AFTER, Handled
+from motorcade.extension.hooks import AFTER, TAKEN, Handled
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import PUBACK, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from motorcade.mqtt.properties import NONE, Properties
@@ -236,8 +236,9 @@ class Inbound:
         refusal = yield from self._stored(session, message, packet, pending, ticket, copies)
         if refusal is not None:
             return self._not_kept(refusal, doubt)
+        kept = message.headers.pop(TAKEN, False)
         count = plane.pubsub.publish(message, wall, copies)
-        return (ReasonCode.SUCCESS if count else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
+        return (ReasonCode.SUCCESS if count or kept else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 
     def _not_kept(self, why: str, doubt: Doubt | None) -> Answer:
         """The answer to a message that the store refuses."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import random
 import socket
 import sys
@@ -144,6 +145,8 @@ def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
         ("A shared subscription divides the work", _shared),
         ("An offline vehicle finds its messages", _offline),
         ("kill -9: nothing acknowledged is lost", _killed),
+        ("A queue shares work, a stream is read again", _sources),
+        ("One message to a list of vehicles", _fanout),
         ("MQTT over WebSocket, and MQTT 3.1.1", _web),
         ("Access rules: what is not allowed is refused", _denied),
     ]
@@ -258,6 +261,60 @@ async def _killed(stage: Stage) -> str:
         for command in commands:
             await stage.takes("car-6", car, command)
     return f"{len(commands)} acknowledged messages survived"
+
+
+async def _sources(stage: Stage) -> str:
+    async with stage.client("car-7") as car:
+        for number in range(1, 4):
+            stage.sends("car-7", "trips/7", f"trip {number}", "QoS 1, nobody listens")
+            await car.publish("trips/7", b"trip %d" % number, 1)
+    async with stage.client("worker-c") as worker:
+        await worker.subscribe(("$queue/trips", 1))
+        for number in range(1, 4):
+            await stage.takes("worker-c", worker, f"trip {number}")
+    async with stage.client("analyst") as analyst:
+        await analyst.subscribe(("$stream/trips/2", 1))
+        stage.say("     analyst reads from the second on:")
+        for number in range(2, 4):
+            await stage.takes("analyst", analyst, f"trip {number}")
+    return "each trip worked on once, and still there to be read"
+
+
+async def _fanout(stage: Stage) -> str:
+    from motorcade.core.receipt import State, decode
+    from motorcade.core.vin import make_vin
+    from motorcade.mqtt.properties import Properties
+
+    vins = [make_vin(number) for number in range(1, 4)]
+    told: list[Properties] = []
+    ended: list[State] = []
+    async with contextlib.AsyncExitStack() as scene:
+        desk = await scene.enter_async_context(stage.client("fleet-desk"))
+        await desk.subscribe(("$SDV-FANOUT/receipt/#", 1))
+        awake = [await scene.enter_async_context(stage.client(vin)) for vin in vins[:2]]
+        for vin, car in zip(vins, awake, strict=False):
+            await car.subscribe((f"agent/{vin}/proxy/request/+", 1))
+        batch = json.dumps({"ids": vins, "request_id": "task_ota_1", "data": "update 4.2"})
+        stage.sends("fleet-desk", "$SDV-FANOUT", "update 4.2", f"for {len(vins)} vehicles, one of them away")
+        sent = await desk.send("$SDV-FANOUT", batch.encode(), 1, told=told.append)
+        if sent is not None:
+            await sent
+        accepted = dict(told[0].user_properties).get("accepted") if told else None
+        stage.say(f"  fleet-desk is told: {accepted} accepted")
+        for vin, car in zip(vins, awake, strict=False):
+            await stage.takes(vin[-6:], car, "update 4.2")
+        late = await scene.enter_async_context(stage.client(vins[2]))
+        stage.say(f"      {vins[2][-6:]} wakes up")
+        await late.subscribe((f"agent/{vins[2]}/proxy/request/+", 1))
+        await stage.takes(vins[2][-6:], late, "update 4.2")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                while ended.count(State.ACKED) < len(vins):
+                    ended.append(decode((await anext(desk)).payload).state)
+    for state in (State.ACCEPTED, State.SENT, State.ACKED):
+        if ended.count(state) != len(vins):
+            raise SceneError(f"there are {ended.count(state)} receipts `{state}` for {len(vins)} vehicles")
+    return f"{len(vins)} vehicles have it, {len(ended)} receipts say so"
 
 
 async def _web(stage: Stage) -> str:
@@ -417,6 +474,8 @@ def _write_configuration(folder: Path) -> Path:
     file.write_text(
         f"[plugins.access]\nacl_file = {toml(str(rules))}\nauthentication = [{toml(password)}]\n"
         'anonymous = "loopback"\n'  # most scenes are about other things than log-ins
+        '[plugins.queues.queue.trips]\ntopics = ["trips/#"]\n'
+        '[plugins.streams.stream.trips]\ntopics = ["trips/#"]\n'
     )
     return file
 

@@ -125,13 +125,18 @@ class Verdict:
 AFTER: Final = "acknowledge_after"  #: header of a message
 
 
-def acknowledge_after(message: Message, done: asyncio.Future[Any]) -> None:
+TAKEN: Final = "taken"  #: header of a message
+
+
+def acknowledge_after(message: Message, done: asyncio.Future[Any], *, taken: bool = False) -> None:
     """In `message.publish`: the publisher hears that its message is taken only when `done` is.
 
     If `done` fails, it hears that the message is not taken: a `StoreFullError` refuses it, after any other error the
     connection is closed, so that the client sends it again. Nobody waits meanwhile, not even the publisher's next
-    packets.
+    packets. `taken`: somebody will get it later, so the publisher is not told that it has no subscribers.
     """
+    if taken:
+        message.headers[TAKEN] = True
     pending = message.headers.setdefault(AFTER, [])
     assert isinstance(pending, list)  # noqa: S101 - nobody else writes this header
     pending.append(done)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.hooks import AFTER, Callback, Continue
+from motorcade.extension.hooks import AFTER, Callback, Continue, acknowledge_after
 from motorcade.extension.sources import Answer, Feed, Given, Kind, Source, Why
 from motorcade.mqtt.packets import (
     Connack,
@@ -1044,3 +1045,34 @@ def test_a_full_store_does_not_keep_sessions_from_ending(make: Make) -> None:
     world.turn()
     assert isinstance(peer.take()[0], Connack)
     assert not world.store.entries("r")
+
+
+# --- what plugins keep ---------------------------------------------------------------------------------------------
+
+
+class Done:
+    """As much of a future as is asked for; it is done."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> BaseException | None:
+        return None
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_publisher_is_not_told_that_nobody_hears_what_a_plugin_has_taken(make: Make, taken: bool) -> None:
+    world = make()
+
+    def keep(_client: ClientInfo | None, message: Message) -> None:
+        acknowledge_after(message, cast("asyncio.Future[None]", Done()), taken=taken)
+
+    world.node.hooks.add("message.publish", Callback(keep, 0, "keeper"))
+    publisher = world.join("p")
+    publisher.send(Publish("t", b"m", 1, packet_id=1))
+    world.turn()
+    (answer,) = (packet for packet in publisher.take() if isinstance(packet, Puback))
+    assert answer.reason is (ReasonCode.SUCCESS if taken else ReasonCode.NO_MATCHING_SUBSCRIBERS)

@@ -243,7 +243,7 @@ class Rules:
         for rule in rules:
             done = rule.sink.take(message)
             if done is not None:
-                acknowledge_after(message, done)
+                acknowledge_after(message, done, taken=True)
 
     def _find(self, topic: str) -> tuple[Rule, ...]:
         if len(self._topics) >= MAX_TOPICS:

@@ -195,7 +195,7 @@ class QueuesPlugin(Plugin):
             done = asyncio.get_running_loop().create_future() if waits else None
             self._appender.add(Job(rows, done))
             if done is not None:
-                acknowledge_after(message, done)
+                acknowledge_after(message, done, taken=True)
         return None
 
     @hook("message.publish", priority=EARLY, topics=(f"{PREFIX}#",))

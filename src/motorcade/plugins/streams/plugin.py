@@ -97,7 +97,7 @@ class StreamsPlugin(Plugin):
                 self.context.log.warning("stream_message_unwritable", stream=stream.name, error=str(error))
             else:
                 if message.qos:
-                    acknowledge_after(message, group.future())
+                    acknowledge_after(message, group.future(), taken=True)
 
     def _refuse(self, message: Message, error: StoreFullError) -> None:
         """Too much waits: who asks for an answer hears it; QoS 0 is routed, but is in no stream."""
