@@ -5,10 +5,12 @@
 
 Rule 1: batches of appends are answered in the order in which they were begun, so the positions of one queue become
         known in their order. The dispatchers rely on that.
-Rule 2: a removal that fails is repeated until it succeeds. Until then nobody gets the message again.
-Rule 3: a mark is written only for what is still unacknowledged `MARK_PAUSE` after the last ones were written, or at
-        once if that is longer ago. Consumers that acknowledge quickly cost no marks, and what a slow one has got is
-        noted while it works. What is sent again, or was sent in vain, is rare, and noted at once.
+Rule 2: a removal that fails is repeated until it succeeds. Until then nobody gets the message again. Removals gather
+        for `GATHER` seconds, unless there are `ENOUGH`: waking the store costs more than removing a few messages. One
+        that is lost with the process only means that its message comes again, as if the acknowledgement had been lost.
+Rule 3: a mark is written only for what is still unacknowledged `MARK_PAUSE` after the last ones were written, or
+        `GATHER` after it was sent if that is longer ago. Consumers that acknowledge quickly cost no marks, and what a
+        slow one has got is noted while it works. What is sent again, or was sent in vain, is rare, and noted at once.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS: Final = 512  #: appends in one batch
 BATCH_OCTETS: Final = 4 * 1024 * 1024  #: bytes likewise; one message more than that goes alone
+GATHER: Final = 0.01  #: seconds that acknowledgements, and first marks, wait for others
+ENOUGH: Final = 512  #: acknowledgements that wait no longer
 MARK_PAUSE: Final = 0.05  #: seconds between two batches of marks
 REMOVALS: Final = 1024  #: positions or marks in one write
 RETRY: Final = 1.0  #: seconds until what failed is tried again
@@ -195,11 +200,13 @@ class Remover:
         self._counters = counters
         self._log = log
         self._done: dict[Queue, dict[int, list[int]]] = {}  # by level
+        self._number = 0  # of positions there, or a few more
         self._marks: dict[Queue, None] = {}  # that have something to mark
         self._marked_at = 0.0  # loop time
         self._at_once = False  # there is a mark that is not to wait
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
         self._failing = False
 
     @property
@@ -223,14 +230,37 @@ class Remover:
         done = levels.get(level)
         if done is None:
             levels[level] = positions
-            self._wake.set()
         else:
             done += positions
+        self._number += len(positions)
+        if self._number >= ENOUGH:
+            self._wake.set()
+        else:
+            self._wake_after(GATHER)
 
     def mark(self, queue: Queue, *, at_once: bool) -> None:
         """Note how often messages were sent, if they are not acknowledged before (rule 3)."""
-        self._at_once = self._at_once or at_once
         self._marks[queue] = None
+        if at_once:
+            self._at_once = True
+            self._wake.set()
+        else:
+            loop = asyncio.get_running_loop()
+            self._wake_after(max(GATHER, self._marked_at + MARK_PAUSE - loop.time()))
+
+    def _wake_after(self, delay: float) -> None:
+        """Write so much later, unless something wants it sooner."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + delay
+        if at >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = loop.call_at(at, self._over)
+
+    def _over(self) -> None:
+        self._timer, self._timer_at = None, inf
         self._wake.set()
 
     def forget(self, queue: Queue) -> None:
@@ -267,20 +297,17 @@ class Remover:
             self._at_once = False
             self._marked_at = loop.time()
             works.append(self._mark())
-        elif self._marks and self._timer is None:
-            self._timer = loop.call_later(wait, self._marks_due)
-        outcome = [True, *await asyncio.gather(*works)]
+        elif self._marks:
+            self._wake_after(wait)
+        outcome = [await works[0]] if len(works) == 1 else await asyncio.gather(*works)
         if self._failing and all(outcome) and works:
             self._failing = False
             self._log.info("queues_removed_again")
         return all(outcome)
 
-    def _marks_due(self) -> None:
-        self._timer = None
-        self._wake.set()
-
     def _take_done(self) -> Iterable[tuple[Queue, int, list[int]]]:
         done, self._done = self._done, {}
+        self._number = 0
         for queue, levels in done.items():
             for level, positions in levels.items():
                 if len(positions) > REMOVALS:
