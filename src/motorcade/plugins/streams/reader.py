@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Final, Protocol
 
@@ -318,11 +317,7 @@ class StreamSource(Source):
         if self._mark is not None:
             self._mark.give(offsets)
         filter_, tag = self._filter, self._tag
-        as_published = self.feed.subscriptions[filter_].retain_as_published
-        given += [
-            Given(message if as_published or not message.retain else replace(message, retain=False), filter_, tag | at)
-            for at, message in zip(offsets, messages, strict=True)
-        ]
+        given += [Given(message, filter_, tag | at) for at, message in zip(offsets, messages, strict=True)]
 
     def _left(self, offsets: list[int], messages: list[Message]) -> tuple[list[int], list[Message]]:
         """Without those that are in flight, or were acknowledged before the client went away."""

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from motorcade.core.message import Message
+from motorcade.core.message import Message, UserProperties
 from motorcade.core.record import RecordError, decode
 from motorcade.plugins.streams.appender import Appender, Group, Spawn, Waiting
 from motorcade.plugins.streams.loader import Loader
@@ -44,25 +44,21 @@ class Reader(Protocol):
 
 
 class Stamps:
-    """Times as text. Most records share their second with the one before, many their millisecond."""
+    """Times as text. Most records share their second with the one before."""
 
-    __slots__ = ("_last", "_prefix", "_second", "_text")
+    __slots__ = ("_prefix", "_second")
 
     def __init__(self) -> None:
-        self._last = self._second = -1
-        self._prefix = self._text = ""
+        self._second = -1
+        self._prefix = ""
 
     def text(self, time: float) -> str:
         """ISO 8601 in UTC with milliseconds, rounded down, so that reading from it finds the record itself."""
-        thousandths = int(time * 1000)
-        if thousandths != self._last:
-            self._last = thousandths
-            second, rest = divmod(thousandths, 1000)
-            if second != self._second:
-                self._second = second
-                self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-            self._text = f"{self._prefix}.{rest:03}Z"
-        return self._text
+        second, thousandths = divmod(int(time * 1000), 1000)
+        if second != self._second:
+            self._second = second
+            self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._prefix}.{thousandths:03}Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,7 @@ class Stream:
         self.octets += sum(map(len, group.values))
         self.first = self.first or offsets[0]
         if self.readers:
-            stamp = self._stamps.text(self.time)
+            stamp = TIME, self._stamps.text(self.time)
             self.pages.extend(
                 offsets,
                 [self._from_publish(m, offset, stamp) for m, offset in zip(group.messages, offsets, strict=True)],
@@ -200,7 +196,7 @@ class Stream:
         return self.oldest + options.retention if options and options.retention and self.oldest else inf
 
     @staticmethod
-    def _from_publish(message: Message, offset: int, stamp: str) -> Message:
+    def _from_publish(message: Message, offset: int, stamp: tuple[str, str]) -> Message:
         return Message(
             message.topic,
             message.payload,
@@ -215,7 +211,7 @@ class Stream:
             message.content_type,
             message.response_topic,
             message.correlation_data,
-            (*message.user_properties, (OFFSET, str(offset)), (TIME, stamp)),
+            (*message.user_properties, (OFFSET, str(offset)), stamp),
         )
 
     # -- out
@@ -276,14 +272,7 @@ class Stream:
         last = found[-1].offset if found else after
         upto = max(tail, last) if whole else last
         self._counters["read"] += len(found)
-        offsets: list[int] = []
-        messages: list[Message] = []
-        for stored in found:
-            message = self._from_store(stored)
-            if message is not None:
-                offsets.append(stored.offset)
-                messages.append(message)
-        page = self.pages.add(after, upto, offsets, messages)
+        page = self.pages.add(after, upto, *self._from_store(found))
         # Beyond the tail only if somebody reads before the append has returned, or its outcome was not known.
         self._reached(upto)
         return page
@@ -296,29 +285,47 @@ class Stream:
             for reader in woken:
                 reader.more()
 
-    def _from_store(self, stored: StreamRecord) -> Message | None:
-        """None: what is there is no record. Readers go on behind it."""
-        try:
-            record = decode(stored.value)
-        except RecordError as error:
-            self._counters["unreadable"] += 1
-            self._unreadable += 1
-            if self._unreadable <= MAX_NAMED:
-                self._shared.log.warning("stream_unreadable", stream=self.name, offset=stored.offset, error=str(error))
-            return None
-        return Message(
-            record.topic,
-            record.payload,
-            1,
-            record.retain,
-            record.client,
-            record.username,
-            record.guid,
-            record.time,
-            record.payload_format,
-            record.expires_at,
-            record.content_type,
-            record.response_topic,
-            record.correlation_data,
-            (*record.user_properties, (OFFSET, str(stored.offset)), (TIME, self._stamps.text(stored.time))),
-        )
+    def _from_store(self, found: Sequence[StreamRecord]) -> tuple[list[int], list[Message]]:
+        """Offsets and messages; what is no record is left out, and readers go on behind it."""
+        offsets: list[int] = []
+        messages: list[Message] = []
+        time, stamp = -1.0, (TIME, "")
+        for stored in found:
+            offset = stored.offset
+            try:
+                record = decode(stored.value)
+            except RecordError as error:
+                self._cannot_read(offset, error)
+                continue
+            if stored.time != time:  # what was appended together has one time
+                time = stored.time
+                stamp = TIME, self._stamps.text(time)
+            properties: UserProperties = ((OFFSET, str(offset)), stamp)
+            if record.user_properties:
+                properties = record.user_properties + properties
+            offsets.append(offset)
+            messages.append(
+                Message(
+                    record.topic,
+                    record.payload,
+                    1,
+                    record.retain,
+                    record.client,
+                    record.username,
+                    record.guid,
+                    record.time,
+                    record.payload_format,
+                    record.expires_at,
+                    record.content_type,
+                    record.response_topic,
+                    record.correlation_data,
+                    properties,
+                )
+            )
+        return offsets, messages
+
+    def _cannot_read(self, offset: int, error: RecordError) -> None:
+        self._counters["unreadable"] += 1
+        self._unreadable += 1
+        if self._unreadable <= MAX_NAMED:
+            self._shared.log.warning("stream_unreadable", stream=self.name, offset=offset, error=str(error))
