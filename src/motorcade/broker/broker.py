@@ -61,6 +61,19 @@ async def _carry_out(steps: Steps) -> None:
         return
 
 
+class _Waiter:
+    """Something the node publishes, waiting for its only receiver."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self.done = done
+
+    def caught_up(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
 class Broker:
     """Implements `extension.plugin.Hub`."""
 
@@ -226,10 +239,22 @@ class Broker:
                 self.plane.stats.dropped["not_authorized"] += 1
                 return 0
             message = result
+        only = self.plane.pubsub.route(message.topic).only
+        if only is not None and only.behind and message.qos:
+            await self._wait_for(only)
         copies = await self._keep(message)
         count = self.plane.pubsub.publish(message, time(), copies)
         self.outbox.later()
         return count
+
+    async def _wait_for(self, session: Session) -> None:
+        """What the node itself publishes waits for a receiver that is behind, too (window, rule 5)."""
+        waiter = _Waiter(self.loop.create_future())
+        if session.waiting is None:
+            session.waiting = []
+            self.loop.call_later(session.shared.options.patience, session.lose_patience, session.waiting)
+        session.waiting.append(waiter)
+        await waiter.done
 
     async def _keep(self, message: Message) -> list[Copy] | None:
         """Store what durable receivers get."""

@@ -447,7 +447,7 @@ class Carrier:
             for filter_ in list(lane.subscriptions):
                 self._call_unsubscribe(lane, filter_, why)
             lane.backoff = 0.0
-            lingers = lane.leaving and lane.kind.lingers
+            lingers = lane.leaving and lane.kind.lingers and not lane.kind.release and lane.unacked
             self._terminate(lane)
             if lingers:
                 self.leaving.add(lane)

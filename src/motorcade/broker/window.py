@@ -35,6 +35,13 @@ from motorcade.extension.hooks import Hooks
 from motorcade.extension.sources import Delayed, Sources
 
 
+class Waiter(Protocol):
+    """A publisher that waits for a client."""
+
+    def caught_up(self) -> None:
+        """The client is no longer behind."""
+
+
 class Link(Protocol):
     """The connection of a session, as far as a session may know it."""
 
@@ -133,7 +140,7 @@ class Window:
         self.queue_bytes = 0
         self.queued_qos0 = 0
         self.behind = False  # rule 5
-        self.waiting: list[Link] | None = None  # publishers that wait because of it
+        self.waiting: list[Waiter] | None = None  # publishers that wait because of it
         self.given_up = False  # they have waited long enough
         self.carrier: Carrier | None = None  # made when first needed: for messages of sources
         self.mailbox: Mailbox | None = None  # durable sessions: where QoS 1 and 2 come from instead of the queue
@@ -229,7 +236,7 @@ class Window:
         if self.online and (backlog * 2 >= options.queue > 1 or octets * 2 >= options.queue_bytes > 1):
             self.behind = not self.given_up and options.patience > 0
 
-    def lose_patience(self, waiting: list[Link]) -> None:
+    def lose_patience(self, waiting: list[Waiter]) -> None:
         """Those who wait have waited long enough."""
         if self.waiting is waiting:
             self.shared.stats.refused["patience"] += 1

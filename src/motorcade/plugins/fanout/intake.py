@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from motorcade.core import receipt as receipts_
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -35,8 +36,8 @@ from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.desk import Desk, Phase, delivery_of
 from motorcade.plugins.fanout.receipts import Receipts
 from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
-from motorcade.plugins.fanout.tables import DATA, PRIORITISED, REQUESTS, STATE, owner_of
-from motorcade.storage.ports import Appended, Draft, Store, StoreError, StoreFullError
+from motorcade.plugins.fanout.tables import DATA, PRIORITISED, REQUESTS, STATE, done_of, owner_of
+from motorcade.storage.ports import Appended, Bound, Draft, Store, StoreError, StoreFullError
 
 CACHED: Final = 64  #: data that was published lately, kept in memory
 CACHED_OCTETS: Final = 16 * 1024**2
@@ -118,7 +119,7 @@ class Intake:
         self._log = log
         self._line: asyncio.Queue[Job] = asyncio.Queue()
         self._under_way = 0
-        self._data: OrderedDict[str, bytes] = OrderedDict()  # by id, lately
+        self._data: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # by id, lately, and until when it is kept
         self._data_octets = 0
         self.data_octets = 0  #: of all data in the store, about
         self._sizes: dict[str, int] = {}  # by id
@@ -201,7 +202,6 @@ class Intake:
                 del self._coming[data_id]
                 self._storing.pop(data_id, None)
         self._counters["data_stored"] += 1
-        self._remember(data_id, data)
 
     async def _put_data(self, data_id: str, data: bytes) -> None:
         now = self._now()
@@ -213,22 +213,23 @@ class Intake:
             self._log.warning("fanout_data_replaced", data_id=data_id)
         record = DataRecord(digest, hashlib.sha1(data, usedforsecurity=False).hexdigest(), len(data), now)
         await self._store.records.put(DATA, data_id, encode(record), until)
+        self._remember(data_id, data, until)
 
     def count_data(self, sizes: dict[str, int]) -> None:
         """What is stored, as somebody has found who looked."""
         self._sizes = sizes | {data_id: len(data) for data_id, data in self._coming.items()}
         self.data_octets = sum(self._sizes.values())
 
-    def _remember(self, data_id: str, data: bytes) -> None:
+    def _remember(self, data_id: str, data: bytes, until: float) -> None:
         self._forget(data_id)
-        self._data[data_id] = data
+        self._data[data_id] = data, until
         self._data_octets += len(data)
         while self._data and (len(self._data) > CACHED or self._data_octets > CACHED_OCTETS):
             self._forget(next(iter(self._data)))
 
     def _forget(self, data_id: str) -> None:
         old = self._data.pop(data_id, None)
-        self._data_octets -= len(old) if old is not None else 0
+        self._data_octets -= len(old[0]) if old is not None else 0
 
     # -- the line
 
@@ -254,20 +255,27 @@ class Intake:
             self._spawn(self._finish(job, entry, data, commit), "batch")
 
     async def _find(self, data_id: str) -> bytes:
-        data = self._coming.get(data_id) or self._data.get(data_id)
-        if data is not None:
-            return data
         now = self._now()
+        coming = self._coming.get(data_id)
+        if coming is not None:
+            return coming
+        data, until = self._data.get(data_id, (b"", 0.0))
+        if now < until:
+            return data
         value = await self._store.records.get(DATA, data_id, now)
+        found: bytes | None = None
         try:
-            found = await self._store.blobs.get(decode_data(value).digest, now) if value is not None else None
+            if value is not None:
+                record = decode_data(value)
+                found = await self._store.blobs.get(record.digest, now)
+                until = record.time + self._desk.config.data_retention
         except RecordError as error:
             raise StoreError(f"data {data_id!r} cannot be read: {error}") from error
         if found is None:
             self._counters["batches_without_data"] += 1
             shown = data_id if len(data_id) <= 64 else f"{data_id[:64]}…"
             raise MissingDataError(f"there is no data {shown!r}; publish it to $SDV-FANOUT/data/{shown} first")
-        self._remember(data_id, found)
+        self._remember(data_id, found, until)
         return found
 
     async def _prioritise(self) -> None:
@@ -355,6 +363,9 @@ class Intake:
         batch = self._store.batch()
         self._receipts.stage(batch, values, job.now)
         self._receipts.stage(batch, more, job.now)
+        bound = Bound(entries=self._desk.config.history)
+        for receipt in others:
+            batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), job.now, bound)
         try:
             await batch.commit()
         except StoreError as error:
