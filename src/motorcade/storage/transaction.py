@@ -296,7 +296,9 @@ class Transaction:
             replaced = 0
             if compaction:
                 where = head.prefix + compaction
-                old = known[where] if where in known else find(where)
+                old = None
+                if head.count:  # an empty mailbox has nothing to replace
+                    old = known[where] if where in known else find(where)
                 if old is not None:
                     replaced = self._replace(owner, old)
             head.last = position = head.last + 1
