@@ -124,6 +124,21 @@ async def test_readers_of_the_same_part_share_the_reads(node: Node) -> None:
     assert 3 * PAGE == node.counters["read"]
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+async def test_what_nobody_reads_any_more_takes_no_memory(node: Node, readers: int) -> None:
+    """What the only reader has been through is gone; another one may still come by."""
+    await numbered(node, 3 * PAGE)
+    fast, *others = [node.client(f"car{n}", 32, 64).subscribe("$stream/s", "earliest") for n in range(readers)]
+    await fast.client.drain()
+    await numbered(node, 3, 3 * PAGE)
+    await fast.client.drain()
+    assert (node.streams.cache.octets > 0) is (readers > 1)
+    for session in (fast, *others):
+        await session.client.drain()
+        assert list(range(3 * PAGE + 3)) == payloads(session.received)
+    assert 3 * PAGE == node.counters["read"], "once for all; what is appended comes from memory"
+
+
 async def test_at_the_tail_nothing_is_read(node: Node, store: Store) -> None:
     """One append wakes everybody who waits, from memory; without one nobody does anything."""
     sessions = [node.client(f"car{n}").subscribe("$stream/s") for n in range(200)]

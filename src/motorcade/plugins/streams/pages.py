@@ -11,7 +11,8 @@ That is why nothing is lost or doubled between reading and live: there is one se
 Rule 1: pages of one stream do not overlap.
 Rule 2: what was appended becomes part of the last page only if its offsets follow without a hole. A hole may hide a
         record whose append nobody could tell the outcome of; it is read from the store.
-Rule 3: readers keep no page. All pages together take at most `max_octets`; the one used longest ago goes first.
+Rule 3: readers keep no page. All pages together take at most `max_octets`; the one used longest ago goes first. What
+        the only reader of a stream has been through goes at once.
 """
 
 from __future__ import annotations

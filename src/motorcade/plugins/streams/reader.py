@@ -292,6 +292,8 @@ class StreamSource(Source):
                 page = stream.pages.find(cursor)
             if page is not None:
                 self._take(page, room - len(given), given)
+                if self._cursor >= page.upto:
+                    stream.passed(page)
             elif cursor < stream.tail:
                 self._expected = True
                 self._is_behind()

@@ -231,6 +231,11 @@ class Stream:
         if not self.readers:
             self.pages.clear()
 
+    def passed(self, page: Page) -> None:
+        """A reader has been through a page. If it is the only one, memory is better used while it is still warm."""
+        if len(self.readers) == 1:
+            self.pages.remove(page)
+
     def load(self, after: int, reader: Reader, wanted: int) -> None:
         """Read a page for a reader, and tell it. Not less than it wants now, if a page has room for it."""
         asking = self._loading.get(after)
