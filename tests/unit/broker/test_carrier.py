@@ -1046,6 +1046,46 @@ def test_release_takes_back_what_ended_sources_have_in_flight(node: MemoryNode, 
     assert not session_of(node).inflight
 
 
+@pytest.mark.parametrize("lingers", [False, True])
+def test_acknowledgements_for_a_filter_that_is_gone_at_the_return(node: MemoryNode, lingers: bool) -> None:
+    """A kind with `lingers` hears of what was in flight when the client unsubscribed, though it has gone in between."""
+    desk = Desk(lingers=lingers)
+    peer = arrive(node, desk)
+    desk.give(node, *some(2))
+    unsubscribe(node, peer, "x")
+    part(node, peer)
+    desk.heard.clear()
+    peer = connect(node)
+    again = publishes(peer.take())
+    assert 2 == len(again) and 1 + lingers == len(desk.clerks)
+    acknowledge(node, peer, again[0])
+    acknowledge(node, peer, again[1])
+    assert (["delivered", "delivered", "terminate"] if lingers else []) == [call[0] for call in desk.heard]
+    assert session_of(node).carrier is None
+
+
+def test_who_lingers_for_nothing_ends(node: MemoryNode) -> None:
+    """What was in flight is taken back with the connection: no instance waits for it after the return."""
+    desk = Desk(lingers=True, release=True)
+    peer = arrive(node, desk)
+    desk.give(node, *some(2))
+    unsubscribe(node, peer, "x")
+    part(node, peer)
+    assert session_of(node).carrier is None
+    connect(node)
+    assert all(clerk.over for clerk in desk.clerks) and session_of(node).carrier is None
+
+
+def test_who_lingers_ends_with_the_session(node: MemoryNode) -> None:
+    desk = Desk(lingers=True)
+    peer = arrive(node, desk)
+    desk.give(node, *some(2))
+    unsubscribe(node, peer, "x")
+    part(node, peer)
+    connect(node, clean=True)
+    assert all(clerk.over for clerk in desk.clerks) and session_of(node).carrier is None
+
+
 def test_a_filter_that_is_refused_at_the_return_is_offered_once(node: MemoryNode) -> None:
     desk = Desk()
     part(node, arrive(node, desk))

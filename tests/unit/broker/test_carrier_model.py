@@ -87,6 +87,7 @@ class Item:
     times: int = 0  #: times it has come without DUP
     shown: int = 0  #: times it has come, as the protocol counts
     acked: ReasonCode | None = None  #: by the client
+    lingers: bool = False  #: its filter is gone, but its kind wants to hear of it even after a return
     heard: bool = False  #: its source knows what became of it
     dropped: str = ""
 
@@ -113,6 +114,7 @@ class Traits:
     generic: bool
     renew: bool
     release: bool
+    lingers: bool
     most: int  #: messages in flight per instance; 0: any number
     asks: bool
     runs: bool  #: hears of several deliveries at once
@@ -141,6 +143,7 @@ class Stock:
             generic=traits.generic,
             renew=traits.renew,
             release=traits.release,
+            lingers=traits.lingers,
             max_unacked=traits.most,
         )
 
@@ -247,6 +250,8 @@ class Agent(Source):
         assert why is not Why.ENDED or not self.world.session.expiry
         assert why is not Why.UNSUBSCRIBED or filter_ not in self.world.car.filters
         if why is Why.UNSUBSCRIBED:
+            for given in self.feed.inflight:
+                given.tag.lingers |= given.filter == filter_ and self.stock.traits.lingers and len(self.lives) == 1
             self.forget(filter_)
         self.stock.fail("unsubscribe")
 
@@ -344,7 +349,7 @@ class Agent(Source):
         elif ack.dropped == "expired":
             assert item.message.expired(self.world.node.clock.now)
         else:
-            assert ack.dropped == "too_large" and len(item.message.payload) >= BIG and self.world.car.small
+            assert ack.dropped == "too_large" and len(item.message.payload) >= BIG and self.world.car.was_small
 
     def _hear(self, desired: int) -> None:
         leaving = not self.feed.subscriptions
@@ -457,7 +462,7 @@ class Car:
         self.has_session = False
         self.expects_session = False
         self.limit = 0
-        self.small = False
+        self.was_small = False  #: it has taken small packets only, once
         self.filters: dict[str, int | None] = {}  #: of sources, with subscription identifiers; None: not sure which
         self.asked: deque[tuple[str, int]] = deque()  #: identifiers for which SUBACK has not come
         self.todo: list[Packet] = []
@@ -481,7 +486,7 @@ class Car:
         self.expects_session = lasts and not clean and user == self.user
         self.version, self.user, self.expiry = version, user, expiry
         self.limit = min(limit or self.world.window, self.world.window)
-        self.small = small
+        self.was_small |= small
         properties = NONE
         if version == 5:
             properties = Properties(
@@ -630,6 +635,7 @@ traits = st.builds(
     generic=st.booleans(),
     renew=st.booleans(),
     release=st.sampled_from((False, False, True)),
+    lingers=st.booleans(),
     most=st.sampled_from((0, 0, 1, 2)),
     asks=st.sampled_from((True, True, False)),
     runs=st.booleans(),
@@ -760,12 +766,12 @@ class Machine(RuleBasedStateMachine):
                 waiting[lane] = lane.buffer[0]
         mailbox = session.mailbox
         if mailbox is not None and mailbox.may_send and room:
-            waiting["mailbox"] = mailbox._ahead[0][0]
+            waiting["mailbox"] = mailbox._ahead[0]
         caught_up = not session.unsent and (mailbox is None or not mailbox.catching_up)
         if session.queue and caught_up and (room or not session.queue[0][0][0] & 6):
-            waiting["queue"] = id(session.queue[0])
+            waiting["queue"] = session.queue[0]
         for who, head in waiting.items():
-            if self.heads.get(who) != head:
+            if self.heads.get(who) is not head:  # it has sent one, or has left the line meanwhile
                 self.heads[who] = head
                 for pair in [pair for pair in self.passed if pair[0] is who or pair[0] == who]:
                     del self.passed[pair]
@@ -805,7 +811,8 @@ class Machine(RuleBasedStateMachine):
         self.written.clear()
         for item in self.items.values():
             agent = item.life.agent
-            if item.acked is not None and item.live and agent is not None and not agent.over:
+            told = item.lingers and item.life.stock.registered
+            if item.acked is not None and item.live and (told or (agent is not None and not agent.over)):
                 assert item.heard, f"{item.message} was acknowledged, and its source does not know"
         for lane in carrier.lanes.values():
             self._check_room(carrier, lane)
@@ -956,9 +963,11 @@ class Machine(RuleBasedStateMachine):
         if stock.registered:
             stock.registered = False
             self.node.plane.shared.sources.unregister(stock.name)
-            assert all(agent.over or not agent.all_lives for agent in stock.agents)
+            assert all(agent.over for agent in stock.agents)
             for filter_ in list(stock.lives):
                 stock.end(filter_)
+            for item in self.items.values():
+                item.lingers &= item.life.stock is not stock
         else:
             self.register(stock)
         self.go_on(turn)
@@ -1037,7 +1046,7 @@ class Machine(RuleBasedStateMachine):
         self.wait(10.0)  # closed connections have their time
         assert not self.car.todo and not self.session.inflight
         assert self.carrier is None, "the carrier is left"
-        assert all(agent.over or not agent.all_lives for stock in self.stocks for agent in stock.agents)
+        assert all(agent.over for stock in self.stocks for agent in stock.agents)
         if carrier is not None:
             assert (0, 0, 0) == (carrier.buffered, carrier.octets, carrier.promised)
         assert not [timer for _, _, timer in self.loop.later if timer.callback is not None], "timers are left"
