@@ -22,15 +22,13 @@ Rule 4: one call of `pump` sends at most `STEP` messages or about `STEP_OCTETS`;
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from motorcade.broker.frames import IDS, frame_of
+from motorcade.broker.lane import InstanceFeed, Lane, Outcome, Timer
+from motorcade.broker.turns import STEP, STEP_OCTETS, Others, Turns, is_message
 from motorcade.core.client import ClientInfo
-from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.sources import (
@@ -50,219 +48,35 @@ from motorcade.extension.sources import (
 if TYPE_CHECKING:
     from motorcade.broker.session import Session
 
-log = logging.getLogger(__name__)
-
-STEP = 256  #: messages sent, or things told to sources, per turn of the event loop
-STEP_OCTETS = 256 * 1024  #: bytes likewise; one message more than that goes alone
 BACKOFF = 0.1  #: seconds until a source that asked for it is made anew; doubled each time, until one delivers
 MAX_BACKOFF = 30.0
 INBOX = 10_000  #: things that sources of one client were sent and have not heard yet; more are dropped, and counted
 
 
-class Lane:
-    """One source's place in a session."""
+class Carrier(Turns):
+    """The sources of one session."""
 
-    __slots__ = (
-        "asks",
-        "at_once",
-        "backoff",
-        "buffer",
-        "carrier",
-        "feed",
-        "kept",
-        "kind",
-        "leaving",
-        "missed",
-        "promised",
-        "retry",
-        "source",
-        "subscriptions",
-        "unacked",
-    )
+    __slots__ = ("_hungry", "_inbox", "_kept_turn", "_queue_turn", "_scheduled", "lanes", "leaving", "promised")
 
-    def __init__(self, carrier: Carrier, kind: Kind) -> None:
-        self.carrier = carrier
-        self.kind = kind
-        self.kept: Any = None
-        self.subscriptions: dict[str, Subscription] = {}
-        self.source: Source | None = None  #: none while the client is away, or one is to be made anew
-        self.feed: InstanceFeed | None = None  #: what the source has from us
-        self.asks = False  #: it wants to be asked before a message is sent
-        self.at_once = False  #: it hears of several deliveries at once
-        self.buffer: deque[Given] = deque()
-        self.promised = 0  #: messages the source may give
-        self.unacked = 0  #: messages in flight
-        self.missed: list[Outcome] = []  #: what became of messages while there was no source to hear it
-        self.leaving = False  #: no filter is left; it stays for what is in flight
-        self.backoff = 0.0
-        self.retry: Delayed | None = None
-
-    def make(self) -> Source:
-        """A new instance of the source."""
-        self.feed = InstanceFeed(self)
-        self.source = self.kind.make(self.feed)
-        self.asks = type(self.source).sending is not Source.sending
-        self.at_once = type(self.source).delivered_run is not Source.delivered_run
-        return self.source
-
-    def unmake(self) -> None:
-        """The instance has ended."""
-        self.source = None
-        if self.feed is not None:
-            self.feed.close()
-            self.feed = None
-        if self.retry is not None:
-            self.retry.cancel()
-            self.retry = None
-
-    def turn(self, now: float) -> bool:
-        """Send one message; False if there is none, or no room for it."""
-        return self.carrier.send(self, now)
-
-
-class InstanceFeed:
-    """The `Feed` of one instance of a source: what it still sends after its end does not reach the next one."""
-
-    __slots__ = ("_lane", "_open", "_timers")
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self._open = True
-        self._timers: set[_Timer] | None = None
-
-    @property
-    def kept(self) -> Any:
-        return self._lane.kept
-
-    @kept.setter
-    def kept(self, value: Any) -> None:
-        if self._open:
-            self._lane.kept = value
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.lanes: dict[tuple[str, str], Lane] = {}  #: by name of the kind, and filter (none: for all filters)
+        self.leaving: set[Lane] = set()
+        self.promised = 0  #: messages that sources may give
+        self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
+        self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
+        self._scheduled = False
+        self._kept_turn = Others(session.send_kept, lambda: session.mailbox is not None and session.mailbox.may_send)
+        self._queue_turn = Others(session.send_queued, lambda: bool(session.queue))
 
     @property
     def client(self) -> ClientInfo:
-        return self._lane.carrier.session.client
+        """Whose sources these are."""
+        return self.session.client
 
-    @property
-    def subscriptions(self) -> Mapping[str, Subscription]:
-        return self._lane.subscriptions
-
-    @property
-    def inflight(self) -> list[Given]:
-        lane = self._lane
-        missed = [given for _, given, _, _ in lane.missed]  # it hears of them next
-        return missed + [given for of, given in lane.carrier.unacked.values() if of is lane]
-
-    @property
-    def unsent(self) -> list[Given]:
-        return list(self._lane.buffer)
-
-    @property
-    def desired(self) -> int:
-        return self._lane.carrier.promise(self._lane) if self._open else 0
-
-    def send(self, what: object) -> None:
-        if self._open:
-            self._lane.carrier.post(self._lane, self, what)
-
-    def send_later(self, delay: float, what: object) -> Delayed:
-        timer = _Timer(self, what)
-        if self._open:
-            if self._timers is None:
-                self._timers = set()
-            self._timers.add(timer)
-            timer.start(self._lane.carrier.session.shared.later(delay, timer.over))
-        return timer
-
-    def forget(self, timer: _Timer) -> None:
-        if self._timers is not None:
-            self._timers.discard(timer)
-
-    def close(self) -> None:
-        """The instance has ended."""
-        self._open = False
-        for timer in list(self._timers or ()):
-            timer.cancel()
-
-
-class _Timer:
-    """Something a source has sent itself for later."""
-
-    __slots__ = ("_feed", "_handle", "_what")
-
-    def __init__(self, feed: InstanceFeed, what: object) -> None:
-        self._feed = feed
-        self._what = what
-        self._handle: Delayed | None = None
-
-    def start(self, handle: Delayed) -> None:
-        self._handle = handle
-
-    def over(self) -> None:
-        self._feed.forget(self)
-        self._feed.send(self._what)
-
-    def cancel(self) -> None:
-        self._feed.forget(self)
-        if self._handle is not None:
-            self._handle.cancel()
-
-
-class _Others:
-    """The mailbox or the queue of the session, which take their turn with the lanes."""
-
-    __slots__ = ("turn", "waits")
-
-    def __init__(self, turn: Callable[[float], bool], waits: Callable[[], bool]) -> None:
-        self.turn = turn
-        self.waits = waits
-
-
-Outcome = tuple[Lane, Given, ReasonCode, str]  #: what became of a message: the client's answer, or why it was dropped
-
-
-class Carrier:
-    """The sources of one session."""
-
-    __slots__ = (
-        "_done",
-        "_free",
-        "_hungry",
-        "_inbox",
-        "_kept_turn",
-        "_queue_turn",
-        "_ring",
-        "_rings",
-        "_scheduled",
-        "_sent_octets",
-        "buffered",
-        "lanes",
-        "leaving",
-        "octets",
-        "promised",
-        "session",
-        "unacked",
-    )
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.lanes: dict[tuple[str, str], Lane] = {}  #: by name of the kind, and filter (none: for all filters)
-        self.leaving: set[Lane] = set()
-        self.unacked: dict[int, tuple[Lane, Given]] = {}  #: by packet id, in the order of sending
-        self.buffered = 0
-        self.octets = 0  #: of what is buffered
-        self.promised = 0
-        self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
-        # Who has something to send, the next one first: what needs room in the window, and what does not (QoS 0).
-        self._ring: dict[Lane | _Others, None] = {}
-        self._free: dict[Lane | _Others, None] = {}
-        self._rings = (self._ring, self._free)
-        self._done: list[Outcome] = []  # what sources have to hear
-        self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
-        self._scheduled = False
-        self._sent_octets = 0  # of this pump
-        self._kept_turn = _Others(session.send_kept, lambda: session.mailbox is not None and session.mailbox.may_send)
-        self._queue_turn = _Others(session.send_queued, lambda: bool(session.queue))
+    def later(self, delay: float, timer: Timer) -> Delayed:
+        """Call a timer after so many seconds."""
+        return self.session.shared.later(delay, timer.over)
 
     @property
     def idle(self) -> bool:
@@ -609,7 +423,7 @@ class Carrier:
         usable: list[Given] = []
         octets = 0
         for given in items:
-            if type(given) is not Given or not _is_message(given.message) or given.filter not in subscriptions:
+            if type(given) is not Given or not is_message(given.message) or given.filter not in subscriptions:
                 counters["stray"] += 1
                 continue
             usable.append(given)
@@ -647,31 +461,7 @@ class Carrier:
 
         lane.retry = self.session.shared.later(backoff, again)
 
-    def _failed(self, kind: Kind, callback: str) -> None:
-        kind.counters["failed"] += 1
-        client_id = self.session.client.client_id
-        text = "source_failed source=%s callback=%s client=%s"
-        log.error(text, kind.name, callback, client_id, exc_info=True)  # noqa: LOG014 - called while it is handled
-
     # -- messages out
-
-    def _line_up(self, lane: Lane) -> None:
-        """Let a lane wait where its next message belongs: behind the others, if it did not wait there already."""
-        ring, other = self._ring, self._free
-        if lane.buffer and not self._qos(lane, lane.buffer[0].message, lane.buffer[0].filter):
-            ring, other = other, ring
-        other.pop(lane, None)
-        if not lane.buffer or (ring is self._ring and self._is_busy(lane)):
-            ring.pop(lane, None)
-        else:
-            ring.setdefault(lane)
-
-    def _is_busy(self, lane: Lane) -> bool:
-        """Whether a lane has as much in flight as it may; an acknowledgement lines it up again."""
-        return bool(lane.kind.max_unacked) and lane.unacked >= lane.kind.max_unacked
-
-    def _qos(self, lane: Lane, message: Message, filter_: str) -> int:
-        return min(message.qos, lane.subscriptions[filter_].qos, 1 if lane.kind.release else 2)
 
     def pump(self, now: float) -> bool:
         """Send what waits, in turn, as far as window and socket allow. True if it could go on in the next turn."""
@@ -692,168 +482,6 @@ class Carrier:
         waits = bool(self._done or self._free) or (bool(self._ring) and session.room > 0)
         return waits and session.writable and not session.unsent
 
-    def _round(self, now: float, budget: int) -> int:
-        """One message of everybody who waits; how many were sent. One that waits alone may send more."""
-        session = self.session
-        sent = 0
-        cut = False
-        stood = [(ring, len(ring)) for ring in self._rings]  # who comes in again meanwhile has had its turn
-        for ring, number in stood:
-            for _ in range(number):
-                cut = cut or sent >= budget or self._sent_octets > STEP_OCTETS
-                no_room = ring is self._ring and session.room <= 0
-                if cut or no_room or not ring or not session.writable:
-                    break
-                lane = next(iter(ring))
-                alone = len(self._free) + len(self._ring) == 1
-                del ring[lane]
-                if lane.turn(now):
-                    sent += 1
-                    if alone:
-                        sent += self._send_run(lane, now, budget - sent)
-                if isinstance(lane, Lane):
-                    self._line_up(lane)
-                elif lane.waits():
-                    ring[lane] = None
-        if cut:
-            self._rings = self._rings[::-1]  # what needs no room in the window may have used up the rest of a pump
-        return sent
-
-    def send(self, lane: Lane, now: float) -> bool:
-        """Send the next message of a lane, or find that it is not to be sent; False if there is no room for it."""
-        if not lane.buffer:
-            return False
-        session = self.session
-        given = lane.buffer[0]
-        message: Message | None = given.message
-        qos = self._qos(lane, given.message, given.filter)
-        no_room = session.room <= 0 or self._is_busy(lane)
-        if qos and no_room:
-            return False
-        if lane.asks:
-            message = self._ask(lane, given)
-            if not lane.buffer or given.filter not in lane.subscriptions:
-                return False  # asking has ended it
-            qos = self._qos(lane, message, given.filter) if message is not None else 0
-            if qos and no_room:
-                return False
-        lane.buffer.popleft()
-        octets = len(given.message.payload)
-        self.buffered -= 1
-        self.octets -= octets
-        self._sent_octets += octets
-        if message is None:
-            self._done.append((lane, given, ReasonCode.SUCCESS, "withdrawn"))
-        elif message.expired(now):
-            session.forgo(message, "expired")
-            self._done.append((lane, given, ReasonCode.SUCCESS, "expired"))
-        else:
-            self._send(lane, given, message, qos, now)
-        return True
-
-    def _send(self, lane: Lane, given: Given, message: Message, qos: int, now: float) -> None:
-        session, kind = self.session, lane.kind
-        subscription = lane.subscriptions[given.filter]
-        identifiers = (subscription.identifier,) if subscription.identifier else ()
-        if identifiers:
-            message = replace(message, headers=message.headers | {"subscription_ids": identifiers})
-        retain = message.retain and (kind.retained or subscription.retain_as_published)
-        try:
-            frame = frame_of(message, session.version, qos, now, retain=retain, identifiers=identifiers)
-        except Exception:  # noqa: BLE001 - a plugin may make messages that cannot be written, and must hurt only itself
-            self._failed(kind, "message")
-            self._done.append((lane, given, ReasonCode.SUCCESS, "unusable"))
-            return
-        number = session.take_id() if qos else 0
-        if not session.send(frame, number):
-            self._done.append((lane, given, ReasonCode.PACKET_TOO_LARGE, "too_large"))
-        elif qos:
-            self.unacked[number] = (lane, given)
-            lane.unacked += 1
-        else:
-            self._done.append((lane, given, ReasonCode.SUCCESS, ""))
-
-    def _send_run(self, lane: Lane | _Others, now: float, most: int) -> int:
-        """Messages of one that waits alone, as far as there is room; how many were sent.
-
-        Plain ones, to a client with nothing special, take the inside of `send` and `Window.send` without their calls.
-        """
-        session = self.session
-        hooks = session.shared.hooks
-        sent = 0
-        quick = isinstance(lane, Lane) and not (lane.kind.max_unacked or session.special)
-        if hooks.message_delivered is not None or hooks.delivery_completed is not None:
-            quick = False
-        while sent < most and self._sent_octets <= STEP_OCTETS:
-            count = self._send_quickly(lane, now, most - sent) if quick and isinstance(lane, Lane) else 0
-            if not count and not lane.turn(now):
-                break
-            sent += count or 1
-        return sent
-
-    def _send_quickly(self, lane: Lane, now: float, most: int) -> int:
-        """The next messages of a lane up to the first with something of its own; how many were sent."""
-        session = self.session
-        buffer, inflight, out, unacked, done = lane.buffer, session.inflight, session.out, self.unacked, self._done
-        subscriptions, version, take_id = lane.subscriptions, session.version, session.take_id
-        highest = 1 if lane.kind.release else 2
-        retained, asks = lane.kind.retained, lane.asks
-        room = session.room
-        octets = sent = unwindowed = 0
-        empty = not out
-        while sent < most and buffer and octets <= STEP_OCTETS:
-            given = buffer[0]
-            message = given.message
-            subscription = subscriptions[given.filter]
-            if subscription.identifier or message.expires_at is not None:
-                break
-            qos = min(message.qos, subscription.qos, highest)
-            if qos and sent - unwindowed >= room:
-                break
-            if asks:
-                wanted = self._ask(lane, given)
-                if wanted is not message or not buffer:
-                    break
-            retain = message.retain and (retained or subscription.retain_as_published)
-            try:
-                frame = frame_of(message, version, qos, now, retain=retain)
-            except Exception:  # noqa: BLE001 - `_send` tells of it
-                break
-            buffer.popleft()
-            if qos:
-                number = take_id()
-                inflight[number] = frame
-                unacked[number] = (lane, given)
-                out += (frame[0], IDS[number], frame[1])
-            else:
-                unwindowed += 1
-                out += frame[:2]
-                done.append((lane, given, ReasonCode.SUCCESS, ""))
-            octets += len(message.payload)
-            sent += 1
-        if sent:
-            lane.unacked += sent - unwindowed
-            self.buffered -= sent
-            self.octets -= octets
-            self._sent_octets += octets
-            if empty:
-                session.shared.dirty.append(session)
-            stats = session.shared.stats
-            stats.packets_sent += sent
-            stats.publish_sent += sent
-            stats.publish_bytes_sent += octets
-        return sent
-
-    def _ask(self, lane: Lane, given: Given) -> Message | None:
-        if lane.source is None:
-            return given.message
-        try:
-            message = lane.source.sending(given)
-            return message if message is None or _is_message(message) else given.message
-        except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
-            self._failed(lane.kind, "sending")
-            return given.message
-
     def _tell_room(self) -> bool:
         """Tell sources that were told to give nothing that they may; whether one has given something."""
         before = self.buffered
@@ -864,25 +492,6 @@ class Carrier:
             elif self.promise(lane):
                 self._info(lane, source, ROOM)
         return self.buffered > before
-
-    def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS, dropped: str = "") -> None:
-        """The client is done with a message, or will never get it; its source hears of it with the next pump."""
-        at = self.unacked.pop(number, None)
-        if at is None:
-            return
-        lane, given = at
-        lane.unacked -= 1
-        if lane.source is None and lane.subscriptions:
-            lane.missed.append((lane, given, reason, dropped))
-            return
-        self._done.append((lane, given, reason, dropped))
-        if lane.buffer and lane.kind.max_unacked:
-            self._line_up(lane)
-
-
-def _is_message(message: object) -> bool:
-    """Whether a source has given what it should; what cannot be encoded shows when it is."""
-    return isinstance(message, Message) and isinstance(message.payload, bytes)
 
 
 def _key(kind: Kind, filter_: str) -> tuple[str, str]:

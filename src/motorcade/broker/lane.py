@@ -1,0 +1,192 @@
+"""A source's place in a session (`Lane`), and what each instance of the source has from the broker (`InstanceFeed`).
+
+The lane stays as long as its subscriptions; instances come and go in it. What an instance still sends after its end
+does not reach the next one: each has a feed of its own, which is closed with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
+from motorcade.extension.sources import Delayed, Given, Kind, Source
+
+
+class Carrying(Protocol):
+    """The carrier, as far as lanes and feeds know it."""
+
+    unacked: dict[int, tuple[Lane, Given]]
+
+    @property
+    def client(self) -> ClientInfo: ...
+
+    def promise(self, lane: Lane) -> int:
+        """How many messages a source may give."""
+
+    def post(self, lane: Lane, feed: InstanceFeed, what: object) -> None:
+        """`info` for a source in the next turn of the event loop."""
+
+    def later(self, delay: float, timer: Timer) -> Delayed:
+        """Call a timer after so many seconds."""
+
+    def send(self, lane: Lane, now: float) -> bool:
+        """Send the next message of a lane."""
+
+
+class Lane:
+    """One source's place in a session."""
+
+    __slots__ = (
+        "asks",
+        "at_once",
+        "backoff",
+        "buffer",
+        "carrier",
+        "feed",
+        "kept",
+        "kind",
+        "leaving",
+        "missed",
+        "promised",
+        "retry",
+        "source",
+        "subscriptions",
+        "told_sent",
+        "unacked",
+    )
+
+    def __init__(self, carrier: Carrying, kind: Kind) -> None:
+        self.carrier = carrier
+        self.kind = kind
+        self.kept: Any = None
+        self.subscriptions: dict[str, Subscription] = {}
+        self.source: Source | None = None  #: none while the client is away, or one is to be made anew
+        self.feed: InstanceFeed | None = None  #: what the source has from us
+        self.asks = False  #: it wants to be asked before a message is sent, if it does not say otherwise
+        self.told_sent = False  #: it hears that a message was sent
+        self.at_once = False  #: it hears of several deliveries at once
+        self.buffer: deque[Given] = deque()
+        self.promised = 0  #: messages the source may give
+        self.unacked = 0  #: messages in flight
+        self.missed: list[Outcome] = []  #: what became of messages while there was no source to hear it
+        self.leaving = False  #: no filter is left; it stays for what is in flight
+        self.backoff = 0.0
+        self.retry: Delayed | None = None
+
+    def make(self) -> Source:
+        """A new instance of the source."""
+        self.feed = InstanceFeed(self)
+        self.source = self.kind.make(self.feed)
+        self.asks = type(self.source).sending is not Source.sending
+        self.told_sent = type(self.source).sent_run is not Source.sent_run
+        self.at_once = type(self.source).delivered_run is not Source.delivered_run
+        return self.source
+
+    def unmake(self) -> None:
+        """The instance has ended."""
+        self.source = None
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
+        if self.retry is not None:
+            self.retry.cancel()
+            self.retry = None
+
+    def turn(self, now: float) -> bool:
+        """Send one message; False if there is none, or no room for it."""
+        return self.carrier.send(self, now)
+
+
+class InstanceFeed:
+    """The `Feed` of one instance of a source: what it still sends after its end does not reach the next one."""
+
+    __slots__ = ("_lane", "_open", "_timers")
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._open = True
+        self._timers: set[Timer] | None = None
+
+    @property
+    def kept(self) -> Any:
+        return self._lane.kept
+
+    @kept.setter
+    def kept(self, value: Any) -> None:
+        if self._open:
+            self._lane.kept = value
+
+    @property
+    def client(self) -> ClientInfo:
+        return self._lane.carrier.client
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._lane.subscriptions
+
+    @property
+    def inflight(self) -> list[Given]:
+        lane = self._lane
+        missed = [given for _, given, _, _ in lane.missed]  # it hears of them next
+        return missed + [given for of, given in lane.carrier.unacked.values() if of is lane]
+
+    @property
+    def unsent(self) -> list[Given]:
+        return list(self._lane.buffer)
+
+    @property
+    def desired(self) -> int:
+        return self._lane.carrier.promise(self._lane) if self._open else 0
+
+    def send(self, what: object) -> None:
+        if self._open:
+            self._lane.carrier.post(self._lane, self, what)
+
+    def send_later(self, delay: float, what: object) -> Delayed:
+        timer = Timer(self, what)
+        if self._open:
+            if self._timers is None:
+                self._timers = set()
+            self._timers.add(timer)
+            timer.start(self._lane.carrier.later(delay, timer))
+        return timer
+
+    def forget(self, timer: Timer) -> None:
+        if self._timers is not None:
+            self._timers.discard(timer)
+
+    def close(self) -> None:
+        """The instance has ended."""
+        self._open = False
+        for timer in list(self._timers or ()):
+            timer.cancel()
+
+
+class Timer:
+    """Something a source has sent itself for later."""
+
+    __slots__ = ("_feed", "_handle", "_what")
+
+    def __init__(self, feed: InstanceFeed, what: object) -> None:
+        self._feed = feed
+        self._what = what
+        self._handle: Delayed | None = None
+
+    def start(self, handle: Delayed) -> None:
+        self._handle = handle
+
+    def over(self) -> None:
+        self._feed.forget(self)
+        self._feed.send(self._what)
+
+    def cancel(self) -> None:
+        self._feed.forget(self)
+        if self._handle is not None:
+            self._handle.cancel()
+
+
+Outcome = tuple[Lane, Given, ReasonCode, str]  #: what became of a message: the client's answer, or why it was dropped

@@ -1,0 +1,290 @@
+"""The turns of a carrier: who sends the next message to a client, and how it leaves.
+
+    lane ─┐
+    lane ─┼─▶ ring: what needs room in the window ─┐
+  mailbox ┤                                         ├─ one each, in turn ─▶ window
+   queue ─┘   free: what needs none (QoS 0) ────────┘
+
+Rule 1: between two messages of one, each of the others that waits has sent one, or could not. Whoever has sent goes
+        behind all others.
+Rule 2: a lane that waits alone sends as many as there is room for, without ceremony (`_send_run`).
+Rule 3: a message is taken from its lane when it is sent, or when it is certain that it never will be; whatever became
+        of it is noted, for its source to hear.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from motorcade.broker.frames import IDS, frame_of
+from motorcade.broker.lane import Lane, Outcome
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.extension.sources import Given, Kind
+
+if TYPE_CHECKING:
+    from motorcade.broker.session import Session
+
+log = logging.getLogger(__name__)
+
+STEP = 256  #: messages sent, or things told to sources, per turn of the event loop
+STEP_OCTETS = 256 * 1024  #: bytes likewise; one message more than that goes alone
+
+
+class Others:
+    """The mailbox or the queue of the session, which take their turn with the lanes."""
+
+    __slots__ = ("turn", "waits")
+
+    def __init__(self, turn: Callable[[float], bool], waits: Callable[[], bool]) -> None:
+        self.turn = turn
+        self.waits = waits
+
+
+class Turns:
+    """Messages of sources on their way into one session's window."""
+
+    __slots__ = ("_done", "_free", "_ring", "_rings", "_sent_octets", "buffered", "octets", "session", "unacked")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.unacked: dict[int, tuple[Lane, Given]] = {}  #: by packet id, in the order of sending
+        self.buffered = 0  #: messages that wait in lanes
+        self.octets = 0  #: of these
+        # Who has something to send, the next one first: what needs room in the window, and what does not (QoS 0).
+        self._ring: dict[Lane | Others, None] = {}
+        self._free: dict[Lane | Others, None] = {}
+        self._rings = (self._ring, self._free)
+        self._done: list[Outcome] = []  # what sources have to hear
+        self._sent_octets = 0  # of this pump
+
+    def _line_up(self, lane: Lane) -> None:
+        """Let a lane wait where its next message belongs: behind the others, if it did not wait there already."""
+        ring, other = self._ring, self._free
+        if lane.buffer and not self._qos(lane, lane.buffer[0].message, lane.buffer[0].filter):
+            ring, other = other, ring
+        other.pop(lane, None)
+        if not lane.buffer or (ring is self._ring and self._is_busy(lane)):
+            ring.pop(lane, None)
+        else:
+            ring.setdefault(lane)
+
+    def _is_busy(self, lane: Lane) -> bool:
+        """Whether a lane has as much in flight as it may; an acknowledgement lines it up again."""
+        return bool(lane.kind.max_unacked) and lane.unacked >= lane.kind.max_unacked
+
+    def _qos(self, lane: Lane, message: Message, filter_: str) -> int:
+        return min(message.qos, lane.subscriptions[filter_].qos, 1 if lane.kind.release else 2)
+
+    def _round(self, now: float, budget: int) -> int:
+        """One message of everybody who waits; how many were sent. One that waits alone may send more."""
+        session = self.session
+        sent = 0
+        cut = False
+        stood = [(ring, len(ring)) for ring in self._rings]  # who comes in again meanwhile has had its turn
+        for ring, number in stood:
+            for _ in range(number):
+                cut = cut or sent >= budget or self._sent_octets > STEP_OCTETS
+                no_room = ring is self._ring and session.room <= 0
+                if cut or no_room or not ring or not session.writable:
+                    break
+                lane = next(iter(ring))
+                alone = len(self._free) + len(self._ring) == 1
+                del ring[lane]
+                if alone:
+                    sent += self._send_run(lane, now, budget - sent)
+                elif lane.turn(now):
+                    sent += 1
+                if isinstance(lane, Lane):
+                    self._line_up(lane)
+                elif lane.waits():
+                    ring[lane] = None
+        if cut:
+            self._rings = self._rings[::-1]  # what needs no room in the window may have used up the rest of a pump
+        return sent
+
+    def send(self, lane: Lane, now: float) -> bool:
+        """Send the next message of a lane, or find that it is not to be sent; False if there is no room for it."""
+        if not lane.buffer:
+            return False
+        session = self.session
+        given = lane.buffer[0]
+        message: Message | None = given.message
+        qos = self._qos(lane, given.message, given.filter)
+        no_room = session.room <= 0 or self._is_busy(lane)
+        if qos and no_room:
+            return False
+        if lane.asks and self._asks_now(lane):
+            message = self._ask(lane, given)
+            if not lane.buffer or given.filter not in lane.subscriptions:
+                return False  # asking has ended it
+            qos = self._qos(lane, message, given.filter) if message is not None else 0
+            if qos and no_room:
+                return False
+        lane.buffer.popleft()
+        octets = len(given.message.payload)
+        self.buffered -= 1
+        self.octets -= octets
+        self._sent_octets += octets
+        if message is None:
+            self._done.append((lane, given, ReasonCode.SUCCESS, "withdrawn"))
+        elif message.expired(now):
+            session.forgo(message, "expired")
+            self._done.append((lane, given, ReasonCode.SUCCESS, "expired"))
+        else:
+            self._send(lane, given, message, qos, now)
+        return True
+
+    def _send(self, lane: Lane, given: Given, message: Message, qos: int, now: float) -> None:
+        session, kind = self.session, lane.kind
+        subscription = lane.subscriptions[given.filter]
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        if identifiers:
+            message = replace(message, headers=message.headers | {"subscription_ids": identifiers})
+        retain = message.retain and (kind.retained or subscription.retain_as_published)
+        try:
+            frame = frame_of(message, session.version, qos, now, retain=retain, identifiers=identifiers)
+        except Exception:  # noqa: BLE001 - a plugin may make messages that cannot be written, and must hurt only itself
+            self._failed(kind, "message")
+            self._done.append((lane, given, ReasonCode.SUCCESS, "unusable"))
+            return
+        number = session.take_id() if qos else 0
+        if not session.send(frame, number):
+            self._done.append((lane, given, ReasonCode.PACKET_TOO_LARGE, "too_large"))
+            return
+        if qos:
+            self.unacked[number] = (lane, given)
+            lane.unacked += 1
+        else:
+            self._done.append((lane, given, ReasonCode.SUCCESS, ""))
+        if lane.told_sent:
+            self._tell_sent(lane, [given])
+
+    def _send_run(self, lane: Lane | Others, now: float, most: int) -> int:
+        """Messages of one that waits alone, as far as there is room; how many were sent.
+
+        Plain ones, to a client with nothing special, take the inside of `send` and `Window.send` without their calls.
+        """
+        session = self.session
+        hooks = session.shared.hooks
+        sent = 0
+        quick = isinstance(lane, Lane) and not (lane.kind.max_unacked or session.special)
+        if hooks.message_delivered is not None or hooks.delivery_completed is not None:
+            quick = False
+        while sent < most and self._sent_octets <= STEP_OCTETS:
+            count = self._send_quickly(lane, now, most - sent) if quick and isinstance(lane, Lane) else 0
+            if not count and not lane.turn(now):
+                break
+            sent += count or 1
+        return sent
+
+    def _send_quickly(self, lane: Lane, now: float, most: int) -> int:
+        """The next messages of a lane up to the first with something of its own; how many were sent."""
+        session = self.session
+        buffer, inflight, out, unacked, done = lane.buffer, session.inflight, session.out, self.unacked, self._done
+        subscriptions, version, take_id = lane.subscriptions, session.version, session.take_id
+        highest = 1 if lane.kind.release else 2
+        retained, asks = lane.kind.retained, lane.asks and self._asks_now(lane)
+        run: list[Given] | None = [] if lane.told_sent else None
+        room = session.room
+        octets = sent = unwindowed = 0
+        empty = not out
+        while sent < most and buffer and octets <= STEP_OCTETS:
+            given = buffer[0]
+            message = given.message
+            subscription = subscriptions[given.filter]
+            if subscription.identifier or message.expires_at is not None:
+                break
+            qos = min(message.qos, subscription.qos, highest)
+            if qos and sent - unwindowed >= room:
+                break
+            if asks:
+                wanted = self._ask(lane, given)
+                if wanted is not message or lane.buffer is not buffer or not buffer:
+                    break  # another one, or asking has ended it
+            retain = message.retain and (retained or subscription.retain_as_published)
+            try:
+                frame = frame_of(message, version, qos, now, retain=retain)
+            except Exception:  # noqa: BLE001 - `_send` tells of it
+                break
+            buffer.popleft()
+            if qos:
+                number = take_id()
+                inflight[number] = frame
+                unacked[number] = (lane, given)
+                out += (frame[0], IDS[number], frame[1])
+            else:
+                unwindowed += 1
+                out += frame[:2]
+                done.append((lane, given, ReasonCode.SUCCESS, ""))
+            if run is not None:
+                run.append(given)
+            octets += len(message.payload)
+            sent += 1
+        if sent:
+            lane.unacked += sent - unwindowed
+            self.buffered -= sent
+            self.octets -= octets
+            self._sent_octets += octets
+            if empty:
+                session.shared.dirty.append(session)
+            stats = session.shared.stats
+            stats.packets_sent += sent
+            stats.publish_sent += sent
+            stats.publish_bytes_sent += octets
+            if run is not None:
+                self._tell_sent(lane, run)
+        return sent
+
+    def _asks_now(self, lane: Lane) -> bool:
+        """Whether a source that can be asked wants to be."""
+        try:
+            return lane.source is not None and lane.source.asks is not False
+        except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+            self._failed(lane.kind, "asks")
+            return True
+
+    def _tell_sent(self, lane: Lane, given: list[Given]) -> None:
+        if lane.source is not None:
+            try:
+                lane.source.sent_run(given)
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+                self._failed(lane.kind, "sent_run")
+
+    def _ask(self, lane: Lane, given: Given) -> Message | None:
+        if lane.source is None:
+            return given.message
+        try:
+            message = lane.source.sending(given)
+            return message if message is None or is_message(message) else given.message
+        except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+            self._failed(lane.kind, "sending")
+            return given.message
+
+    def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS, dropped: str = "") -> None:
+        """The client is done with a message, or will never get it; its source hears of it with the next pump."""
+        at = self.unacked.pop(number, None)
+        if at is None:
+            return
+        lane, given = at
+        lane.unacked -= 1
+        if lane.source is None and lane.subscriptions:
+            lane.missed.append((lane, given, reason, dropped))
+            return
+        self._done.append((lane, given, reason, dropped))
+        if lane.buffer and lane.kind.max_unacked:
+            self._line_up(lane)
+
+    def _failed(self, kind: Kind, callback: str) -> None:
+        kind.counters["failed"] += 1
+        client_id = self.session.client.client_id
+        text = "source_failed source=%s callback=%s client=%s"
+        log.error(text, kind.name, callback, client_id, exc_info=True)  # noqa: LOG014 - called while it is handled
+
+
+def is_message(message: object) -> bool:
+    """Whether a source has given what it should; what cannot be encoded shows when it is."""
+    return isinstance(message, Message) and isinstance(message.payload, bytes)
