@@ -12,6 +12,7 @@ clerk       writes down what becomes of it
 receipts    tells it: stream, topics, ledger
 ledger      counts per request
 queries     answers about requests
+recovery    writes receipts that a crash has left out
 sweeper     collects what is over for vehicles that are away
 service     what operators ask for; views: what they see
 plugin      puts it together, and listens

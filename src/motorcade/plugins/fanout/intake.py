@@ -7,8 +7,9 @@
 Rule 1: a batch is checked as a whole before anything of it is stored.
 Rule 2: appends begin in the order in which batches came, so that a request that is issued again replaces the one before
         and not the other way round.
-Rule 3: the publisher is answered when the entries and their receipts are stored. If the node dies in between, it has no
-        answer and publishes again: in mode `replace` that replaces what was stored.
+Rule 3: the publisher is answered when the entries and their receipts are stored. With the entries an intent is stored,
+        and removed with the receipts: if the node dies in between, the next start finds the intent and writes what is
+        missing (`recovery`).
 Rule 4: a vehicle that has as many messages pending as it may have gets no more: its own delivery has `failed`, with the
         reason `pending_limit`, and the answer tells how many were `rejected`. One vehicle that never comes must not
         hold up a campaign.
@@ -20,6 +21,7 @@ import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
@@ -35,12 +37,13 @@ from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.desk import Desk, Phase, delivery_of
 from motorcade.plugins.fanout.receipts import Receipts
-from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
-from motorcade.plugins.fanout.tables import DATA, PRIORITISED, REQUESTS, STATE, done_of, owner_of
+from motorcade.plugins.fanout.record import DataRecord, EntryRecord, IntentRecord, RecordError, decode_data, encode
+from motorcade.plugins.fanout.tables import DATA, INTENTS, PRIORITISED, REQUESTS, STATE, done_of, owner_of
 from motorcade.storage.ports import Appended, Bound, Draft, Store, StoreError, StoreFullError
 
 CACHED: Final = 64  #: data that was published lately, kept in memory
 CACHED_OCTETS: Final = 16 * 1024**2
+RETRY: Final = 1.0  #: seconds until receipts that could not be stored are tried again
 FLOORS: Final = 100_000  #: vehicles of which it is known how many messages were pending once
 
 
@@ -69,13 +72,14 @@ class Accepted:
 class Job:
     """A batch on its way."""
 
-    __slots__ = ("batch", "done", "guid", "now", "publisher", "result")
+    __slots__ = ("batch", "done", "guid", "key", "now", "publisher", "result")
 
     def __init__(self, batch: Batch, message: Message, now: float) -> None:
         self.batch = batch
         self.guid = message.guid
         self.publisher = message.publisher
         self.now = now
+        self.key = message.guid.hex() or token_hex(16)  #: of its intent
         self.result = Accepted(batch.duplicates)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -304,8 +308,11 @@ class Intake:
         parsed = job.batch
         key = parsed.request_id.encode() if parsed.mode == "replace" else b""
         draft = Draft(encode(entry), data, key=key)
-        owners = [owner_of(vin) for vin in parsed.vins]
-        return await self._store.mailboxes.append(owners, draft, job.now)
+        batch = self._store.batch()
+        intent = IntentRecord(parsed.request_id, "".join(parsed.vins), job.now)
+        batch.put(INTENTS, job.key, encode(intent))  # first: where batches are not atomic it must not be missing
+        batch.append([owner_of(vin) for vin in parsed.vins], draft, job.now)
+        return await batch.commit()
 
     async def _finish(self, job: Job, entry: EntryRecord, data: bytes, commit: asyncio.Future[list[Appended]]) -> None:
         try:
@@ -349,34 +356,46 @@ class Intake:
     async def _write_receipts(self, job: Job, answers: list[Appended], rejected: dict[str, int]) -> None:
         parsed, result = job.batch, job.result
         vins = parsed.vins
-        positions = [answer.position for answer in answers]
-        values = self._receipts.accepted(vins, positions, parsed.request_id, job.now)
-        others = [
-            self._receipt(job, vin, answer.replaced, State.REPLACED, "reissued")
+        ends = [
+            (vin, answer.replaced, State.REPLACED, "reissued")
             for vin, answer in zip(vins, answers, strict=True)
             if answer.replaced and self._desk.end_entry(vin, answer.replaced)
         ]
-        others += [
-            self._receipt(job, vin, position, State.FAILED, "pending_limit") for vin, position in rejected.items()
+        ends += [
+            (vin, position, State.FAILED, "pending_limit")
+            for vin, position in rejected.items()
+            if self._desk.end_entry(vin, position)
         ]
-        more = self._receipts.values(others)
+        others = [self._receipt(job, *end) for end in ends]
+        positions = [answer.position for answer in answers]
+        while True:
+            values = self._receipts.accepted(vins, positions, parsed.request_id, job.now)
+            more = self._receipts.values(others)
+            try:
+                await self._commit_receipts(job, values, more, others)
+                break
+            except StoreError as error:  # what is stored must be told of, sooner or later
+                self._receipts.failed(values, error)
+                self._receipts.failed(more, error)
+                self._log.error("fanout_receipts_not_stored", request_id=parsed.request_id, error=str(error))
+                await asyncio.sleep(RETRY)
+        result.accepted = len(vins) - len(rejected)
+        result.rejected = len(rejected)
+        result.replaced = sum(1 for receipt in others if receipt.state is State.REPLACED)
+        self._receipts.written_accepted(vins, positions, parsed.request_id, job.now, values)
+        self._receipts.written(others, more)
+
+    async def _commit_receipts(
+        self, job: Job, values: Sequence[bytes], more: Sequence[bytes], others: Sequence[Receipt]
+    ) -> None:
         batch = self._store.batch()
         self._receipts.stage(batch, values, job.now)
         self._receipts.stage(batch, more, job.now)
         bound = Bound(entries=self._desk.config.history)
         for receipt in others:
             batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), job.now, bound)
-        try:
-            await batch.commit()
-        except StoreError as error:
-            self._receipts.failed(values, error)
-            self._receipts.failed(more, error)
-            raise
-        result.accepted = len(vins) - len(rejected)
-        result.rejected = len(rejected)
-        result.replaced = sum(1 for receipt in others if receipt.state is State.REPLACED)
-        self._receipts.written_accepted(vins, positions, parsed.request_id, job.now, values)
-        self._receipts.written(others, more)
+        batch.delete(INTENTS, job.key)
+        await batch.commit()
 
     def _receipt(self, job: Job, vin: str, position: int, state: State, reason: str) -> Receipt:
         held = self._desk.hold.get(vin)

@@ -33,6 +33,7 @@ from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.receipts import Receipts
 from motorcade.plugins.fanout.record import RecordError, decode_data, decode_request
+from motorcade.plugins.fanout.recovery import Recovery
 from motorcade.plugins.fanout.service import FanoutService, Parts
 from motorcade.plugins.fanout.source import FanoutSource, is_for
 from motorcade.plugins.fanout.sweeper import Sweeper
@@ -95,6 +96,9 @@ class FanoutPlugin(Plugin):
         await self._restore()
         await self.ledger.load()
         self.context.spawn(self.ledger.run(), "ledger")
+        queries = Queries(self._store, self.ledger, self.context.hub.now)
+        hub = self.context.hub
+        await Recovery(self._store, queries, self.receipts, hub.node, hub.now, self.context.log).run()
         self.context.spawn(self.clerk.run(), "receipts")
         self.context.spawn(self.intake.run(), "intake")
         for worker in self.pool.workers:
@@ -103,7 +107,6 @@ class FanoutPlugin(Plugin):
         self.context.spawn(self._trim(), "trim")
         make = partial(FanoutSource, desk=self.desk, clerk=self.clerk)
         self.context.add_source(Kind("fanout", make, wants=self._wants, multi_topic=True, generic=True, lingers=True))
-        queries = Queries(self._store, self.ledger, self.context.hub.now)
         parts = Parts(
             self._store,
             self.context.hub,

@@ -2,6 +2,7 @@
 
     entry     [1, batch, request id, accepted at, expires at, priority, publisher]
     data      [1, SHA-256 digest, SHA-1 as hex, bytes, time]
+    intent    [1, request id, VINs, time]
     request   [1, state, since, first at, last at, targets, cancelled at]
 
     times     seconds since the epoch; expires at, cancelled at: 0 for never
@@ -51,6 +52,14 @@ class DataRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
     time: float  #: published last
 
 
+class IntentRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """A batch whose receipts may be missing, if the process dies now."""
+
+    request_id: str
+    vins: str  #: one after the other
+    time: float
+
+
 class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
     """What operators have decided about a request. It need not exist: then the request is active."""
 
@@ -69,10 +78,11 @@ class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=Fals
 _encoder = msgspec.msgpack.Encoder()
 _entry = msgspec.msgpack.Decoder(EntryRecord)
 _data = msgspec.msgpack.Decoder(DataRecord)
+_intent = msgspec.msgpack.Decoder(IntentRecord)
 _request = msgspec.msgpack.Decoder(RequestRecord)
 
 
-def encode(record: EntryRecord | DataRecord | RequestRecord) -> bytes:
+def encode(record: EntryRecord | DataRecord | IntentRecord | RequestRecord) -> bytes:
     """A record as the store keeps it."""
     return _encoder.encode(record)
 
@@ -85,6 +95,11 @@ def decode_entry(body: bytes) -> EntryRecord:
 def decode_data(value: bytes) -> DataRecord:
     """The record of published data; `RecordError`."""
     return _decoded(_data, value)
+
+
+def decode_intent(value: bytes) -> IntentRecord:
+    """The record of a batch that was being taken in; `RecordError`."""
+    return _decoded(_intent, value)
 
 
 def decode_request(value: bytes) -> RequestRecord:

@@ -10,6 +10,7 @@
                                           bounded by the option `history`
     records   fanout-data / {data_id}     `record.DataRecord`; the bytes are a blob
     records   fanout-request / {request}  `record.RequestRecord`; whether a request is paused or cancelled
+    records   fanout-intent / {guid}      `record.IntentRecord`; a batch that is stored, its receipts perhaps not yet
     records   fanout-state / prioritised  there is, or was lately, a pending message with a priority
     records   fanout-ledger / …           counts per request, see `ledger.py`
     stream    receipts                    one record (`core.record`) per receipt
@@ -32,6 +33,7 @@ DONE: Final = "fanout-done:"
 DATA: Final = "fanout-data"
 REQUESTS: Final = "fanout-request"
 LEDGER: Final = "fanout-ledger"
+INTENTS: Final = "fanout-intent"
 STATE: Final = "fanout-state"
 PRIORITISED: Final = "prioritised"
 
