@@ -182,12 +182,23 @@ class Source:
         """Something was sent to this source."""
         return None
 
+    @property
+    def asks(self) -> bool | None:
+        """Whether `sending` is to be asked now; None: always, if it is overridden. Looked at before each few messages.
+
+        A source that says False while there is nothing to withdraw or to replace is spared a call for each message.
+        """
+        return None
+
     def sending(self, given: Given) -> Message | None:
         """Asked just before a message is sent, if overridden: the message, a newer one in its place, or None.
 
         None withdraws it: `delivered` is called with `dropped="withdrawn"`. It may be asked twice for one message.
         """
         return given.message
+
+    def sent_run(self, given: Sequence[Given]) -> None:
+        """Messages have left for the client, if overridden: each once, oldest first, and before it is `delivered`."""
 
 
 @dataclass(eq=False, slots=True)

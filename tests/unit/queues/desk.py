@@ -45,6 +45,7 @@ class Client:
     room: int
     blocked: bool = False
     given: list[Item] = field(default_factory=list)  #: and not sent
+    doubtful: set[Item] = field(default_factory=set)  #: of these, what is asked for before it is sent
     inflight: list[Item] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  #: every message that was sent, each time
     consumer: Consumer = field(init=False)
@@ -54,11 +55,15 @@ class Client:
 
     # -- Seat
 
-    def put(self, consumer: Consumer, item: Item) -> None:
+    def put(self, consumer: Consumer, items: list[Item]) -> None:
         assert consumer is self.consumer
-        assert self.room > 0, f"{self.name} was promised nothing"
-        self.room -= 1
-        self.given.append(item)
+        assert self.room >= len(items), f"{self.name} was not promised so many"
+        self.room -= len(items)
+        self.given += items
+
+    def doubt(self, consumer: Consumer, item: Item) -> None:
+        assert consumer is self.consumer
+        self.doubtful.add(item)
 
     # -- the client
 
@@ -67,11 +72,15 @@ class Client:
         some = self.given[:number] if number else list(self.given)
         for item in some:
             self.given.remove(item)
-            message = self.desk.dispatcher.sending(self.consumer, item, self.desk.now)
+            message: Message | None = item.message
+            if item in self.doubtful or item.ends <= self.desk.now:  # nothing else is asked for
+                message = self.desk.dispatcher.sending(self.consumer, item, self.desk.now)
+                self.doubtful.discard(item)
             if message is None:
                 self.room += 1
                 self.desk.dispatcher.not_sent(self.consumer, item, self.desk.now)
             else:
+                self.desk.dispatcher.sent(self.consumer, [item], self.desk.now)
                 self.inflight.append(item)
                 self.seen.append(int(message.payload))
         return bool(some)

@@ -10,11 +10,13 @@ Rule 1: a message that waits is in memory once, and is given to one consumer at 
 Rule 2: what is given back goes before what is behind it in the store: order is lost only where consumers lose it.
 Rule 3: up to `Level.cursor` everything is in memory or on its way out. What lies behind is read when somebody has room.
         Without consumers nothing is in memory; what waited is read again (`_rewind`).
-Rule 4: a message is counted as sent when it leaves for the client (`sending`), not when it is given: what a client has
-        never got is no attempt.
+Rule 4: a message is counted as sent when it has left for the client (`sent`), not when it is given: what a client has
+        never got is no attempt, but for what is too large for it.
 Rule 5: what a client was promised is a promise to all its queues together, so it is asked for each time (`room`).
 Rule 6: a client that does not take what it was given (its window is full) shall not keep it from one that would: what
         was not sent for `BLOCKED` seconds goes to a consumer that has room and nothing unsent itself.
+Rule 7: what was given and may not be sent any more is told to the seat at once (`doubt`), which asks (`sending`) before
+        it is sent; so is what was kept until it was too old. Nothing else is asked for: most messages leave unasked.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ MOST_SKIPPED: Final = 256  #: messages that those with room may not get, before 
 PATIENCE: Final = 1.0  #: seconds that a refused message waits for a consumer that has not refused it, but has no room
 
 BLOCKED: Final = 0.05  #: seconds after which a message that was given and not sent may go to another consumer
+SENT: Final = inf  #: in place of the time at which a message was given
 
 DISCONNECTED: Final = "disconnected"
 UNSUBSCRIBED: Final = "unsubscribed"
@@ -89,8 +92,11 @@ class Seat(Protocol):
     def room(self) -> int:
         """Messages it may be given now."""
 
-    def put(self, consumer: Consumer, item: Item) -> None:
-        """Give it a message."""
+    def put(self, consumer: Consumer, items: list[Item]) -> None:
+        """Give it messages, not more than it has room for."""
+
+    def doubt(self, consumer: Consumer, item: Item) -> None:
+        """Ask before this message is sent, which it was given before (rule 7)."""
 
 
 class Consumer:
@@ -102,9 +108,9 @@ class Consumer:
         self.name = name
         self.filter = filter_
         self.seat = seat
-        #: Given and not settled, oldest first; whether it was sent. What another one got meanwhile stays until the
+        #: Given and not settled, oldest first; since when, or `SENT`. What another one got meanwhile stays until the
         #: client has answered, or is about to send it: it must not get the same message twice.
-        self.items: dict[Item, bool] = {}
+        self.items: dict[Item, float] = {}
         self.sent = 0  #: of these, sent
 
     @property
@@ -131,6 +137,7 @@ class Level:
     def __init__(self, number: int) -> None:
         self.number = number
         self.cursor = 0  #: position up to which everything is known (rule 3)
+        self.highest = 0  #: position that was known, whether the cursor is still behind it or not
         self.behind = True  #: there may be more behind it
         self.reading = False
         self.grown = False  #: something was appended while it was read
@@ -201,7 +208,7 @@ class Dispatcher:
         self._levels = {number: Level(number) for number in range(options.priorities)}
         self._down = tuple(reversed(self._levels.values()))
         self._due: dict[Item, float] = {}  # sent, and until when it is to be acknowledged; in the order of the times
-        self._unsent: dict[Item, float] = {}  # given and not sent, and since when; oldest first
+        self._gave = False  # something may be given and not sent
         self.unmarked: dict[Item, None] = {}  #: sent, and how often is not noted yet
         self._delayed: list[tuple[float, int, Item]] = []
         self._serial = count()
@@ -222,13 +229,13 @@ class Dispatcher:
         """A consumer is gone: others get what it has not acknowledged."""
         self.consumers.pop(consumer, None)
         self._ready.discard(consumer)
-        held = [(item, sent) for item, sent in consumer.items.items() if item.consumer is consumer]
+        held = [(item, since) for item, since in consumer.items.items() if item.consumer is consumer]
         consumer.items.clear()
         consumer.sent = 0
-        for item, sent in held:
+        for item, since in held:
             if item.state is State.GIVEN:
                 self._take_from(item)
-                if sent and not self._in_vain(item, consumer, reason, now):
+                if since == SENT and not self._in_vain(item, consumer, reason, now):
                     continue
                 self._levels[item.level].put_back(item)
         if self.consumers:
@@ -245,47 +252,76 @@ class Dispatcher:
     def sending(self, consumer: Consumer, item: Item, now: float) -> Message | None:
         """A message is about to be sent; None: it must not be any more."""
         if item.state is State.WAITING and item in consumer.items:
-            item.state, item.consumer = State.GIVEN, consumer  # it was late, but nobody else had room for it
+            item.state, item.consumer = State.GIVEN, consumer  # another one had it for a while, and is gone
         if item.state is not State.GIVEN or item.consumer is not consumer:
             return None
         if item.ends <= now:
             self._expire(item)
             return None
-        if consumer.items[item]:
-            return item.message  # asked once more
-        consumer.items[item] = True
-        consumer.sent += 1
-        item.attempts += 1
-        self._counters["delivered"] += 1
-        self._mark(item, at_once=item.attempts > 1)
-        self._unsent.pop(item, None)
-        timeout = self.options.ack_timeout
-        if timeout:
-            self._due[item] = now + timeout
-            if now + timeout < self._alarm_at:
-                self._set_alarm(now + timeout, now)
-        if self._unsent and consumer.is_hungry:
-            self._look_for_blocked(now)
         return item.message
+
+    def sent(self, consumer: Consumer, items: Sequence[Item], now: float) -> None:
+        """Messages have left for the client (rule 4)."""
+        held, due, unmarked = consumer.items, self._due, self.unmarked
+        until = now + self.options.ack_timeout
+        may_be_late = until > now
+        again = False
+        number = 0
+        nothing_to_mark = not unmarked
+        for item in items:
+            if held.get(item, SENT) == SENT:
+                continue  # the queue is gone, or it was told before
+            held[item] = SENT
+            number += 1
+            item.attempts += 1
+            if item.attempts > 1:
+                again = True
+            unmarked[item] = None
+            if may_be_late and item.consumer is consumer:
+                due[item] = until
+        if not number:
+            return
+        consumer.sent += number
+        self._counters["delivered"] += number
+        if nothing_to_mark or again:
+            self._outside.mark(at_once=again)
+        if may_be_late and until < self._alarm_at:
+            self._set_alarm(until, now)
+        if self._gave and len(self.consumers) > 1 and consumer.is_hungry:
+            self._look_for_blocked(now)
 
     def acknowledged(self, consumer: Consumer, items: Iterable[Item], now: float) -> None:
         """A consumer is done with messages, be it late."""
+        held, due, unmarked = consumer.items, self._due, self.unmarked
         done: list[Item] = []
+        sent = 0
         for item in items:
-            if consumer.items.pop(item, False):
-                consumer.sent -= 1
-            if item.state is State.FORGOTTEN and not self.closed:  # its client has unsubscribed, and was the last one
-                done.append(self._levels[item.level].items.get(item.position, item))
-            elif item.state is not State.DONE and not self.closed:
+            if held.pop(item, None) == SENT:
+                sent += 1
+            if item.state is State.GIVEN and item.consumer is consumer:  # most: as `_end` does it, but written out
+                item.state = State.DONE
+                item.consumer = None
+                due.pop(item, None)
+                unmarked.pop(item, None)
+                self._levels[item.level].items.pop(item.position, None)
                 done.append(item)
+            elif item.state is State.FORGOTTEN and not self.closed:  # its client has unsubscribed, and was the last one
+                item = self._levels[item.level].items.get(item.position, item)  # noqa: PLW2901 - it was read again
+                self._end(item)
+                done.append(item)
+            elif item.state is not State.DONE and not self.closed:
+                self._end(item)
+                done.append(item)
+        consumer.sent -= sent
         if done:
             self._counters["acknowledged"] += len(done)
-            self._finish(done)
+            self._remove(done)
         self.has_room(consumer, now)
 
     def refused(self, consumer: Consumer, item: Item, reason: str, now: float) -> None:
-        """A consumer does not take a message."""
-        self._settle(consumer, item)
+        """A consumer does not take a message, or cannot be sent it."""
+        if not self._settle(consumer, item):
+            item.attempts += 1  # or it would be tried for ever
         if item.state is State.GIVEN and item.consumer is consumer and not self.closed:
             self._counters["refused"] += 1
             self._take_from(item)
@@ -304,16 +340,17 @@ class Dispatcher:
                 self._levels[item.level].put_back(item)
         self.has_room(consumer, now)
 
-    def _settle(self, consumer: Consumer, item: Item) -> None:
-        """A consumer has a message no longer."""
-        if consumer.items.pop(item, False):
-            consumer.sent -= 1
+    def _settle(self, consumer: Consumer, item: Item) -> bool:
+        """A consumer has a message no longer; whether it had been sent it."""
+        if consumer.items.pop(item, SENT) != SENT:
+            return False
+        consumer.sent -= 1
+        return True
 
     def _take_from(self, item: Item) -> None:
         """Nobody has a message any more."""
         item.consumer = None
         self._due.pop(item, None)
-        self._unsent.pop(item, None)
 
     def _in_vain(self, item: Item, consumer: Consumer, reason: str, now: float) -> bool:
         """A message was sent in vain; False if that was once too often."""
@@ -325,14 +362,9 @@ class Dispatcher:
         if 0 < self.options.max_attempts <= item.attempts:
             self._bury(item, reason)
             return False
-        self._mark(item, at_once=True)
-        return True
-
-    def _mark(self, item: Item, *, at_once: bool) -> None:
-        """The store shall know how often a message was sent, if it is not finished before."""
-        if at_once or not self.unmarked:
-            self._outside.mark(at_once=at_once)
         self.unmarked[item] = None
+        self._outside.mark(at_once=True)
+        return True
 
     def _find_another(self, item: Item, consumer: Consumer, now: float) -> None:
         """A message was refused: to another consumer at once, to the same one after a while."""
@@ -362,29 +394,20 @@ class Dispatcher:
 
     def insert(self, item: Item) -> None:
         """Take what was appended just now; `dispatch` gives it to somebody."""
-        self._add(self._levels[item.level], item)
+        self._add(self._levels[item.level], [item])
 
-    def fetched(self, level: int, items: Iterable[Item], last: int, now: float, *, more: bool) -> None:
+    def fetched(self, level: int, items: list[Item], last: int, now: float, *, more: bool) -> None:
         """Messages were read; `last` is the position of the last one, 0: there was none; `more`: perhaps not all."""
         at = self._levels.get(level)
         if at is None or self.closed:
             return
         if at.rewound:
-            items, last, more = (), 0, True
-        octets = number = 0
-        for item in items:
-            octets += item.size
-            number += 1
-            position = item.position
-            if position in at.items or position in at.leaving or position in at.missed or position <= at.cursor:
-                continue
-            note = at.notes.pop(position, None)
-            if note is not None:
-                item.attempts = max(item.attempts, note[0])
-                item.history = note[1]
-            self._add(at, item)
-        if number:
-            at.average = octets / number
+            items, last, more = [], 0, True
+        if items:
+            at.average = sum([item.size for item in items]) / len(items)
+        if at.missed or (items and items[0].position <= at.highest):
+            items = self._unknown(at, items)
+        self._add(at, items)
         at.cursor = max(at.cursor, last)
         at.behind = more or at.grown
         at.reading = at.grown = at.rewound = False
@@ -394,6 +417,20 @@ class Dispatcher:
             self.dispatch(now)
         else:
             self._rewind()
+
+    def _unknown(self, at: Level, items: list[Item]) -> list[Item]:
+        """Of messages that were read, those that are neither in memory nor gone, with what is remembered of them."""
+        found: list[Item] = []
+        for item in items:
+            position = item.position
+            if position in at.items or position in at.leaving or position in at.missed or position <= at.cursor:
+                continue
+            note = at.notes.pop(position, None)
+            if note is not None:
+                item.attempts = max(item.attempts, note[0])
+                item.history = note[1]
+            found.append(item)
+        return found
 
     def not_fetched(self, level: int) -> None:
         """Nothing could be read."""
@@ -423,30 +460,44 @@ class Dispatcher:
         if item is not None:
             self._end(item)
 
-    def _add(self, at: Level, item: Item) -> None:
-        item.dispatcher = self
-        item.ends = self._ends(item)
-        at.items[item.position] = item
-        at.cursor = max(at.cursor, item.position)
-        at.ahead.append(item)
-        at.octets += item.size
+    def _add(self, at: Level, items: list[Item]) -> None:
+        """Messages wait in memory from now on; in the order of the store, and behind all others."""
+        if not items:
+            return
+        known, ends = at.items, self._ends
+        for item in items:
+            item.dispatcher = self
+            item.ends = ends(item)
+            known[item.position] = item
+            at.octets += item.size
+        at.ahead += items
+        at.cursor = max(at.cursor, items[-1].position)
+        at.highest = max(at.highest, at.cursor)
 
     def _ends(self, item: Item) -> float:
-        ends = inf if item.message.expires_at is None else item.message.expires_at
         retention = self.options.retention
-        return min(ends, item.stored_at + retention) if retention else ends
+        ends = item.stored_at + retention if retention else inf
+        expires_at = item.message.expires_at
+        return ends if expires_at is None or expires_at > ends else expires_at
 
     def _end(self, item: Item) -> None:
+        """Nothing happens to a message any more."""
         item.state = State.DONE
+        self._doubt(item)
         item.consumer = None
         self._due.pop(item, None)
-        self._unsent.pop(item, None)
         self.unmarked.pop(item, None)
         self._levels[item.level].items.pop(item.position, None)
 
-    def _finish(self, items: list[Item]) -> None:
+    def _doubt(self, item: Item) -> None:
+        """Whoever has a message and was not sent it asks before that happens (rule 7)."""
+        consumer = item.consumer
+        if consumer is not None and consumer.items.get(item, SENT) != SENT:
+            consumer.seat.doubt(consumer, item)
+
+    def _remove(self, items: list[Item]) -> None:
+        """Messages that have ended leave the store."""
         for item in items:
-            self._end(item)
             at = self._levels[item.level]
             at.leaving.add(item.position)
             if at.notes:
@@ -455,7 +506,8 @@ class Dispatcher:
 
     def _expire(self, item: Item) -> None:
         self._counters["expired"] += 1
-        self._finish([item])
+        self._end(item)
+        self._remove([item])
 
     def _bury(self, item: Item, reason: str) -> None:
         self._end(item)
@@ -483,14 +535,14 @@ class Dispatcher:
             at.back.clear()
         self._delayed.clear()
         self._due.clear()
-        self._unsent.clear()
+        self._gave = False
         self._set_alarm(inf, 0.0)
 
     # -- giving
 
     def dispatch(self, now: float) -> None:
         """Give what waits to whoever has room."""
-        if self._dispatch(now) and self._unsent:
+        if self._dispatch(now) and self._gave and len(self.consumers) > 1:
             self._look_for_blocked(now)
 
     def _dispatch(self, now: float) -> bool:
@@ -499,6 +551,9 @@ class Dispatcher:
         skipped: list[Item] = []
         gave = False
         while (consumer := ready.pick()) is not None and len(skipped) < MOST_SKIPPED:
+            if ready.is_alone and self._give_run(consumer, now):
+                gave = True
+                continue
             item = self._next(now)
             if item is None:
                 break
@@ -536,10 +591,38 @@ class Dispatcher:
         item.consumer = consumer
         if item.attempts:
             self._counters["redispatched"] += 1
-        consumer.items[item] = False
-        self._unsent[item] = now
-        consumer.seat.put(consumer, item)
+        consumer.items[item] = now
+        self._gave = True
+        consumer.seat.put(consumer, [item])
         self._ready.given(consumer)
+
+    def _give_run(self, consumer: Consumer, now: float) -> bool:
+        """Give the only one who has room what was never sent and is next, up to the first with a story of its own."""
+        for at in self._down:
+            if at.ahead or at.back or at.behind or at.reading:
+                break
+        ahead, held = at.ahead, consumer.items
+        if at.back:
+            return False
+        items: list[Item] = []
+        room = consumer.room
+        while ahead and room:
+            item = ahead[0]
+            if item.state is State.WAITING:
+                if item.attempts or item.tried or item.ends <= now:
+                    break
+                item.state = State.GIVEN
+                item.consumer = consumer
+                held[item] = now
+                items.append(item)
+                room -= 1
+            at.octets -= item.size
+            ahead.popleft()
+        if items:
+            self._gave = True
+            consumer.seat.put(consumer, items)
+            self._ready.given(consumer)
+        return bool(items)
 
     def _look_for_blocked(self, now: float) -> None:
         """Somebody may be glad of what another one does not take (rule 6). Looked at later: looking has a price."""
@@ -547,21 +630,38 @@ class Dispatcher:
 
     def _share_blocked(self, now: float) -> float:
         """Give what was not sent for a while to those who wait for something; when to look again, if at all."""
-        if not self._unsent:
+        if not self._gave:
             return inf
         hungry = [consumer for consumer in self._ready.those_with_room() if consumer.is_hungry]
+        if not hungry:
+            return inf
+        unsent = self._unsent()
+        self._gave = bool(unsent)
         turn = cycle(hungry)
-        for item, since in list(self._unsent.items()) if hungry else ():
+        for since, _, _, item in unsent:
             if since + BLOCKED > now:
                 return since + BLOCKED
             for _ in hungry:
                 consumer = next(turn)
                 if consumer.room > 0 and consumer.may_get(item):
-                    self._take_from(item)  # who had it finds out when it wants to send it (`sending`)
+                    self._doubt(item)  # who had it finds out when it wants to send it (`sending`)
+                    self._take_from(item)
                     item.tried = True
                     self._give(item, consumer, now)
                     break
         return inf
+
+    def _unsent(self) -> list[tuple[float, int, int, Item]]:
+        """What was given and not sent: since when, and what it is, in the order in which it was given."""
+        unsent = [
+            (since, -item.level, item.position, item)
+            for consumer in self.consumers
+            if not consumer.is_hungry
+            for item, since in consumer.items.items()
+            if since != SENT and item.consumer is consumer
+        ]
+        unsent.sort(key=lambda one: one[:3])
+        return unsent
 
     def _read_ahead(self) -> None:
         """Read on where the next messages come from, while somebody takes them."""
@@ -633,6 +733,7 @@ class Dispatcher:
         for at in self._down:
             for item in at.items.values():
                 item.ends = self._ends(item)
+                self._doubt(item)  # it may be too old now
         self.dispatch(now)
 
     def close(self) -> list[Consumer]:
@@ -641,6 +742,8 @@ class Dispatcher:
         consumers = list(self.consumers)
         for consumer in consumers:
             self._ready.discard(consumer)
+            for item in consumer.items:
+                self._doubt(item)
             consumer.items.clear()
             consumer.sent = 0
         self.consumers.clear()

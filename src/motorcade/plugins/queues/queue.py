@@ -270,22 +270,30 @@ class Queue:
             self.dispatcher.not_fetched(level)
             self.dispatch()
             return
-        items = [item for entry in entries if (item := self._read_item(level, entry)) is not None]
+        items = self._items(level, entries)
         last = entries[-1].position if entries else 0
         self.dispatcher.fetched(level, items, last, tools.now(), more=len(entries) == limit)
 
-    def _read_item(self, level: int, entry: Entry) -> Item | None:
-        try:
-            stored = record.decode(entry.body)
-        except RecordError as error:
-            self._tools.counters["unreadable"] += 1
-            self._tools.log.error(  # noqa: TRY400 - the error says enough
-                "queue_entry_unreadable", queue=self.name, position=entry.position, error=str(error)
+    def _items(self, level: int, entries: Iterable[Entry]) -> list[Item]:
+        """What was read, as far as it can be."""
+        items: list[Item] = []
+        decode, message_of = record.decode, record.message_of
+        for entry in entries:
+            body, payload = entry.body, entry.payload
+            try:
+                stored = decode(body)
+            except RecordError as error:
+                self._tools.counters["unreadable"] += 1
+                self._tools.log.error(  # noqa: TRY400 - the error says enough
+                    "queue_entry_unreadable", queue=self.name, position=entry.position, error=str(error)
+                )
+                continue
+            message = message_of(stored, payload)
+            size = len(body) + len(payload)
+            items.append(
+                Item(level, entry.position, message, size, entry.stored_at, entry.mark, stored.qos, stored.dead)
             )
-            return None
-        size = len(entry.body) + len(entry.payload)
-        message = record.message_of(stored, entry.payload)
-        return Item(level, entry.position, message, size, entry.stored_at, entry.mark, stored.qos, stored.dead)
+        return items
 
     def finish(self, items: Sequence[Item]) -> None:
         self._entries -= len(items)

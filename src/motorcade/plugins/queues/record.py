@@ -44,7 +44,7 @@ class Dead(msgspec.Struct, array_like=True, frozen=True):
     history: tuple[Attempt, ...]  #: oldest first; the newest `MOST_HISTORY`
 
 
-class Stored(msgspec.Struct, array_like=True, frozen=True, tag=1):
+class Stored(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     """A message without payload."""
 
     topic: str

@@ -2,12 +2,14 @@
 
 It keeps no messages. What a dispatcher gives it (`put`) leaves with the answer of the callback that is running, or, if
 none of its own is, with the next one, which it asks for (`wake`). `told` is what the carrier has promised; what was put
-and not handed over yet counts against it.
+and not handed over yet counts against it. The carrier asks before it sends only while there is something that may have
+to be withdrawn (`asks`), and says afterwards what was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from motorcade.core.message import Message
@@ -15,7 +17,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, Why
 from motorcade.plugins.queues import dispatcher as reasons
-from motorcade.plugins.queues.dispatcher import Consumer, Dispatcher, Item
+from motorcade.plugins.queues.dispatcher import SENT, Consumer, Dispatcher, Item
 from motorcade.plugins.queues.options import NOUN
 from motorcade.plugins.queues.tables import PREFIX
 
@@ -45,6 +47,8 @@ class QueueSource(Source):
         self._told = 0
         self._share = ALL  # of what it was told: how much the outbox may hold while one queue is asked
         self._outbox: list[Given] = []
+        self._doubtful: dict[Item, str] = {}  # given, and perhaps not to be sent; its filter
+        self._soonest = inf  # when the first of what was given may be too old
         self._inside = False
         self._awake = False
 
@@ -54,10 +58,15 @@ class QueueSource(Source):
     def room(self) -> int:
         return min(self._told, self._share) - len(self._outbox)
 
-    def put(self, consumer: Consumer, item: Item) -> None:
-        self._outbox.append(Given(item.message, consumer.filter, item))
+    def put(self, consumer: Consumer, items: list[Item]) -> None:
+        filter_ = consumer.filter
+        self._outbox += [Given(item.message, filter_, item) for item in items]
+        self._soonest = min(self._soonest, *[item.ends for item in items])
         if not self._inside:
             self.wake()
+
+    def doubt(self, consumer: Consumer, item: Item) -> None:
+        self._doubtful[item] = consumer.filter
 
     def wake(self) -> None:
         if not self._awake:
@@ -86,6 +95,7 @@ class QueueSource(Source):
             self.withdraw(consumer)
             name = filter_.removeprefix(PREFIX)
             self._queues.leave(name, consumer, _LEFT.get(why, reasons.DISCONNECTED))
+            self._doubtful = {item: of for item, of in self._doubtful.items() if of != filter_}
 
     def terminate(self) -> None:
         for filter_ in list(self._consumers):
@@ -93,7 +103,19 @@ class QueueSource(Source):
 
     def withdraw(self, consumer: Consumer) -> None:
         """What was put for a consumer and not handed over shall not be."""
+        self._sure(given for given in self._outbox if given.filter == consumer.filter)
         self._outbox = [given for given in self._outbox if given.filter != consumer.filter]
+
+    @property
+    def asks(self) -> bool:
+        now = self._queues.now()
+        if self._soonest <= now:
+            self._soonest = min((item.ends for item in self._unsent()), default=inf)
+        return bool(self._doubtful) or self._soonest <= now
+
+    def _unsent(self) -> Iterator[Item]:
+        for consumer in self._consumers.values():
+            yield from (item for item, since in consumer.items.items() if since != SENT)
 
     def sending(self, given: Given) -> Message | None:
         item: Item = given.tag
@@ -101,6 +123,15 @@ class QueueSource(Source):
         if consumer is None or item.dispatcher is None:
             return None
         return item.dispatcher.sending(consumer, item, self._queues.now())
+
+    def sent_run(self, given: Sequence[Given]) -> None:
+        if self._doubtful:
+            self._sure(given)
+        now = self._queues.now()
+        for home, filter_, items in _by_queue(given):
+            consumer = self._consumers.get(filter_)
+            if consumer is not None:
+                home.sent(consumer, items, now)
 
     def info(self, what: object, desired: int) -> Answer:
         if what is GO:
@@ -119,6 +150,8 @@ class QueueSource(Source):
 
     def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
         self._told = ack.desired
+        if self._doubtful:
+            self._sure(given)
         self._inside = True
         if len(self._consumers) > 1:
             self._share = 0  # the room is for all of its queues, not for the one whose message has made it
@@ -135,6 +168,11 @@ class QueueSource(Source):
             self._inside = False
             self._share = ALL
         return self._hand_over()
+
+    def _sure(self, given: Iterable[Given]) -> None:
+        """It is known what has become of messages: nobody will ask for them any more."""
+        for one in given:
+            self._doubtful.pop(one.tag, None)
 
     def _ask_all(self) -> None:
         """Let every queue of this client give its share, another one first each time; then what is left to any."""
@@ -163,16 +201,19 @@ class QueueSource(Source):
 
 
 def _by_queue(given: Sequence[Given]) -> Iterator[tuple[Dispatcher, str, list[Item]]]:
-    """Messages by the dispatchers that have given them. Mostly it is one."""
-    first: Item = given[0].tag
-    items: list[Item] = [one.tag for one in given]
-    if all(item.dispatcher is first.dispatcher for item in items):
-        if first.dispatcher is not None:
-            yield first.dispatcher, given[0].filter, items
-        return
+    """Messages by the dispatchers that have given them, in their order. Mostly it is one."""
+    items: list[Item] = []
+    home: Dispatcher | None = None
+    filter_ = ""
     for one in given:
-        if one.tag.dispatcher is not None:
-            yield one.tag.dispatcher, one.filter, [one.tag]
+        item: Item = one.tag
+        if item.dispatcher is not home:
+            if home is not None:
+                yield home, filter_, items
+            home, filter_, items = item.dispatcher, one.filter, []
+        items.append(item)
+    if home is not None:
+        yield home, filter_, items
 
 
 def _settle(home: Dispatcher, consumer: Consumer, items: list[Item], ack: Ack, now: float) -> None:

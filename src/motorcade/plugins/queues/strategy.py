@@ -55,6 +55,11 @@ class RoundRobin(Generic[M]):
             self.discard(member)
         return None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else may have room beside the one that was picked."""
+        return len(self._members) == 1
+
     def those_with_room(self) -> list[M]:
         """Everybody, in the order of the strategy, for a message that not all may get."""
         return [member for member in self._sorted(self._members) if member.room > 0]
