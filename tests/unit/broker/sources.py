@@ -19,7 +19,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from motorcade.broker.carrier import Carrier, InstanceFeed, Lane
+from motorcade.broker.carrier import Carrier
+from motorcade.broker.lane import InstanceFeed, Lane
 from motorcade.broker.session import Session
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from motorcade.broker import carrier as carrier_module
-from motorcade.broker.carrier import BACKOFF, INBOX, MAX_BACKOFF, STEP, STEP_OCTETS, Carrier
+from motorcade.broker.carrier import BACKOFF, INBOX, MAX_BACKOFF, Carrier
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.mailbox import IDS_OF_MAILBOX
+from motorcade.broker.turns import STEP, STEP_OCTETS
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError
 from motorcade.core.message import Message
