@@ -36,9 +36,9 @@ ROUNDS ?= 20
 ENGINE ?= rocksdb,redis
 
 .PHONY: chaos
-chaos: setup ## Kill a node under load and count every message (ROUNDS=100 ENGINE=rocksdb; see docs/chaos.md)
+chaos: setup ## Kill a node under load and count every message (ROUNDS=100 ENGINE=rocksdb FANOUT=1; see docs/chaos.md)
 	@scripts/need-commands redis-server
-	@.venv/bin/python -m tests.chaos.crash --rounds $(ROUNDS) --engine $(ENGINE) $(ARGS)
+	@.venv/bin/python -m tests.chaos.$(if $(FANOUT),fanout,crash) --rounds $(ROUNDS) --engine $(ENGINE) $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types and import contracts

@@ -73,12 +73,15 @@ class Backing:
 class Victim:
     """One node in the eyes of its clients; many processes, one after the other."""
 
-    def __init__(self, backing: Backing, data: Path, *, durability: str = "") -> None:
+    def __init__(
+        self, backing: Backing, data: Path, *, durability: str = "", config: str = "", http: bool = False
+    ) -> None:
         self.address = Endpoint("127.0.0.1", free_port())
         self.backing = backing
         self.data = data
         self.starts = 0
-        self.config = CONFIG + (f'[store]\ndurability = "{durability}"\n' if durability else "")
+        self.config = CONFIG + (f'[store]\ndurability = "{durability}"\n' if durability else "") + config
+        self._http = http
         self.tracebacks: list[str] = []
         self._process: NodeProcess | None = None
 
@@ -106,10 +109,16 @@ class Victim:
     def _new(self) -> NodeProcess:
         assert self._process is None, "there is a node already"
         self.starts += 1
-        node = NodeProcess("--store", self.backing.url, config=self.config, data=self.data)
+        node = NodeProcess("--store", self.backing.url, config=self.config, data=self.data, http=self._http)
         node.mqtt = self.address
         self._process = node
         return node
+
+    @property
+    def http(self) -> Endpoint:
+        """The control port of the present process."""
+        assert self._process is not None and self._process.http is not None, "there is none"
+        return self._process.http
 
     @property
     def is_alive(self) -> bool:

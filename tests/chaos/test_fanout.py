@@ -1,0 +1,91 @@
+"""The crash test of the fan-out in short, and its judge. `make chaos FANOUT=1 ROUNDS=100` is the long one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import pytest
+
+from motorcade.core.receipt import Receipt, State
+from motorcade.core.vin import make_vin
+from motorcade.fleet import Received
+from tests.chaos.audit import Audit, audit
+from tests.chaos.fanout import Options, crash, report
+from tests.chaos.platform import Batch
+
+VIN = make_vin(1)
+DIGEST = hashlib.sha256(b"data").digest()
+
+
+def test_nothing_promised_to_a_platform_is_lost_when_the_node_is_killed() -> None:
+    """A few kills under a fan-out to vehicles of all sorts."""
+    outcome = crash(Options(rounds=2, engine="rocksdb", vehicles=20, seed=3, quiet=True))
+    assert outcome.audit.passed, report(outcome)
+    assert outcome.audit.batches and outcome.audit.ended[State.ACKED]
+    assert outcome.kills.total() > 2
+
+
+# -- the judge
+
+
+def batch(number: int = 1, request: str = "r", mode: str = "replace", reason: int | None = 0) -> Batch:
+    return Batch(number, request, (VIN,), b"data", mode, 0, None, "", DIGEST, published=1, reason=reason)
+
+
+def told(state: State, position: int = 1, request: str = "r") -> Receipt:
+    return Receipt(state=state, vin=VIN, request_id=request, delivery_id=f"{VIN}.{position}", time=1.0)
+
+
+def got(at: float = 1.0, answered: float | None = 1.0, *, digest: bytes = DIGEST, dup: bool = False) -> Received:
+    return Received("r", digest, 4, 1, dup, 1, 1, at, 0, False, (), answered, None if answered is None else 0)
+
+
+DELIVERED = [told(State.ACCEPTED), told(State.SENT), told(State.ACKED)]
+
+
+def judged(
+    batches: Sequence[Batch], received: Sequence[Received], receipts: Sequence[Receipt], counted: int = 1
+) -> Audit:
+    return audit(batches, {VIN: received}, receipts, {"r": {State.ACKED: counted}}, 1.0)
+
+
+def test_all_is_well() -> None:
+    found = judged([batch()], [got()], DELIVERED)
+    assert found.passed
+    assert (1, 1, 1, 1) == (found.batches, found.promised, found.deliveries, found.received)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batches", "received", "receipts"),
+    [
+        ("lost", [batch()], [], DELIVERED),
+        ("lost", [batch()], [got(answered=None)], DELIVERED),
+        ("lost", [batch(1, mode="append"), batch(2, "s")], [], DELIVERED),
+        ("unanswered", [batch(reason=None)], [got()], DELIVERED),
+        ("not ended", [batch()], [got()], DELIVERED[:2]),
+        ("ended twice", [batch()], [got()], [*DELIVERED, told(State.EXPIRED)]),
+        ("no receipt", [batch(), batch(2)], [got()], DELIVERED),
+        ("invented", [batch()], [got(answered=None)], DELIVERED),
+        ("wrong count", [batch()], [got()], [*DELIVERED, told(State.ACCEPTED, 2), told(State.ACKED, 2)]),
+        ("two at once", [batch()], [got(1.0, 5.0), got(1.5, digest=b"other")], DELIVERED),
+    ],
+)
+def test_what_is_wrong_is_found(
+    kind: str, batches: list[Batch], received: list[Received], receipts: list[Receipt]
+) -> None:
+    assert judged(batches, received, receipts).count(kind)
+
+
+def test_what_is_not_wrong() -> None:
+    """Replaced by a later batch; sent again after a long silence, or with DUP; a final receipt that is there twice."""
+    second = hashlib.sha256(b"second").digest()
+    later = batch(2)
+    later.digest = second
+    receipts = [told(State.ACCEPTED), told(State.ACCEPTED, 2), told(State.REPLACED), told(State.ACKED, 2)]
+    received = [got(1.0, 3.0, digest=second), got(2.0, 3.0, digest=second), got(2.1, 3.0, digest=second, dup=True)]
+    found = audit([batch(), later], {VIN: received}, receipts, {"r": {State.ACKED: 1, State.REPLACED: 1}}, 1.0)
+    assert not found.count("lost") and not found.count("no receipt")
+    assert found.count("two at once") == 0
+    repeated = judged([batch()], [got()], [*DELIVERED, told(State.ACKED)])
+    assert repeated.passed and repeated.repeated == 1

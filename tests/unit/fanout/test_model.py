@@ -1,0 +1,686 @@
+"""The fan-out under everything that can happen to it, against what platforms and vehicles may rely on.
+
+A platform that publishes batches, and a few vehicles that subscribe, unsubscribe, go, come back with or without their
+session, take their own connection over, acknowledge, refuse or are silent; operators that cancel, pause, resume and
+collect; a store that is slow, refuses, or does not say what it has done; a process that is killed. At all times:
+
+    a vehicle has at most one message that it has not answered, but for those that it was silent about for too long
+    messages of one vehicle come in the order in which they were stored, unless their request was paused or has priority
+    nothing begins its way when it has expired, was called off, or while it is paused
+
+And in the end, when the store works and vehicles that are there answer: nothing that could be sent waits, though nobody
+gives a sign of life. When everybody is back: every entry that was ever stored has ended in exactly one state, and that
+is one that fits what has happened to it; the counts of requests are those of the receipts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio import events
+from collections import Counter
+from collections.abc import Coroutine
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.core import receipt as receipts
+from motorcade.core.errors import MotorcadeError
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.receipt import FINAL, Receipt, State
+from motorcade.core.record import decode as decode_record
+from motorcade.core.subscription import Subscription
+from motorcade.core.vin import make_vin
+from motorcade.extension.plugin import Loaded, Plugins
+from motorcade.mqtt.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Puback,
+    Publish,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+)
+from motorcade.mqtt.properties import NONE, Properties
+from motorcade.plugins.fanout.plugin import FanoutPlugin
+from motorcade.plugins.fanout.record import decode_entry
+from motorcade.plugins.fanout.service import FanoutService
+from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, RECEIPTS, TRIGGER, owner_of, vin_of
+from motorcade.storage.ports import Appended, Bound, Draft, StoreError, StoreFullError
+from tests.unit.broker.held_store import HeldStore
+from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
+
+SESSION = 120  #: seconds that sessions outlive connections
+ACK_TIMEOUT = 10.0
+RETENTION = 1000.0
+EXPIRES = 15.0  #: seconds that some batches give their messages
+MAX_PENDING = 4
+OPTIONS = {
+    "ack_timeout": ACK_TIMEOUT,
+    "retry_delay": 1.0,
+    "retry_delay_max": 4.0,
+    "max_attempts": 3,
+    "max_pending": MAX_PENDING,
+    "data_retention": RETENTION,
+    "dispatchers": 2,
+    "gc_budget": 3,
+}
+VINS = tuple(make_vin(number) for number in range(3))
+REQUESTS = ("r0", "r1", "r2")
+STEP = 0.001  #: seconds that pass with everything that is done
+
+
+@dataclass(eq=False)
+class Stored:
+    """An entry that was ever in the mailbox of a vehicle."""
+
+    vin: str
+    position: int
+    request: str
+    payload: bytes
+    priority: int
+    accepted_at: float
+    expires_at: float
+    replaced: bool = False
+    came: int = 0  #: times it has come without DUP
+    answers: Counter[str] = field(default_factory=Counter)  #: yes, no, silence
+
+    @property
+    def name(self) -> str:
+        return receipts.delivery_id(self.vin, self.position)
+
+
+@dataclass(eq=False)
+class Flying:
+    """A packet that the vehicle has not answered."""
+
+    entry: Stored
+    since: float
+    excused: bool = False  #: it was silent about it for too long
+
+
+class Car:
+    """A vehicle. It keeps to the rules of MQTT."""
+
+    def __init__(self, world: Machine, vin: str) -> None:
+        self.world = world
+        self.vin = vin
+        self.filters = (f"agent/{vin}/proxy/request/+", f"agent/{vin}/#")
+        self.peer: Peer | None = None
+        self.on = False
+        self.version = 5
+        self.lasting = True
+        self.granted: dict[str, int] = {}
+        self.flying: dict[int, Flying] = {}  #: by packet id; part of the session
+        self.last: dict[int, int] = {}  #: by priority: the position that has come first last
+
+    @property
+    def may_speak(self) -> bool:
+        return self.peer is not None and self.on and self.peer.open and self.peer.wire.reading
+
+    @property
+    def is_served(self) -> bool:
+        return self.may_speak and bool(self.granted)
+
+    def connect(self, *, clean: bool, version: int, lasting: bool, limit: int | None = None) -> None:
+        if self.peer is not None:
+            self.read()
+            self.lost()
+        self.version, self.lasting = version, lasting if version == 5 else not clean
+        properties = NONE
+        if version == 5:
+            properties = Properties(session_expiry=SESSION if lasting else None, receive_maximum=limit)
+        self.peer = self.world.node.peer(version)
+        self.world.say(self.peer, Connect(self.vin, version, clean, properties=properties))
+
+    def lost(self) -> None:
+        self.peer = None
+        self.on = False
+        if not self.lasting:
+            self.forget()
+
+    def forget(self) -> None:
+        self.granted.clear()
+        self.flying.clear()
+
+    def subscribe(self, which: int, qos: int) -> None:
+        assert self.peer is not None
+        self.granted[self.filters[which]] = qos
+        if not qos:
+            self.world.unconfirmed.add(self.vin)
+        self.world.say(self.peer, Subscribe(1, (Subscription(self.filters[which], qos),)))
+
+    def read(self) -> None:
+        if self.peer is None:
+            return
+        for packet in self.peer.take():
+            self._heard(packet)
+        if not self.peer.open:
+            self.lost()
+
+    def _heard(self, packet: Packet) -> None:
+        if isinstance(packet, Connack):
+            assert not packet.reason
+            self.on = True
+            if not packet.session_present:
+                self.forget()
+            for flying in self.flying.values():
+                flying.since = self.world.now
+        elif isinstance(packet, Publish):
+            self._message(packet)
+        else:
+            assert isinstance(packet, Suback | Unsuback), packet
+            if isinstance(packet, Suback):
+                assert all(code < 0x80 for code in packet.reasons)
+
+    def _message(self, packet: Publish) -> None:
+        world = self.world
+        request = packet.topic.rsplit("/", 1)[1]
+        entry = world.found[self.vin, request, bytes(packet.payload)]
+        if packet.dup:
+            flying = self.flying.get(packet.packet_id)
+            assert flying is not None and flying.entry is entry, f"{entry.name} with DUP, but it was not sent before"
+            return
+        self._begins(entry)
+        if not packet.qos:
+            assert not all(self.granted.values()), f"{entry.name} without QoS"
+            return
+        assert packet.packet_id not in self.flying, "a packet id that is in use"
+        others = [flying for flying in self.flying.values() if not flying.excused]
+        assert not others, f"{entry.name} comes while {others[0].entry.name} is not answered"
+        self.flying[packet.packet_id] = Flying(entry, world.now)
+
+    def _begins(self, entry: Stored) -> None:
+        world = self.world
+        entry.came += 1
+        where = f"{entry.name} of {entry.request}"
+        assert not entry.expires_at or world.now < entry.expires_at, f"{where} has expired"
+        assert world.now < entry.accepted_at + RETENTION, f"{where} is too old"
+        assert entry.accepted_at >= world.cancelled.get(entry.request, 0.0), f"{where} was called off"
+        assert entry.request not in world.paused, f"{where} is paused"
+        if entry.came == 1 and entry.request not in world.ever_paused:
+            last = self.last.get(entry.priority, 0)
+            assert entry.position > last, f"{where} comes after {last}"
+            self.last[entry.priority] = entry.position
+
+    def answer(self, number: int, *, refuse: bool) -> None:
+        assert self.peer is not None
+        id_ = sorted(self.flying)[number % len(self.flying)]
+        flying = self.flying.pop(id_)
+        refuse = refuse and self.version == 5
+        flying.entry.answers["no" if refuse else "yes"] += 1
+        self.world.say(self.peer, Puback(id_, ReasonCode.QUOTA_EXCEEDED if refuse else ReasonCode.SUCCESS))
+
+    def waited(self) -> None:
+        """Time has passed."""
+        for flying in self.flying.values():
+            if self.may_speak and self.world.now >= flying.since + ACK_TIMEOUT:
+                flying.excused = True
+                flying.entry.answers["silence"] += 1
+
+
+cars = st.integers(0, len(VINS) - 1)
+asked = st.sampled_from(REQUESTS)
+turns = st.sampled_from((True, True, False))
+
+
+class Machine(RuleBasedStateMachine):
+    """The world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.number = 0
+        self.entries: dict[tuple[str, int], Stored] = {}
+        self.found: dict[tuple[str, str, bytes], Stored] = {}
+        self.batches: dict[int, tuple[str, str, bytes, tuple[str, ...]]] = {}  #: by packet id, until they are answered
+        self.accepted: list[tuple[str, str, bytes]] = []  #: VIN, request and payload of batches that were acknowledged
+        self.cancelled: dict[str, float] = {}  #: request: when it was called off last
+        self.paused: set[str] = set()
+        self.ever_paused: set[str] = set()
+        self.unconfirmed: set[str] = set()  #: vehicles that have ever subscribed with QoS 0
+        self.doubts = 0  #: writes of which nobody was told whether they were done
+        self.chores: list[Any] = []
+
+    @initialize()
+    def start(self) -> None:
+        self.store = HeldStore()
+        boxes = self.store.inner.mailboxes
+        apply = boxes.apply_append
+
+        def noted(owners: list[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
+            answers = apply(owners, draft, now, bound)
+            for answer in answers:
+                self.note(answer, draft)
+            return answers
+
+        boxes.apply_append = noted  # type: ignore[method-assign,assignment]
+        options = SessionOptions(expiry_default_v3=SESSION)
+        # Sessions are stored, too, but at once: how they bear a slow store has tests of its own.
+        self.node = MemoryNode(options, Limits(flapping_count=0), store=self.store.inner)
+        self.stack.enter_context(standing(self.node.clock))
+        self.cars = [Car(self, vin) for vin in VINS]
+        self.begin()
+
+    def begin(self) -> None:
+        """A process has started."""
+        assert isinstance(self.node.loop, Turns)
+        self.loop = self.node.loop
+        self.plugins = Plugins(self.node.broker, self.node.hooks, Path("unused"), self.node.plane.shared.sources)
+        self.plugins.store = self.store
+        self.loaded: Loaded = self.run(self.plugins.load("fanout", OPTIONS))
+        assert isinstance(self.loaded.plugin, FanoutPlugin)
+        self.plugin = self.loaded.plugin
+        self.service: FanoutService = self.plugins.service("fanout")
+        self.platform = self.node.client("platform")
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "plugin") and sys.exc_info()[0] is None:  # else the run has ended early
+                self.come_to_rest()
+                self.judge()
+        finally:
+            if hasattr(self, "node"):
+                self.node.loop.die()  # type: ignore[union-attr]
+            self.stack.close()
+
+    # -- what there is
+
+    @property
+    def now(self) -> float:
+        return self.node.clock.now
+
+    def note(self, answer: Appended, draft: Draft) -> None:
+        vin = vin_of(answer.owner)
+        if vin is None:
+            return
+        record = decode_entry(draft.body)
+        entry = Stored(
+            vin,
+            answer.position,
+            record.request_id,
+            draft.payload,
+            record.priority,
+            record.accepted_at,
+            record.expires_at,
+        )
+        assert (vin, answer.position) not in self.entries, "a position was used again"
+        self.entries[vin, answer.position] = entry
+        self.found[vin, record.request_id, draft.payload] = entry
+        if answer.replaced:
+            self.entries[vin, answer.replaced].replaced = True
+
+    def pending(self, vin: str) -> list[Stored]:
+        box = self.store.inner.mailboxes.boxes.get(owner_of(vin))
+        return [] if box is None else [self.entries[vin, position] for position in box.rows]
+
+    def receipts(self) -> list[Receipt]:
+        stream = self.store.inner.streams.streams.get(RECEIPTS)
+        records = [] if stream is None else stream.records
+        return [receipts.decode(decode_record(record.value).payload) for record in records]
+
+    # -- time
+
+    def say(self, peer: Peer, *packets: Packet) -> None:
+        """A client sends; the broker reads it as a callback of its loop."""
+        events._set_running_loop(cast("asyncio.AbstractEventLoop", self.loop))
+        try:
+            peer.send(*packets)
+        finally:
+            events._set_running_loop(None)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Something that is done at once."""
+        task = self.loop.create_task(work)
+        self.node.turn()
+        assert task.done(), task
+        return task.result()
+
+    def go_on(self, turn: bool = True) -> None:
+        self.node.clock.now += STEP
+        if not turn:
+            return
+        for _ in range(3):
+            self.node.turn()
+            for car in self.cars:
+                car.read()
+            for packet in self.platform.take():
+                if isinstance(packet, Puback):
+                    self._answered(packet)
+            if not self.platform.open:
+                self.batches.clear()
+                self.platform = self.node.client("platform")
+        self.chores = [chore for chore in self.chores if not chore.done()]
+
+    def _answered(self, packet: Puback) -> None:
+        request, _, payload, vins = self.batches.pop(packet.packet_id)
+        if packet.reason < 0x80:
+            self.accepted += [(vin, request, payload) for vin in vins]
+
+    def pass_time(self, seconds: float) -> None:
+        self.go_on()
+        self.node.clock.now += seconds
+        for car in self.cars:
+            car.waited()
+        for will in self.node.plane.registry.due(self.now):
+            self.node.broker.publish_will(will)
+        self.go_on()
+
+    # -- the platform
+
+    @rule(
+        which=st.lists(cars, min_size=1, max_size=4),
+        request=asked,
+        two=st.booleans(),
+        mode=st.sampled_from((None, None, "replace", "append")),
+        priority=st.sampled_from((0, 0, 0, 0, 5)),
+        expires=st.sampled_from((None, None, None, EXPIRES)),
+        turn=turns,
+    )
+    def publish(
+        self,
+        which: list[int],
+        request: str,
+        two: bool,
+        mode: str | None,
+        priority: int,
+        expires: float | None,
+        turn: bool,
+    ) -> None:
+        self.number += 1
+        payload = b"%d" % self.number
+        vins = tuple(VINS[number] for number in which)
+        fields: dict[str, Any] = {"ids": vins, "request_id": request, "priority": priority}
+        fields |= {"mode": mode} if mode is not None else {}
+        fields |= {"expires_in": expires} if expires is not None else {}
+        first, second = 2 * self.number, 2 * self.number + 1
+        topic = TRIGGER if two else INGRESS
+        fields |= {"data_id": f"d{self.number}"} if two else {"data": payload.decode(), "encoding": "utf8"}
+        packets: list[Packet] = [Publish(topic, json.dumps(fields).encode(), 1, packet_id=second)]
+        self.batches[second] = request, topic, payload, vins
+        if two:
+            packets.insert(0, Publish(f"{DATA_PREFIX}d{self.number}", payload, 1, packet_id=first))
+            self.batches[first] = request, "data", payload, ()
+        self.say(self.platform, *packets)
+        self.go_on(turn)
+
+    # -- vehicles
+
+    @rule(
+        which=cars,
+        clean=st.sampled_from((False, False, False, True)),
+        version=st.sampled_from((4, 5, 5)),
+        lasting=st.sampled_from((True, True, True, False)),
+        limit=st.sampled_from((None, None, 1, 2)),
+        subscribes=st.booleans(),
+        turn=turns,
+    )
+    def connect(
+        self, which: int, clean: bool, version: int, lasting: bool, limit: int | None, subscribes: bool, turn: bool
+    ) -> None:
+        """Also while it is connected: then it takes its own connection over."""
+        car = self.cars[which]
+        car.connect(clean=clean, version=version, lasting=lasting, limit=limit)
+        self.node.turn()
+        car.read()
+        if subscribes and car.may_speak:
+            car.subscribe(0, 1)
+        self.go_on(turn)
+
+    @rule(which=cars, filter_=st.integers(0, 1), qos=st.sampled_from((1, 1, 1, 0)), turn=turns)
+    def subscribe(self, which: int, filter_: int, qos: int, turn: bool) -> None:
+        if self.cars[which].may_speak:
+            self.cars[which].subscribe(filter_, qos)
+        self.go_on(turn)
+
+    @rule(which=cars, number=st.integers(0, 1), turn=turns)
+    def unsubscribe(self, which: int, number: int, turn: bool) -> None:
+        car = self.cars[which]
+        if car.may_speak and car.granted:
+            assert car.peer is not None
+            filter_ = list(car.granted)[number % len(car.granted)]
+            self.node.turn()  # what was sent before may come at the QoS that it had
+            car.read()
+            car.granted.pop(filter_, None)
+            if car.may_speak:
+                self.say(car.peer, Unsubscribe(2, (filter_,)))
+        self.go_on(turn)
+
+    @rule(which=cars, goodbye=st.booleans(), turn=turns)
+    def leave(self, which: int, goodbye: bool, turn: bool) -> None:
+        car = self.cars[which]
+        if car.peer is not None:
+            if goodbye and car.may_speak:
+                self.say(car.peer, Disconnect())
+            else:
+                car.peer.close()
+            self.node.turn()
+            car.peer.take()
+            car.lost()
+        self.go_on(turn)
+
+    @rule(which=cars, number=st.integers(0, 3), refuse=st.sampled_from((False, False, False, True)), turn=turns)
+    def answer(self, which: int, number: int, refuse: bool, turn: bool) -> None:
+        car = self.cars[which]
+        if car.may_speak and car.flying:
+            car.answer(number, refuse=refuse)
+        self.go_on(turn)
+
+    @rule(which=cars, online=st.booleans(), turn=turns)
+    def heartbeat(self, which: int, online: bool, turn: bool) -> None:
+        car = self.cars[which]
+        if car.may_speak:
+            assert car.peer is not None
+            self.say(car.peer, Publish(f"ecp/{car.vin}/{'online' if online else 'heartbeat'}", b"", 0))
+        self.go_on(turn)
+
+    @rule(seconds=st.sampled_from((0.5, 1.0, 2.0, 5.0, ACK_TIMEOUT, EXPIRES, 2.0 * SESSION, 1.1 * RETENTION)))
+    def wait(self, seconds: float) -> None:
+        self.pass_time(seconds)
+
+    # -- operators
+
+    def chore(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Something that takes the time that the store takes. Operators live with a refusal."""
+
+        async def done() -> None:
+            with suppress(MotorcadeError):
+                await work
+
+        self.chores.append(self.loop.create_task(done()))
+
+    @rule(request=asked, turn=turns)
+    def cancel(self, request: str, turn: bool) -> None:
+        self.go_on()
+        at = self.now
+
+        async def work() -> None:
+            await self.service.cancel(request)
+            self.cancelled[request] = at
+            self.paused.discard(request)
+
+        self.chore(work())
+        self.go_on(turn)
+
+    @rule(request=asked, turn=turns)
+    def pause(self, request: str, turn: bool) -> None:
+        self.go_on()
+        self.ever_paused.add(request)
+
+        async def work() -> None:
+            await self.service.pause(request)
+            self.paused.add(request)
+
+        self.chore(work())
+        self.go_on(turn)
+
+    @rule(request=asked, turn=turns)
+    def resume(self, request: str, turn: bool) -> None:
+        self.go_on()
+        self.paused.discard(request)
+        self.chore(self.service.resume(request))
+        self.go_on(turn)
+
+    @rule(turn=turns)
+    def collect(self, turn: bool) -> None:
+        self.chore(self.service.gc())
+        self.go_on(turn)
+
+    # -- the store, and the process
+
+    @rule(writes=st.booleans(), reads=st.booleans())
+    def hold(self, writes: bool, reads: bool) -> None:
+        """From now on the store does what it is asked for when it is let go."""
+        self.store.held, self.store.held_reads = writes, reads
+
+    @rule(count=st.integers(1, 4), turn=turns)
+    def let_go(self, count: int, turn: bool) -> None:
+        self._with_loop(self.store.let_go, count)
+        self._with_loop(self.store.let_read, count)
+        self.go_on(turn)
+
+    @rule(certain=st.booleans(), written=st.booleans(), turn=turns)
+    def fail(self, certain: bool, written: bool, turn: bool) -> None:
+        if self.store.waiting:
+            self.doubts += not certain
+            error = StoreFullError("no room") if certain else StoreError("no answer")
+            self.store.fail(error, written=written and not certain)
+        self.go_on(turn)
+
+    @rule(written=st.integers(0, 5))
+    def kill(self, written: int) -> None:
+        """The process is gone; so many of its writes are done."""
+        self.go_on()
+        self.loop.die()
+        self.store.die(written)
+        self.store.held = self.store.held_reads = False
+        self.batches.clear()
+        self.chores.clear()
+        for car in self.cars:
+            car.lost()
+            car.flying.clear()  # who takes them again is told so by a new packet
+        self.node = self.node.restart()
+        self.begin()
+        self.go_on()
+
+    def _with_loop(self, call: Any, count: int) -> None:
+        self.loop.call_soon(call, count)
+
+    # -- what must be true in the end
+
+    def come_to_rest(self) -> None:
+        self.store.held = self.store.held_reads = False
+        self._with_loop(self.store.let_go, 1_000_000)
+        self._with_loop(self.store.let_read, 1_000_000)
+        self.go_on()
+        self.answer_all()
+        for car in self.cars:  # nobody has given a sign of life: what could be sent was sent
+            if car.is_served:
+                waiting = [entry.name for entry in self.pending(car.vin) if entry.request not in self.paused]
+                assert not waiting, f"{waiting} wait for nothing"
+        for request in sorted(self.paused):
+            self.resume(request, True)
+        for car in self.cars:
+            if not car.may_speak:
+                car.connect(clean=False, version=5, lasting=True)
+                self.go_on()
+            car.subscribe(0, 1)
+            self.go_on()
+        self.answer_all()
+
+    def answer_all(self) -> None:
+        """Until nothing happens any more."""
+        quiet = 0
+        while quiet < 2 * ACK_TIMEOUT:
+            before = len(self.receipts())
+            for car in self.cars:
+                while car.may_speak and car.flying:
+                    car.answer(0, refuse=False)
+                    self.go_on()
+            self.pass_time(1.0)
+            quiet = quiet + 1 if len(self.receipts()) == before else 0
+
+    def judge(self) -> None:
+        for car in self.cars:
+            assert not [entry.name for entry in self.pending(car.vin)], "something is left"
+        assert not self.plugin.desk.hold
+        assert not self.chores and not self.batches
+        assert not self.loaded.context.counters["task_failed"]
+        assert not [kind for kind in self.node.plane.shared.sources.kinds if kind.counters["failed"]]
+        told = self.receipts()
+        self._judge_ends(told)
+        self._judge_counts(told)
+
+    def _judge_ends(self, told: list[Receipt]) -> None:
+        ends: dict[str, list[Receipt]] = {entry.name: [] for entry in self.entries.values()}
+        for receipt in told:
+            if receipt.state in FINAL:
+                ends[receipt.delivery_id].append(receipt)
+        for entry in self.entries.values():
+            self._judge_ending(entry, ends[entry.name])
+        accepted = {receipt.delivery_id for receipt in told if receipt.state is State.ACCEPTED}
+        for vin, request, payload in self.accepted:
+            entry = self.found[vin, request, payload]
+            assert entry.name in accepted or _is_rejected(ends[entry.name]), f"{entry.name} was never accepted"
+
+    def _judge_ending(self, entry: Stored, found: list[Receipt]) -> None:
+        assert len({receipt.state for receipt in found}) == 1, f"{entry.name} ended as {found}"
+        assert len(found) <= 1 + self.doubts, f"{entry.name} ended {len(found)} times"
+        self._judge_end(entry, found[0])
+
+    def _judge_end(self, entry: Stored, receipt: Receipt) -> None:
+        fits: bool
+        match receipt.state, receipt.reason:
+            case State.ACKED, "qos0":
+                fits = entry.vin in self.unconfirmed  # though the connection may have broken before it came
+            case State.ACKED, _:
+                fits = bool(entry.answers["yes"])
+            case State.REPLACED, _:
+                fits = entry.replaced
+            case State.EXPIRED, "expires_in":
+                fits = bool(entry.expires_at)
+            case State.EXPIRED, _:
+                fits = receipt.time >= entry.accepted_at + RETENTION
+            case State.CANCELLED, _:
+                fits = entry.request in self.cancelled
+            case State.FAILED, "pending_limit":
+                fits = not entry.came
+            case State.FAILED, reason:
+                fits = bool(entry.answers["silence" if reason == "no_ack" else "no"])
+        assert fits, f"{entry} has ended as {receipt}"
+
+    def _judge_counts(self, told: list[Receipt]) -> None:
+        counted: dict[str, Counter[State]] = {}
+        last: dict[str, Receipt] = {}
+        for receipt in told:
+            if receipt.delivery_id not in last or last[receipt.delivery_id].state not in FINAL:
+                last[receipt.delivery_id] = receipt
+        for receipt in last.values():
+            counted.setdefault(receipt.request_id, Counter())[receipt.state] += 1
+        for request, states in counted.items():
+            view = self.run(self.service.status(request))
+            assert view.states == dict(states), f"{request}: {view.states} instead of {dict(states)}"
+
+
+def _is_rejected(ends: list[Receipt]) -> bool:
+    return any(receipt.reason == "pending_limit" for receipt in ends)
+
+
+Machine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],
+)
+TestFanout: Any = Machine.TestCase
