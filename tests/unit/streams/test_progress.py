@@ -254,6 +254,30 @@ async def test_a_store_that_fails_is_tried_again(node: Node, store: Store, monke
     assert {"s/car": [1, 1, NOW, False]} == await records(store)
 
 
+async def test_a_stream_is_deleted_while_its_progress_cannot_be_written(
+    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not tried again: it would be there for the next stream of that name."""
+    car = await reading(node)
+    car.acknowledge()
+    monkeypatch.setattr("motorcade.plugins.streams.progress.RETRY", 0.01)
+    batch = store.batch
+
+    class Failing:
+        def put(self, *_args: object) -> None:
+            pass
+
+        async def commit(self) -> None:
+            monkeypatch.setattr(store, "batch", batch)
+            await node.streams.delete("s")
+            raise StoreError("away")
+
+    monkeypatch.setattr(store, "batch", Failing)
+    node.streams.ledger._due()
+    await node.quiet()
+    assert {} == await records(store)
+
+
 async def test_progress_expires(node: Node, store: Store) -> None:
     """The retention after the last commit, in the store and in memory; without a retention after 30 days."""
     await node.create("kept", topics=(), retention=0)
@@ -275,12 +299,28 @@ async def test_progress_expires(node: Node, store: Store) -> None:
     assert 0 == len(node.streams.ledger)
 
 
+async def test_the_last_commit_counts(store: Store) -> None:
+    """Whoever has begun first may go last."""
+    node = await Node.on(store)
+    await node.create(retention=100)
+    for name in ("one", "two"):
+        node.client(name).subscribe("$stream/s").client.disconnect(Why.ENDED)
+        await node.quiet()
+    node.now += 80
+    node.client("one").subscribe("$stream/s").client.disconnect(Why.ENDED)
+    await node.quiet()
+    node.now += 25
+    node.streams.ledger.sweep()
+    assert ["one"] == [progress.client for progress in node.streams.ledger.of_clients("s")]
+    await node.stop()
+
+
 async def test_expired_progress_makes_room(store: Store) -> None:
     node = await Node.on(store, max_progress=1)
     await node.create(retention=100)
     node.client("one").subscribe("$stream/s").client.disconnect(Why.ENDED)
     node.now += 100
-    node.streams.ledger.sweep()
+    await node.streams.trimmer.look()
     node.client("two").subscribe("$stream/s")
     await node.stop()
     assert (0, {"s/two"}) == (node.counters["refused_max_progress"], set(await records(store, node.now)))

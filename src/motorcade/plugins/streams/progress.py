@@ -434,8 +434,6 @@ class Ledger:
         now = self._now()
         batch = self._store.batch()
         for progress in some:
-            if progress.gone:
-                continue
             progress.gather()
             value = _encode(_Stored(progress.offset, now, progress.ahead))
             batch.put(COLLECTION, progress.key, value, now + self._lasts(progress.stream))
