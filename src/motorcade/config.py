@@ -23,7 +23,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
@@ -182,6 +182,7 @@ class _Value:
     origin: str
     text: str | None = None  #: an environment variable as written, in case a plain string is wanted
     reference: str | None = None  #: `file://…` that the value was read from
+    sections: Mapping[Path_, str] = field(default_factory=dict)  #: where the sections of its file begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,10 @@ def _from_file(path: Path | None) -> dict[Path_, _Value]:
         line = re.search(r"at line (\d+)", str(error))
         raise ConfigError(f"file {path}{':' + line[1] if line else ''}: not valid TOML: {error}") from error
     lines = _key_lines(text)
-    return {key: _Value(value, f"file {path}:{_line_of(key, lines)}") for key, value in _flatten(tree, ())}
+    places = {key: f"file {path}:{line}" for key, line in lines.items()}
+    return {
+        key: _Value(value, f"file {path}:{_line_of(key, lines)}", sections=places) for key, value in _flatten(tree, ())
+    }
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[Path_, _Value]:
@@ -350,7 +354,7 @@ def _resolve_references(leaves: dict[Path_, _Value]) -> None:
             value = Path(leaf.value.removeprefix("file://")).read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{leaf.origin}: {_dotted(key)}: cannot read {leaf.value}: {error}") from error
-        leaves[key] = _Value(value, leaf.origin, reference=leaf.value)
+        leaves[key] = replace(leaf, value=value, reference=leaf.value)
 
 
 def _flatten(tree: object, prefix: Path_) -> Iterator[tuple[Path_, object]]:
@@ -378,7 +382,8 @@ def _check_section(record: type[msgspec.Struct], section: Path_, leaves: Mapping
             continue
         name = key[depth]
         if name not in fields:
-            raise ConfigError(f"{leaf.origin}: unknown key {_dotted(key[: depth + 1])!r}{nearest(name, fields)}")
+            unknown = key[: depth + 1]
+            raise ConfigError(f"{_where(leaves, unknown)}: unknown key {_dotted(unknown)!r}{nearest(name, fields)}")
         if name in result:
             continue
         kind = fields[name]
@@ -423,7 +428,7 @@ def _check_tables(named: _NamedTables, section: Path_, leaves: Mapping[Path_, _V
         if len(key) == depth or key[depth] in result:
             continue
         name, inner = key[depth], key[: depth + 1]
-        _check_key(named.key, name, leaf.origin, section)
+        _check_key(named.key, name, _where(leaves, inner), section)
         result[name] = _whole(named.record, _check_section(named.record, inner, leaves), inner, leaves)
     return result
 
@@ -511,9 +516,10 @@ def _convert(leaf: _Value, kind: object, key: Path_) -> object:
 
 
 def _where(leaves: Mapping[Path_, _Value], key: Path_) -> str:
+    """Where a value comes from, or a section: the line of its header, if it has one."""
     for path, leaf in leaves.items():
         if path[: len(key)] == key:
-            return leaf.origin
+            return leaf.sections.get(key, leaf.origin)
     return DEFAULT
 
 

@@ -50,8 +50,9 @@ class QueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ValueError(f"topics: {len(self.topics)} filters are more than {MOST_TOPICS}; use wildcards")
         for filter_ in self.topics:
             _check_topic(filter_)
-        if self.kind == "last_value":
-            _check_last_value(self)
+        _check_key(self.key)
+        if self.kind == "last_value" and self.priorities > 1:
+            raise ValueError("priorities: a last_value queue has none; leave priorities out, or make it regular")
         if self.dead_letter:
             try:
                 check_name(NOUN, self.dead_letter)
@@ -121,13 +122,12 @@ def _check_topic(filter_: str) -> None:
             raise ValueError(f"topics: {filter_!r}: nobody publishes there; name the topics themselves")
 
 
-def _check_last_value(options: QueueOptions) -> None:
-    if options.key not in {"topic", "publisher"} and not options.key.startswith(PROPERTY):
-        raise ValueError(f"key: {options.key!r} is none of topic, publisher and property:NAME")
-    if options.key == PROPERTY:
+def _check_key(key: str) -> None:
+    """Also while the queue is regular: a wrong key is never right, and nobody would look for it later."""
+    if key not in {"topic", "publisher"} and not key.startswith(PROPERTY):
+        raise ValueError(f"key: {key!r} is none of topic, publisher and property:NAME")
+    if key == PROPERTY:
         raise ValueError("key: write property:NAME with the name of a user property")
-    if options.priorities > 1:
-        raise ValueError("priorities: a last_value queue has none; leave priorities out, or make it regular")
 
 
 def check_chain(name: str, queues: Mapping[str, QueueOptions]) -> None:

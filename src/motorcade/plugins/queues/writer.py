@@ -201,6 +201,7 @@ class Remover:
         self._log = log
         self._done: dict[Queue, dict[int, list[int]]] = {}  # by level
         self._number = 0  # of positions there, or a few more
+        self._gathering = False  # they are written soon
         self._marks: dict[Queue, None] = {}  # that have something to mark
         self._marked_at = 0.0  # loop time
         self._at_once = False  # there is a mark that is not to wait
@@ -217,11 +218,13 @@ class Remover:
     def finish(self, queue: Queue, items: Sequence[Item]) -> None:
         """Remove messages."""
         level = items[0].level
-        if all(item.level == level for item in items):
-            self._add(queue, level, [item.position for item in items])
-        else:
-            for item in items:
-                self._add(queue, item.level, [item.position])
+        positions: list[int] = []
+        for item in items:
+            if item.level != level:
+                self._add(queue, level, positions)
+                level, positions = item.level, []
+            positions.append(item.position)
+        self._add(queue, level, positions)
 
     def _add(self, queue: Queue, level: int, positions: list[int]) -> None:
         levels = self._done.get(queue)
@@ -235,16 +238,18 @@ class Remover:
         self._number += len(positions)
         if self._number >= ENOUGH:
             self._wake.set()
-        else:
+        elif not self._gathering:
+            self._gathering = True
             self._wake_after(GATHER)
 
     def mark(self, queue: Queue, *, at_once: bool) -> None:
         """Note how often messages were sent, if they are not acknowledged before (rule 3)."""
+        known = queue in self._marks
         self._marks[queue] = None
         if at_once:
             self._at_once = True
             self._wake.set()
-        else:
+        elif not known:
             loop = asyncio.get_running_loop()
             self._wake_after(max(GATHER, self._marked_at + MARK_PAUSE - loop.time()))
 
@@ -308,6 +313,7 @@ class Remover:
     def _take_done(self) -> Iterable[tuple[Queue, int, list[int]]]:
         done, self._done = self._done, {}
         self._number = 0
+        self._gathering = False
         for queue, levels in done.items():
             for level, positions in levels.items():
                 if len(positions) > REMOVALS:
