@@ -440,6 +440,25 @@ def test_unsubscribing_with_a_message_in_flight(node: NodeProcess, platform: Pla
         in_turn(client, names[2:])
 
 
+def test_unsubscribed_and_gone_with_a_message_in_flight(node: NodeProcess, platform: Platform) -> None:
+    """The session repeats what is in flight; a vehicle that has unsubscribed meanwhile ends it all the same."""
+    vin = one()
+    client = vehicle(node, vin)
+    with Watch(node) as watch:
+        names = requests(platform, vin, 2)
+        first = get(client, ack=False)
+        unsubscribe(client, filter_of(vin))
+        client.abort()
+        back = lasting(node, vin)
+        again = get(back, ack=False)
+        assert (True, first.packet_id) == (again.dup, again.packet_id)
+        acknowledge(back, again)
+        watch.gather(lambda: watch.states(vin).count("acked") == 1, "the acknowledgement counts")
+        quiet(back)
+        subscribe(back, filter_of(vin))
+        in_turn(back, names[1:])
+
+
 def test_many_triggers_at_once(node: NodeProcess, platform: Platform) -> None:
     """S17, S37: batches, heartbeats and subscriptions in one write; at any time one message is unacknowledged."""
     vin = one()
@@ -611,6 +630,23 @@ def test_a_vehicle_that_cannot_take_so_much(hasty: NodeProcess) -> None:
         assert "too_large" == watch.of(vin)[-1]["reason"]
         platform.send([vin], request, "small")
         assert b"small" == get(client).payload
+
+
+def test_a_message_that_is_replaced_while_it_is_in_flight(node: NodeProcess, platform: Platform) -> None:
+    """A3, S17: the old one cannot be called back, so the new one waits for its acknowledgement; neither comes twice."""
+    vin, request = one(), request_name()
+    client = vehicle(node, vin)
+    with Watch(node, request) as watch:
+        platform.send([vin], request, "old")
+        old = get(client, ack=False)
+        assert {"accepted": 1, "duplicates": 0, "replaced": 1} == platform.send([vin], request, "new")
+        quiet(client)
+        acknowledge(client, old)
+        assert b"new" == get(client).payload
+        quiet(client)
+        watch.gather(lambda: watch.number("acked") >= 1, "the new one is acknowledged")
+        finals = [r for r in watch.seen if r["state"] in ("acked", "replaced")]
+        assert 2 == len(finals) == len({receipt["delivery_id"] for receipt in finals})
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

@@ -113,6 +113,22 @@ def test_any_bytes_in_one_message(node: NodeProcess, platform: Platform) -> None
     assert [(topic_of(vin, "task_bin_1"), data), (topic_of(vin, "task_bin_2"), b"")] == [told(client), told(client)]
 
 
+def test_data_and_trigger_in_one_write(node: NodeProcess, platform: Platform) -> None:
+    """S10: a platform that does not wait for the first acknowledgement is served in the order in which it speaks."""
+    vins, request, client = fresh(3), request_name(), platform.client
+    packets: list[bytes] = []
+    for number, vin in enumerate(vins):
+        body = octets({"ids": [vin], "request_id": request, "data_id": f"{request}-{number}"})
+        packets.append(publish_packet(f"{DATA}{request}-{number}", b"%d" % number, qos=1, packet_id=2 * number + 100))
+        packets.append(publish_packet(TRIGGER, body, qos=1, packet_id=2 * number + 101))
+    client.send(b"".join(packets))
+    for _ in packets:
+        answer = client.expect(PUBACK)
+        assert 0 == answer.reason, f"{answer.packet_id}: {answer.prop(REASON_STRING)}"
+    for number, vin in enumerate(vins):
+        assert (topic_of(vin, request), b"%d" % number) == told(vehicle(node, vin))
+
+
 def test_quality_of_service_of_a_batch(node: NodeProcess, platform: Platform) -> None:
     """S5: QoS 0 is taken without an answer; QoS 2 is answered by PUBREC, and counts once though it is repeated."""
     vin, client = one(), platform.client
@@ -559,3 +575,24 @@ def test_a_vehicle_that_has_too_much_waiting(narrow: NodeProcess) -> None:
             view = desk.show("fanout/requests", "task_f_3")
             assert view["targets"] == sum(view["states"].values()), view
             assert 1 == view["states"]["failed"]
+
+
+def test_data_in_all_when_it_comes_at_once() -> None:
+    """The limit holds also for a platform that does not wait for answers."""
+    with NodeProcess(config="[plugins.fanout]\nmax_data_bytes = 2500\n") as node, connected(node) as client:
+        client.send(b"".join(publish_packet(f"{DATA}d{n}", b"x" * 1000, qos=1, packet_id=n) for n in range(1, 7)))
+        answers = [client.expect(PUBACK).reason for _ in range(6)]
+        assert [0, 0] + [QUOTA_EXCEEDED] * 4 == sorted(answers, key=lambda reason: reason or 0)
+
+
+def test_data_in_all(narrow: NodeProcess) -> None:
+    """S9, G14: published again it needs no more room; one more is refused, and what is there can still be used."""
+    vin = one()
+    with Platform(narrow) as platform:
+        platform.store("d1", b"1" * 1000)
+        platform.store("d2", b"2" * 1000)
+        platform.store("d1", b"1" * 1000)
+        text = platform.refused(f"{DATA}d3", b"3" * 1000, QUOTA_EXCEEDED)
+        assert "max_data_bytes" in text
+        assert taken(1) == platform.trigger([vin], "task_d_1", "d1")
+        assert b"1" * 1000 == get(vehicle(narrow, vin)).payload
