@@ -147,6 +147,7 @@ async def test_what_cannot_be_changed(store: Store) -> None:
         queues = node.queues
         assert "stands in the configuration" in await node.error(queues.change("conf", options()))
         assert "stands in the configuration" in await node.error(queues.delete("conf"))
+        assert "stands in the configuration" in await node.error(queues.create("conf", options()))
         assert "there is no queue 'x'; there are: conf" in await node.error(queues.change("x", options()))
         assert "there is no queue 'x'" in await node.error(queues.delete("x"))
         await queues.create("a", options(priorities=2))

@@ -12,11 +12,12 @@ import pytest
 
 from motorcade.core.message import Message
 from motorcade.extension.hooks import AFTER
-from motorcade.mqtt.packets import Puback, Pubcomp, Publish, Pubrel
+from motorcade.mqtt.packets import Connack, Puback, Pubcomp, Publish, Pubrel
 from motorcade.mqtt.properties import Properties
+from motorcade.plugins.queues.source import QueueSource
 from motorcade.storage.memory import MemoryBatch, MemoryStore
 from motorcade.storage.ports import Appended, Draft, Entry, Store, StoreError, StoreFullError
-from tests.unit.queues.node import Node, until
+from tests.unit.queues.node import Client, Node, until
 
 QUEUE: dict[str, Any] = {"q": {"topics": ["q/#"]}}
 QUOTA = 0x97
@@ -593,3 +594,29 @@ async def test_nothing_happens_while_nothing_happens(store: Store) -> None:
         assert {"queues.append", "queues.remove", "queues.sweep"} == {
             task.get_name() for task in node.loaded.context.tasks
         }
+
+
+async def test_what_a_broken_source_had_in_flight_hangs_on_nobody(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The carrier takes it back while there is no source to hear so; it comes again at once, not after ack_timeout."""
+    async with Node.on(store, queue=queue(ack_timeout=0)) as node:
+        pub, car = await node.client("pub"), await node.client("car", session_expiry=100, receive_maximum=3)
+        await car.subscribe("$queue/q")
+        for number in range(6):
+            await pub.publish("q/a", b"%d" % number)
+        first, *_ = await car.take(3)
+        kind = next(kind for kind in node.broker.plane.shared.sources.kinds if kind.name == "queue")
+        with monkeypatch.context() as broken:
+            broken.setattr(QueueSource, "delivered_run", lambda self, given, ack: 1 // 0)
+            car.ack(first)
+            await until(lambda: kind.counters["recreated"], "the source is to be made anew")
+            car.close()
+        car = Client(node, "car", 5, clean_start=False, properties=Properties(session_expiry=100))
+        assert (await car.expect(Connack)).session_present
+        left = {b"1", b"2", b"3", b"4", b"5"}  # what became of the first one, nobody has heard
+        while left:
+            left -= set(await car.drain(1))
+        await node.emptied()
+        assert 1 == kind.counters["failed"]
+        kind.counters["failed"] = 0  # as it was meant to be
