@@ -12,7 +12,18 @@ def test_the_demonstration_plays_every_scene_and_leaves_nothing(run: Run, tmp_pa
     (tmp_path / "tmp").mkdir()
     done = run("demo", env={"TMPDIR": str(tmp_path / "tmp")})
     assert 0 == done.returncode, done.stderr
-    for scene in ("QoS 0, 1 and 2", "retained", "will", "shared", "offline", "queue", "list of vehicles", "WebSocket", "Access", "paho-mqtt"):
+    for scene in (
+        "QoS 0, 1 and 2",
+        "retained",
+        "will",
+        "shared",
+        "offline",
+        "queue",
+        "list of vehicles",
+        "WebSocket",
+        "Access",
+        "paho-mqtt",
+    ):
         assert scene in done.stdout
     assert 11 == done.stdout.count("✓")
     assert [] == list((tmp_path / "tmp").iterdir())
