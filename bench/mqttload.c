@@ -89,7 +89,7 @@ static struct {
     long msgs;
     double rate, secs, maxsec, idle, settle, hold;
     char *mode, *batch_topic, *tag, *user, *pass, *bpids, *filter;
-    int offline, shared, pause, again, compressible;
+    int offline, shared, pause, again, compressible, persistent;
 } O = {.n = 1000,
        .pairs = 1,
        .pubs = 1,
@@ -1481,7 +1481,7 @@ static bool nm_vin(Client *c, Msg *m) {
     }
     w += sprintf(w, "],\"request_id\":\"%s\",\"data\":\"", RID);
     w += b64enc(w, payload, O.size);
-    w += sprintf(w, "\"}");
+    w += sprintf(w, "\",\"encoding\":\"base64\"}");
     m->topic = O.batch_topic;
     m->tlen = strlen(O.batch_topic);
     m->body = (uint8_t *)vjson;
@@ -1509,7 +1509,7 @@ static void w_vinfan(void) {
     tlens = xcalloc(O.n, sizeof *tlens);
     for (int i = 0; i < O.n; i++) {
         Client *c = mk("LFV3A28K%09d", i);
-        c->clean = !O.offline;
+        c->clean = !O.offline && !O.persistent;
         c->subqos = 1;
         snprintf(f, sizeof f, "agent/%s/proxy/request/+", c->cid);
         add_filter(c, f);
@@ -1545,7 +1545,7 @@ static void w_vinfan(void) {
       "d",
       O.mode, O.n, O.batches, O.perbatch, pub_bytes, O.window);
     j_close();
-    if (O.offline) drop_sessions(all, O.n);
+    if (O.offline || O.persistent) drop_sessions(all, O.n);
 }
 
 int main(int argc, char **argv) {
@@ -1558,6 +1558,10 @@ int main(int argc, char **argv) {
         char *k = argv[i];
         if (!strcmp(k, "--offline")) {
             O.offline = 1;
+            continue;
+        }
+        if (!strcmp(k, "--persistent")) {
+            O.persistent = 1;
             continue;
         }
         if (!strcmp(k, "--shared")) {
