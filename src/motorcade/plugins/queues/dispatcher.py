@@ -65,6 +65,11 @@ class State(StrEnum):
     DONE = auto()  #: acknowledged, expired, dropped, replaced or dead: nothing happens to it any more
 
 
+_WAITING: Final = State.WAITING  # looking up a member of an enumeration costs as much as the rest of a comparison
+_GIVEN: Final = State.GIVEN
+_DONE: Final = State.DONE
+
+
 class Item(msgspec.Struct, eq=False):
     """A message of a queue, in memory."""
 
@@ -155,9 +160,9 @@ class Level:
     def take(self) -> Item | None:
         """The first that waits."""
         ahead, back = self.ahead, self.back
-        while ahead and ahead[0].state is not State.WAITING:
+        while ahead and ahead[0].state is not _WAITING:
             self.octets -= ahead.popleft().size
-        while back and back[0][2].state is not State.WAITING:
+        while back and back[0][2].state is not _WAITING:
             heappop(back)
         if back and (not ahead or back[0][0] < ahead[0].position):
             return heappop(back)[2]
@@ -292,21 +297,21 @@ class Dispatcher:
 
     def acknowledged(self, consumer: Consumer, items: Iterable[Item], now: float) -> None:
         """A consumer is done with messages, be it late."""
-        held, due, unmarked = consumer.items, self._due, self.unmarked
+        held, due, unmarked, levels = consumer.items, self._due, self.unmarked, self._levels
         done: list[Item] = []
         sent = 0
         for item in items:
             if held.pop(item, None) == SENT:
                 sent += 1
-            if item.state is State.GIVEN and item.consumer is consumer:  # most: as `_end` does it, but written out
-                item.state = State.DONE
+            if item.state is _GIVEN and item.consumer is consumer:  # most: as `_end` does it, but written out
+                item.state = _DONE
                 item.consumer = None
                 due.pop(item, None)
                 unmarked.pop(item, None)
-                self._levels[item.level].items.pop(item.position, None)
+                levels[item.level].items.pop(item.position, None)
                 done.append(item)
             elif item.state is State.FORGOTTEN and not self.closed:  # its client has unsubscribed, and was the last one
-                item = self._levels[item.level].items.get(item.position, item)  # noqa: PLW2901 - it was read again
+                item = levels[item.level].items.get(item.position, item)  # noqa: PLW2901 - it was read again
                 self._end(item)
                 done.append(item)
             elif item.state is not State.DONE and not self.closed:
@@ -469,7 +474,7 @@ class Dispatcher:
             item.dispatcher = self
             item.ends = ends(item)
             known[item.position] = item
-            at.octets += item.size
+        at.octets += sum([item.size for item in items])
         at.ahead += items
         at.cursor = max(at.cursor, items[-1].position)
         at.highest = max(at.highest, at.cursor)
@@ -500,8 +505,11 @@ class Dispatcher:
         for item in items:
             at = self._levels[item.level]
             at.leaving.add(item.position)
+        for at in self._down:
             if at.notes:
-                at.notes.pop(item.position, None)
+                for item in items:
+                    if item.level == at.number:
+                        at.notes.pop(item.position, None)
         self._outside.finish(items)
 
     def _expire(self, item: Item) -> None:
@@ -587,7 +595,7 @@ class Dispatcher:
         return None
 
     def _give(self, item: Item, consumer: Consumer, now: float) -> None:
-        item.state = State.GIVEN
+        item.state = _GIVEN
         item.consumer = consumer
         if item.attempts:
             self._counters["redispatched"] += 1
@@ -606,18 +614,19 @@ class Dispatcher:
             return False
         items: list[Item] = []
         room = consumer.room
-        while ahead and room:
-            item = ahead[0]
-            if item.state is State.WAITING:
+        octets = 0
+        while ahead and len(items) < room:
+            item = ahead.popleft()
+            if item.state is _WAITING:
                 if item.attempts or item.tried or item.ends <= now:
+                    ahead.appendleft(item)
                     break
-                item.state = State.GIVEN
+                item.state = _GIVEN
                 item.consumer = consumer
                 held[item] = now
                 items.append(item)
-                room -= 1
-            at.octets -= item.size
-            ahead.popleft()
+            octets += item.size
+        at.octets -= octets
         if items:
             self._gave = True
             consumer.seat.put(consumer, items)

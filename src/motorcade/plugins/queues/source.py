@@ -202,18 +202,16 @@ class QueueSource(Source):
 
 def _by_queue(given: Sequence[Given]) -> Iterator[tuple[Dispatcher, str, list[Item]]]:
     """Messages by the dispatchers that have given them, in their order. Mostly it is one."""
-    items: list[Item] = []
-    home: Dispatcher | None = None
-    filter_ = ""
-    for one in given:
-        item: Item = one.tag
+    items: list[Item] = [one.tag for one in given]
+    begin = 0
+    home = items[0].dispatcher
+    for number, item in enumerate(items):
         if item.dispatcher is not home:
             if home is not None:
-                yield home, filter_, items
-            home, filter_, items = item.dispatcher, one.filter, []
-        items.append(item)
+                yield home, given[begin].filter, items[begin:number]
+            begin, home = number, item.dispatcher
     if home is not None:
-        yield home, filter_, items
+        yield home, given[begin].filter, items[begin:] if begin else items
 
 
 def _settle(home: Dispatcher, consumer: Consumer, items: list[Item], ack: Ack, now: float) -> None:
