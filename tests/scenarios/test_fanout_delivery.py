@@ -649,6 +649,41 @@ def test_a_message_that_is_replaced_while_it_is_in_flight(node: NodeProcess, pla
         assert 2 == len(finals) == len({receipt["delivery_id"] for receipt in finals})
 
 
+def test_a_message_that_is_replaced_while_its_vehicle_is_away(node: NodeProcess, platform: Platform) -> None:
+    """A3, A6: the session repeats the old one, which may have been received; then comes the last one alone."""
+    vin, request = one(), request_name()
+    client = vehicle(node, vin)
+    with Watch(node, request) as watch:
+        platform.send([vin], request, "1")
+        get(client, ack=False)
+        client.abort()
+        platform.send([vin], request, "2")
+        platform.send([vin], request, "3")
+        back = lasting(node, vin)
+        old = get(back, ack=False)
+        assert (True, b"1") == (old.dup, old.payload)
+        quiet(back)
+        acknowledge(back, old)
+        assert b"3" == get(back).payload
+        quiet(back)
+        watch.gather(lambda: watch.number("acked") == 1, "the last one is acknowledged")
+        assert 2 == watch.number("replaced")
+
+
+def test_a_message_that_is_replaced_while_its_vehicle_is_silent(hasty: NodeProcess) -> None:
+    """A3, S38: the old one is not sent again; the new one does not wait for ever."""
+    vin, request = one(), request_name()
+    client = vehicle(hasty, vin)
+    with Platform(hasty) as platform, Watch(hasty, request) as watch:
+        platform.send([vin], request, "old")
+        get(client, ack=False)
+        platform.send([vin], request, "new")
+        assert b"new" == get(client).payload
+        watch.gather(lambda: watch.number("acked") == 1, "the new one is acknowledged")
+        quiet(client, 1.0)
+        assert ["accepted", "sent", "accepted", "replaced", "sent", "acked"] == watch.states(vin)
+
+
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
