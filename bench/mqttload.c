@@ -1639,11 +1639,14 @@ int main(int argc, char **argv) {
     if (!O.srcs) O.srcs = O.n / 20000 + 1;
     struct rlimit rl;
     getrlimit(RLIMIT_NOFILE, &rl);
-    rlim_t want = (rlim_t)O.n + 4096;
+    rlim_t need = (rlim_t)O.n + 256, want = (rlim_t)O.n + 4096;
     if (rl.rlim_cur < want) {
-        rl.rlim_cur = want;
-        if (rl.rlim_max < want) rl.rlim_max = want;
-        if (setrlimit(RLIMIT_NOFILE, &rl)) die("setrlimit: %s", strerror(errno));
+        struct rlimit more = {want, rl.rlim_max < want ? want : rl.rlim_max};
+        if (setrlimit(RLIMIT_NOFILE, &more)) {
+            if (rl.rlim_max < need) die("%d open files are needed and %d allowed", (int)need, (int)rl.rlim_max);
+            rl.rlim_cur = rl.rlim_max;
+            if (setrlimit(RLIMIT_NOFILE, &rl)) die("setrlimit: %s", strerror(errno));
+        }
     }
     dst.sin_family = AF_INET;
     dst.sin_port = htons(atoi(argv[3]));
