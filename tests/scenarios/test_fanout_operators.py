@@ -6,6 +6,8 @@ Numbers such as S39 or G14 in the docstrings name rows of the list of behaviours
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from base64 import b64encode
@@ -20,6 +22,7 @@ from tests.support.consumers import connected, lasting, receive_maximum, subscri
 from tests.support.fanout import (
     Platform,
     Watch,
+    batch,
     filter_of,
     fresh,
     get,
@@ -428,6 +431,24 @@ def test_data_that_is_too_old() -> None:
         assert "there is no data" in platform.refused("$SDV-FANOUT/trigger", late)
         platform.store("d", b"payload")
         platform.trigger([one()], "task_late", "d")
+
+
+def test_options_that_change_while_it_runs(tmp_path: Path) -> None:
+    """S41: they hold from now on, and what is over by them is collected at once; a mistake changes nothing."""
+    path = tmp_path / "motorcade.toml"
+    path.write_text("[plugins.fanout]\n")
+    with NodeProcess("--config", str(path), http=True) as node, Platform(node) as platform, Watch(node) as watch:
+        vin, request = one(), request_name()
+        platform.send([vin], request, expires_in=0.05)
+        quiet(platform.client)
+        path.write_text("[plugins.fanout]\ngc_interval = 1800\nmax_vins = 2\n")
+        os.kill(node.pid, signal.SIGHUP)
+        watch.until(vin, "accepted", "expired")
+        assert "max_vins" in platform.refused("$SDV-FANOUT", batch(fresh(3), request))
+        path.write_text("[plugins.fanout]\nmax_vins = 0\n")
+        os.kill(node.pid, signal.SIGHUP)
+        wait_until(lambda: any("max_vins" in line for line in node.output), "the mistake is told")
+        assert "more than 2" in platform.refused("$SDV-FANOUT", batch(fresh(3), request))
 
 
 @pytest.mark.parametrize(
