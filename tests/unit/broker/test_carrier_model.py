@@ -199,7 +199,8 @@ class Agent(Source):
         if self.feed.kept is None:
             self.feed.kept = {}
         life: Life | None = self.feed.kept.get(filter_)
-        assert life is None or not life.over
+        if life is not None and life.over:  # it was unsubscribed while there was no instance to hear of it
+            life = None
         if life is not None:
             self._compare(life, why)
         elif why in (Why.RESUMED, Why.RECREATED):
@@ -770,7 +771,7 @@ class Machine(RuleBasedStateMachine):
         if mailbox is not None and mailbox.may_send and room:
             waiting["mailbox"] = mailbox._ahead[0]
         caught_up = not session.unsent and (mailbox is None or not mailbox.catching_up)
-        if session.queue and caught_up and (room or not session.queue[0][0][0] & 6):
+        if session.queue and caught_up and room:
             waiting["queue"] = session.queue[0]
         for who, head in waiting.items():
             if self.heads.get(who) is not head:  # it has sent one, or has left the line meanwhile
