@@ -36,7 +36,7 @@ from motorcade.plugins.queues.options import QueueOptions
 from motorcade.plugins.queues.record import MOST_HISTORY, Attempt, Dead
 from motorcade.plugins.queues.strategy import STRATEGIES, RoundRobin
 
-LOW: Final = 64  #: messages in memory at which the next ones are read, unless they are large
+LOW: Final = 192  #: messages in memory at which the next ones are read, unless they are large; a few consumers' windows
 READ: Final = 128  #: messages read at once; a store on this machine finds so many without a thread of its own
 READ_OCTETS: Final = 1024 * 1024  #: bytes likewise, as far as the messages before let it be guessed
 FIRST_READ: Final = 32  #: messages read while their size cannot be guessed
