@@ -6,7 +6,7 @@
    queue ─┘   free: what needs none (QoS 0) ────────┘
 
 Rule 1: between two messages of one, each of the others that waits has sent one, or could not. Whoever has sent goes
-        behind all others.
+        behind all others. (One that moves between the two rings may be passed twice.)
 Rule 2: a lane that waits alone sends as many as there is room for, without ceremony (`_send_run`).
 Rule 3: a message is taken from its lane when it is sent, or when it is certain that it never will be; whatever became
         of it is noted, for its source to hear.
