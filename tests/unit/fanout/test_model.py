@@ -626,7 +626,11 @@ class Machine(RuleBasedStateMachine):
         for receipt in told:
             if receipt.state in FINAL:
                 ends[receipt.delivery_id].append(receipt)
+        named = {receipt.delivery_id for receipt in told}
+        promised = {self.found[accepted].name for accepted in self.accepted}
         for entry in self.entries.values():
+            if entry.replaced and entry.name not in named | promised:
+                continue  # killed before anybody had heard of it, and the next batch was stored already
             self._judge_ending(entry, ends[entry.name])
         accepted = {receipt.delivery_id for receipt in told if receipt.state is State.ACCEPTED}
         for vin, request, payload in self.accepted:
