@@ -148,6 +148,12 @@ def _one_at_a_time(found: Audit, vin: str, received: Sequence[Received], ack_tim
     """A message that comes while another one is not answered; one about which a vehicle was silent for too long may be
     sent again, or be given up, while it still might answer."""
     waiting: list[Received] = []
+    acked: dict[tuple[str, bytes], float] = {}  # when the first copy of a message was acknowledged
+    for record in received:
+        if record.acked and record.answered is not None:
+            key = record.request_id, record.digest
+            acked[key] = min(acked.get(key, record.answered), record.answered)
+    first: dict[tuple[str, bytes], float] = {}  # when a message has come for the first time
     for record in received:
         waiting = [
             other
@@ -155,10 +161,13 @@ def _one_at_a_time(found: Audit, vin: str, received: Sequence[Received], ack_tim
             if other.connection == record.connection and (other.answered is None or other.answered > record.time)
         ]
         for other in waiting:
+            if acked.get((other.request_id, other.digest), record.time) < record.time:
+                continue  # a copy was sent after a long silence, then the one before was acknowledged after all
             if record.time - other.time < ack_timeout * 0.9 and not record.dup:
                 words = (
                     f"{vin}: {record.request_id} while {other.request_id} waits for {record.time - other.time:.3f} s"
                 )
                 found.findings["two at once"].append(words)
+        first.setdefault((record.request_id, record.digest), record.time)
         if record.qos:
             waiting.append(record)

@@ -87,5 +87,7 @@ def test_what_is_not_wrong() -> None:
     found = audit([batch(), later], {VIN: received}, receipts, {"r": {State.ACKED: 1, State.REPLACED: 1}}, 1.0)
     assert not found.count("lost") and not found.count("no receipt")
     assert found.count("two at once") == 0
+    late = [got(1.0, 2.2), got(2.1, 4.0), got(2.3, 4.0, digest=b"other")]  # the first copy is acknowledged, late
+    assert not judged([batch()], late, DELIVERED).count("two at once")
     repeated = judged([batch()], [got()], [*DELIVERED, told(State.ACKED)])
     assert repeated.passed and repeated.repeated == 1

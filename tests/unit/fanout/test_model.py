@@ -218,6 +218,8 @@ class Car:
         id_ = sorted(self.flying)[number % len(self.flying)]
         flying = self.flying.pop(id_)
         refuse = refuse and self.version == 5
+        for other in self.flying.values():  # an answer to either copy is one to the message
+            other.excused = other.excused or (other.entry is flying.entry and not refuse)
         flying.entry.answers["no" if refuse else "yes"] += 1
         self.world.say(self.peer, Puback(id_, ReasonCode.QUOTA_EXCEEDED if refuse else ReasonCode.SUCCESS))
 
