@@ -684,6 +684,20 @@ def test_a_message_that_is_replaced_while_its_vehicle_is_silent(hasty: NodeProce
         assert ["accepted", "sent", "accepted", "replaced", "sent", "acked"] == watch.states(vin)
 
 
+def test_attempts_are_counted_over_sessions(node: NodeProcess, platform: Platform) -> None:
+    """A message that makes a vehicle fail, again and again, has its attempts counted though no session remembers it."""
+    vin, request = one(), request_name()
+    with Watch(node, request) as watch:
+        platform.send([vin], request)
+        for number in (1, 2, 3):
+            client = connected(node, vin)
+            subscribe(client, filter_of(vin))
+            get(client, ack=False)
+            watch.gather(lambda number=number: watch.number("sent") == number, "it is sent")  # type: ignore[misc]
+            client.abort()
+        assert [1, 2, 3] == [receipt["attempt"] for receipt in watch.seen if receipt["state"] == "sent"]
+
+
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
@@ -715,3 +729,28 @@ def test_a_vehicle_that_comes_after_it_has_expired(node: NodeProcess, platform: 
         client = vehicle(node, vin)
         watch.until(vin, "accepted", "expired")
         quiet(client)
+
+
+@pytest.mark.parametrize("why", ["expired", "cancelled"])
+def test_what_is_in_flight_at_a_vehicle_that_does_not_come_back(
+    node: NodeProcess, platform: Platform, desk: Operator, why: str
+) -> None:
+    """Its session may be kept for ever, its message is not: it ends, once; a late PUBACK changes nothing."""
+    vin, request = one(), request_name()
+    client = vehicle(node, vin)
+    with Watch(node, request) as watch:
+        platform.send([vin], request, "x", **({"expires_in": 0.5} if why == "expired" else {}))
+        get(client, ack=False)
+        client.abort()
+        wait_until(lambda: not desk.show("vehicles", vin)["connected"], "it is away")
+        if why == "cancelled":
+            desk.web.post(f"fanout/requests/{request}/cancel")
+        wait_until(lambda: desk.web.post("fanout/gc").status_code < 300 and expired(desk, request), "it is over")
+        watch.until(vin, "accepted", "sent", why)
+        platform.send([vin], "task_next", "task_next")
+        back = lasting(node, vin)
+        message = get(back)
+        if message.dup:  # the session has repeated it
+            message = get(back)
+        assert "task_next" == name_of(message)
+        watch.nothing_more()

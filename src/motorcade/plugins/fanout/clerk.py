@@ -111,6 +111,18 @@ class Clerk:
         if self._desk.end(delivery):
             self._note(delivery, state, reason, final=True)
 
+    def withdraw(self, delivery: Delivery, state: State, reason: str) -> None:
+        """It is over, though its packet is in flight: the vehicle gets the next one when it has answered that."""
+        if self._desk.end_entry(delivery.vin, delivery.position):
+            self._note(delivery, state, reason, final=True)
+
+    def session_over(self, delivery: Delivery) -> None:
+        """The session that had it in flight has ended: one attempt more was in vain."""
+        if delivery.attempts >= self._desk.config.max_attempts:
+            self.end(delivery, State.FAILED, "session_ended")
+        else:
+            self._note(delivery, State.RETRIED, "session_ended")
+
     def _note(self, delivery: Delivery, state: State, reason: str = "", *, final: bool = False) -> None:
         self._notes.append(Note(delivery, self.receipt(delivery, state, reason), final=final))
         self._idle.clear()
@@ -212,6 +224,6 @@ class Clerk:
         self._failing = False
         self._receipts.written(receipts, values)
         for note in notes:
-            if note.final:
+            if note.final and note.delivery.phase is not Phase.REPLACED:
                 self._desk.gone(note.delivery)
         return True

@@ -27,6 +27,7 @@ from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.record import EntryRecord, RequestRecord
 
 ACTIVE: Final = RequestRecord()
+MOST_GIVEN_BACK: Final = 10_000  #: deliveries whose attempts are remembered when they are given back
 MOST_ENDED: Final = 100_000  #: deliveries that are remembered to have ended; far more than end in the time of a write
 
 
@@ -90,6 +91,7 @@ class Desk:
         self.drained: set[str] = set()  #: of these, those with nothing pending but what is on hold
         self.requests: dict[str, RequestRecord] = {}  #: those that are, or were, paused or cancelled
         self.ended: OrderedDict[tuple[str, int], None] = OrderedDict()  #: (VIN, position), lately (rule 2)
+        self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was given back, lately
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start
         self._trigger = trigger
@@ -112,6 +114,10 @@ class Desk:
         if self.hold.get(delivery.vin) is delivery and delivery.phase is not Phase.ENDING:
             del self.hold[delivery.vin]
             self.drained.discard(delivery.vin)
+            if delivery.attempts:  # the store may not know of all of them yet
+                self.attempts[delivery.vin, delivery.position] = delivery.attempts
+                if len(self.attempts) > MOST_GIVEN_BACK:
+                    self.attempts.popitem(last=False)
 
     def gone(self, delivery: Delivery) -> None:
         """Its last receipt is stored, and its entry removed; the vehicle may have the next one."""
@@ -178,11 +184,14 @@ class Desk:
         if held is not None and held.phase in (Phase.CLAIMED, Phase.RESTING):
             self.release(held)  # nothing of it is in flight
 
-    def session_over(self, vin: str) -> None:
-        """The session of a vehicle has ended, with what it had in flight (rule 3)."""
+    def session_over(self, vin: str) -> Delivery | None:
+        """The session of a vehicle has ended, with what it had in flight (rule 3): that is pending again."""
         held = self.hold.get(vin)
-        if held is not None:
-            self.release(held)
+        if held is None:
+            return None
+        was_sent = held.phase is Phase.SENT
+        self.release(held)
+        return held if was_sent else None
 
     # -- requests
 

@@ -122,7 +122,7 @@ class Pool:
             unknown = delivery_of(vin, entry.position, EntryRecord(b"", "unreadable", now), b"", self._desk.config)
             self._end(unknown, State.FAILED, "unreadable")
             return None, False
-        attempts = attempts_of(entry.mark)
+        attempts = max(attempts_of(entry.mark), self._desk.attempts.get((vin, entry.position), 0))
         delivery = delivery_of(vin, entry.position, record, entry.payload, self._desk.config, attempts)
         verdict = self._desk.judge(record, now)
         if verdict in ENDS:

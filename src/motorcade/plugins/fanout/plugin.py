@@ -210,12 +210,17 @@ class FanoutPlugin(Plugin):
     @hook("session.terminated")
     def on_terminated(self, client: ClientInfo, why: str) -> None:  # noqa: ARG002 - whatever it was
         """What it had in flight is pending again."""
-        self.desk.session_over(client.client_id)
+        self._session_over(client.client_id)
 
     @hook("session.discarded")
     def on_discarded(self, client: ClientInfo) -> None:
         """Likewise."""
-        self.desk.session_over(client.client_id)
+        self._session_over(client.client_id)
+
+    def _session_over(self, vin: str) -> None:
+        delivery = self.desk.session_over(vin)
+        if delivery is not None:
+            self.clerk.session_over(delivery)
 
     def gauges(self) -> dict[str, float]:
         """What is going on now."""
