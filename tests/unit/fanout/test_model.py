@@ -620,6 +620,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.loaded.context.counters["task_failed"]
         assert not [kind for kind in self.node.plane.shared.sources.kinds if kind.counters["failed"]]
         told = self.receipts()
+        self._judge_order(told)
         self._judge_ends(told)
         self._judge_counts(told)
 
@@ -638,6 +639,15 @@ class Machine(RuleBasedStateMachine):
         for vin, request, payload in self.accepted:
             entry = self.found[vin, request, payload]
             assert entry.name in accepted or _is_rejected(ends[entry.name]), f"{entry.name} was never accepted"
+
+    def _judge_order(self, told: list[Receipt]) -> None:
+        """The first receipt of a delivery says that it was accepted, if its publisher has heard so."""
+        begun = {entry.name for entry in self.entries.values()}
+        begun -= {self.found[accepted].name for accepted in self.accepted}
+        for receipt in told:
+            first = receipt.delivery_id not in begun
+            begun.add(receipt.delivery_id)
+            assert not first or receipt.state is State.ACCEPTED, f"{receipt} comes before it was accepted"
 
     def _judge_ending(self, entry: Stored, found: list[Receipt]) -> None:
         assert len({receipt.state for receipt in found}) == 1, f"{entry.name} ended as {found}"

@@ -92,6 +92,7 @@ class Desk:
         self.requests: dict[str, RequestRecord] = {}  #: those that are, or were, paused or cancelled
         self.ended: OrderedDict[tuple[str, int], None] = OrderedDict()  #: (VIN, position), lately (rule 2)
         self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was given back, lately
+        self.untold: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start
         self._trigger = trigger

@@ -122,6 +122,8 @@ class Pool:
             unknown = delivery_of(vin, entry.position, EntryRecord(b"", "unreadable", now), b"", self._desk.config)
             self._end(unknown, State.FAILED, "unreadable")
             return None, False
+        if record.batch in self._desk.untold:
+            return None, True  # its batch triggers when its receipts are stored
         attempts = max(attempts_of(entry.mark), self._desk.attempts.get((vin, entry.position), 0))
         delivery = delivery_of(vin, entry.position, record, entry.payload, self._desk.config, attempts)
         verdict = self._desk.judge(record, now)

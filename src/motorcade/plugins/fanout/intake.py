@@ -21,7 +21,7 @@ import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
-from secrets import token_hex
+from secrets import token_bytes
 from typing import Any, Final
 
 import msgspec
@@ -76,10 +76,10 @@ class Job:
 
     def __init__(self, batch: Batch, message: Message, now: float) -> None:
         self.batch = batch
-        self.guid = message.guid
+        self.guid = message.guid or token_bytes(16)
         self.publisher = message.publisher
         self.now = now
-        self.key = message.guid.hex() or token_hex(16)  #: of its intent
+        self.key = self.guid.hex()  #: of its intent
         self.result = Accepted(batch.duplicates)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -121,6 +121,8 @@ class Intake:
         self._trigger = trigger
         self._counters = counters
         self._log = log
+        self._told = asyncio.Event()  # the receipts of the last batch have begun to be written
+        self._told.set()
         self._line: asyncio.Queue[Job] = asyncio.Queue()
         self._under_way = 0
         self._data: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # by id, lately, and until when it is kept
@@ -254,9 +256,11 @@ class Intake:
                 self._end(job, error if isinstance(error, StoreError) else StoreError(repr(error)))
                 continue
             entry = self._entry(job)
+            self._desk.untold.add(job.guid)
             commit = asyncio.ensure_future(self._append(job, entry, data))
             await asyncio.sleep(0)  # it has begun: what comes later is stored later
-            self._spawn(self._finish(job, entry, data, commit), "batch")
+            before, self._told = self._told, asyncio.Event()
+            self._spawn(self._finish(job, entry, data, commit, before, self._told), "batch")
 
     async def _find(self, data_id: str) -> bytes:
         now = self._now()
@@ -314,14 +318,31 @@ class Intake:
         batch.append([owner_of(vin) for vin in parsed.vins], draft, job.now)
         return await batch.commit()
 
-    async def _finish(self, job: Job, entry: EntryRecord, data: bytes, commit: asyncio.Future[list[Appended]]) -> None:
+    async def _finish(
+        self,
+        job: Job,
+        entry: EntryRecord,
+        data: bytes,
+        commit: asyncio.Future[list[Appended]],
+        before: asyncio.Event,
+        told: asyncio.Event,
+    ) -> None:
+        """Receipts begin to be written in the order of batches, so that none says `replaced` before `accepted`."""
         try:
             answers = await commit
             rejected = await self._beyond(job.batch.vins, answers)
+            await before.wait()
+            asyncio.get_running_loop().call_soon(told.set)  # as soon as its own commit has begun
             await self._write_receipts(job, answers, rejected)
         except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
             self._end(job, error if isinstance(error, StoreError) else StoreError(repr(error)))
+            self._desk.untold.discard(job.guid)
+            for vin in job.batch.vins:
+                self._trigger(vin, "batch")  # it may be stored all the same, and was passed over
             return
+        finally:
+            told.set()
+        self._desk.untold.discard(job.guid)
         self._end(job)
         self._tell(job, entry, data, answers, rejected)
 
