@@ -23,7 +23,7 @@ serve: setup ## Run a node until it is stopped (ARGS="--mqtt 127.0.0.1:1883")
 	@.venv/bin/motorcade serve $(ARGS)
 
 .PHONY: test
-test: setup ## Run all tests, two at a time (ARGS="tests/unit -k window" runs some, one at a time)
+test: setup ## Run all tests, three at a time (ARGS="tests/unit -k window" runs some, one at a time)
 	@scripts/need-commands mosquitto mosquitto_pub mosquitto_sub node npm redis-server
 	@scripts/npm-packages tests/npm .build/npm
 	@.venv/bin/python -m pytest $(or $(ARGS),-n 3)
