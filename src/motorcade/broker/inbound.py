@@ -23,7 +23,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
 from motorcade.core.topic import check_topic
-from motorcade.extension.hooks import AFTER, TAKEN, Handled
+from motorcade.extension.hooks import AFTER, Handled, Pending
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import PUBACK, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from motorcade.mqtt.properties import NONE, Properties
@@ -224,6 +224,7 @@ class Inbound:
         only = route.only
         if only is not None and only.behind and packet.qos and only is not session and not session.behind:
             yield WaitFor(only)  # (a client that is behind itself must be read from, or both would wait for ever)
+        kept = _taken(message) or _taken(given)
         pending = _after(message) if message is given else _after(message) + _after(given)
         if pending and packet.qos == 2 and session.mailbox is not None:
             # Before the packet id is stored: a repetition after a crash must bring the plugins' part again.
@@ -236,7 +237,6 @@ class Inbound:
         refusal = yield from self._stored(session, message, packet, pending, ticket, copies)
         if refusal is not None:
             return self._not_kept(refusal, doubt)
-        kept = message.headers.pop(TAKEN, False)
         count = plane.pubsub.publish(message, wall, copies)
         return (ReasonCode.SUCCESS if count or kept else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 
@@ -341,6 +341,12 @@ class Inbound:
             yield from self.in_turn(session)
         reason = ReasonCode.SUCCESS if known or self.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         yield Send(Pubcomp(packet.packet_id, reason))
+
+
+def _taken(message: Message) -> bool:
+    """Whether a plugin keeps it for somebody."""
+    pending = message.headers.get(AFTER)
+    return isinstance(pending, Pending) and pending.taken
 
 
 def _after(message: Message) -> list[Any]:

@@ -125,7 +125,10 @@ class Verdict:
 AFTER: Final = "acknowledge_after"  #: header of a message
 
 
-TAKEN: Final = "taken"  #: header of a message
+class Pending(list[Any]):
+    """What the answer to a publisher waits for."""
+
+    taken = False  #: somebody will get the message later
 
 
 def acknowledge_after(message: Message, done: asyncio.Future[Any], *, taken: bool = False) -> None:
@@ -135,11 +138,10 @@ def acknowledge_after(message: Message, done: asyncio.Future[Any], *, taken: boo
     connection is closed, so that the client sends it again. Nobody waits meanwhile, not even the publisher's next
     packets. `taken`: somebody will get it later, so the publisher is not told that it has no subscribers.
     """
-    if taken:
-        message.headers[TAKEN] = True
-    pending = message.headers.setdefault(AFTER, [])
-    assert isinstance(pending, list)  # noqa: S101 - nobody else writes this header
+    pending = message.headers.setdefault(AFTER, Pending())
+    assert isinstance(pending, Pending)  # noqa: S101 - nobody else writes this header
     pending.append(done)
+    pending.taken = pending.taken or taken
 
 
 @dataclass(frozen=True, slots=True)
