@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from tests.support.consumers import (
     fill,
     gather,
     lasting,
-    numbered,
     numbers,
     payloads,
     receive_maximum,
@@ -52,9 +50,9 @@ from tests.support.flows import (
     both_versions,
     let_pass,
 )
+from tests.support.kept import Queue, sound_node
 from tests.support.node import NodeProcess
-from tests.support.operator import Operator, payload_of
-from tests.support.redis import RedisServer
+from tests.support.operator import Operator
 from tests.support.wire import Client, prop, publish_packet
 
 REFUSED = 0x83  #: implementation specific error: the consumer cannot do it
@@ -63,44 +61,14 @@ WINDOW = 32
 
 @pytest.fixture(scope="module", params=["rocksdb", "redis"])
 def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    url = "rocksdb://"
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("lone_redis")
-        server.empty()
-        url = server.url
-    data: Path = tmp_path_factory.mktemp("data")
-    with NodeProcess("--store", url, data=data, http=True, config="[store]\nsweep_interval = 0.2\n") as running:
+    with sound_node(request, tmp_path_factory.mktemp("data"), "[store]\nsweep_interval = 0.2\n") as running:
         yield running
-    for sign in ("Traceback", '"level":"error"', "never retrieved"):
-        assert sign not in running.log, running.log[max(0, running.log.index(sign) - 1000) :][:4000]
 
 
 @pytest.fixture(scope="module")
 def desk(node: NodeProcess) -> Iterator[Operator]:
     with Operator(node) as operator:
         yield operator
-
-
-class Queue:
-    """A queue of the test's own, bound to the topics below its name."""
-
-    def __init__(self, node: NodeProcess, desk: Operator, name: str, **options: Any) -> None:
-        self.node = node
-        self.desk = desk
-        self.name = name
-        self.filter = f"$queue/{name}"
-        self.desk.create("queues", name, **({"topics": [f"{name}/#"]} | options))
-
-    def put(self, *payloads: bytes, topic: str = "a", properties: bytes = b"") -> None:
-        """Publish to it, acknowledged."""
-        fill(self.node, [(f"{self.name}/{topic}", payload) for payload in payloads], *filter(None, [properties]))
-
-    def put_numbers(self, count: int, start: int = 0) -> None:
-        fill(self.node, numbered(f"{self.name}/a", count, start))
-
-    def stored(self) -> list[bytes]:
-        """What an operator sees in it."""
-        return [payload_of(message) for message in self.desk.read("queues", self.name, limit=1000)]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from tests.support.consumers import (
     connected,
     fill,
     lasting,
-    numbered,
     numbers,
     payloads,
     settled,
@@ -49,9 +47,9 @@ from tests.support.flows import (
     both_versions,
     let_pass,
 )
+from tests.support.kept import Stream, sound_node
 from tests.support.node import NodeProcess
-from tests.support.operator import Operator, payload_of
-from tests.support.redis import RedisServer
+from tests.support.operator import Operator
 from tests.support.wire import Client, Packet, prop, publish_packet
 
 WINDOW = 32
@@ -70,44 +68,14 @@ interval = 1
 
 @pytest.fixture(scope="module", params=["rocksdb", "redis"])
 def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    url = "rocksdb://"
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("lone_redis")
-        server.empty()
-        url = server.url
-    data: Path = tmp_path_factory.mktemp("data")
-    with NodeProcess("--store", url, data=data, http=True, config=CONFIG) as running:
+    with sound_node(request, tmp_path_factory.mktemp("data"), CONFIG) as running:
         yield running
-    for sign in ("Traceback", '"level":"error"', "never retrieved"):
-        assert sign not in running.log, running.log[max(0, running.log.index(sign) - 1000) :][:4000]
 
 
 @pytest.fixture(scope="module")
 def desk(node: NodeProcess) -> Iterator[Operator]:
     with Operator(node) as operator:
         yield operator
-
-
-class Stream:
-    """A stream of the test's own, bound to the topics below its name."""
-
-    def __init__(self, node: NodeProcess, desk: Operator, name: str, **options: Any) -> None:
-        self.node = node
-        self.desk = desk
-        self.name = name
-        self.filter = f"$stream/{name}"
-        self.desk.create("streams", name, **({"topics": [f"{name}/#"]} | options))
-
-    def put(self, *payloads: bytes, topic: str = "a", properties: bytes = b"") -> None:
-        """Publish to it, acknowledged."""
-        fill(self.node, [(f"{self.name}/{topic}", payload) for payload in payloads], *filter(None, [properties]))
-
-    def put_numbers(self, count: int, start: int = 0) -> None:
-        fill(self.node, numbered(f"{self.name}/a", count, start))
-
-    def stored(self) -> list[bytes]:
-        """What an operator sees in it."""
-        return [payload_of(message) for message in self.desk.read("streams", self.name, limit=1000)]
 
 
 @pytest.fixture
