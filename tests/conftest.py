@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 
 import pytest
 from hypothesis import settings
@@ -19,3 +21,12 @@ def pytest_configure(config: pytest.Config) -> None:
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A test that lets the broker read another clock puts the real one back, or later tests fail for its sake."""
+    for name in ("connection", "broker", "byteloop", "commits", "keeper"):
+        module = sys.modules.get(f"motorcade.broker.{name}")
+        for clock in {"time", "monotonic"} & vars(module).keys() if module else ():
+            assert vars(module)[clock] is getattr(time, clock), f"{item.nodeid} left its clock in {module}"

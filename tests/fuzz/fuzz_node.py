@@ -15,11 +15,13 @@ import asyncio
 import faulthandler
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 from tests.fuzz.conversations import CLIENTS, Conversation, Mutator, corpus, read, write
-from tests.fuzz.rig import CLOCK, Finding, Peer, Rig, WebSocketPeer, check_objects, count_objects
+from tests.fuzz.rig import CLOCK, Finding, Peer, Rig, WebSocketPeer, check_objects, count_objects, laboratory
 from tests.support.wire import CONNACK, PUBLISH, PUBREL, Packet
 
 #: Seconds after which a single conversation counts as a hang: the stacks are printed and the process ends.
@@ -114,7 +116,16 @@ def _messages(peers: list[Peer]) -> list[object]:
 class Bench:
     """The three brokers."""
 
-    async def start(self) -> None:
+    @classmethod
+    @asynccontextmanager
+    async def up(cls) -> AsyncIterator[Bench]:
+        with laboratory():
+            bench = cls()
+            await bench._start()
+            yield bench
+            await bench._stop()
+
+    async def _start(self) -> None:
         self.plain = Rig()
         self.observed = Rig(observed=True)
         self.hooked = Rig(hooked=True)
@@ -122,7 +133,7 @@ class Bench:
             await rig.start()
             await rig.settle([])
 
-    async def stop(self) -> None:
+    async def _stop(self) -> None:
         for rig in (self.plain, self.observed, self.hooked):
             await rig.stop()
 
@@ -145,38 +156,34 @@ class Bench:
 
 async def fuzz(seconds: float, seed: int, limit: int = sys.maxsize) -> int:
     """Play the corpus, then damaged conversations; returns how many. `Finding` has the conversation in its notes."""
-    bench = Bench()
-    await bench.start()
-    before = count_objects()
-    seeds = corpus()
-    mutator = Mutator(list(seeds.values()), Random(seed))
-    count = 0
-    end = time.monotonic() + seconds
-    waiting = list(seeds.values())
-    while count < limit and (waiting or limit < sys.maxsize or time.monotonic() < end):
-        conversation = waiting.pop() if waiting else mutator.make()
-        faulthandler.dump_traceback_later(HANG, exit=True)
-        try:
-            await bench.play(conversation)
-        except BaseException as error:
-            error.add_note(write(conversation))
-            raise
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-        count += 1
-        if count % COUNT_EVERY == 0:
-            await check_objects(before)
-    await check_objects(before)
-    await bench.stop()
+    async with Bench.up() as bench:
+        before = count_objects()
+        seeds = corpus()
+        mutator = Mutator(list(seeds.values()), Random(seed))
+        count = 0
+        end = time.monotonic() + seconds
+        waiting = list(seeds.values())
+        while count < limit and (waiting or limit < sys.maxsize or time.monotonic() < end):
+            conversation = waiting.pop() if waiting else mutator.make()
+            faulthandler.dump_traceback_later(HANG, exit=True)
+            try:
+                await bench.play(conversation)
+            except BaseException as error:
+                error.add_note(write(conversation))
+                raise
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+            count += 1
+            if count % COUNT_EVERY == 0:
+                await check_objects(before)
+        await check_objects(before)
     return count
 
 
 async def replay(conversation: Conversation) -> None:
     """One conversation on fresh brokers."""
-    bench = Bench()
-    await bench.start()
-    await bench.play(conversation)
-    await bench.stop()
+    async with Bench.up() as bench:
+        await bench.play(conversation)
 
 
 def main() -> int:

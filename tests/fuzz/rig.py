@@ -13,11 +13,13 @@ import asyncio
 import gc
 import logging
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
+from unittest.mock import patch
 
 import structlog
 
@@ -70,8 +72,21 @@ class Clock:
 
 
 CLOCK = Clock()
-for _module in (broker_connection, broker_module, byteloop):
-    setattr(_module, "time", CLOCK)  # noqa: B010 - the type checker knows better than to let a module be changed
+
+
+@contextmanager
+def laboratory() -> Iterator[None]:
+    """Brokers made in here read `CLOCK`; everything that rigs change in this process is put back in the end."""
+    with ExitStack() as stack:
+        for module in (broker_connection, broker_module, byteloop):
+            stack.enter_context(patch.object(module, "time", CLOCK))
+        # A timer holds a closed connection so long; fake sockets are never slow.
+        stack.enter_context(patch.object(broker_connection, "CLOSE_GRACE", 0.0))
+        stack.enter_context(warnings.catch_warnings())
+        stack.callback(structlog.reset_defaults)
+        stack.callback(logging.getLogger("motorcade").handlers.clear)
+        yield
+
 
 #: Rates are off: a fuzzer connects thousands of times per second from one address, often under the same client id.
 LIMITS = Limits(
@@ -341,7 +356,6 @@ class Rig:
         self.plane = Plane(BrokerOptions(node="fuzz"), SESSION, LIMITS, self.hooks, guids, CLOCK())
         self.broker = Broker(self.plane, asyncio.get_running_loop())
         self.plugins = Plugins(self.broker, self.hooks, Path(), self.broker.plane.shared.sources)
-        broker_connection.CLOSE_GRACE = 0.0  # a timer holds a closed connection so long; fake sockets are never slow
         self._observed = observed
         self._hooked = hooked
         self._said = 0
@@ -383,8 +397,6 @@ class Rig:
             peer.hang_up("close")
         await self.settle([])
         await self.plugins.unload_all()
-        logging.getLogger("motorcade").handlers.clear()
-        structlog.reset_defaults()
 
     def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.seen.append(f"escaped into the event loop: {context!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -40,20 +41,17 @@ def observed(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def make(observed: bool) -> Iterator[Callable[..., MemoryNode]]:
     """A node at one of both speeds."""
+    with ExitStack() as stack:
 
-    def made(session: SessionOptions | None = None, limits: Limits | None = None) -> MemoryNode:
-        node = MemoryNode(session, limits)
-        node.hooks.add("message.publish", Callback(lambda _client, _message: None, 0, "retained", retained_only=True))
-        node.plane.observed = observed
-        context = standing(node.clock)
-        context.__enter__()
-        contexts.append(context)
-        return node
+        def made(session: SessionOptions | None = None, limits: Limits | None = None) -> MemoryNode:
+            node = MemoryNode(session, limits)
+            kept = Callback(lambda _client, _message: None, 0, "retained", retained_only=True)
+            node.hooks.add("message.publish", kept)
+            node.plane.observed = observed
+            stack.enter_context(standing(node.clock))
+            return node
 
-    contexts: list[Any] = []
-    yield made
-    for context in contexts:
-        context.__exit__(None, None, None)
+        yield made
 
 
 Make = Callable[..., MemoryNode]

@@ -245,10 +245,10 @@ class Queue:
                     entries = await mailboxes.read(owner, 0, min(STEP, beyond), self._tools.now())
                     if not entries or self.closed:
                         break
-                    self._tools.counters["dropped"] += len(entries)
                     for entry in entries:
                         self.dispatcher.gone(level, entry.position)
                     await mailboxes.acknowledge(owner, [entry.position for entry in entries])
+                    self._tools.counters["dropped"] += len(entries)
                     await self.refresh()
         except StoreError as error:
             self._tools.log.warning("queue_not_trimmed", queue=self.name, error=str(error))
