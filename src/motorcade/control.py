@@ -13,7 +13,7 @@ import asyncio
 import os
 import platform
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from itertools import accumulate, islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.subscription import Subscription
+from motorcade.extension.compacted import SERVICE, Compacted, Form
 from motorcade.extension.declared import ConflictError, Declared, Found, read_options
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.plugin import Loaded, Plugins, available
@@ -426,19 +427,27 @@ class Control:
     async def read_declared(self, plural: str, name: str, after: int, limit: int) -> FoundPage:
         """Messages after a position; at most `limit`, and fewer where they are large. Looking changes nothing."""
         service = self.declared(plural)
-        wanted = min(max(limit, 1), MOST_FOUND)
-        found: list[Found] = []
-        octets, more = 0, True
-        while more and len(found) <= wanted and octets <= MOST_OCTETS:
-            ask = min(wanted + 1 - len(found), READ)  # one more than wanted tells whether there is more
-            step = await service.read(name, found[-1].position if found else after, ask)
-            found += step
-            octets += sum(len(message.payload) for message in step)
-            more = len(step) == ask
-            await asyncio.sleep(0)
-        shown = found[:wanted]
-        more = more or len(found) > wanted
-        return FoundPage(messages=shown, cursor=shown[-1].position if more and shown else None)
+        return await _found_page(lambda last, ask: service.read(name, last, ask), after, limit)
+
+    # -- compacted queues
+
+    def compacted(self) -> Compacted:
+        """All compacted queues; `NotFoundError` says which plugin to load. Await its methods in this loop only."""
+        service: Compacted | None = self._plugins.service(SERVICE)
+        if service is None:
+            raise NotFoundError(
+                "this node has no compacted queues: plugin 'ecq' is not loaded (`motorcade plugin load ecq`)"
+            )
+        return service
+
+    async def ask_compacted(self, question: Callable[[Compacted], Awaitable[T]]) -> T:
+        """What their plugin answers to a question, asked in this loop."""
+        return await question(self.compacted())
+
+    async def read_compacted(self, form: Form, name: str, after: int, limit: int) -> FoundPage:
+        """Messages after a sequence number, as `read_declared` gives those of declared queues."""
+        service = self.compacted()
+        return await _found_page(lambda last, ask: service.read(form, name, last, ask), after, limit)
 
     # -- the fan-out
 
@@ -597,6 +606,23 @@ class Control:
             store=self.housekeeping.figures if self.housekeeping is not None else None,
             sweeps=self.housekeeping.counters if self.housekeeping is not None else None,
         )
+
+
+async def _found_page(read: Callable[[int, int], Awaitable[Sequence[Found]]], after: int, limit: int) -> FoundPage:
+    """A page of messages, read in steps that let the loop go on."""
+    wanted = min(max(limit, 1), MOST_FOUND)
+    found: list[Found] = []
+    octets, more = 0, True
+    while more and len(found) <= wanted and octets <= MOST_OCTETS:
+        ask = min(wanted + 1 - len(found), READ)  # one more than wanted tells whether there is more
+        step = await read(found[-1].position if found else after, ask)
+        found += step
+        octets += sum(len(message.payload) for message in step)
+        more = len(step) == ask
+        await asyncio.sleep(0)
+    shown = found[:wanted]
+    more = more or len(found) > wanted
+    return FoundPage(messages=shown, cursor=shown[-1].position if more and shown else None)
 
 
 def _lag(broker: Broker) -> Lag:

@@ -58,7 +58,7 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
         limit = number(request, "limit", PAGE, 1, MOST_FOUND)
         page = await bridge.call_slow(control.read_declared, plural, request.path_params["name"], after, limit)
         cursor = None if page.cursor is None else str(page.cursor)
-        return listing([_message(found) for found in page.messages], cursor=cursor)
+        return listing([message_of(found) for found in page.messages], cursor=cursor)
 
     one = f"/{plural}/{{name:path}}"  # a name with a slash is refused by its plugin, in words
     return [
@@ -78,7 +78,7 @@ def _shown(view: msgspec.Struct) -> dict[str, Any]:
     return {"name": shown.pop("name"), "origin": shown.pop("origin"), **options, **shown}
 
 
-def _message(found: Found) -> dict[str, Any]:
+def message_of(found: Found) -> dict[str, Any]:
     """Payloads are bytes, JSON is text: those that are not UTF-8 are written in base64."""
     try:
         payload, encoding = found.payload.decode(), "utf8"
