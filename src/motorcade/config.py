@@ -34,6 +34,7 @@ from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions
 from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.words import nearest
+from motorcade.dispatch.options import DispatchOptions
 from motorcade.extension.declared import Name, check_name, plain
 from motorcade.extension.plugin import GROUP, literal_choices
 from motorcade.log import HIDDEN, is_secret
@@ -134,6 +135,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     log: LogOptions = LogOptions()
     data: DataOptions = DataOptions()
     store: StoreOptions = StoreOptions()
+    dispatch: DispatchOptions = DispatchOptions()
 
 
 #: Keys that have a flag of `motorcade serve`.
@@ -389,7 +391,7 @@ def _check_section(record: type[msgspec.Struct], section: Path_, leaves: Mapping
         kind = fields[name]
         inner = (*section, name)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            result[name] = _check_section(kind, inner, leaves)
+            result[name] = _whole(kind, _check_section(kind, inner, leaves), inner, leaves)
         elif (named := _named_tables(kind)) is not None:
             result[name] = _check_tables(named, inner, leaves)
         elif inner == ("plugins",):

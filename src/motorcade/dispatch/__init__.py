@@ -1,0 +1,19 @@
+"""Dispatcher and workers: messages from a Redis stream to processes that work on them, each written once.
+
+    messages:published ─▶ leader ─ frames, round robin, within each worker's credit ─▶ worker ─▶ messages:processed
+          ▲                 │  ▲                                                           │
+          └── acknowledged ─┘  └───────────────────── ACK, when it is written ─────────────┘
+
+options    what may be set, and the names of all keys
+frames     the bytes between leader and workers; pure
+election   who leads: a lease, an epoch, and fences that refuse those who led before
+intake     where messages come from: a stream, or a channel whose messages are put into a stream first
+links      the leader's connections to workers: credit, acknowledgements, who is cut off and for how long
+leader     what waits, what is on its way, what is sent again, what is given up
+worker     takes messages, hands them to a function, writes the results, acknowledges
+calls      scripts on the right server, repeated until it is known what became of them
+status     what an operator asks: who leads, who works, what waits, what was given up
+
+docs/dispatch.md is the guide. This package needs the library hiredis (extra `redis`) for everything but `options` and
+`frames`, so nothing is imported here.
+"""
