@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from motorcade.storage.resp import Access, Address, connect
+from motorcade.redis.resp import Access, Address, connect
 
 Ask = Callable[[], Awaitable[object]]
 IN_FLIGHT = 64

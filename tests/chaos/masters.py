@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from motorcade.redis.place import RedisOptions
 from motorcade.storage.ports import Draft, Durability, StoreError
 from motorcade.storage.redis import RedisStore
-from motorcade.storage.redis_place import RedisOptions
 from tests.support.redis import RedisCluster, RedisServer, wait_until
 
 NOW = time.time()

@@ -25,3 +25,26 @@ class HookError(MotorcadeError):
 
 class AccessFileError(MotorcadeError):
     """A password or rule file is broken; the message names file and line. The old contents stay in force."""
+
+
+class StoreError(MotorcadeError):
+    """The store could not do what was asked, or cannot tell whether it did.
+
+    Unless a subclass says more, some or all of a failed write may have been applied, or may be within seconds. Whoever
+    repeats it gives its appends the same `token`, so that nothing is appended twice.
+    """
+
+    certain = False  #: nothing was written, and nothing will be
+
+
+class StoreFullError(StoreError):
+    """No room, or the files cannot be written; the store takes no writes until that is mended.
+
+    Nothing of the failed write was applied nor will be, but for what only removes (acknowledgements, deletions).
+    """
+
+    certain = True
+
+
+class StoreDamagedError(StoreError):
+    """The files of the store are damaged; the message names the file and what to do."""

@@ -1,4 +1,4 @@
-"""Where a key lives: names to cells, cells to slots, slots to servers.
+"""Where a key lives: names to cells, cells to slots; `redis.slots` has the rest of the way to a server.
 
     owner, record key, stream, lease, digest ──crc32 mod count──> cell ──hash tag {cell}──> slot ──topology──> server
 
@@ -40,26 +40,10 @@ All keys, where P is the store's prefix and N the cell:
 from __future__ import annotations
 
 import zlib
-from binascii import crc_hqx
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from motorcade.storage.ports import StoreError
-from motorcade.storage.resp import Address
+from motorcade.redis.slots import slot_of
 
-SLOTS = 16384
 DEFAULT_CELLS = 64
-
-
-def slot_of(key: str) -> int:
-    """The cluster's slot of a key: CRC16 of what stands in the first braces, if anything does."""
-    start = key.find("{")
-    if start >= 0:
-        end = key.find("}", start + 1)
-        if end > start + 1:
-            key = key[start + 1 : end]
-    return crc_hqx(key.encode(), 0) % SLOTS
 
 
 class Cells:
@@ -84,47 +68,3 @@ class Cells:
     def channel(self, node: str) -> str:
         """The channel of a node's wake-ups."""
         return f"{self.prefix}:n:{{{node}}}"
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """Which server is master of which slots; a lone server is master of all."""
-
-    ends: tuple[int, ...]  #: last slot of each range, ascending
-    masters: tuple[Address | None, ...]  #: of each range; None: nobody serves it
-
-    @classmethod
-    def alone(cls, address: Address) -> Topology:
-        return cls((SLOTS - 1,), (address,))
-
-    @classmethod
-    def parse(cls, reply: Sequence[Any], asked: Address) -> Topology:
-        """From the answer to CLUSTER SLOTS. A server that does not know its own host is where we asked."""
-        ends: list[int] = []
-        masters: list[Address | None] = []
-        following = 0
-        for start, end, master, *_ in sorted(reply, key=lambda line: int(line[0])):
-            if start > following:
-                ends.append(start - 1)
-                masters.append(None)
-            host = (master[0] or b"").decode()
-            ends.append(end)
-            masters.append(Address(host if host not in {"", "?"} else asked.host, int(master[1])))
-            following = end + 1
-        if following < SLOTS:
-            ends.append(SLOTS - 1)
-            masters.append(None)
-        return cls(tuple(ends), tuple(masters))
-
-    def master(self, slot: int) -> Address | None:
-        for end, master in zip(self.ends, self.masters, strict=True):
-            if slot <= end:
-                return master
-        raise StoreError(f"no slot {slot}")
-
-    def all_masters(self) -> list[Address]:
-        return sorted({master for master in self.masters if master is not None})
-
-    @property
-    def is_whole(self) -> bool:
-        return None not in self.masters

@@ -32,7 +32,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from motorcade.core.errors import MotorcadeError
+from motorcade.core.errors import StoreDamagedError as StoreDamagedError  # noqa: PLC0414 - part of the ports
+from motorcade.core.errors import StoreError as StoreError  # noqa: PLC0414 - likewise
+from motorcade.core.errors import StoreFullError as StoreFullError  # noqa: PLC0414 - likewise
 
 
 class Durability(StrEnum):
@@ -41,29 +43,6 @@ class Durability(StrEnum):
     FAST = auto()  #: a crash of the process
     SAFE = auto()  #: a crash of the machine (embedded: one sync per group; Redis: received by a replica)
     STRICT = auto()  #: Redis: also on the master's disk; embedded: the same as SAFE
-
-
-class StoreError(MotorcadeError):
-    """The store could not do what was asked, or cannot tell whether it did.
-
-    Unless a subclass says more, some or all of a failed write may have been applied, or may be within seconds. Whoever
-    repeats it gives its appends the same `token`, so that nothing is appended twice.
-    """
-
-    certain = False  #: nothing was written, and nothing will be
-
-
-class StoreFullError(StoreError):
-    """No room, or the files cannot be written; the store takes no writes until that is mended.
-
-    Nothing of the failed write was applied nor will be, but for what only removes (acknowledgements, deletions).
-    """
-
-    certain = True
-
-
-class StoreDamagedError(StoreError):
-    """The files of the store are damaged; the message names the file and what to do."""
 
 
 # -- mailboxes

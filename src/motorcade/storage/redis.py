@@ -28,7 +28,12 @@ from typing import Any, Final
 
 import structlog
 
-from motorcade.storage.cells import Cells, slot_of
+from motorcade.redis.place import Place, RedisOptions, parse_url
+from motorcade.redis.resp import Address, Argument, Connection, LostError, ServerError, connect
+from motorcade.redis.scripts import Script
+from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
+from motorcade.redis.slots import slot_of
+from motorcade.storage.cells import Cells
 from motorcade.storage.ports import (
     Appended,
     Attached,
@@ -46,11 +51,8 @@ from motorcade.storage.ports import (
 )
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
-from motorcade.storage.redis_place import Place, RedisOptions, parse_url
-from motorcade.storage.redis_scripts import EXTENT, FIND, INFO, READ, Script
-from motorcade.storage.redis_servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
+from motorcade.storage.redis_scripts import ALL, EXTENT, FIND, INFO, READ
 from motorcade.storage.redis_writer import Operation, Stage, Writer
-from motorcade.storage.resp import Address, Argument, Connection, LostError, ServerError, connect
 
 log = structlog.get_logger("motorcade.storage.redis")
 
@@ -751,7 +753,7 @@ class RedisStore:
         if self._open is not None:
             raise StoreError("the store is open already")
         place, options = self._place, self._place.options
-        servers = Servers(place.addresses, place.access, place.clustered, options.patience)
+        servers = Servers(place.addresses, place.access, place.clustered, options.patience, ALL)
         try:
             await servers.open()
             replicas = await check_servers(servers, self._durability, options)

@@ -13,13 +13,14 @@ from typing import Any
 
 import structlog
 
-from motorcade.storage.cells import DEFAULT_CELLS, Cells, slot_of
+from motorcade.redis.place import RedisOptions
+from motorcade.redis.resp import Address, ServerError
+from motorcade.redis.servers import Purpose, Servers
+from motorcade.redis.slots import slot_of
+from motorcade.storage.cells import DEFAULT_CELLS, Cells
 from motorcade.storage.ports import Durability, StoreError
 from motorcade.storage.redis_format import unpack_entry, unpack_state
-from motorcade.storage.redis_place import RedisOptions
 from motorcade.storage.redis_scripts import READ
-from motorcade.storage.redis_servers import Purpose, Servers
-from motorcade.storage.resp import Address, ServerError
 
 log = structlog.get_logger("motorcade.storage.redis")
 

@@ -6,9 +6,9 @@ read, info, find: read only, one file each
 
 from __future__ import annotations
 
-import hashlib
-from importlib.resources import files
-from typing import NamedTuple
+from functools import partial
+
+from motorcade.redis.scripts import script_of
 
 #: Files that define operations of `commit`; `load` uses what `append` defines.
 OPERATIONS = (
@@ -21,19 +21,7 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-class Script(NamedTuple):
-    """A script as the server knows it."""
-
-    source: bytes
-    digest: str
-
-
-def _script(*names: str) -> Script:
-    folder = files("motorcade.storage") / "lua"
-    source = b"\n".join((folder / f"{name}.lua").read_bytes() for name in names)
-    # The server names scripts by SHA-1; nothing is protected by it.
-    return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
-
+_script = partial(script_of, "motorcade.storage")
 
 COMMIT = _script("common", *OPERATIONS, "commit")
 READ = _script("read")

@@ -34,10 +34,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from motorcade.storage.cells import Cells
-from motorcade.storage.ports import StoreError, StoreFullError
-from motorcade.storage.redis_scripts import COMMIT
-from motorcade.storage.redis_servers import (
+from motorcade.redis.resp import Address, Connection, LostError, ServerError
+from motorcade.redis.servers import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     PASSING,
@@ -45,7 +43,9 @@ from motorcade.storage.redis_servers import (
     Servers,
     refusal,
 )
-from motorcade.storage.resp import Address, Connection, LostError, ServerError
+from motorcade.storage.cells import Cells
+from motorcade.storage.ports import StoreError, StoreFullError
+from motorcade.storage.redis_scripts import COMMIT
 
 log = structlog.get_logger("motorcade.storage.redis")
 

@@ -16,14 +16,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-from motorcade.storage.cells import slot_of
+from motorcade.redis.resp import Address, ServerError
+from motorcade.redis.servers import Purpose, refusal
+from motorcade.redis.slots import slot_of
 from motorcade.storage.ports import StoreDamagedError
 from motorcade.storage.redis import Core, RedisStore, blob_operation, put_operation
 from motorcade.storage.redis_format import BY_DIGEST, DROPPABLE, HEADER, TIME, raw, unpack_entry, unpack_state
 from motorcade.storage.redis_scripts import READ
-from motorcade.storage.redis_servers import Purpose, refusal
 from motorcade.storage.redis_writer import MAX_OCTETS, MAX_WEIGHT, Operation
-from motorcade.storage.resp import Address, ServerError
 from motorcade.storage.transfer import (
     INLINE,
     PART_ROWS,

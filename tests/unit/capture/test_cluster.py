@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from motorcade.storage.cells import slot_of
+from motorcade.redis.slots import slot_of
 from motorcade.storage.ports import StoreError
 from tests.support.redis import RedisCluster, RedisServer
 from tests.unit.capture.capturing import capturing, message, payloads, rule, until

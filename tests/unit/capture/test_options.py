@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from motorcade.plugins.capture.options import CaptureConfig, Kind, RuleOptions, hash_tag, parse_target, shown
-from motorcade.storage.cells import slot_of
+from motorcade.redis.slots import slot_of
 from tests.unit.capture.capturing import options, rule
 
 

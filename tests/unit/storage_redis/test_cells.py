@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from motorcade.storage.cells import SLOTS, Cells, Topology, slot_of
-from motorcade.storage.resp import Address
+from motorcade.redis.resp import Address
+from motorcade.redis.slots import SLOTS, Topology, slot_of
+from motorcade.storage.cells import Cells
 from tests.support.redis import RedisServer
 
 

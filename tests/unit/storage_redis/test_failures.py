@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from motorcade.redis.place import RedisOptions
 from motorcade.storage.ports import Appended, Draft, Durability, MailboxInfo, StoreError, StoreFullError
 from motorcade.storage.redis import RedisStore
-from motorcade.storage.redis_place import RedisOptions
 from tests.support.redis import RedisCluster, RedisServer, wait_until
 from tests.unit.storage_redis.proxy import Relay
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from motorcade.redis.place import RedisOptions
 from motorcade.storage.ports import Durability, StoreError
 from motorcade.storage.redis import RedisStore
-from motorcade.storage.redis_place import RedisOptions
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from motorcade.redis.place import RedisOptions, parse_url
+from motorcade.redis.resp import Address
 from motorcade.storage.ports import StoreError
-from motorcade.storage.redis_place import RedisOptions, parse_url
-from motorcade.storage.resp import Address
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 import trustme
 import uvloop
 
+from motorcade.redis.resp import Access, Address, Connection, LostError, ServerError, connect
 from motorcade.storage.ports import StoreError
-from motorcade.storage.resp import Access, Address, Connection, LostError, ServerError, connect
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer
 

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from motorcade.redis.place import RedisOptions
 from motorcade.storage.ports import Bound, Draft, Durability, StoreError, StoreFullError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.redis_format import unpack_state
-from motorcade.storage.redis_place import RedisOptions
 from motorcade.storage.redis_scripts import COMMIT
 from tests.support.redis import RedisServer, wait_until
 from tests.unit.storage_redis.proxy import Relay

@@ -32,13 +32,13 @@ import structlog
 from motorcade.plugins.capture import forms
 from motorcade.plugins.capture.options import Kind, RuleOptions, hash_tag
 from motorcade.plugins.capture.sink import Entry, NotCapturedError, Sink, Tally
-from motorcade.storage.cells import slot_of
+from motorcade.redis.place import RedisOptions, parse_url
+from motorcade.redis.resp import Argument, Connection, LostError, ServerError
+from motorcade.redis.scripts import Script
+from motorcade.redis.servers import FIRST_PAUSE, FULL, LONGEST_PAUSE, PASSING, Purpose, Servers
+from motorcade.redis.slots import slot_of
 from motorcade.storage.ports import StoreError, StoreFullError
 from motorcade.storage.redis import RedisStore
-from motorcade.storage.redis_place import RedisOptions, parse_url
-from motorcade.storage.redis_scripts import Script
-from motorcade.storage.redis_servers import FIRST_PAUSE, FULL, LONGEST_PAUSE, PASSING, Purpose, Servers
-from motorcade.storage.resp import Argument, Connection, LostError, ServerError
 
 #: Messages and octets in one call: a few milliseconds of the server's time. One message may be larger by itself.
 MAX_FLIGHT: Final = 500

@@ -4,7 +4,7 @@
     call(...) ─┼─> one write per turn ─┤─> future     hiredis packs and parses; nothing here looks inside a reply
     call(...) ─┘   of the event loop   └─> future
 
-Rule 1: a command is never sent twice from here. Whoever repeats one knows whether that does harm (`redis_writer`).
+Rule 1: a command is never sent twice from here. Whoever repeats one knows whether that does harm.
 Rule 2: when the connection breaks, every command without a reply fails with `LostError`: it may have been carried out.
 Rule 3: a server that says nothing for `reply_timeout` seconds while commands wait is as good as dead: the connection is
         broken off, so that a stopped server cannot hold up its callers for longer.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import hiredis
 
-from motorcade.storage.ports import StoreError
+from motorcade.core.errors import StoreError
 
 Argument = str | bytes | int | float
 

@@ -1,10 +1,10 @@
-"""All servers of a store: connections that come back, the way to the right server, and reads that get there.
+"""All servers of a place: connections that come back, the way to the right server, and reads that get there.
 
     lone server    every slot leads to it
     cluster        CLUSTER SLOTS of whoever answers first; asked again when a server says MOVED or is gone
 
-Each server has two connections. Groups of writes end with a WAIT, which holds up everything behind it, so reads have a
-connection of their own.
+Each server has one connection per purpose: groups of writes end with a WAIT, which holds up everything behind it, as
+does a command that blocks until there is something to read.
 
 Rule 1: reads are repeated until `patience` runs out, whatever went wrong, unless the server says that they are wrong.
 Rule 2: a server that cannot be reached is left alone for a while, longer each time; meanwhile whoever wants it fails at
@@ -22,12 +22,12 @@ from typing import Any
 
 import structlog
 
-from motorcade.storage.cells import Topology
-from motorcade.storage.ports import StoreDamagedError, StoreError, StoreFullError
-from motorcade.storage.redis_scripts import ALL, Script
-from motorcade.storage.resp import Access, Address, Argument, Connection, LostError, ServerError, connect
+from motorcade.core.errors import StoreDamagedError, StoreError, StoreFullError
+from motorcade.redis.resp import Access, Address, Argument, Connection, LostError, ServerError, connect
+from motorcade.redis.scripts import Script
+from motorcade.redis.slots import Topology
 
-log = structlog.get_logger("motorcade.storage.redis")
+log = structlog.get_logger("motorcade.redis")
 
 #: Answers that mean: nothing was done, it may work in a moment or elsewhere.
 PASSING = frozenset(
@@ -46,6 +46,7 @@ class Purpose(StrEnum):
 
     READ = auto()
     WRITE = auto()
+    BLOCK = auto()
 
 
 @dataclass(slots=True)
@@ -71,13 +72,16 @@ def refusal(error: ServerError, address: Address) -> StoreError:
 class Servers:
     """The way to every server."""
 
-    def __init__(self, seeds: list[Address], access: Access, clustered: bool, patience: float) -> None:
+    def __init__(
+        self, seeds: list[Address], access: Access, clustered: bool, patience: float, scripts: Iterable[Script] = ()
+    ) -> None:
         self.seeds = seeds
         self.access = access
         self.clustered = clustered
         self.patience = patience
         self.topology = Topology.alone(seeds[0])
         self.reconnects = 0
+        self._scripts = tuple(scripts)  #: that every server is told before it is asked
         self._links: dict[tuple[Address, Purpose], Link] = {}
         self._known: set[Address] = set(seeds)
         self._refreshing: asyncio.Task[None] | None = None
@@ -131,7 +135,7 @@ class Servers:
             raise
         link.pause = 0.0
         link.connection = connection
-        for script in ALL:
+        for script in self._scripts:
             self.load(connection, script)
         return connection
 

@@ -1,4 +1,4 @@
-"""The URL of a Redis store, taken apart.
+"""The URL of a Redis server or cluster, taken apart.
 
     redis://[user:password@]host[:port][/database][?option=value&…]
     redis+cluster://[user:password@]host[:port],host[:port],…[?option=value&…]
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
-from motorcade.storage.ports import StoreError
-from motorcade.storage.resp import Access, Address
+from motorcade.core.errors import StoreError
+from motorcade.redis.resp import Access, Address
 
 PORT: Final = 6379
 
