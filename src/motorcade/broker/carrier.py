@@ -66,7 +66,7 @@ class Carrier(Turns):
         self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
         self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
         self._scheduled = False
-        self._kept_turn = Others(session.send_kept, lambda: session.mailbox is not None and session.mailbox.may_send)
+        self._kept_turn = Others(session.send_kept, lambda: session.mail_waits)
         self._queue_turn = Others(session.send_queued, lambda: bool(session.queue))
 
     @property
@@ -350,6 +350,10 @@ class Carrier(Turns):
         """Tell sources what became of their messages."""
         done, self._done = self._done, []
         at = 0
+        if len(done) == 1:
+            lane, _, reason, dropped = done[0]
+            self._settle_run(lane, done, reason, dropped)
+            at = 1
         while at < len(done):
             lane, _, reason, dropped = done[at]
             end = at + 1
@@ -357,8 +361,9 @@ class Carrier(Turns):
                 end += 1
             self._settle_run(lane, done[at:end], reason, dropped)
             at = end
-        for lane in [lane for lane in self.leaving if not lane.unacked]:
-            self._terminate(lane)
+        if self.leaving:
+            for lane in [lane for lane in self.leaving if not lane.unacked]:
+                self._terminate(lane)
 
     def _settle_run(self, lane: Lane, run: list[Outcome], reason: ReasonCode, dropped: str) -> None:
         """Messages of one source that fared alike."""
@@ -466,6 +471,10 @@ class Carrier(Turns):
     def pump(self, now: float) -> bool:
         """Send what waits, in turn, as far as window and socket allow. True if it could go on in the next turn."""
         session = self.session
+        if not (self._ring or self._free or self._hungry):
+            self._settle()  # mostly that is all
+            if not (self._ring or self._free or self._hungry or self._done or session.queue or session.mail_waits):
+                return False
         for others in (self._kept_turn, self._queue_turn):
             if others.waits():
                 self._ring.setdefault(others)

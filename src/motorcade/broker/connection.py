@@ -622,6 +622,10 @@ class Connection(asyncio.Protocol):
         if data:
             self.write_rest(data)
 
+    def write_later(self) -> None:
+        """Write what is in `out` at the end of this turn."""
+        self.broker.outbox.later()
+
     def write_rest(self, data: bytes) -> None:
         """What the kernel would not take: the transport writes it when it can, or finds the connection reset."""
         self.direct = None

@@ -30,6 +30,9 @@ class Carrying(Protocol):
     def post(self, lane: Lane, feed: InstanceFeed, what: object) -> None:
         """`info` for a source in the next turn of the event loop."""
 
+    def hand(self, lane: Lane, given: Given) -> bool:
+        """Send a message at once, if nothing is in its way."""
+
     def later(self, delay: float, timer: Timer) -> Delayed:
         """Call a timer after so many seconds."""
 
@@ -141,6 +144,9 @@ class InstanceFeed:
     @property
     def desired(self) -> int:
         return self._lane.carrier.promise(self._lane) if self._open else 0
+
+    def hand(self, given: Given) -> bool:
+        return self._open and self._lane.carrier.hand(self._lane, given)
 
     def send(self, what: object) -> None:
         if self._open:

@@ -239,6 +239,52 @@ class Turns:
                 self._tell_sent(lane, run)
         return sent
 
+    def hand(self, lane: Lane, given: Given) -> bool:
+        """Send one message to a client for whom nothing waits; False: it cannot be done here and now.
+
+        Like `_send_quickly`, this is the inside of `send` and `Window.send` for plain messages to plain clients.
+        """
+        session = self.session
+        hooks, message = session.shared.hooks, given.message
+        subscription = lane.subscriptions.get(given.filter)
+        if (
+            not session.ready
+            or self._ring
+            or self._free
+            or subscription is None
+            or not (subscription.qos and message.qos)
+            or subscription.identifier
+            or message.retain
+            or message.expires_at is not None
+            or lane.kind.max_unacked
+            or session.special
+            or hooks.message_delivered is not None
+            or hooks.delivery_completed is not None
+            or session.room <= 0
+        ):
+            return False
+        qos = min(message.qos, subscription.qos, 1 if lane.kind.release else 2)
+        try:
+            frame = frame_of(message, session.version, qos, 0.0)
+        except Exception:  # noqa: BLE001 - `_send` tells of it
+            return False
+        number = session.take_id()
+        session.inflight[number] = frame
+        self.unacked[number] = (lane, given)
+        lane.unacked += 1
+        out = session.out
+        if not out:
+            session.shared.dirty.append(session)
+            if session.link is not None:
+                session.link.write_later()
+        out += (frame[0], IDS[number], frame[1])
+        lane.kind.counters["given"] += 1
+        stats = session.shared.stats
+        stats.packets_sent += 1
+        stats.publish_sent += 1
+        stats.publish_bytes_sent += len(message.payload)
+        return True
+
     def _asks_now(self, lane: Lane) -> bool:
         """Whether a source that can be asked wants to be."""
         try:

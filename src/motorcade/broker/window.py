@@ -56,6 +56,9 @@ class Link(Protocol):
     def flush(self) -> None:
         """Write what this connection's window has in `out` now."""
 
+    def write_later(self) -> None:
+        """Write it at the end of this turn of the event loop."""
+
     def end(self, reason: ReasonCode, detail: str = "") -> None:
         """Say goodbye with a reason (MQTT 5) and close."""
 
@@ -398,6 +401,11 @@ class Window:
             return room
         ids = 65535 - IDS_OF_MAILBOX + len(self.mailbox.sent) - len(self.inflight)
         return min(room, ids)
+
+    @property
+    def mail_waits(self) -> bool:
+        """Whether the mailbox has something here that waits for room only."""
+        return self.mailbox is not None and self.mailbox.may_send
 
     def put_down(self) -> None:
         """Most clients have no source that lasts: give the memory back when none is left."""

@@ -147,6 +147,13 @@ class Feed(Protocol):
     def desired(self) -> int:
         """How many messages the source may give now (rule 1)."""
 
+    def hand(self, given: Given) -> bool:
+        """Send a message at once, outside of any callback: True if it has left, and `delivered` follows.
+
+        `sending` and `sent_run` are not called for it. False if somebody waits already, there is no room, or more is to
+        be done than to write it: then nothing has happened, and `send` is the way.
+        """
+
     def send(self, what: object) -> None:
         """`info(what)` soon. May be called from anywhere on the event loop; after the end it does nothing."""
 

@@ -1,7 +1,7 @@
 """A store in memory whose writes are done when a test says so.
 
     broker ── commit, forget ──▶ [ waiting, in the order of the calls ] ── let_go ──▶ MemoryStore ──▶ broker is told
-                                                                        ── fail ────▶ told so; written or not
+                                                                        ── fail ────▶ told so; written, or not, or later
                                                                         ── die ─────▶ nobody is told; written or not
 
 Writes are applied in the order in which their calls began (ports, rule 6), each as a whole. A read sees what is there
@@ -119,6 +119,22 @@ class HeldMailboxes:
         return self._inner.owners()
 
 
+class HeldStreams(MemoryStreams):
+    """Streams outside of batches; only what the fan-out writes there is held."""
+
+    def __init__(self, store: HeldStore) -> None:
+        inner = store.inner.streams
+        super().__init__(inner._gate)  # noqa: SLF001 - the same streams
+        self.streams = inner.streams
+        self._inner = inner
+        self._wait = store.wait
+
+    async def trim(
+        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+    ) -> Swept:
+        return await self._wait(lambda: _run(self._inner.trim(stream, before, octets, records, budget)), removes=True)
+
+
 class HeldStore:
     """See above. Everything is let go at once until `held` is set."""
 
@@ -127,6 +143,7 @@ class HeldStore:
         _run(self.inner.open())
         self.atomic = atomic
         self.mailboxes = HeldMailboxes(self)
+        self.streams = HeldStreams(self)
         self.waiting: deque[Waiting[Any]] = deque()
         self.reads: deque[Waiting[Any]] = deque()
         self.held = False  #: writes wait
@@ -141,10 +158,6 @@ class HeldStore:
     @property
     def records(self) -> MemoryRecords:
         return self.inner.records
-
-    @property
-    def streams(self) -> MemoryStreams:
-        return self.inner.streams
 
     @property
     def coordination(self) -> MemoryCoordination:
@@ -204,9 +217,9 @@ class HeldStore:
             count -= 1
             self.reads.popleft().go()
 
-    def fail(self, error: Exception, *, written: bool = False) -> None:
-        """The oldest write fails; whether it was written all the same, only the test knows."""
-        call = self.waiting.popleft()
+    def fail(self, error: Exception, *, written: bool = False, late: bool = False) -> None:
+        """The oldest write fails; whether it was written all the same, or will be when its turn comes, nobody is told."""
+        call = self.waiting[0] if late else self.waiting.popleft()
         if written:
             call.apply()
         call.refuse(error)

@@ -1676,3 +1676,82 @@ def test_acknowledgements_mean_the_same_on_both_ways(durable: bool, version: int
         assert [p for p in quick[0] if isinstance(p, kind)] == [p for p in slow[0] if isinstance(p, kind)]
     assert [call[:2] for call in quick[1]] == [call[:2] for call in slow[1]]
     assert len([call for call in quick[1] if call[0] == "delivered"]) >= 30
+
+
+# --- handed over at once ------------------------------------------------------------------------------------------
+
+
+def test_what_is_handed_over_leaves_at_once(node: MemoryNode) -> None:
+    """It is in flight when `hand` returns, without a callback; its acknowledgement reaches the source."""
+    desk = Desk(asked=True)
+    peer = arrive(node, desk)
+    desk.heard.clear()
+    assert desk.clerk.feed.hand(given(1))
+    assert [1] == [one.tag for one in desk.clerk.feed.inflight] and [] == desk.heard
+    node.turn()
+    (packet,) = messages(peer)
+    assert (b"1", 1, "from/x") == (packet.payload, packet.qos, packet.topic)
+    acknowledge(node, peer, packet)
+    assert [1] == desk.tags()
+
+
+def test_what_is_handed_over_keeps_its_order(node: MemoryNode) -> None:
+    """Nothing passes what waits already, be it of another source."""
+    desk, other = Desk(), Desk("other").open(node)
+    peer = arrive(node, desk)
+    desk.give(node, *some(WINDOW + 1))
+    flying = messages(peer)
+    assert not desk.clerk.feed.hand(given(9)) and not other.clerk.feed.hand(given(9))
+    acknowledge(node, peer, flying[0])
+    assert [b"5"] == [packet.payload for packet in messages(peer)]
+    assert not desk.clerk.feed.hand(given(9)), "the window is full"
+    acknowledge(node, peer, *flying[1:])
+    assert other.clerk.feed.hand(given(9))
+    node.turn()
+    assert [b"9"] == [packet.payload for packet in messages(peer)]
+
+
+@pytest.mark.parametrize(
+    "what", ["qos 0", "retained", "expires", "another filter", "identifier", "told", "after its end"]
+)
+def test_what_cannot_be_handed_over_changes_nothing(node: MemoryNode, what: str) -> None:
+    """Whoever hears False may give it the other way."""
+    desk = Desk()
+    peer = arrive(node, desk)
+    feed = desk.clerk.feed
+    one = given(1)
+    if what == "qos 0":
+        subscribe(node, peer, ("x", 0))
+    elif what == "retained":
+        one = given(1, retain=True)
+    elif what == "expires":
+        one = given(1, expires_at=node.clock.now + 9)
+    elif what == "another filter":
+        one = given(1, "y")
+    elif what == "identifier":
+        subscribe(node, peer, ("x", 1), identifier=9)
+    elif what == "told":
+        node.hooks.add("message.delivered", Callback(lambda *_: None, 0, "test"))
+    else:
+        peer.close()
+        node.turn()
+    peer.take()
+    assert not feed.hand(one)
+    node.turn()
+    assert [] == peer.take() and not feed.inflight
+
+
+def test_what_is_handed_over_is_repeated_by_the_session(node: MemoryNode) -> None:
+    """It is in flight like any other: a client that comes back gets it again, and the new instance hears of it."""
+    desk = Desk()
+    peer = arrive(node, desk)
+    assert desk.clerk.feed.hand(given(1))
+    node.turn()
+    peer.close()
+    node.turn()
+    peer = connect(node)
+    node.turn()
+    (packet,) = publishes(peer.take())
+    assert packet.dup and 2 == len(desk.clerks)
+    acknowledge(node, peer, packet)
+    assert [1] == desk.tags()

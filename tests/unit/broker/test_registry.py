@@ -45,6 +45,9 @@ class Link:
     def end(self, reason: ReasonCode, detail: str = "") -> None:
         self.ended.append(reason)
 
+    def write_later(self) -> None:
+        raise NotImplementedError
+
     def pump_later(self) -> None:
         """Nothing waits."""
 

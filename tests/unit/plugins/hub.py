@@ -103,6 +103,9 @@ class PulledFeed:
         self.desired = 1
         self._inbox: list[object] = []
 
+    def hand(self, given: Given) -> bool:
+        return False
+
     def send(self, what: object) -> None:
         self._inbox.append(what)
 

@@ -41,6 +41,9 @@ class OpenFeed:
     sent: list[object] = field(default_factory=list)
     later: list[tuple[float, object]] = field(default_factory=list)
 
+    def hand(self, given: Given) -> bool:
+        return False
+
     def send(self, what: object) -> None:
         self.sent.append(what)
 

@@ -147,6 +147,9 @@ class Feed:
     def desired(self) -> int:
         return max(0, self.session.client.buffer - len(self.session.buffer))
 
+    def hand(self, given: Given) -> bool:
+        return False
+
     def send(self, what: object) -> None:
         if not self.ended:
             self.inbox.append(what)

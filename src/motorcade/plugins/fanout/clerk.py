@@ -7,7 +7,8 @@
 Rule 1: a final receipt and the removal of its entry are one batch. Where batches are not atomic (Redis) the receipt
         goes first: a crash in between may repeat it, but never lose it.
 Rule 2: a vehicle gets its next message when the receipt of the last one is stored (`desk.gone`).
-Rule 3: what cannot be stored is tried again, for ever; meanwhile its vehicle waits, and nobody else.
+Rule 3: what cannot be stored is tried again, for ever (`receipts`, rule 3); meanwhile vehicles with something to be
+        written wait.
 Rule 4: one timer serves all deliveries that wait for an acknowledgement or rest.
 """
 
@@ -19,28 +20,16 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-import structlog
-
 from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import Receipt, State
 from motorcade.plugins.fanout.desk import Delivery, Desk, Phase
 from motorcade.plugins.fanout.receipts import Receipts
 from motorcade.plugins.fanout.tables import done_of, mark_of, owner_of
-from motorcade.storage.ports import Bound, Draft, Store, StoreError
+from motorcade.storage.ports import Batch, Bound, Draft
 
-GROUP: Final = 256  #: receipts in one batch
-RETRY: Final = 1.0  #: seconds until something that could not be stored is tried again
+GROUP: Final = 1000  #: receipts in one batch
 
-
-class Note:
-    """Something that happened to a delivery."""
-
-    __slots__ = ("delivery", "final", "receipt")
-
-    def __init__(self, delivery: Delivery, receipt: Receipt, *, final: bool) -> None:
-        self.delivery = delivery
-        self.receipt = receipt
-        self.final = final
+Note = tuple[Delivery, Receipt, bool]  #: something that happened to a delivery, and whether it is over with that
 
 
 class Clerk:
@@ -48,26 +37,23 @@ class Clerk:
 
     def __init__(
         self,
-        store: Store,
         desk: Desk,
         receipts: Receipts,
         node: str,
         now: Callable[[], float],
         trigger: Callable[[str, str], None],
-        log: structlog.stdlib.BoundLogger,
     ) -> None:
         self.now = now
         self.triggered = trigger  #: (VIN, why): there may be something for a vehicle
-        self._store = store
         self._desk = desk
         self._receipts = receipts
         self._node = node
-        self._log = log
         self._notes: list[Note] = []
+        self._in_hand: list[Note] = []  # being written; those before `_at_note` are
+        self._at_note = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._failing = False
         self._due: list[tuple[float, int, Delivery]] = []  # heap; what is no longer so is left until it comes up
         self._serial = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +62,7 @@ class Clerk:
     @property
     def unwritten(self) -> int:
         """Receipts that are not stored yet."""
-        return len(self._notes)
+        return len(self._notes) + len(self._in_hand) - self._at_note
 
     # -- what happens
 
@@ -84,9 +70,8 @@ class Clerk:
         """It leaves for the vehicle."""
         delivery.attempts += 1
         delivery.phase = Phase.SENT
-        delivery.since = self.now()
-        self._note(delivery, State.SENT)
         self.watch(delivery)
+        self._note(delivery, State.SENT)
 
     def watch(self, delivery: Delivery) -> None:
         """It may be silent for as long as it may, from now on."""
@@ -124,9 +109,10 @@ class Clerk:
             self._note(delivery, State.RETRIED, "session_ended")
 
     def _note(self, delivery: Delivery, state: State, reason: str = "", *, final: bool = False) -> None:
-        self._notes.append(Note(delivery, self.receipt(delivery, state, reason), final=final))
-        self._idle.clear()
-        self._wake.set()
+        if not self._notes:
+            self._idle.clear()
+            self._wake.set()
+        self._notes.append((delivery, self.receipt(delivery, state, reason), final))
 
     def receipt(self, delivery: Delivery, state: State, reason: str = "") -> Receipt:
         """What is told of a delivery now."""
@@ -185,12 +171,13 @@ class Clerk:
                 await self._wake.wait()
                 self._wake.clear()
                 await asyncio.sleep(0)  # what happens in the same turn goes together
-                while self._notes:
-                    notes, self._notes = self._notes[:GROUP], self._notes[GROUP:]
-                    if not await self._write(notes):
-                        self._notes = notes + self._notes
-                        await asyncio.sleep(RETRY)
-                self._idle.set()
+                self._in_hand, self._notes, self._at_note = self._notes, [], 0
+                while self._at_note < len(self._in_hand):
+                    group = self._in_hand[self._at_note : self._at_note + GROUP]
+                    await self._write(group)
+                    self._at_note += len(group)
+                if not self._notes:
+                    self._idle.set()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -199,31 +186,19 @@ class Clerk:
         """Wait until everything is written."""
         await self._idle.wait()
 
-    async def _write(self, notes: list[Note]) -> bool:
+    async def _write(self, notes: list[Note]) -> None:
         now = self.now()
-        batch = self._store.batch()
-        receipts = [note.receipt for note in notes]
-        values = self._receipts.values(receipts)
-        self._receipts.stage(batch, values, now)
         bound = Bound(entries=self._desk.config.history)
-        for note in notes:
-            delivery = note.delivery
-            if note.final:
-                batch.acknowledge(owner_of(delivery.vin), [delivery.position])
-                batch.append([done_of(delivery.vin)], Draft(receipts_.encode(note.receipt)), now, bound)
-            elif note.receipt.state is State.RETRIED or delivery.attempts > 1:
-                batch.mark(owner_of(delivery.vin), delivery.position, mark_of(delivery.attempts))
-        try:
-            await batch.commit()
-        except StoreError as error:
-            self._receipts.failed(values, error)
-            if not self._failing:  # once until it goes well again
-                self._failing = True
-                self._log.error("receipts_not_stored", error=str(error))
-            return False
-        self._failing = False
-        self._receipts.written(receipts, values)
-        for note in notes:
-            if note.final and note.delivery.phase is not Phase.REPLACED:
-                self._desk.gone(note.delivery)
-        return True
+
+        def fill(batch: Batch) -> None:
+            for delivery, receipt, final in notes:
+                if final:
+                    batch.acknowledge(owner_of(delivery.vin), [delivery.position])
+                    batch.append([done_of(delivery.vin)], Draft(receipts_.encode(receipt)), now, bound)
+                elif receipt.state is State.RETRIED or delivery.attempts > 1:
+                    batch.mark(owner_of(delivery.vin), delivery.position, mark_of(delivery.attempts))
+
+        await self._receipts.store(fill, [receipt for _, receipt, _ in notes])
+        for delivery, _, final in notes:
+            if final and delivery.phase is not Phase.REPLACED:
+                self._desk.gone(delivery)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from enum import StrEnum, auto
 from typing import Final, Protocol
 
+from motorcade.core.lately import Lately
 from motorcade.core.message import Message
 from motorcade.core.receipt import State, delivery_id
 from motorcade.plugins.fanout.options import FanoutConfig
@@ -77,8 +78,8 @@ class Delivery:
 class Seat(Protocol):
     """The source of a connected vehicle."""
 
-    def offer(self, delivery: Delivery) -> None:
-        """Give the vehicle this, if it may have it when its turn comes."""
+    def offer(self, delivery: Delivery, *, judged: bool = False) -> None:
+        """Give the vehicle this, if it may have it when its turn comes: at once, if it was `judged` just now."""
 
 
 class Desk:
@@ -90,7 +91,7 @@ class Desk:
         self.seats: dict[str, Seat] = {}  #: vehicles that are connected and subscribed
         self.drained: set[str] = set()  #: of these, those with nothing pending but what is on hold
         self.requests: dict[str, RequestRecord] = {}  #: those that are, or were, paused or cancelled
-        self.ended: OrderedDict[tuple[str, int], None] = OrderedDict()  #: (VIN, position), lately (rule 2)
+        self.ended: Lately[tuple[str, int]] = Lately(MOST_ENDED)  #: (VIN, position) (rule 2)
         self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was given back, lately
         self.untold: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
@@ -139,7 +140,7 @@ class Desk:
             return vin in self.hold  # if so, it is looked for when that is over
         if not self.claim(delivery):
             return True  # it is over already
-        seat.offer(delivery)
+        seat.offer(delivery, judged=True)
         return True
 
     def end(self, delivery: Delivery) -> bool:
@@ -158,11 +159,10 @@ class Desk:
 
     def end_entry(self, vin: str, position: int) -> bool:
         """The same for an entry, whether it is on its way or not."""
-        if (vin, position) in self.ended:
+        name = (vin, position)
+        if name in self.ended:
             return False
-        self.ended[vin, position] = None
-        if len(self.ended) > MOST_ENDED:
-            self.ended.popitem(last=False)
+        self.ended.add(name)
         held = self.hold.get(vin)
         if held is not None and held.position == position:
             # One in flight means one packet: the vehicle gets the next when it has answered this one.

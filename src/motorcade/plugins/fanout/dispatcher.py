@@ -16,8 +16,9 @@ from zlib import crc32
 import structlog
 
 from motorcade.core.receipt import State
-from motorcade.plugins.fanout.clerk import RETRY, Clerk
+from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import ENDS, Delivery, Desk, Verdict, delivery_of
+from motorcade.plugins.fanout.receipts import RETRY
 from motorcade.plugins.fanout.record import EntryRecord, RecordError, decode_entry
 from motorcade.plugins.fanout.tables import attempts_of, owner_of
 from motorcade.storage.ports import Entry, Mailboxes, StoreError
@@ -84,7 +85,7 @@ class Pool:
         if self._desk.seats.get(vin) is not seat:
             return  # gone meanwhile; who has come instead has its own trigger
         if delivery is not None:
-            seat.offer(delivery)
+            seat.offer(delivery, judged=True)
         elif all_seen and vin not in worker.vins:
             self._desk.drained.add(vin)
 

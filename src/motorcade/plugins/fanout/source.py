@@ -43,8 +43,11 @@ class FanoutSource(Source):
 
     # -- Seat
 
-    def offer(self, delivery: Delivery) -> None:
-        self.feed.send(delivery)
+    def offer(self, delivery: Delivery, *, judged: bool = False) -> None:
+        if judged and self._desk.claim(delivery) and self.feed.hand(Given(delivery.message, self._filter(), delivery)):
+            self._clerk.sent(delivery)
+        else:
+            self.feed.send(delivery)
 
     # -- Source
 
@@ -83,6 +86,8 @@ class FanoutSource(Source):
 
     def _filter(self) -> str:
         """Of several filters that match, the one with the highest QoS."""
+        if len(self.feed.subscriptions) == 1:
+            return next(iter(self.feed.subscriptions))
         fitting = [s for s in self.feed.subscriptions.values() if is_for(self.vin, s.filter, self._desk.config)]
         return max(fitting, key=lambda s: s.qos).filter
 
