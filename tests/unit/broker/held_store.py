@@ -124,7 +124,7 @@ class HeldStreams(MemoryStreams):
 
     def __init__(self, store: HeldStore) -> None:
         inner = store.inner.streams
-        super().__init__(inner._gate)  # noqa: SLF001 - the same streams
+        super().__init__(inner._gate)  # the same streams
         self.streams = inner.streams
         self._inner = inner
         self._wait = store.wait
@@ -218,7 +218,7 @@ class HeldStore:
             self.reads.popleft().go()
 
     def fail(self, error: Exception, *, written: bool = False, late: bool = False) -> None:
-        """The oldest write fails; whether it was written all the same, or will be when its turn comes, nobody is told."""
+        """The oldest write fails; nobody is told whether it was written all the same, or will be in its turn."""
         call = self.waiting[0] if late else self.waiting.popleft()
         if written:
             call.apply()

@@ -56,7 +56,7 @@ from motorcade.plugins.fanout.plugin import FanoutPlugin
 from motorcade.plugins.fanout.record import decode_entry
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, RECEIPTS, TRIGGER, owner_of, vin_of
-from motorcade.storage.ports import Appended, Bound, Draft, StoreFullError
+from motorcade.storage.ports import Appended, Bound, Draft, StoreError, StoreFullError
 from tests.unit.broker.held_store import HeldStore
 from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
 
@@ -550,11 +550,12 @@ class Machine(RuleBasedStateMachine):
         self._with_loop(self.store.let_read, count)
         self.go_on(turn)
 
-    @rule(turn=turns)
-    def fail(self, turn: bool) -> None:
-        """A write is refused. Writes of which nobody knows whether they were done are left to `kill`."""
+    @rule(outcome=st.sampled_from(("refused", "lost", "written", "late")), turn=turns)
+    def fail(self, outcome: str, turn: bool) -> None:
+        """A write is refused; or it was done, or was not, or will be, and nobody is told."""
         if self.store.waiting:
-            self.store.fail(StoreFullError("no room"), written=False)
+            error = StoreFullError("no room") if outcome == "refused" else StoreError("no answer")
+            self.store.fail(error, written=outcome == "written", late=outcome == "late")
         self.go_on(turn)
 
     @rule(written=st.integers(0, 5))

@@ -9,10 +9,14 @@ Rule 2: appends begin in the order in which batches came, so that a request that
         and not the other way round.
 Rule 3: the publisher is answered when the entries and their receipts are stored. With the entries an intent is stored,
         and removed with the receipts: if the node dies in between, the next start finds the intent and writes what is
-        missing (`recovery`).
+        missing (`recovery`). If the store does not say whether it has stored the entries, the publisher is told that
+        it failed, and the same is done at once.
 Rule 4: a vehicle that has as many messages pending as it may have gets no more: its own delivery has `failed`, with the
         reason `pending_limit`, and the answer tells how many were `rejected`. One vehicle that never comes must not
         hold up a campaign.
+Rule 5: receipts of several batches are under way at a time, but batches end in the order in which they came, and one
+        that replaces entries of another waits for it. So no vehicle gets the later of two messages first, and no
+        receipt says `replaced` before `accepted`, however often something has to be written again.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
-from secrets import token_bytes
 from typing import Any, Final
 
 import msgspec
@@ -36,61 +39,17 @@ from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.desk import Desk, Phase, delivery_of
-from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.job import Job
+from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run
 from motorcade.plugins.fanout.record import DataRecord, EntryRecord, IntentRecord, RecordError, decode_data, encode
+from motorcade.plugins.fanout.recovery import Recovery
 from motorcade.plugins.fanout.tables import DATA, INTENTS, PRIORITISED, REQUESTS, STATE, done_of, owner_of
 from motorcade.storage.ports import Appended, Bound, Draft, Store, StoreError, StoreFullError
+from motorcade.storage.ports import Batch as StoreBatch
 
 CACHED: Final = 64  #: data that was published lately, kept in memory
 CACHED_OCTETS: Final = 16 * 1024**2
-RETRY: Final = 1.0  #: seconds until receipts that could not be stored are tried again
 FLOORS: Final = 100_000  #: vehicles of which it is known how many messages were pending once
-
-
-class Accepted:
-    """What became of a batch."""
-
-    __slots__ = ("accepted", "duplicates", "refusal", "rejected", "replaced")
-
-    def __init__(self, duplicates: int) -> None:
-        self.refusal = ""  #: why nothing of it was taken
-        self.accepted = 0
-        self.duplicates = duplicates
-        self.replaced = 0
-        self.rejected = 0
-
-    def answer(self) -> Handled:
-        """What the publisher hears."""
-        if self.refusal:
-            return Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, self.refusal)
-        told = [("accepted", self.accepted), ("duplicates", self.duplicates), ("replaced", self.replaced)]
-        if self.rejected:
-            told.append(("rejected", self.rejected))
-        return Handled(user_properties=tuple((name, str(value)) for name, value in told))
-
-
-class Job:
-    """A batch on its way."""
-
-    __slots__ = ("batch", "done", "guid", "key", "now", "publisher", "result")
-
-    def __init__(self, batch: Batch, message: Message, now: float) -> None:
-        self.batch = batch
-        self.guid = message.guid or token_bytes(16)
-        self.publisher = message.publisher
-        self.now = now
-        self.key = self.guid.hex()  #: of its intent
-        self.result = Accepted(batch.duplicates)
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def finish(self, error: Exception | None = None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
-            self.done.exception()  # seen: nobody may be left to look at it
 
 
 class MissingDataError(MotorcadeError):
@@ -105,6 +64,7 @@ class Intake:
         store: Store,
         desk: Desk,
         receipts: Receipts,
+        recovery: Recovery,
         node: str,
         now: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
@@ -115,15 +75,16 @@ class Intake:
         self._store = store
         self._desk = desk
         self._receipts = receipts
+        self._recovery = recovery
         self._node = node
         self._now = now
         self._spawn = spawn
         self._trigger = trigger
         self._counters = counters
         self._log = log
-        self._told = asyncio.Event()  # the receipts of the last batch have begun to be written
-        self._told.set()
         self._line: asyncio.Queue[Job] = asyncio.Queue()
+        self._last: Job | None = None  # whose append has begun
+        self._telling: dict[str, dict[Job, None]] = {}  # by request: those whose append has begun, until they are over
         self._under_way = 0
         self._data: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # by id, lately, and until when it is kept
         self._data_octets = 0
@@ -251,16 +212,19 @@ class Intake:
             except MissingDataError as error:
                 job.result.refusal = str(error)
                 self._end(job)
+                self._over(job)
                 continue
             except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
                 self._end(job, error if isinstance(error, StoreError) else StoreError(repr(error)))
+                self._over(job)
                 continue
             entry = self._entry(job)
             self._desk.untold.add(job.guid)
             commit = asyncio.ensure_future(self._append(job, entry, data))
             await asyncio.sleep(0)  # it has begun: what comes later is stored later
-            before, self._told = self._told, asyncio.Event()
-            self._spawn(self._finish(job, entry, data, commit, before, self._told), "batch")
+            job.before, self._last = self._last, job
+            self._telling.setdefault(job.batch.request_id, {})[job] = None
+            self._spawn(self._finish(job, entry, data, commit), "batch")
 
     async def _find(self, data_id: str) -> bytes:
         now = self._now()
@@ -291,7 +255,11 @@ class Intake:
         self._desk.priorities += 1
         if not self._desk.prioritised:
             self._desk.prioritised = True
-            await self._store.records.put(STATE, PRIORITISED, b"1")
+            try:
+                await self._store.records.put(STATE, PRIORITISED, b"1")
+            except StoreError:
+                self._desk.prioritised = False  # the next one tries again; this one is refused
+                raise
 
     async def _use_again(self, job: Job) -> None:
         """A request that was cancelled is active again; what was accepted before stays withdrawn."""
@@ -318,36 +286,71 @@ class Intake:
         batch.append([owner_of(vin) for vin in parsed.vins], draft, job.now)
         return await batch.commit()
 
-    async def _finish(
-        self,
-        job: Job,
-        entry: EntryRecord,
-        data: bytes,
-        commit: asyncio.Future[list[Appended]],
-        before: asyncio.Event,
-        told: asyncio.Event,
-    ) -> None:
-        """Receipts begin to be written in the order of batches, so that none says `replaced` before `accepted`."""
+    async def _finish(self, job: Job, entry: EntryRecord, data: bytes, commit: asyncio.Future[list[Appended]]) -> None:
+        """See to it that the batch ends, whatever happens."""
         try:
-            answers = await commit
-            rejected = await self._beyond(job.batch.vins, answers)
-            await before.wait()
-            asyncio.get_running_loop().call_soon(told.set)  # as soon as its own commit has begun
+            answers, rejected = await self._appended(job, commit)
             await self._write_receipts(job, answers, rejected)
+            await job.may_end()
+        except StoreError as error:
+            self._end(job, error)
+            await job.may_end()
+            if not _is_certain(commit):
+                await self._recover(job)
         except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
-            self._end(job, error if isinstance(error, StoreError) else StoreError(repr(error)))
-            self._desk.untold.discard(job.guid)
-            for vin in job.batch.vins:
-                self._trigger(vin, "batch")  # it may be stored all the same, and was passed over
-            return
+            self._log.exception("fanout_batch_failed", request_id=job.batch.request_id)
+            self._end(job, StoreError(repr(error)))
+        else:
+            self._over(job)
+            self._end(job)
+            self._tell(job, entry, data, answers, rejected)
         finally:
-            told.set()
+            self._over(job)
+
+    async def _appended(
+        self, job: Job, commit: asyncio.Future[list[Appended]]
+    ) -> tuple[list[Appended], dict[str, int]]:
+        answers = await commit
+        return answers, await self._beyond(job.batch.vins, answers)
+
+    def _over(self, job: Job) -> None:
+        """Its messages may be sent, and the next batch may end."""
+        if job.over.is_set():
+            return
+        self._under_way -= 1
         self._desk.untold.discard(job.guid)
-        self._end(job)
-        self._tell(job, entry, data, answers, rejected)
+        job.before = None
+        job.begun.set()
+        job.over.set()
+        others = self._telling.get(job.batch.request_id)
+        if others is not None:
+            others.pop(job, None)
+            if not others:
+                del self._telling[job.batch.request_id]
+
+    async def _recover(self, job: Job) -> None:
+        """Nobody knows whether its entries are stored: find out, and write the receipts of those that are (rule 3)."""
+        job.doubted = True
+        self._counters["batches_doubted"] += 1
+        vins = job.batch.vins
+        while True:
+            try:
+                found = await self._recovery.complete(job.guid, job.batch.request_id, vins)
+                break
+            except StoreError as error:
+                self._log.warning("fanout_batch_not_completed", request_id=job.batch.request_id, error=str(error))
+                await asyncio.sleep(RETRY)
+        self._over(job)
+        self._desk.drained.difference_update(vins)
+        ended = {receipt.delivery_id for receipt in found if receipt.state is State.REPLACED}
+        for vin in vins:
+            held = self._desk.hold.get(vin)
+            if held is not None and held.phase is Phase.ENDING and held.name in ended:
+                self._desk.gone(held)  # it was not in flight
+            self._trigger(vin, "batch")
 
     def _end(self, job: Job, error: Exception | None = None) -> None:
-        self._under_way -= 1
+        """The publisher hears of it."""
         if error is None and not job.result.refusal:
             self._counters["batches"] += 1
             self._counters["targets"] += job.result.accepted
@@ -356,7 +359,7 @@ class Intake:
         job.finish(error)
 
     async def _beyond(self, vins: Sequence[str], answers: list[Appended]) -> dict[str, int]:
-        """VIN -> position of messages that are one too many (rule 4); they are removed."""
+        """VIN -> position of messages that are one too many (rule 4)."""
         most = self._desk.config.max_pending
         beyond: dict[str, int] = {}
         if not most or max(answer.position for answer in answers) <= most:
@@ -371,54 +374,53 @@ class Intake:
                 self._floors.popitem(last=False)
             if info.entries > most:
                 beyond[vin] = answer.position
-                await self._store.mailboxes.acknowledge(answer.owner, [answer.position])
         return beyond
 
     async def _write_receipts(self, job: Job, answers: list[Appended], rejected: dict[str, int]) -> None:
-        parsed, result = job.batch, job.result
-        vins = parsed.vins
-        ends = [
-            (vin, answer.replaced, State.REPLACED, "reissued")
-            for vin, answer in zip(vins, answers, strict=True)
-            if answer.replaced and self._desk.end_entry(vin, answer.replaced)
-        ]
-        ends += [
-            (vin, position, State.FAILED, "pending_limit")
-            for vin, position in rejected.items()
-            if self._desk.end_entry(vin, position)
-        ]
-        others = [self._receipt(job, *end) for end in ends]
-        positions = [answer.position for answer in answers]
-        while True:
-            values = self._receipts.accepted(vins, positions, parsed.request_id, job.now)
-            more = self._receipts.values(others)
-            try:
-                await self._commit_receipts(job, values, more, others)
-                break
-            except StoreError as error:  # what is stored must be told of, sooner or later
-                self._receipts.failed(values, error)
-                self._receipts.failed(more, error)
-                self._log.error("fanout_receipts_not_stored", request_id=parsed.request_id, error=str(error))
-                await asyncio.sleep(RETRY)
-        result.accepted = len(vins) - len(rejected)
+        vins = job.batch.vins
+        replaced = [(vin, answer.replaced) for vin, answer in zip(vins, answers, strict=True) if answer.replaced]
+        unknown = await self._wait_for(job, replaced) if replaced else []
+        await job.may_begin()
+        ends = [(*end, State.REPLACED, "reissued") for end in replaced if self._desk.end_entry(*end)]
+        result = job.result
+        result.replaced = len(ends)
         result.rejected = len(rejected)
-        result.replaced = sum(1 for receipt in others if receipt.state is State.REPLACED)
-        self._receipts.written_accepted(vins, positions, parsed.request_id, job.now, values)
-        self._receipts.written(others, more)
-
-    async def _commit_receipts(
-        self, job: Job, values: Sequence[bytes], more: Sequence[bytes], others: Sequence[Receipt]
-    ) -> None:
-        batch = self._store.batch()
-        self._receipts.stage(batch, values, job.now)
-        self._receipts.stage(batch, more, job.now)
+        result.accepted = len(vins) - len(rejected)
+        ends += [(*end, State.FAILED, "pending_limit") for end in rejected.items() if self._desk.end_entry(*end)]
+        others = [self._receipt(job, *end, State.ACCEPTED) for end in unknown]
+        others += [self._receipt(job, *end) for end in ends]
         bound = Bound(entries=self._desk.config.history)
-        for receipt in others:
-            batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), job.now, bound)
-        batch.delete(INTENTS, job.key)
-        await batch.commit()
 
-    def _receipt(self, job: Job, vin: str, position: int, state: State, reason: str) -> Receipt:
+        def fill(batch: StoreBatch) -> None:
+            for receipt in others:
+                if receipt.state is not State.ACCEPTED:
+                    batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), job.now, bound)
+            for vin, position in rejected.items():
+                batch.acknowledge(owner_of(vin), [position])
+            batch.delete(INTENTS, job.key)
+
+        positions = [answer.position for answer in answers]
+        asyncio.get_running_loop().call_soon(job.begun.set)  # as soon as its own commit has begun
+        await self._receipts.store(fill, others, Run(vins, positions, job.batch.request_id, job.now))
+
+    async def _wait_for(self, job: Job, replaced: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Let batches come first whose entries this one has replaced (rule 5); those that were never told of."""
+        vins = {vin for vin, _ in replaced}
+        doubted = False
+        for other in list(self._telling[job.batch.request_id]):
+            if other is job:
+                break
+            if not vins.isdisjoint(other.batch.vins):
+                await other.over.wait()
+                doubted = doubted or other.doubted
+        while doubted:
+            try:
+                return await self._recovery.unknown(job.batch.request_id, replaced)
+            except StoreError:
+                await asyncio.sleep(RETRY)
+        return []
+
+    def _receipt(self, job: Job, vin: str, position: int, state: State, reason: str = "") -> Receipt:
         held = self._desk.hold.get(vin)
         return Receipt(
             state=state,
@@ -448,6 +450,12 @@ class Intake:
                     self._counters["trigger_batch"] += 1
                 else:
                     self._trigger(vin, "batch")
+
+
+def _is_certain(commit: asyncio.Future[list[Appended]]) -> bool:
+    """Whether nothing of a batch is stored, nor will be."""
+    error = commit.exception() if commit.done() and not commit.cancelled() else None
+    return isinstance(error, StoreError) and error.certain
 
 
 def _digest_of(value: bytes) -> bytes:

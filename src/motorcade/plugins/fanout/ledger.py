@@ -40,6 +40,7 @@ import msgspec
 import structlog
 
 from motorcade.core import receipt as receipts
+from motorcade.core.lately import Lately
 from motorcade.core.receipt import FINAL, Receipt, ReceiptError, State
 from motorcade.core.record import RecordError
 from motorcade.core.record import decode as decode_record
@@ -136,6 +137,7 @@ class Ledger:
         self.counters = counters
         self.origin = os.urandom(6)  #: in the guid of every receipt of this process
         self.offset = 0  #: everything up to it is counted
+        self.floor = 0  #: the stream has grown so far, at least
         self._offset_stamp = 0  # blocks up to this stamp lie there
         self._store = store
         self._now = now
@@ -154,7 +156,8 @@ class Ledger:
         self._ready = asyncio.Event()  # not set: a replay is under way
         self._after = 0  # where the replay is
         self._seen: set[int] = set()  # stamps of blocks of this process that a replay has counted
-        self._known: dict[str, None] = {}  # deliveries that have ended; with "+", that a replay has seen accepted
+        # Deliveries that have ended; with "+", that a replay has seen accepted.
+        self._known: Lately[str] = Lately(MOST_KNOWN)
         self._ended: list[str] = []  # delivery ids of what a replay has seen end
         self._deferred: list[tuple[int, Callable[[], None]]] = []  # blocks written during a replay: stamp, what to do
         self._late: set[int] = set()  # stamps of blocks that were given up, of which something may be heard yet
@@ -257,7 +260,7 @@ class Ledger:
         elif name in self._known:
             self.counters["ledger_repeated"] += state in FINAL  # rule 4
         elif state in FINAL:
-            self._know(name)
+            self._known.add(name)
             tally.finals[state] += 1
             if tally.open.pop(name, None) is not None:
                 self._open -= 1
@@ -268,11 +271,6 @@ class Ledger:
             self._open += 1
         else:
             self.counters["ledger_open_not_kept"] += 1
-
-    def _know(self, key: str) -> None:
-        self._known[key] = None
-        if len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
 
     def _make_room(self) -> None:
         """Those that ended longest ago go, a hundredth at a time; if all go on, those that were quiet longest."""
@@ -345,6 +343,7 @@ class Ledger:
         oldest = next(iter(self._outstanding), self._newest + 1)
         if oldest > self._probe[1] and self._ready.is_set():
             self.offset, self._offset_stamp = max(self.offset, self._probe[0]), self._probe[1]
+            self.floor = max(self.floor, self.offset)
             self._probe = None
 
     async def _write_some(self) -> bool:
@@ -480,7 +479,7 @@ class Ledger:
         key = f"+{receipt.delivery_id}" if receipt.state is State.ACCEPTED else receipt.delivery_id
         if key in self._known:
             return False
-        self._know(key)
+        self._known.add(key)
         return True
 
     async def _finish_ended(self) -> None:
@@ -497,6 +496,7 @@ class Ledger:
     def _caught_up(self) -> None:
         """From here on blocks are counted as they are written."""
         self.offset, self._offset_stamp = max(self.offset, self._after), 0
+        self.floor = max(self.floor, self.offset)
         self._ready.set()
         for tally in self._tallies.values():
             tally.stored = None

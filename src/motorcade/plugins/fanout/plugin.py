@@ -74,12 +74,15 @@ class FanoutPlugin(Plugin):
         self.pool = Pool(store.mailboxes, self.desk, context.counters, hub.now, context.log)
         self.ledger = Ledger(store, config.max_requests, hub.now, context.log, context.counters)
         self.receipts = Receipts(context, node, self.ledger)
-        self.clerk = Clerk(store, self.desk, self.receipts, node, hub.now, self.pool.trigger, context.log)
+        self.clerk = Clerk(self.desk, self.receipts, node, hub.now, self.pool.trigger)
         self.pool.clerk = self.clerk
+        self.queries = Queries(store, self.ledger, hub.now)
+        self.recovery = Recovery(store, self.desk, self.queries, self.receipts, node, hub.now, context.log)
         self.intake = Intake(
             store,
             self.desk,
             self.receipts,
+            self.recovery,
             node,
             hub.now,
             context.spawn,
@@ -96,9 +99,7 @@ class FanoutPlugin(Plugin):
         await self._restore()
         await self.ledger.load()
         self.context.spawn(self.ledger.run(), "ledger")
-        queries = Queries(self._store, self.ledger, self.context.hub.now)
-        hub = self.context.hub
-        await Recovery(self._store, queries, self.receipts, hub.node, hub.now, self.context.log).run()
+        await self.recovery.run()
         self.context.spawn(self.clerk.run(), "receipts")
         self.context.spawn(self.intake.run(), "intake")
         for worker in self.pool.workers:
@@ -112,7 +113,7 @@ class FanoutPlugin(Plugin):
             self.context.hub,
             self.desk,
             self.intake,
-            queries,
+            self.queries,
             self.sweeper,
             self.context.hub.now,
             self.pool.trigger,

@@ -16,7 +16,7 @@ Rule 2: the place of that delivery is remembered, so going on does not begin at 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
@@ -78,6 +78,19 @@ class Queries:
                 f"there is no request {request_id[:128]!r}; `motorcade fanout list` shows those there are"
             )
         return tally
+
+    async def last_words(self, request_id: str, vins: Collection[str]) -> dict[str, Receipt]:
+        """Delivery id -> what was told of it last, of some vehicles; all that is in the stream now."""
+        await self._ledger.ready()
+        tally = self._ledger.find(request_id)
+        found: dict[str, Receipt] = {}
+        if tally is not None:
+            last = (await self._store.streams.info(RECEIPTS)).last
+            async for _, receipt in self._scan(tally, tally.begin, last):
+                name = receipt.delivery_id
+                if receipt.vin in vins and (name not in found or found[name].state not in FINAL):
+                    found[name] = receipt
+        return found
 
     # -- three ways through the stream
 
@@ -155,10 +168,10 @@ class Queries:
             if len(self._places) > PLACES:
                 self._places.popitem(last=False)
 
-    async def _scan(self, tally: Tally, after: int) -> AsyncIterator[_Found]:
-        """The receipts of a request behind an offset, as far as there are any now."""
+    async def _scan(self, tally: Tally, after: int, end: int = 0) -> AsyncIterator[_Found]:
+        """The receipts of a request behind an offset, as far as there are any now (or up to another offset)."""
         prefix = prefix_of(tally.request_id)
-        end = tally.end or (await self._store.streams.info(RECEIPTS)).last
+        end = end or tally.end or (await self._store.streams.info(RECEIPTS)).last
         while after < end:
             page = await self._store.streams.read(RECEIPTS, after, STEP)
             for record in page:

@@ -1,22 +1,26 @@
 """Receipts on their way: into the stream with what they tell of, then to the ledger and to those who listen.
 
-    values, accepted ─▶ stage ─▶ (the caller's batch) ─commit─▶ written ─┬─▶ ledger, counters
-                                                     └─error──▶ failed   ├─▶ readers of `$stream/receipts` are woken
-                                                                         └─▶ topic of the receipt, if somebody listens
+    store: values, accepted ─▶ stage ─▶ batch ─commit─▶ written ─┬─▶ ledger, counters
+                                 ▲                │              ├─▶ readers of `$stream/receipts` are woken
+                                 └── what is not ─┘ error        └─▶ topic of the receipt, if somebody listens
+                                     there yet
 
 Rule 1: nobody hears of a receipt that is not stored.
 Rule 2: a value is a record of a stream (`core.record`). Its guid has the stamp of the block, the origin of this process
         and a number, so that a reader can tell receipts apart and the ledger knows which ones it has counted.
-Rule 3: the bytes are put together by hand, since there are hundreds of thousands of them in a second. A test holds them
+Rule 3: what cannot be written is tried again, for ever, and each receipt gets into the stream once: if the store does
+        not say whether it has written something, that is looked for first (`doubt`).
+Rule 4: the bytes are put together by hand, since there are hundreds of thousands of them in a second. A test holds them
         to what `core.record.encode` makes of the same message.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -24,12 +28,14 @@ from motorcade.core.message import Message
 from motorcade.core.receipt import TOPIC, Receipt, State, delivery_id, encode, topic_of
 from motorcade.core.vin import LENGTH as VIN_LENGTH
 from motorcade.extension.plugin import Context
+from motorcade.plugins.fanout.doubt import Doubt
 from motorcade.plugins.fanout.ledger import Ledger
 from motorcade.plugins.fanout.tables import INGRESS, RECEIPTS
-from motorcade.storage.ports import Batch, StoreError
+from motorcade.storage.ports import Batch, Store, StoreError
 
 MOST_UNPUBLISHED: Final = 10_000  #: receipts that wait to be published to live subscribers; more are left out, counted
 QOS: Final = 1  #: of receipts on their topics
+RETRY: Final = 1.0  #: seconds until what could not be stored is tried again
 
 # A record of 15 fields: version 1, topic, payload | client "", no user name, time | guid | QoS 1, not retained, and
 # nothing else of MQTT 5.
@@ -38,9 +44,39 @@ _TIME: Final = Struct(">3sd").pack
 _BEFORE_TIME: Final = b"\xa0\xc0\xcb"
 _BEFORE_GUID: Final = b"\xc4\x10"
 _TAIL: Final = bytes((QOS,)) + b"\xc2\xc0\xc0\xc0\xc0\xc0\x90"
-_STAMP: Final = slice(-16 - len(_TAIL), -8 - len(_TAIL))  # of the guid in a value
+_GUID: Final = slice(-16 - len(_TAIL), -len(_TAIL))  # in a value
+_STAMP: Final = slice(-16 - len(_TAIL), -8 - len(_TAIL))
 
 _json = msgspec.json.Encoder().encode
+
+
+class Run(NamedTuple):
+    """`accepted` receipts of one batch: of these no objects are made unless somebody needs them."""
+
+    vins: Sequence[str]
+    positions: Sequence[int]
+    request_id: str
+    now: float
+
+    def receipts(self, node: str) -> list[Receipt]:
+        return [
+            Receipt(
+                state=State.ACCEPTED,
+                vin=vin,
+                request_id=self.request_id,
+                delivery_id=delivery_id(vin, position),
+                time=self.now,
+                node=node,
+            )
+            for vin, position in zip(self.vins, self.positions, strict=True)
+        ]
+
+
+class Block(NamedTuple):
+    """Receipts that are counted together, and what the stream gets for them."""
+
+    receipts: Sequence[Receipt] | Run
+    values: list[bytes]
 
 
 class Receipts:
@@ -48,12 +84,94 @@ class Receipts:
 
     def __init__(self, context: Context, node: str, ledger: Ledger) -> None:
         self._context = context
+        self._store = cast("Store", context.store)
         self._hub = context.hub
         self._counters = context.counters
         self._node = node
         self._ledger = ledger
+        self._doubt = Doubt(self._store.streams, _GUID)
+        self._failing = False
         self._unpublished: deque[Message] = deque()
         self._publishing = False
+
+    # -- until it is stored
+
+    async def store(
+        self, fill: Callable[[Batch], None], receipts: Sequence[Receipt] = (), accepted: Run | None = None
+    ) -> None:
+        """Write receipts, and with them what `fill` puts into a batch, which may be done twice (rule 3)."""
+        after = self._ledger.floor  # they will lie behind it
+        blocks = []
+        if accepted is not None and accepted.vins:
+            blocks.append(Block(accepted, self.accepted(*accepted)))
+        if receipts:
+            blocks.append(Block(receipts, self.values(receipts)))
+        error = await self._commit(fill, blocks)
+        if error is not None:
+            with self._doubt.held():
+                while error is not None:
+                    await asyncio.sleep(RETRY)
+                    if not error.certain:
+                        blocks, done = await self._left(blocks, after)
+                        if done:
+                            break
+                    error = await self._commit(fill, blocks)
+            self._failing = False
+        for block in blocks:
+            self._written(block)
+
+    async def _commit(self, fill: Callable[[Batch], None], blocks: Sequence[Block]) -> StoreError | None:
+        """One attempt; what went wrong."""
+        now = self._hub.now()
+        batch = self._store.batch()
+        for block in blocks:
+            self.stage(batch, block.values, now)
+        fill(batch)
+        try:
+            await batch.commit()
+        except StoreError as error:
+            self._counters["receipts_not_stored"] += 1
+            if not self._failing:  # once until it goes well again
+                self._failing = True
+                self._context.log.error("receipts_not_stored", error=str(error))  # noqa: TRY400 - it tells all
+            return error
+        return None
+
+    async def _left(self, blocks: Sequence[Block], after: int) -> tuple[list[Block], bool]:
+        """What of a write of unknown outcome is still to be written; True: nothing of it, nor of what was with it."""
+        values = [value for block in blocks for value in block.values]
+        while True:
+            try:
+                found = await self._doubt.find(values, after)
+                break
+            except StoreError:
+                await asyncio.sleep(RETRY)
+        if found and self._store.atomic:
+            return list(blocks), True
+        left: list[Block] = []
+        for block in blocks:
+            if found.isdisjoint(block.values):
+                left.append(block)
+                continue
+            # Where batches are not atomic a part of it may be there: the rest is counted by itself.
+            receipts = self._receipts_of(block)
+            there = [value in found for value in block.values]
+            self.written(
+                [receipt for receipt, is_there in zip(receipts, there, strict=True) if is_there],
+                [value for value, is_there in zip(block.values, there, strict=True) if is_there],
+            )
+            rest = [receipt for receipt, is_there in zip(receipts, there, strict=True) if not is_there]
+            left += [Block(rest, self.values(rest))] if rest else []
+        return left, False
+
+    def _receipts_of(self, block: Block) -> Sequence[Receipt]:
+        return block.receipts.receipts(self._node) if isinstance(block.receipts, Run) else block.receipts
+
+    def _written(self, block: Block) -> None:
+        if isinstance(block.receipts, Run):
+            self.written_accepted(*block.receipts, block.values)
+        else:
+            self.written(block.receipts, block.values)
 
     # -- into the stream
 
@@ -137,7 +255,7 @@ class Receipts:
         self._ledger.count(_stamp_of(values), receipts)
         for receipt in receipts:
             self._counters[f"receipts_{receipt.state}"] += 1
-        self._tell(receipts)
+        self._tell(lambda: receipts)
 
     def written_accepted(
         self, vins: Sequence[str], positions: Sequence[int], request_id: str, now: float, values: Sequence[bytes]
@@ -147,17 +265,7 @@ class Receipts:
             return
         self._ledger.count_accepted(_stamp_of(values), request_id, len(vins), now)
         self._counters["receipts_accepted"] += len(vins)
-        self._tell(
-            Receipt(
-                state=State.ACCEPTED,
-                vin=vin,
-                request_id=request_id,
-                delivery_id=delivery_id(vin, position),
-                time=now,
-                node=self._node,
-            )
-            for vin, position in zip(vins, positions, strict=True)
-        )
+        self._tell(lambda: Run(vins, positions, request_id, now).receipts(self._node))
 
     def failed(self, values: Sequence[bytes], error: BaseException) -> None:
         """The batch with these could not be committed."""
@@ -166,13 +274,13 @@ class Receipts:
 
     # -- those who listen
 
-    def _tell(self, receipts: Iterable[Receipt]) -> None:
+    def _tell(self, receipts: Callable[[], Iterable[Receipt]]) -> None:
         streams = self._context.service("streams")
         if streams is not None:
             streams.grown(RECEIPTS)
         if not self._hub.heard_below(INGRESS, self._context.name):
             return
-        for receipt in receipts:
+        for receipt in receipts():
             topic = topic_of(receipt)
             if not self._hub.heard(topic, self._context.name):
                 continue

@@ -1,41 +1,50 @@
-"""After a crash: receipts that were not written for batches that were stored.
+"""Receipts that are missing for a batch of which it is not known whether it was stored.
 
 An append removes what a batch replaces, and only its answer tells which entries those were; so their receipts, and the
-`accepted` ones of the new entries, come in a second batch. If the process dies in between, an intent is left
-(`intake`, rule 3). What is missing can be told from the receipts of the request and what its vehicles have pending:
+`accepted` ones of the new entries, come in a second batch. If the process dies in between, or the store does not
+answer, an intent is left (`intake`, rule 3). What is missing can be told from what its vehicles have pending and the
+receipts of the request:
 
-    entry of the request without any receipt                        ->  accepted
+    entry of the batch without any receipt                          ->  accepted
     delivery of the request that is not final, and has no entry     ->  replaced: nothing else removes an entry without
                                                                         writing its receipt with it
+
+Rule 1: entries are read first, then receipts. What was removed by somebody who writes a last receipt with it is final
+        by then.
+Rule 2: in a process that goes on, something is written to each mailbox before that: a write of unknown outcome may be
+        carried out until then (`ports`, rule 6). Batches of the same request that came before must have been told of.
+Rule 3: a delivery that ends meanwhile ends once (`desk`, rule 2).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
+from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import FINAL, Receipt, State, delivery_id
 from motorcade.core.vin import LENGTH
-from motorcade.extension.declared import UnknownError
+from motorcade.plugins.fanout.desk import Desk
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.receipts import Receipts
 from motorcade.plugins.fanout.record import IntentRecord, RecordError, decode_entry, decode_intent
-from motorcade.plugins.fanout.tables import INTENTS, owner_of
-from motorcade.plugins.fanout.views import TargetView
-from motorcade.storage.ports import Store
+from motorcade.plugins.fanout.tables import INTENTS, done_of, owner_of
+from motorcade.storage.ports import Batch, Bound, Draft, Store
 
-PAGE: Final = 500  #: deliveries, or entries, read at once
+PAGE: Final = 500  #: entries read at once
+NOTHING: Final = 0  #: no entry has this position
 
 
 class Recovery:
-    """Completes what the process before has begun."""
+    """Completes what was begun."""
 
     def __init__(
         self,
         store: Store,
+        desk: Desk,
         queries: Queries,
         receipts: Receipts,
         node: str,
@@ -43,6 +52,7 @@ class Recovery:
         log: structlog.stdlib.BoundLogger,
     ) -> None:
         self._store = store
+        self._desk = desk
         self._queries = queries
         self._receipts = receipts
         self._node = node
@@ -50,64 +60,64 @@ class Recovery:
         self._log = log
 
     async def run(self) -> int:
-        """Write what is missing; how many batches were incomplete. Nobody may take batches meanwhile."""
+        """At the start: write what the process before has left; how many batches were incomplete."""
         found = [item async for item in self._store.records.scan(INTENTS, self._now())]
         for key, value in found:
             try:
-                intent = decode_intent(value)
-            except RecordError as error:
+                intent, batch = decode_intent(value), bytes.fromhex(key)
+            except (RecordError, ValueError) as error:
                 self._log.warning("fanout_intent_unreadable", key=key, error=str(error))
                 await self._store.records.delete(INTENTS, key)
                 continue
-            await self._complete(key, intent)
+            vins = [intent.vins[at : at + LENGTH] for at in range(0, len(intent.vins), LENGTH)]
+            await self._complete(key, batch, intent, vins)
         if found:
             self._log.info("fanout_batches_completed", batches=len(found))
         return len(found)
 
-    async def _complete(self, key: str, intent: IntentRecord) -> None:
-        known = await self._deliveries(intent.request_id)
-        missing: list[Receipt] = []
-        vins = [intent.vins[at : at + LENGTH] for at in range(0, len(intent.vins), LENGTH)]
+    async def complete(self, batch: bytes, request_id: str, vins: Sequence[str]) -> list[Receipt]:
+        """While the process goes on: what was missing for a batch (rule 2)."""
+        barrier = self._store.batch()
+        for vin in vins:
+            barrier.acknowledge(owner_of(vin), [NOTHING])
+        await barrier.commit()
+        return await self._complete(batch.hex(), batch, IntentRecord(request_id, "", self._now()), vins)
+
+    async def unknown(self, request_id: str, deliveries: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Those of these deliveries (VIN, position) of which there is no receipt."""
+        told = await self._queries.last_words(request_id, {vin for vin, _ in deliveries})
+        return [(vin, position) for vin, position in deliveries if delivery_id(vin, position) not in told]
+
+    async def _complete(self, key: str, batch: bytes, intent: IntentRecord, vins: Sequence[str]) -> list[Receipt]:
+        pending: dict[str, bool] = {}  # delivery id -> whether it belongs to this batch
         for number, vin in enumerate(vins):
-            pending = await self._pending(vin, intent.request_id)
-            told = known.get(vin, {})
-            missing += [
-                self._receipt(intent, vin, position, State.ACCEPTED)
-                for position in sorted(pending)
-                if delivery_id(vin, position) not in told
-            ]
-            missing += [
-                self._receipt(intent, vin, _position(name), State.REPLACED, "reissued", view.attempt)
-                for name, view in told.items()
-                if view.state not in FINAL and _position(name) not in pending
-            ]
+            await self._pending(vin, intent.request_id, batch, pending)
             if number % PAGE == PAGE - 1:
                 await asyncio.sleep(0)
-        values = self._receipts.values(missing)
-        batch = self._store.batch()
-        self._receipts.stage(batch, values, self._now())
-        batch.delete(INTENTS, key)
-        await batch.commit()
-        self._receipts.written(missing, values)
+        told = await self._queries.last_words(intent.request_id, set(vins))
+        missing = [
+            self._receipt(intent, name, State.ACCEPTED)
+            for name, is_ours in pending.items()
+            if is_ours and name not in told
+        ]
+        ends = [
+            self._receipt(intent, name, State.REPLACED, "reissued", receipt.attempt)
+            for name, receipt in told.items()
+            if receipt.state not in FINAL and name not in pending and self._desk.end_entry(*_parts(name))
+        ]
+        missing += ends
+        bound = Bound(entries=self._desk.config.history)
 
-    async def _deliveries(self, request_id: str) -> dict[str, dict[str, TargetView]]:
-        """VIN -> delivery id -> its last receipt."""
-        found: dict[str, dict[str, TargetView]] = {}
-        after = ""
-        while True:
-            try:
-                page = await self._queries.targets(request_id, None, after, PAGE)
-            except UnknownError:
-                return found
-            for view in page:
-                after = view.delivery_id
-                found.setdefault(view.vin, {})[view.delivery_id] = view
-            if len(page) < PAGE:
-                return found
+        def fill(batch: Batch) -> None:
+            for receipt in ends:
+                batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), receipt.time, bound)
+            batch.delete(INTENTS, key)
 
-    async def _pending(self, vin: str, request_id: str) -> set[int]:
-        """Positions of what waits for a vehicle, of one request."""
-        found: set[int] = set()
+        await self._receipts.store(fill, missing)
+        return missing
+
+    async def _pending(self, vin: str, request_id: str, batch: bytes, found: dict[str, bool]) -> None:
+        """What waits for a vehicle, of one request."""
         after = 0
         while True:
             entries = await self._store.mailboxes.read(owner_of(vin), after, PAGE, self._now())
@@ -118,18 +128,16 @@ class Recovery:
                 except RecordError:
                     continue
                 if record.request_id == request_id:
-                    found.add(entry.position)
+                    found[delivery_id(vin, entry.position)] = record.batch == batch
             if len(entries) < PAGE:
-                return found
+                return
 
-    def _receipt(
-        self, intent: IntentRecord, vin: str, position: int, state: State, reason: str = "", attempt: int = 0
-    ) -> Receipt:
+    def _receipt(self, intent: IntentRecord, name: str, state: State, reason: str = "", attempt: int = 0) -> Receipt:
         return Receipt(
             state=state,
-            vin=vin,
+            vin=_parts(name)[0],
             request_id=intent.request_id,
-            delivery_id=delivery_id(vin, position),
+            delivery_id=name,
             time=self._now(),
             node=self._node,
             attempt=attempt,
@@ -137,5 +145,6 @@ class Recovery:
         )
 
 
-def _position(name: str) -> int:
-    return int(name.rpartition(".")[2])
+def _parts(name: str) -> tuple[str, int]:
+    vin, _, position = name.rpartition(".")
+    return vin, int(position)
