@@ -71,6 +71,9 @@ SHARE_FROM = 256
 #: Entries that may have come since the head was written; reading a head that is not cached looks at so many rows.
 TAIL = 32
 
+#: One less than a power of two: with 30 keys in a mailbox, one new key in nine is looked up in vain.
+KEY_BITS = 255
+
 #: Octets of UTF-8 in a name.
 MAX_NAME = 65_535
 
@@ -146,6 +149,7 @@ class Head(msgspec.Struct, gc=False, eq=False):
     write_at: int = 1  #: position with which the head must be written again (rule 2)
     user: int = 0  #: number of the transaction that uses it
     base: int = 0  #: `last` before that transaction
+    keyed: int = 0  #: bits of compaction keys that entries may have, see `key_bit`; -1: any
     # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
     emptied: int = -1  #: when this was the last position, there were surely no entries
     floor: int = 1  #: surely no entry below it
@@ -157,6 +161,11 @@ def name(text: str) -> bytes:
     if not octets or b"\0" in octets or len(octets) > MAX_NAME:
         raise ValueError(f"a name is 1 to {MAX_NAME} bytes of text without U+0000, not {text[:40]!r}")
     return octets
+
+
+def key_bit(key: bytes) -> int:
+    """A bit for a compaction key: a head without it has no entry of that key. Differs from process to process."""
+    return 1 << (hash(key) & KEY_BITS)
 
 
 def entry_row(

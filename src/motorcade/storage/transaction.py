@@ -210,7 +210,8 @@ class Transaction:
         self._entries = handles["entries"]
         self._overlay: dict[str, dict[bytes, bytes | None]] = {table: {} for table in _OVERLAID}
         self._rows: dict[bytes, bytes | None] = {}  #: the overlay of `entries`, once `_settle` was called
-        self._bulk: list[tuple[list[Appended], bytes]] = []  #: appended, but not in the overlay yet
+        self._bulk: list[tuple[list[Appended], bytes, bytes]] = []  #: appended, but not in the overlay yet; row, key
+        self._bulk_keys: set[bytes] = set()  #: the compaction keys in it
         self._settled = 0  #: answers of the last in `_bulk` that are in the overlay
         self._noted: dict[bytes, bytes | None] = {}  #: to be noted, beside the next three
         self._heads: dict[str, Head] = {}
@@ -232,7 +233,7 @@ class Transaction:
             if answer is not None:
                 return [answer]
         size = len(draft.body) + len(draft.payload)
-        if draft.token or 0 < bound.octets < size:
+        if draft.token or 0 < bound.octets < size or (draft.key and len(set(owners)) < len(owners)):
             answers = self._append_each(owners, draft, now, bound, size)
             stored = [answer for answer in answers if answer.position and not answer.repeated]
         else:
@@ -276,17 +277,25 @@ class Transaction:
         put, entries, dirty = self._put, self._entries, self._heads
         recent, attached = self._state.heads.young.get, self._state.attached
         compaction = draft.key
-        known, find, keys = self._overlay["keys"], self._tables.keys.get, self._handles["keys"]
-        bounded = bound.entries > 0 or bound.octets > 0
         most, most_octets = bound.entries or _ANY, (bound.octets or _ANY) - size
+        bounded = bound.entries > 0 or bound.octets > 0
         answers: list[Appended] = []
         answer = answers.append
+        if compaction in self._bulk_keys:
+            self._settle()
         # What is appended here enters the overlay only if somebody looks: mostly nobody does.
-        self._bulk.append((answers, row))
-        if not (compaction or droppable or attached):
-            self._append_simply(owners, row, size, (most, most_octets) if bounded else None, answers)
-        full = 0
-        for owner in owners[len(answers) :]:
+        self._bulk.append((answers, row, compaction))
+        if compaction:
+            self._bulk_keys.add(compaction)
+            bit, keys = tables.key_bit(compaction), self._handles["keys"]
+        if not droppable and (compaction or not attached):
+            room = (most, most_octets) if bounded else None
+            if compaction:
+                self._append_keyed(owners, compaction, row, size, room, answers)
+            else:
+                self._append_simply(owners, row, size, room, answers)
+        full, done = 0, len(answers)
+        for owner in owners[done:] if done else owners:
             head = recent(owner) or self._head(owner)
             if bounded and (head.count >= most or head.octets > most_octets):
                 answer(self._append_full(owner, draft, row, size, bound, attached.get(owner, "")))
@@ -296,11 +305,10 @@ class Transaction:
             replaced = 0
             if compaction:
                 where = head.prefix + compaction
-                old = None
-                if head.count:  # an empty mailbox has nothing to replace
-                    old = known[where] if where in known else find(where)
+                old = self._place_of(head, where, bit)
                 if old is not None:
                     replaced = self._replace(owner, old)
+                head.keyed = head.keyed | bit if head.count else bit
             head.last = position = head.last + 1
             head.count += 1
             head.octets += size
@@ -310,7 +318,6 @@ class Transaction:
             put(head.prefix + place, row, entries)
             if compaction:
                 put(where, place, keys)
-                known[where] = place
             if position >= head.write_at:
                 dirty[owner] = head
             if attached or replaced:
@@ -343,19 +350,71 @@ class Transaction:
             done(position)
         answers.extend(map(Appended, owners, positions))
 
+    def _append_keyed(
+        self,
+        owners: Sequence[str],
+        compaction: bytes,
+        row: bytes,
+        size: int,
+        bound: tuple[int, int] | None,
+        answers: list[Appended],
+    ) -> None:
+        """The same with a compaction key, up to the first owner who has no room or an entry of that key."""
+        put, entries, keys, dirty = self._put, self._entries, self._handles["keys"], self._heads
+        recent, load, attached = self._state.heads.young.get, self._head, self._state.attached
+        most, most_octets = bound or (0, 0)
+        bit, pack = tables.key_bit(compaction), _pack
+        positions: list[int] = []
+        done = positions.append
+        for owner in owners:
+            head = recent(owner) or load(owner)
+            count = head.count
+            if bound and (count >= most or head.octets > most_octets):
+                break
+            prefix = head.prefix
+            where = prefix + compaction
+            if not count:
+                head.keyed = bit
+            elif not head.keyed & bit:
+                head.keyed |= bit
+            elif self._place_of(head, where, bit) is not None:
+                break
+            head.last = position = head.last + 1
+            head.count = count + 1
+            head.octets += size
+            place = pack(position)
+            put(prefix + place, row, entries)
+            put(where, place, keys)
+            if position >= head.write_at:
+                dirty[owner] = head
+            done(position)
+        if attached:
+            node = attached.get
+            answers += [
+                Appended(owner, position, 0, (), False, node(owner, ""))
+                for owner, position in zip(owners, positions, strict=False)
+            ]
+        else:
+            answers.extend(map(Appended, owners, positions))
+
+    def _place_of(self, head: Head, where: bytes, bit: int) -> bytes | None:
+        """The position of the entry with a compaction key, as it is stored; `where` is the key of that row."""
+        if not (head.count and head.keyed & bit):
+            return None
+        known = self._overlay["keys"]
+        return known[where] if where in known else self._tables.keys.get(where)
+
     def _append_full(self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str) -> Appended:
         """To a mailbox where something must go, unless it is replaced."""
         head = self._used(owner)
-        replaced = 0
-        if draft.key:
-            old = self._get("keys", head.prefix + draft.key)
-            replaced = self._replace(owner, old) if old is not None else 0
+        replaced = self._replaced(head, draft.key) if draft.key else 0
         position, dropped = self._add(head, draft, row, size, bound)
         return Appended(owner, position, replaced, dropped, False, node)
 
     def _settle(self) -> None:
         """Enter into the overlay what `_append_all` left out."""
-        for answers, row in self._bulk:
+        keys = self._overlay["keys"]
+        for answers, row, key in self._bulk:
             for answer in answers[self._settled :]:
                 head = self._head(answer.owner)
                 if head.user != self._number:
@@ -363,12 +422,16 @@ class Transaction:
                     head.base = answer.position - 1
                 elif answer.position <= head.base:
                     head.base = answer.position - 1
-                self._rows[head.prefix + _pack(answer.position)] = row
+                place = _pack(answer.position)
+                self._rows[head.prefix + place] = row
+                if key:
+                    keys[head.prefix + key] = place
             self._settled = 0
         # The last one may still be growing.
         last = self._bulk[-1]
         self._settled = len(last[0])
         self._bulk = [last]
+        self._bulk_keys = {last[2]} if last[2] else set()
 
     def _append_each(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
         """The long way: what has a token, or can never fit."""
@@ -389,8 +452,8 @@ class Transaction:
                 row = row or self._row(draft, now, len(owners) - number)
                 answer = self._append_full(owner, draft, row, size, bound, node)
             else:
-                old = self._get("keys", head.prefix + draft.key) if draft.key else None
-                answer = Appended(owner, 0, self._replace(owner, old) if old is not None else 0, (), False, node)
+                replaced = self._replaced(head, draft.key) if draft.key else 0
+                answer = Appended(owner, 0, replaced, (), False, node)
             answers.append(answer)
             if draft.token:
                 fresh.append(owner)
@@ -480,6 +543,11 @@ class Transaction:
         until, position = tables.TOKEN.unpack(row)
         return int(position) if now < until else None
 
+    def _replaced(self, head: Head, key: bytes) -> int:
+        """Remove the entry with a compaction key, if there is one; its position."""
+        old = self._place_of(head, head.prefix + key, tables.key_bit(key))
+        return self._replace(head.owner, old) if old is not None else 0
+
     def _replace(self, owner: str, place: bytes) -> int:
         """Remove the entry that a compaction key leads to; its position."""
         (position,) = tables.NUMBER.unpack(place)
@@ -488,14 +556,16 @@ class Transaction:
     def _add(self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
         head.last = position = head.last + 1
+        if draft.key:
+            bit = tables.key_bit(draft.key)
+            head.keyed = head.keyed | bit if head.count else bit
+            self._set("keys", head.prefix + draft.key, _pack(position))
         head.count += 1
         head.octets += size
         if draft.droppable:
             head.droppable += 1
         self._state.entries += 1
         self._set_entry(head.prefix + _pack(position), row)
-        if draft.key:
-            self._set("keys", head.prefix + draft.key, _pack(position))
         if position >= head.write_at:
             self._heads[head.owner] = head
         if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
@@ -1018,6 +1088,7 @@ def load_head(opened: Tables, notes: Notes, owner: str) -> Head:
     row = notes.get_from(opened.heads, b"h" + where)
     if row is None:
         return head
+    head.keyed = -1
     head.last, head.count, head.octets, head.first, head.droppable = tables.HEAD.unpack(row)
     head.write_at = head.last + tables.TAIL
     for key, entry in scan(opened.entries, head.prefix + _pack(head.last + 1), after_prefix(head.prefix)):

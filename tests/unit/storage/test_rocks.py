@@ -213,6 +213,92 @@ async def test_a_batch_sees_its_own_entries(store: RocksStore) -> None:
     assert [] == await store.check()
 
 
+class Asked:
+    """Stands before a table and counts what is asked of it."""
+
+    def __init__(self, table: Rdict) -> None:
+        self.table = table
+        self.count = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.count += 1
+        found: bytes | None = self.table.get(key)
+        return found
+
+
+async def test_a_key_that_is_new_to_a_mailbox_is_not_looked_for(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes as long as writing a row; a campaign asks for two hundred vehicles at once."""
+    monkeypatch.setattr(tables, "key_bit", lambda key: 1 << key[0])
+    owners = [f"v{number}" for number in range(50)]
+    opened = store._writer._tables
+    assert opened is not None
+    asked = Asked(opened.keys)
+    opened.keys = asked  # type: ignore[assignment]
+    try:
+        await store.mailboxes.append([*owners, "other"], Draft(b"", key=b"a"), NOW)
+        await store.mailboxes.append(owners, Draft(b"", key=b"b"), NOW)
+        assert 0 == asked.count
+        answers = await store.mailboxes.append(owners, Draft(b"", key=b"a"), NOW)
+        assert {1} == {answer.replaced for answer in answers}
+        assert 50 <= asked.count <= 51
+        for owner in owners:
+            await store.mailboxes.clear(owner)
+        asked.count = 0
+        await store.mailboxes.append(owners, Draft(b"", key=b"a"), NOW)
+        assert 0 == asked.count
+    finally:
+        opened.keys = asked.table
+        del opened, asked
+
+
+@pytest.mark.parametrize("bits", [0, 1, tables.KEY_BITS])
+async def test_keys_are_found_whatever_is_known_of_a_mailbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    """In a mailbox that was never empty, opened again, out of the cache, full, attached; few bits, and many keys."""
+    monkeypatch.setattr(tables, "KEY_BITS", bits)
+    store = RocksStore(tmp_path, max_heads=8)
+    await store.open()
+    owners = [f"v{number}" for number in range(20)]
+    newest: dict[bytes, int] = {}
+    for turn in range(1, 9):
+        for number in range(turn * 3):
+            key = b"%d" % (number * number % 17)
+            bound = Bound(entries=40) if number % 3 == 0 else Bound()
+            for answer in await store.mailboxes.append(owners, Draft(b"x", key=key), NOW, bound):
+                assert newest.get(key, 0) == answer.replaced, (turn, number, answer)
+                position = answer.position
+            newest[key] = position
+        if turn == 3:
+            store = await reopened(store, max_heads=8)
+        elif turn == 5:
+            await asyncio.gather(*(store.coordination.attach(owner, "node") for owner in owners[::2]))
+        elif turn == 7:
+            gone = [newest.pop(key) for key in [*newest][::2]]
+            for owner in owners:
+                await store.mailboxes.acknowledge(owner, gone)
+    assert {(len(newest), position)} == {
+        ((await store.mailboxes.info(owner)).entries, (await store.mailboxes.info(owner)).last) for owner in owners
+    }
+    assert [] == await store.check()
+    await store.close()
+
+
+async def test_an_owner_named_twice_keeps_the_second_of_a_key(store: RocksStore) -> None:
+    answers = await store.mailboxes.append(["v", "w", "v"], Draft(b"x", key=b"key"), NOW)
+    assert [("v", 1, 0), ("w", 1, 0), ("v", 2, 1)] == [
+        (answer.owner, answer.position, answer.replaced) for answer in answers
+    ]
+    batch = store.batch()
+    batch.append(["w", "x"], Draft(b"y", key=b"key"), NOW)
+    batch.append(["x", "w"], Draft(b"z", key=b"key"), NOW)
+    answers = await batch.commit()
+    assert [(2, 1), (1, 0), (2, 1), (3, 2)] == [(answer.position, answer.replaced) for answer in answers]
+    assert [] == await store.check()
+
+
 async def test_long_reads_give_every_entry_once(store: RocksStore) -> None:
     """More rows than one step looks at, most of them expired."""
     batch = store.batch()
