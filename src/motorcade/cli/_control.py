@@ -26,7 +26,12 @@ _PAGE = 500
 
 
 class ControlError(MotorcadeError):
-    """The node could not be reached, or said no."""
+    """The node could not be reached, or said no; `code` is its word for that (`NOT_FOUND`)."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(f"{message} ({code})" if code else message)
+        self.message = message
+        self.code = code
 
 
 class Control:
@@ -52,7 +57,7 @@ class Control:
             with self._open(request, timeout=_PATIENCE) as answer:
                 return _decoded(answer.read(), self.address)
         except urllib.error.HTTPError as error:
-            raise ControlError(_refusal(error)) from error
+            raise _refusal(error) from error
         except urllib.error.URLError as error:
             raise ControlError(self._unreachable(error.reason)) from error
         except (OSError, ValueError) as error:
@@ -84,7 +89,10 @@ class Control:
 
 def name(text: str) -> str:
     """A client id or plugin name as one part of a path."""
-    return quote(text, safe="")
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"{text!r} is not UTF-8; no name is written so") from error
 
 
 def _decoded(body: bytes, address: str) -> Any:
@@ -96,9 +104,9 @@ def _decoded(body: bytes, address: str) -> Any:
         raise ControlError(f"what answers at http://{address} is not a Motorcade node: no JSON came back") from error
 
 
-def _refusal(error: urllib.error.HTTPError) -> str:
+def _refusal(error: urllib.error.HTTPError) -> ControlError:
     try:
         answer = json.loads(error.read())
-        return f"{answer['message']} ({answer['code']})"
+        return ControlError(str(answer["message"]), str(answer["code"]))
     except (ValueError, KeyError, TypeError):
-        return f"the node answered {error.code} {error.reason} to {error.url}"
+        return ControlError(f"the node answered {error.code} {error.reason} to {error.url}")

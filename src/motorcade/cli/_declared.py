@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -16,11 +16,14 @@ import typer
 
 from motorcade.cli import _control, _options, _output
 
+_PAGE = 500  # messages per request
+_FARTHEST = 2**63 - 1  # a position
+LIMIT = 100  #: messages shown unless the caller says otherwise
+
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-_PAGE = 500  # messages per request
-_LIMIT = 100  # messages shown unless the caller says otherwise
+After = Annotated[int, typer.Option(min=0, max=_FARTHEST, help="Begin behind this position.")]
+Limit = Annotated[int, typer.Option(min=1, help="At most so many messages.")]
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,18 @@ def options(topics: list[str] | None, given: list[str] | None, **flags: object) 
 
 def create(noun: Noun, name: str, body: dict[str, object], http: str, token: str | None, as_json: bool) -> None:
     """Declare one."""
-    _answered(noun, name, "created", noun.call(http, token, "POST", name, body), as_json)
+    answered(noun, name, "created", noun.call(http, token, "POST", name, body), as_json)
 
 
 def change(noun: Noun, name: str, body: dict[str, object], http: str, token: str | None, as_json: bool) -> None:
     """Give one other options; those that are not named stay as they are."""
     if not body:
         raise typer.BadParameter("nothing to change; name an option, for example by --set KEY=VALUE")
-    _answered(noun, name, "changed", noun.call(http, token, "PATCH", name, body), as_json)
+    answered(noun, name, "changed", noun.call(http, token, "PATCH", name, body), as_json)
 
 
-def _answered(noun: Noun, name: str, done: str, answer: Any, as_json: bool) -> None:
+def answered(noun: Noun, name: str, done: str, answer: Any, as_json: bool) -> None:
+    """What has been done to one."""
     if as_json:
         _output.print_json(answer)
     else:
@@ -83,14 +87,19 @@ def add_list(app: typer.Typer, noun: Noun) -> None:
         http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False
     ) -> None:
         found = _control.Control(http, token).call("GET", noun.plural)["data"]
-        if as_json:
-            _output.print_json(found)
-        elif found:
-            rows = [dict(_fields(entry)) for entry in found]
-            columns = [column for column in noun.columns if any(column in row for row in rows)]
-            _output.print_table(columns, ([row.get(column) for column in columns] for row in rows))
-        else:
-            print(f"no {noun.plural}")
+        print_list(noun, found, as_json)
+
+
+def print_list(noun: Noun, found: list[dict[str, Any]], as_json: bool) -> None:
+    """A line for each, in those columns that any of them has."""
+    if as_json:
+        _output.print_json(found)
+    elif found:
+        rows = [dict(fields(entry)) for entry in found]
+        columns = [column for column in noun.columns if any(column in row for row in rows)]
+        _output.print_table(columns, ([row.get(column) for column in columns] for row in rows))
+    else:
+        print(f"no {noun.plural}")
 
 
 def add_show(app: typer.Typer, noun: Noun) -> None:
@@ -107,7 +116,7 @@ def add_show(app: typer.Typer, noun: Noun) -> None:
         if as_json:
             _output.print_json(answer)
         else:
-            _output.print_fields(_fields(answer))
+            _output.print_fields(fields(answer))
 
 
 def add_delete(app: typer.Typer, noun: Noun) -> None:
@@ -121,12 +130,17 @@ def add_delete(app: typer.Typer, noun: Noun) -> None:
         token: _control.Token = None,
         as_json: _control.AsJson = False,
     ) -> None:
-        if not yes and not sys.stdin.isatty():
-            raise typer.BadParameter("there is no terminal to ask on; say that you mean it", param_hint="--yes")
-        if not yes and not typer.confirm(f"Delete {noun.name} {name!r} {noun.lost}?", err=True):
-            print("error: nothing was deleted", file=sys.stderr)
-            raise typer.Exit(1)
-        _answered(noun, name, "deleted", noun.call(http, token, "DELETE", name), as_json)
+        ask(f"Delete {noun.name} {name!r} {noun.lost}?", yes)
+        answered(noun, name, "deleted", noun.call(http, token, "DELETE", name), as_json)
+
+
+def ask(question: str, yes: bool) -> None:
+    """Go on only after a yes: the flag, or what is typed."""
+    if not yes and not sys.stdin.isatty():
+        raise typer.BadParameter("there is no terminal to ask on; say that you mean it", param_hint="--yes")
+    if not yes and not typer.confirm(question, err=True):
+        print("error: nothing was deleted", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def add_read(app: typer.Typer, noun: Noun) -> None:
@@ -135,44 +149,54 @@ def add_read(app: typer.Typer, noun: Noun) -> None:
     @app.command(help=f"Look at the messages of a {noun.name}, oldest first. Looking takes nothing out.")
     def read(
         name: Name,
-        after: Annotated[int, typer.Option(min=0, help="Begin behind this position.")] = 0,
-        limit: Annotated[int, typer.Option(min=1, help="At most so many messages.")] = _LIMIT,
+        after: After = 0,
+        limit: Limit = LIMIT,
         http: _control.Http = _control.DEFAULT,
         token: _control.Token = None,
         as_json: _control.AsJson = False,
     ) -> None:
-        found = _messages(_control.Control(http, token), noun.path(name), after, limit)
-        if as_json:
-            _output.print_json(list(found))
-            return
-        for message in found:
-            text = message["payload"]
-            payload = b64decode(text) if message["encoding"] == "base64" else text.encode()
-            sys.stdout.buffer.write(f"{message['position']} {message['topic']} ".encode() + payload + b"\n")
-        sys.stdout.buffer.flush()
+        print_messages(messages(_control.Control(http, token), noun.path(name), after, limit), as_json)
 
 
-def _messages(control: _control.Control, path: str, after: int, limit: int) -> Iterator[dict[str, Any]]:
-    """Page by page, as they are printed."""
+def print_messages(found: Iterable[dict[str, Any]], as_json: bool) -> None:
+    """One JSON document, or a line for each."""
+    if as_json:
+        _output.print_json(list(found))
+        return
+    for message in found:
+        print_message(message)
+    sys.stdout.buffer.flush()
+
+
+def print_message(message: dict[str, Any]) -> None:
+    """Position, topic and payload, not flushed."""
+    text = message["payload"]
+    payload = b64decode(text) if message["encoding"] == "base64" else text.encode()
+    sys.stdout.buffer.write(f"{message['position']} {message['topic']} ".encode() + payload + b"\n")
+
+
+def messages(control: _control.Control, path: str, after: int, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """Page by page, as they are printed; at most `limit`."""
     cursor: str | None = str(after)
-    while cursor is not None and limit > 0:
-        query = urlencode({"after": cursor, "limit": min(_PAGE, limit)})
+    left = sys.maxsize if limit is None else limit
+    while cursor is not None and left > 0:
+        query = urlencode({"after": cursor, "limit": min(_PAGE, left)})
         page = control.call("GET", f"{path}/messages?{query}")
         yield from page["data"]
-        limit -= len(page["data"])
+        left -= len(page["data"])
         cursor = page["meta"]["cursor"]
 
 
-def _fields(view: dict[str, Any]) -> list[tuple[str, object]]:
+def fields(view: dict[str, Any]) -> list[tuple[str, object]]:
     """A view as lines: a table under its name, a line for each of many."""
-    fields: list[tuple[str, object]] = []
+    lines: list[tuple[str, object]] = []
     for name, value in view.items():
         if isinstance(value, dict):
-            fields += [(f"{name}.{key}", inner) for key, inner in _fields(value)]
+            lines += [(f"{name}.{key}", inner) for key, inner in fields(value)]
         elif name == "topics":
-            fields.append((name, " ".join(value)))
+            lines.append((name, " ".join(value)))
         elif isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
-            fields += [(name, ", ".join(f"{key} {entry}" for key, entry in inner.items())) for inner in value]
+            lines += [(name, ", ".join(f"{key} {entry}" for key, entry in inner.items())) for inner in value]
         else:
-            fields.append((name, _output.when(value) if name == "oldest" else value))
-    return fields
+            lines.append((name, _output.when(value) if name == "oldest" else value))
+    return lines

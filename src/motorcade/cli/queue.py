@@ -1,21 +1,28 @@
-"""`motorcade queue`: messages that several consumers share."""
+"""`motorcade queue`: messages that several consumers share, and the last value of each key for one of them.
+
+Queues that are declared and compacted queues, which nobody declares, are served by the same verbs where these make
+sense for both; `_compacted` knows which one a name means.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import json
+import sys
+from typing import Annotated, Any
 
 import typer
 
-from motorcade.cli import _control, _declared, _options
+from motorcade.cli import _compacted, _control, _declared, _options, _output
 
 QUEUE = _declared.Noun(
     name="queue",
     plural="queues",
-    columns=("name", "origin", "kind", "topics", "messages", "inflight", "consumers", "dead_letter"),
+    columns=("name", "origin", "kind", "topics", "messages", "bytes", "inflight", "consumers", "dead_letter", "last"),
     lost="with all messages in it",
 )
 
-app = typer.Typer(no_args_is_help=True, help="Declare, list, read and delete queues of a running node.")
+app = typer.Typer(no_args_is_help=True, help="Declare, list, read, rewind and delete queues of a running node.")
 
 Kind = Annotated[str | None, typer.Option(metavar="regular|last_value", help="last_value keeps one message per key.")]
 Strategy = Annotated[
@@ -66,7 +73,156 @@ def change(
     _declared.change(QUEUE, name, body, http, token, as_json)
 
 
-_declared.add_list(app, QUEUE)
-_declared.add_show(app, QUEUE)
-_declared.add_read(app, QUEUE)
-_declared.add_delete(app, QUEUE)
+@app.command("list")
+def list_(
+    declared: Annotated[bool, typer.Option("--declared", help="Those that were declared.")] = False,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="The compacted queues of clients.")] = False,
+    shared: Annotated[bool, typer.Option("--shared", help="Shared compacted queues.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """All queues of the node: declared by its configuration or by commands, and compacted ones. Flags choose kinds."""
+    flags = zip(_compacted.KINDS, (declared, exclusive, shared), strict=True)
+    found = _compacted.every(_control.Control(http, token), (kind for kind, wanted in flags if wanted), limit)
+    _declared.print_list(QUEUE, found, as_json)
+
+
+@app.command()
+def show(
+    name: _declared.Name,
+    exclusive: _compacted.Exclusive = False,
+    shared: _compacted.Shared = False,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """One queue in full: what is in it, and how far its consumers are.
+
+    NAME is that of a declared queue, else a client id that has a compacted queue, else that of a shared one.
+    """
+    queue = _compacted.find(_control.Control(http, token), name, _compacted.kind(exclusive, shared))
+    if as_json:
+        _output.print_json(queue.view)
+    elif queue.kind == _compacted.DECLARED:
+        _output.print_fields(_declared.fields(queue.view))
+    else:
+        _compacted.print_queue(queue.view)
+
+
+@app.command()
+def read(
+    name: _declared.Name,
+    exclusive: _compacted.Exclusive = False,
+    shared: _compacted.Shared = False,
+    after: _declared.After = 0,
+    limit: _declared.Limit = _declared.LIMIT,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Look at the messages of a queue, oldest first. Looking takes nothing out. NAME as for `show`."""
+    control = _control.Control(http, token)
+    queue = _compacted.find(control, name, _compacted.kind(exclusive, shared))
+    _declared.print_messages(_declared.messages(control, queue.path, after, limit), as_json)
+
+
+@app.command()
+def tail(
+    name: _declared.Name,
+    exclusive: _compacted.Exclusive = False,
+    shared: _compacted.Shared = False,
+    count: Annotated[int, typer.Option("--limit", "-n", min=0, help="So many messages.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until stopped.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="--follow: seconds between two looks.")] = 1.0,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Look at the last messages of a queue. Looking takes nothing out. NAME as for `show`.
+
+    --follow does not see what is consumed or superseded between two looks; with --json it prints a line per message.
+    """
+    control = _control.Control(http, token)
+    queue = _compacted.find(control, name, _compacted.kind(exclusive, shared))
+    if follow and queue.view.get("priorities", 1) > 1:
+        raise typer.BadParameter(
+            f"queue {name!r} has priorities: new messages are not at its end; use `queue read`", param_hint="--follow"
+        )
+    found = _compacted.last(control, queue, max(count, 1))  # the last one tells where to go on
+    shown = found[-count:] if count else []
+    if not follow:
+        _declared.print_messages(shown, as_json)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        _print_lines(shown, as_json)
+        for more in _compacted.follow(control, queue, found[-1]["position"] if found else 0, interval):
+            _print_lines(more, as_json)
+
+
+def _print_lines(found: list[dict[str, Any]], as_json: bool) -> None:
+    for message in found:
+        if as_json:
+            print(json.dumps(message, ensure_ascii=False))
+        else:
+            _declared.print_message(message)
+    sys.stdout.flush()
+
+
+@app.command()
+def rewind(
+    name: Annotated[str, typer.Argument(metavar="CLIENT", help="Owner of the queue; with --shared: its name.")],
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="SEQ", min=0, help="Number of the message that comes next.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="2h|TIME", help="Everything appended since then comes again.")
+    ] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Tell what would happen, change nothing.")] = False,
+    exclusive: _compacted.Exclusive = False,
+    shared: _compacted.Shared = False,
+    consumer: Annotated[
+        str | None, typer.Option("--consumer", metavar="CLIENT", help="With --shared: whose progress goes back.")
+    ] = None,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Let the consumer of a compacted queue get messages again that it has acknowledged.
+
+    It gets what is there: of each key the last value. `--to` may lie ahead: then it skips what is between.
+    """
+    kind = _compacted.kind(exclusive, shared) or _compacted.EXCLUSIVE
+    body = _compacted.rewind_body(kind, to, since, consumer)
+    place = f"{_compacted.path(kind, name)}/rewind"
+    told = _control.Control(http, token).call("POST", place, {**body, "preview": preview})
+    if as_json:
+        _output.print_json(told)
+    else:
+        _compacted.print_rewind(told)
+
+
+@app.command()
+def delete(
+    name: _declared.Name,
+    exclusive: _compacted.Exclusive = False,
+    shared: _compacted.Shared = False,
+    yes: _declared.Yes = False,
+    http: _control.Http = _control.DEFAULT,
+    token: _control.Token = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Delete a queue with all messages in it. A compacted one is meant only with --exclusive or --shared."""
+    kind = _compacted.kind(exclusive, shared) or _compacted.DECLARED
+    place = _compacted.path(kind, name)
+    _declared.ask(f"Delete {_compacted.title(kind, name)} {QUEUE.lost}?", yes)
+    control = _control.Control(http, token)
+    try:
+        answer = control.call("DELETE", place)
+    except _control.ControlError as error:
+        raise _compacted.with_hint(control, error, kind, name) from error
+    if as_json:
+        _output.print_json(answer)
+    else:
+        print(f"{_compacted.title(kind, name)} is deleted")
