@@ -3,6 +3,16 @@
 The judge of the fan-out's rounds. It knows what the platform has published and was answered, what vehicles have
 received and answered, the receipts as anybody can read them, and the counts that `fanout status` shows. Nothing of the
 node.
+
+One at a time: while a vehicle has not answered a message, another PUBLISH may come by the same connection only
+
+    silence       the same message once more, when the vehicle was silent about it for `ack_timeout`
+    acknowledged  another copy of the unanswered message was acknowledged: it is over
+    given up      another message, when the vehicle was silent for `ack_timeout` and the unanswered one had ended
+                  otherwise (replaced, expired, cancelled, failed), as a receipt says
+
+With DUP comes what the session had in flight, before anything without it. Several of them are in flight only if one of
+these was true before. How often each was the reason is counted; everything else is a finding.
 """
 
 from __future__ import annotations
@@ -17,6 +27,9 @@ from tests.chaos.platform import Batch
 
 MOST_TOLD = 20  #: findings of one kind that are told one by one
 
+#: Seconds by which a vehicle may note a packet later than the node has sent it: it reads when it gets its turn.
+TOLERANCE = 0.25
+
 
 @dataclass
 class Audit:
@@ -26,9 +39,10 @@ class Audit:
     promised: int = 0  #: vehicles named in them, each batch counted
     deliveries: int = 0  #: accepted, as the receipts tell
     ended: Counter[State] = field(default_factory=Counter)
-    repeated: int = 0  #: final receipts that are there twice
+    repeated: int = 0  #: first and final receipts that are there twice
     received: int = 0  #: PUBLISH packets
     duplicated: int = 0  #: of these, of a delivery that the vehicle had acknowledged before
+    excused: Counter[str] = field(default_factory=Counter)  #: why a message came while another one was unanswered
     findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -52,17 +66,23 @@ def audit(
     receipts: Sequence[Receipt],
     counts: Mapping[str, Mapping[State, int]],
     ack_timeout: float,
+    *,
+    atomic: bool = True,
 ) -> Audit:
-    """The whole truth about one run. `counts` are those of `fanout status`, by request."""
+    """The whole truth about one run.
+
+    `counts` are those of `fanout status`, by request. `atomic`: the store writes a batch as a whole, so that no receipt
+    has an excuse for being there twice.
+    """
     found = Audit()
     _promises(found, batches, vehicles)
-    _receipts(found, batches, receipts)
+    _receipts(found, batches, receipts, atomic=atomic)
     _answers(found, vehicles, receipts)
     _counts(found, receipts, counts)
     for vin, received in vehicles.items():
         found.received += len(received)
         found.duplicated += sum(record.repeated for record in received)
-        _one_at_a_time(found, vin, received, ack_timeout)
+        _one_at_a_time(found, vin, received, [receipt for receipt in receipts if receipt.vin == vin], ack_timeout)
     return found
 
 
@@ -90,29 +110,47 @@ def _promises(found: Audit, batches: Sequence[Batch], vehicles: Mapping[str, Seq
                 found.findings["lost"].append(f"batch {batch.number}, request {batch.request}, vehicle {vin}")
 
 
-def _receipts(found: Audit, batches: Sequence[Batch], receipts: Sequence[Receipt]) -> None:
-    """There are receipts for all that was acknowledged, and every delivery has ended, once."""
+def _receipts(found: Audit, batches: Sequence[Batch], receipts: Sequence[Receipt], *, atomic: bool) -> None:
+    """There are receipts for all that was acknowledged, and every delivery begins and ends, once."""
     ends: dict[str, list[State]] = {}
-    accepted: dict[tuple[str, str], set[str]] = defaultdict(set)
+    accepted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for receipt in receipts:
+        if receipt.delivery_id not in ends and receipt.state is not State.ACCEPTED:
+            found.findings["not accepted"].append(f"{receipt.delivery_id} begins with {receipt.state}")
         end = ends.setdefault(receipt.delivery_id, [])
         if receipt.state in FINAL:
             end.append(receipt.state)
         elif receipt.state is State.ACCEPTED:
-            accepted[receipt.request_id, receipt.vin].add(receipt.delivery_id)
+            accepted[receipt.request_id, receipt.vin][receipt.delivery_id] += 1
     found.deliveries = sum(map(len, accepted.values()))
+    repeated = [name for names in accepted.values() for name, times in names.items() if times > 1]
     for name, states in ends.items():
         if not states:
             found.findings["not ended"].append(name)
         elif len(set(states)) > 1:
             found.findings["ended twice"].append(f"{name}: {', '.join(states)}")
-        found.repeated += max(0, len(states) - 1)
+        repeated += [name] * (len(states) > 1)
         found.ended.update(states[:1])
-    named = Counter((batch.request, vin) for batch in batches if batch.is_acknowledged for vin in batch.vins)
-    for (request, vin), times in named.items():
-        if len(accepted[request, vin]) < times:
-            words = f"request {request}, vehicle {vin}: {times} batches, {len(accepted[request, vin])} accepted"
-            found.findings["no receipt"].append(words)
+    found.repeated = len(repeated)
+    found.findings["repeated receipt"] += repeated if atomic else []
+    _numbers(found, batches, {key: len(names) for key, names in accepted.items()})
+
+
+def _numbers(found: Audit, batches: Sequence[Batch], accepted: Mapping[tuple[str, str], int]) -> None:
+    """At least as many deliveries as were promised, at most as many as were asked for."""
+    promised: Counter[tuple[str, str]] = Counter()
+    asked: Counter[tuple[str, str]] = Counter()
+    for batch in batches:
+        for vin in batch.vins:
+            promised[batch.request, vin] += batch.is_acknowledged
+            asked[batch.request, vin] += batch.published
+    for request, vin in asked.keys() | accepted.keys():
+        key, number = (request, vin), accepted.get((request, vin), 0)
+        words = f"request {request}, vehicle {vin}: {number} accepted"
+        if number < promised[key]:
+            found.findings["no receipt"].append(f"{words}, {promised[key]} batches acknowledged")
+        if number > asked[key]:
+            found.findings["invented"].append(f"{words}, {asked[key]} batches published")
 
 
 def _answers(found: Audit, vehicles: Mapping[str, Sequence[Received]], receipts: Sequence[Receipt]) -> None:
@@ -144,30 +182,72 @@ def _counts(found: Audit, receipts: Sequence[Receipt], counts: Mapping[str, Mapp
             found.findings["wrong count"].append(f"request {request}: {shown} instead of {is_}")
 
 
-def _one_at_a_time(found: Audit, vin: str, received: Sequence[Received], ack_timeout: float) -> None:
-    """A message that comes while another one is not answered; one about which a vehicle was silent for too long may be
-    sent again, or be given up, while it still might answer."""
+Message = tuple[str, bytes]  # request and digest
+
+
+def _message(record: Received) -> Message:
+    return record.request_id, record.digest
+
+
+class _Street:
+    """One vehicle: what it has not answered, and why something else may come all the same."""
+
+    def __init__(self, received: Sequence[Received], receipts: Sequence[Receipt], ack_timeout: float) -> None:
+        self.patience = ack_timeout - TOLERANCE
+        self.acked: dict[Message, float] = {}  # when the first copy was acknowledged
+        for record in received:
+            if record.acked and record.answered is not None:
+                key = _message(record)
+                self.acked[key] = min(self.acked.get(key, record.answered), record.answered)
+        self.over: dict[str, list[float]] = defaultdict(list)  # request: when deliveries ended without an answer
+        for receipt in receipts:
+            if receipt.state in FINAL and receipt.state is not State.ACKED:
+                self.over[receipt.request_id].append(receipt.time)
+        self.came: dict[tuple[int, Message], float] = {}  # packet id and message: when it came first
+
+    def excuse(self, record: Received, other: Received) -> str:
+        """Why a message may come though another one is not answered; empty: it may not."""
+        message, unanswered = _message(record), _message(other)
+        if self.acked.get(unanswered, record.time) < record.time:
+            return "acknowledged"
+        since = other.time
+        if record.dup:
+            # Both were in flight when the session was left. Then the time of the first began when it came first.
+            since = min(self.came.get((one.packet_id, _message(one)), one.time) for one in (record, other))
+        if record.time - since < self.patience:
+            return ""
+        if message == unanswered:
+            return "silence"
+        requests = {record.request_id, other.request_id} if record.dup else {other.request_id}
+        is_over = any(time <= record.time for request in requests for time in self.over[request])
+        return "given up" if is_over or (record.dup and message in self.acked) else ""
+
+
+def _one_at_a_time(
+    found: Audit, vin: str, received: Sequence[Received], receipts: Sequence[Receipt], ack_timeout: float
+) -> None:
+    """Messages that come while another one is not answered need an excuse; see above."""
+    street = _Street(received, receipts, ack_timeout)
     waiting: list[Received] = []
-    acked: dict[tuple[str, bytes], float] = {}  # when the first copy of a message was acknowledged
+    begun = 0  # connection by which something has come without DUP
     for record in received:
-        if record.acked and record.answered is not None:
-            key = record.request_id, record.digest
-            acked[key] = min(acked.get(key, record.answered), record.answered)
-    first: dict[tuple[str, bytes], float] = {}  # when a message has come for the first time
-    for record in received:
+        if record.dup and begun == record.connection:
+            found.findings["repeated late"].append(f"{vin}: {record.request_id} with DUP behind one without")
+        begun = begun if record.dup else record.connection
         waiting = [
             other
             for other in waiting
             if other.connection == record.connection and (other.answered is None or other.answered > record.time)
         ]
         for other in waiting:
-            if acked.get((other.request_id, other.digest), record.time) < record.time:
-                continue  # a copy was sent after a long silence, then the one before was acknowledged after all
-            if record.time - other.time < ack_timeout * 0.9 and not record.dup:
-                words = (
-                    f"{vin}: {record.request_id} while {other.request_id} waits for {record.time - other.time:.3f} s"
+            excuse = street.excuse(record, other)
+            found.excused[excuse] += bool(excuse)
+            if not excuse:
+                how = "again, with DUP," if record.dup else "comes"
+                late = f"{record.time - other.time:.3f} s"
+                found.findings["two at once"].append(
+                    f"{vin}: {record.request_id} {how} while {other.request_id} has not been answered for {late}"
                 )
-                found.findings["two at once"].append(words)
-        first.setdefault((record.request_id, record.digest), record.time)
+        street.came.setdefault((record.packet_id, _message(record)), record.time)
         if record.qos:
             waiting.append(record)
