@@ -253,9 +253,9 @@ class Machine(RuleBasedStateMachine):
         self.unconfirmed: set[str] = set()  #: vehicles that have ever subscribed with QoS 0
         self.chores: list[Any] = []
 
-    @initialize()
-    def start(self) -> None:
-        self.store = HeldStore()
+    @initialize(atomic=st.booleans())
+    def start(self, atomic: bool) -> None:
+        self.store = HeldStore(atomic=atomic)
         boxes = self.store.inner.mailboxes
         apply = boxes.apply_append
 
@@ -614,6 +614,8 @@ class Machine(RuleBasedStateMachine):
     def judge(self) -> None:
         for car in self.cars:
             assert not [entry.name for entry in self.pending(car.vin)], "something is left"
+            history = [view.delivery_id for view in self.run(self.service.vehicle(car.vin)).history]
+            assert len(set(history)) == len(history), "something has ended twice in the history of a vehicle"
         assert not self.plugin.desk.hold
         assert not self.chores and not self.batches
         assert not self.loaded.context.counters["task_failed"]

@@ -242,13 +242,14 @@ class FanoutService:
 
     async def _history(self, vin: str) -> list[TargetView]:
         entries = await self._parts.store.mailboxes.read(done_of(vin), 0, HISTORY, self._parts.now())
-        found: list[TargetView] = []
+        found: dict[str, TargetView] = {}  # where batches are not atomic, something may have been written twice
         for entry in reversed(entries):
             try:
                 receipt = receipts_.decode(entry.body)
             except ReceiptError:
                 continue
-            found.append(
+            found.setdefault(
+                receipt.delivery_id,
                 TargetView(
                     vin=vin,
                     request_id=receipt.request_id,
@@ -258,6 +259,6 @@ class FanoutService:
                     attempt=receipt.attempt,
                     reason=receipt.reason,
                     node=receipt.node,
-                )
+                ),
             )
-        return found
+        return list(found.values())
