@@ -38,6 +38,9 @@ topics = ["jobs/#"]
 topics = ["levels/#"]
 priorities = 3
 
+[plugins.ecq]
+enabled = false
+
 [plugins.trays]
 path = "{ROOT}/tests/unit/http/trays.py"
 """

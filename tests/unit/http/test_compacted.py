@@ -18,6 +18,9 @@ from tests.support.wire import Client
 
 TRAYS = Path(__file__).with_name("trays.py")
 CONFIG = f"""\
+[plugins.ecq]
+enabled = false
+
 [plugins.trays]
 path = "{TRAYS}"
 """
