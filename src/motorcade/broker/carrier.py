@@ -66,8 +66,8 @@ class Carrier(Turns):
         self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
         self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
         self._scheduled = False
-        self._kept_turn = Others(session.send_kept, lambda: session.mail_waits)
-        self._queue_turn = Others(session.send_queued, lambda: bool(session.queue))
+        self._kept_turn = Others(session.send_kept, lambda: session.mail_waits, lambda: True)
+        self._queue_turn = Others(session.send_queued, lambda: bool(session.queue), lambda: session.queue_needs_room)
 
     @property
     def client(self) -> ClientInfo:
@@ -158,6 +158,7 @@ class Carrier(Turns):
         lane = self.lanes.get(key) or Lane(self, kind)
         if lane.retry is not None:
             lane.subscriptions[subscription.filter] = subscription  # the next instance hears of it
+            lane.anew = (lane.anew or {}) | {subscription.filter: why}
             return
         if self._offer(lane, subscription, why):
             self.lanes[key] = lane
@@ -181,8 +182,9 @@ class Carrier(Turns):
     def _begin(self, lane: Lane, why: Why) -> None:
         """A new instance for a lane that has filters; it ends if none of them is taken."""
         filters = list(lane.subscriptions)
+        anew, lane.anew = lane.anew or {}, None
         for subscription in list(lane.subscriptions.values()):
-            self._offer(lane, subscription, why)
+            self._offer(lane, subscription, anew.get(subscription.filter, why))
         if lane.subscriptions:
             self._done += lane.missed
             lane.missed = []
@@ -475,9 +477,8 @@ class Carrier(Turns):
             self._settle()  # mostly that is all
             if not (self._ring or self._free or self._hungry or self._done or session.queue or session.mail_waits):
                 return False
-        for others in (self._kept_turn, self._queue_turn):
-            if others.waits():
-                self._ring.setdefault(others)
+        self._line_up_others(self._kept_turn)
+        self._line_up_others(self._queue_turn)
         self._sent_octets = sum(map(len, session.out))  # of this turn, not written yet
         budget = STEP
         while budget > 0 and self._sent_octets <= STEP_OCTETS:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from motorcade.core.client import ClientInfo
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Delayed, Given, Kind, Source
+from motorcade.extension.sources import Delayed, Given, Kind, Source, Why
 
 
 class Carrying(Protocol):
@@ -44,6 +44,7 @@ class Lane:
     """One source's place in a session."""
 
     __slots__ = (
+        "anew",
         "asks",
         "at_once",
         "backoff",
@@ -79,6 +80,7 @@ class Lane:
         self.leaving = False  #: no filter is left; it stays for what is in flight
         self.backoff = 0.0
         self.retry: Delayed | None = None
+        self.anew: dict[str, Why] | None = None  #: filters that came while there was no instance to hear of them
 
     def make(self) -> Source:
         """A new instance of the source."""

@@ -37,11 +37,14 @@ STEP_OCTETS = 256 * 1024  #: bytes likewise; one message more than that goes alo
 class Others:
     """The mailbox or the queue of the session, which take their turn with the lanes."""
 
-    __slots__ = ("turn", "waits")
+    __slots__ = ("needs_room", "turn", "waits")
 
-    def __init__(self, turn: Callable[[float], bool], waits: Callable[[], bool]) -> None:
+    def __init__(
+        self, turn: Callable[[float], bool], waits: Callable[[], bool], needs_room: Callable[[], bool]
+    ) -> None:
         self.turn = turn
         self.waits = waits
+        self.needs_room = needs_room  #: whether what waits first must find room in the window
 
 
 class Turns:
@@ -72,6 +75,16 @@ class Turns:
         else:
             ring.setdefault(lane)
 
+    def _line_up_others(self, others: Others) -> None:
+        """The same for mailbox and queue."""
+        waits = others.waits()
+        ring, other = (self._ring, self._free) if not waits or others.needs_room() else (self._free, self._ring)
+        other.pop(others, None)
+        if waits:
+            ring.setdefault(others)
+        else:
+            ring.pop(others, None)
+
     def _is_busy(self, lane: Lane) -> bool:
         """Whether a lane has as much in flight as it may; an acknowledgement lines it up again."""
         return bool(lane.kind.max_unacked) and lane.unacked >= lane.kind.max_unacked
@@ -100,8 +113,8 @@ class Turns:
                     sent += 1
                 if isinstance(lane, Lane):
                     self._line_up(lane)
-                elif lane.waits():
-                    ring[lane] = None
+                else:
+                    self._line_up_others(lane)
         if cut:
             self._rings = self._rings[::-1]  # what needs no room in the window may have used up the rest of a pump
         return sent

@@ -407,6 +407,11 @@ class Window:
         """Whether the mailbox has something here that waits for room only."""
         return self.mailbox is not None and self.mailbox.may_send
 
+    @property
+    def queue_needs_room(self) -> bool:
+        """Whether the first message of the queue is of QoS 1 or 2."""
+        return self.queue is not None and bool(self.queue) and bool(self.queue[0][0][0] & 6)
+
     def put_down(self) -> None:
         """Most clients have no source that lasts: give the memory back when none is left."""
         if self.carrier is not None and self.carrier.idle:

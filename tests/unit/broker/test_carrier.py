@@ -447,6 +447,20 @@ def test_recreate_makes_a_new_instance_after_a_while(node: MemoryNode) -> None:
     assert 1 == desk.kind.counters["recreated"]
 
 
+def test_a_filter_that_comes_while_there_is_no_instance_is_new_to_the_next(node: MemoryNode) -> None:
+    """Given up and taken again in the meantime, it does not go on where it was."""
+    desk = Desk(multi_topic=True)
+    desk.answer = lambda clerk, what, desired: RECREATE
+    peer = arrive(node, desk, filters=(("x", 1), ("y", 1)))
+    desk.clerk.feed.send("broken")
+    node.turn()
+    unsubscribe(node, peer, "y")
+    subscribe(node, peer, ("y", 1))
+    desk.heard.clear()
+    wait(node, 1)
+    assert [("subscribe", "x", Why.RECREATED), ("subscribe", "y", Why.NEW)] == desk.heard
+
+
 def _recreate(node: MemoryNode, desk: Desk) -> None:
     desk.answer = lambda clerk, what, desired: RECREATE if what == "broken" else None
     desk.clerk.feed.send("broken")
@@ -795,6 +809,26 @@ def test_live_messages_have_their_turn(durable: bool, sources: int) -> None:
         rounds = got.split("e")  # of `live`
         assert 6 == len(rounds)
         assert all(len(between) == sources for between in rounds[1:5]), got
+
+
+def test_live_messages_that_need_no_room_do_not_wait_for_any(node: MemoryNode) -> None:
+    """The window is full and a source of QoS 0 has no end: live messages of QoS 0 have their turn all the same."""
+    flying, endless = Desk("flying", prefix="x"), Desk("endless", prefix="y")
+    peer = arrive(node, flying, endless, filters=(("x", 1), ("y", 0), ("live", 1)))
+    flying.give(node, *some(WINDOW))
+    first, *_ = messages(peer)
+    node.client("pub").send(Publish("live", b"1", 1, packet_id=1), Publish("live", b"2"), Publish("live", b"3"))
+    node.turn()
+    assert [] == messages(peer), "they wait behind one that needs room"
+    endless.after = lambda clerk, one, ack: [given(one.tag + 1, "y", 0)]
+    endless.clerk.feed.send([given(1, "y", 0)])
+    assert isinstance(node.loop, Turns)
+    for number in range(20):  # it never comes to rest: as many callbacks as the source needs for a few messages
+        callback, args = node.loop.soon.popleft()
+        callback(*args)
+        if number == 5:
+            peer.send(Puback(first.packet_id or 0))
+    assert [b"1", b"2", b"3"] == [packet.payload for packet in messages(peer) if packet.topic == "live"]
 
 
 def test_a_small_source_beside_a_huge_one(node: MemoryNode) -> None:
