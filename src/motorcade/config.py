@@ -154,7 +154,7 @@ PREFIX: Final = "MOTORCADE_"
 DEFAULT: Final = "default"
 
 #: On unless `[plugins.NAME] enabled = false`.
-DEFAULT_PLUGINS: Final = ("retained", "queues", "streams", "capture", "fanout", "systopics")
+DEFAULT_PLUGINS: Final = ("retained", "queues", "streams", "capture", "fanout", "ecq", "systopics")
 #: Loaded before all others, because a client must not slip in before its access can be checked.
 FIRST_PLUGIN: Final = "access"
 

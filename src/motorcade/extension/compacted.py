@@ -106,4 +106,4 @@ class Compacted(Protocol):
         """
 
     async def delete(self, kind: Form, name: str) -> None:
-        """Remove a queue with its messages and all progress; `UnknownError`. Who consumes it goes on with what comes."""
+        """Remove a queue with its messages and all progress; `UnknownError`. Who consumes it gets what comes later."""

@@ -1,0 +1,21 @@
+"""Compacted queues: the last value of each key, in order, for one consumer (`$ECQ`) or for many (`$SCQ`).
+
+Nobody declares such a queue: it is there from its first message on. From the outside in:
+
+    plugin      where all this meets the node
+    topics      what producers publish to, consumers subscribe to, and what is refused
+    options     `[plugins.ecq]`
+    service     what operators see and do (`extension.compacted`)
+    appender    one line of work for all that is appended; nothing is told before it is stored
+    queue       one queue in memory: its end, its size, who consumes it
+    source      the messages of one consumer, on their way to its window
+    place       what one consumer was given and has acknowledged
+    progress    how far each consumer is, and how that gets into the store
+    collector   what is too old goes, again and again
+    record      a message as the store keeps it
+    tables      where everything is in the store
+"""
+
+from motorcade.plugins.ecq.plugin import EcqPlugin
+
+__all__ = ["EcqPlugin"]

@@ -1,0 +1,154 @@
+"""What is too old goes: messages beyond the retention, and queues that nobody uses any more.
+
+A collection looks at every queue, at its oldest messages first, and goes on with the next queue when it meets a page
+without old ones. It works in steps of `gc_step` messages (a queue counts as one more), with a pause in between, and
+begins again `gc_interval` after it has ended. Nothing depends on it: consumers are never given what is too old.
+
+A queue that is empty is forgotten with all progress when nobody has used it for `idle` seconds. Its numbers go on if it
+is used again, for the store does not forget where they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from motorcade.extension.compacted import Form
+from motorcade.plugins.ecq.queue import Queue
+from motorcade.plugins.ecq.source import Tools
+from motorcade.plugins.ecq.tables import EXCLUSIVE, QUEUES, SHARED, decode_queue
+from motorcade.storage.ports import Entry, StoreError
+
+PAUSE: Final = 0.01  #: seconds between two steps
+FIRST: Final = 60.0  #: seconds after the start until the first collection, at most
+COUNTING: Final = 1000  #: queues counted before others have their turn
+
+
+class Collector:
+    """Collects in all compacted queues of a node."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._budget = 0
+        self._now_ = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Collect soon: options have changed."""
+        self._now_.set()
+
+    async def run(self) -> None:
+        """Collect again and again, until cancelled."""
+        pause = min(FIRST, self._tools.config.gc_interval)
+        while True:
+            try:
+                await asyncio.wait_for(self._now_.wait(), pause)
+            except TimeoutError:
+                pass
+            self._now_.clear()
+            try:
+                removed = await self.collect()
+            except StoreError as error:
+                self._tools.counters["gc_failed"] += 1
+                self._tools.log.warning("ecq_not_collected", error=str(error))
+            else:
+                self._tools.counters["gc_rounds"] += 1
+                if removed:
+                    self._tools.log.info("ecq_collected", messages=removed)
+            pause = self._tools.config.gc_interval
+
+    async def count(self) -> None:
+        """How many queues there are, for `max_queues`."""
+        tools = self._tools
+        number = 0
+        async for _ in tools.store.records.scan(QUEUES, tools.now()):
+            number += 1
+            if not number % COUNTING:
+                await asyncio.sleep(0)
+        tools.appender.count += number
+
+    async def collect(self) -> int:
+        """Look at all queues; how many messages were removed."""
+        tools = self._tools
+        self._budget = tools.config.gc_step
+        removed = 0
+        async for owner, value in tools.store.records.scan(QUEUES, tools.now()):
+            shape = EXCLUSIVE if owner.startswith(EXCLUSIVE.owners) else SHARED
+            name = owner.removeprefix(shape.owners)
+            removed += await self._collect(owner)
+            await self._forget(Queue(shape, name), value)
+            await self._spend(1)
+        return removed
+
+    async def _spend(self, number: int) -> None:
+        """Let others have their turn when a step is over."""
+        self._budget -= number
+        if self._budget <= 0:
+            self._budget = self._tools.config.gc_step
+            await asyncio.sleep(PAUSE)
+
+    async def _collect(self, owner: str) -> int:
+        """Remove what is too old from one queue; how many messages."""
+        tools = self._tools
+        removed = after = 0
+        while tools.config.retention:
+            now = tools.now()
+            limit = min(tools.config.gc_step, 1000)
+            entries = await tools.store.mailboxes.read(owner, after, limit, now)
+            old = _too_old(entries, now - tools.config.retention)
+            if old:
+                await tools.store.mailboxes.acknowledge(owner, old)
+                tools.counters["collected"] += len(old)
+                removed += len(old)
+            await self._spend(len(entries))
+            if not old or len(entries) < limit:
+                break
+            after = entries[-1].position
+        return removed
+
+    async def _forget(self, queue: Queue, value: bytes) -> None:
+        """Forget a queue that is empty and that nobody has used for long."""
+        tools = self._tools
+        before = tools.now() - tools.config.idle
+        try:
+            since = decode_queue(value).since
+        except (msgspec.MsgspecError, ValueError):
+            since = 0.0
+        if since > before or (await tools.store.mailboxes.info(queue.owner)).entries:
+            return
+
+        async def forget() -> None:
+            known = tools.queues.peek(queue.shape, queue.name)
+            if known is not None:
+                if not known.idle:
+                    return
+                known.registered = False  # whoever appends meanwhile waits for us, and looks again
+            if (await tools.store.mailboxes.info(queue.owner)).entries or await self._is_used(queue, before):
+                return
+            batch = tools.store.batch()
+            batch.delete(QUEUES, queue.owner)
+            if queue.shape.form is Form.EXCLUSIVE:
+                batch.delete(queue.shape.progress, queue.name)
+            await batch.commit()
+            tools.appender.count -= 1
+            tools.counters["forgotten"] += 1
+
+        await tools.appender.between(forget)
+
+    async def _is_used(self, queue: Queue, before: float) -> bool:
+        """Whether somebody has acknowledged something since a time; progress of shared queues expires by itself."""
+        tools = self._tools
+        if queue.shape.form is Form.SHARED:
+            async for _ in tools.store.records.scan(queue.shape.progress, tools.now(), f"{queue.name}/"):
+                return True
+            return False
+        if tools.ledger.peek(queue, queue.name) is not None:
+            return True
+        stored = await tools.ledger.read(queue, queue.name)
+        return stored is not None and stored.time > before
+
+
+def _too_old(entries: Iterable[Entry], oldest: float) -> list[int]:
+    return [entry.position for entry in entries if entry.stored_at <= oldest]

@@ -1,0 +1,270 @@
+"""Where compacted queues meet the node: what is published to them, and who subscribes to them.
+
+Nothing that is published below `$ECQ/` and `$SCQ/` is routed. While nobody uses such a queue, it costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, ClassVar, Final, cast
+
+import msgspec
+
+from motorcade.core.client import ClientInfo
+from motorcade.core.errors import MotorcadeError, PluginError
+from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.record import RecordError
+from motorcade.core.subscription import Subscription
+from motorcade.extension.compacted import SERVICE, Form, RewindView
+from motorcade.extension.declared import BadOptionsError
+from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
+from motorcade.extension.plugin import Context, Plugin, hook
+from motorcade.extension.sources import Kind
+from motorcade.plugins.ecq import record
+from motorcade.plugins.ecq.appender import Appender
+from motorcade.plugins.ecq.collector import Collector
+from motorcade.plugins.ecq.options import EcqConfig
+from motorcade.plugins.ecq.progress import Ledger
+from motorcade.plugins.ecq.queue import TAKEN, Queues, Row
+from motorcade.plugins.ecq.service import CompactedService
+from motorcade.plugins.ecq.source import CompactedSource, Tools
+from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, Shape
+from motorcade.plugins.ecq.topics import PLACE, REWIND, ROOTS, TOPICS, WRITING, judge, quoted, what
+from motorcade.storage.ports import Draft, Store, StoreError
+
+TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
+LAST_WRITES: Final = 5.0  #: seconds, when the plugin stops, until what is not stored is given up
+LONGEST: Final = 64  #: bytes of the payload of a rewind
+STEP: Final = 256  #: queues looked at in one step of a heartbeat
+STOP_TAKEN: Final = Stop(TAKEN)
+#: Counted from the start, so that their series are there before it happens.
+EVENTS: Final = (
+    "appended",
+    "replaced",
+    "dropped",
+    "acknowledged",
+    "refused",
+    "given_again",
+    "given_up",
+    "too_old",
+    "rewound",
+    "collected",
+    "gc_rounds",
+    "refused_full",
+    "refused_pending",
+    "refused_queues",
+    "refused_consumers",
+    "refused_key",
+    "refused_publish",
+    "refused_subscribe",
+)
+
+Wanted = Subscription | ReasonCode | Verdict
+
+
+class EcqPlugin(Plugin):
+    """Keeps the last value of each key for consumers."""
+
+    Config: ClassVar[type[msgspec.Struct]] = EcqConfig
+    description: ClassVar[str] = "compacted queues: the last value of each key, for one client ($ECQ) or many ($SCQ)"
+
+    config: EcqConfig
+
+    def __init__(self, context: Context, config: EcqConfig) -> None:
+        super().__init__(context, config)
+        for event in EVENTS:
+            context.counters[event] += 0
+        self.queues = Queues(config)
+        self.tools: Tools
+        self.collector: Collector
+        self.service: CompactedService
+
+    async def start(self) -> None:
+        context = self.context
+        store = cast("Store | None", context.store)
+        if store is None:
+            raise PluginError("compacted queues need a store, and this node has none")
+        now, counters, log = context.hub.now, context.counters, context.log
+        appender = Appender(store, self.queues, now, counters, log)
+        ledger = Ledger(store, self.queues, now, context.spawn, counters, log)
+        self.tools = Tools(store, self.queues, appender, ledger, now, context.spawn, counters, log)
+        self.collector = Collector(self.tools)
+        self.service = CompactedService(self.tools)
+        context.spawn(appender.run(), "append")
+        context.spawn(self.collector.count(), "count")
+        context.spawn(self.collector.run(), "collect")
+        context.spawn(self._heartbeat(), "heartbeat")
+        make = partial(CompactedSource, tools=self.tools)
+        for shape in (EXCLUSIVE, SHARED):
+            name = shape.root[1:].lower()
+            context.add_source(Kind(name, make, prefix=f"{shape.root}/", release=True))
+        context.offer(SERVICE, self.service)
+
+    async def stop(self) -> None:
+        """Nobody publishes or consumes any more; what was acknowledged is stored."""
+        with contextlib.suppress(TimeoutError):  # a store that is away must not hold up the node's end
+            async with asyncio.timeout(LAST_WRITES):
+                await self.tools.appender.settle()
+        await self.tools.ledger.settle()
+
+    async def reload(self, config: EcqConfig) -> None:
+        """New options hold from now on."""
+        self.config = self.queues.config = config
+        self.collector.hurry()
+
+    def gauges(self) -> Mapping[str, float]:
+        appender = self.tools.appender
+        return {
+            "ecq_queues": appender.count,
+            "ecq_open": len(self.queues),
+            "ecq_consumers": sum(len(queue.consumers) for queue in self.queues),
+            "ecq_pending": appender.pending,
+            "ecq_pending_bytes": appender.pending_octets,
+        }
+
+    async def _heartbeat(self) -> None:
+        """Look now and then whether consumers have got everything, in case that an event was missed."""
+        while True:
+            await asyncio.sleep(self.config.heartbeat)
+            for number, queue in enumerate(self.queues.consumed()):
+                self.tools.appender.look(queue)
+                if not (number + 1) % STEP:
+                    await asyncio.sleep(0.01)
+
+    # -- producers
+
+    @hook("message.publish", priority=TAKING, topics=TOPICS)
+    def on_publish(self, client: ClientInfo | None, message: Message | Handled) -> Stop | None:
+        """Append, or rewind; nobody else gets it."""
+        if isinstance(message, Handled):
+            return None
+        topic = message.topic
+        shape = WRITING.get(topic[:PLACE])
+        if shape is None:
+            return Stop(self._other(client, message))
+        name, _, key = topic[PLACE:].partition("/")
+        config = self.config
+        place = key.encode()
+        if not name or not 0 < len(place) <= config.max_key or len(name.encode()) > config.max_name:
+            return Stop(self._bad_key(shape, name, place))
+        now = self.context.hub.now()
+        try:
+            body, payload = record.encode(message, now)
+        except RecordError as error:
+            self.context.counters["unstorable"] += 1
+            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error)))
+        appender = self.tools.appender
+        size = len(body) + len(payload)
+        if appender.pending >= config.max_pending or appender.pending_octets >= config.max_pending_bytes:
+            self.context.counters["refused_pending"] += 1
+            why = f"{appender.pending} messages wait for the store already (max_pending, max_pending_bytes)"
+            return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, why))
+        if 0 < config.max_bytes < size:
+            self.context.counters["refused_full"] += 1
+            why = f"the message is larger than a queue may be ({config.max_bytes} bytes, max_bytes)"
+            return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, why))
+        queue = self.queues.open(shape, name)
+        sure = queue.registered and (config.overflow != "refuse" or queue.has_room(size, config))
+        token = message.guid if message.qos == 2 else b""
+        draft = Draft(body, payload, place, message.expires_at or 0.0, False, token)
+        row = Row(queue, draft, size, message, not sure)
+        group = appender.add(row)
+        if message.qos:
+            acknowledge_after(message, group.future(), taken=True)
+        return STOP_TAKEN if sure else Stop(Handled(outcome=row.answer))
+
+    def _bad_key(self, shape: Shape, name: str, key: bytes) -> Handled:
+        self.context.counters["refused_key"] += 1
+        config = self.config
+        if not name or not key:
+            why = f"publish to {shape.root}/w/{what(shape)}/KEY, with both of them"
+        elif len(key) > config.max_key:
+            why = f"the key has {len(key)} bytes, {config.max_key} are allowed (max_key)"
+        else:
+            why = f"the name has {len(name.encode())} bytes, {config.max_name} are allowed (max_name)"
+        return Handled(ReasonCode.TOPIC_NAME_INVALID, why)
+
+    def _other(self, client: ClientInfo | None, message: Message) -> Handled:
+        """What is not written to a queue."""
+        root, *levels = message.topic.split("/")
+        shape = ROOTS[root]
+        if len(levels) == 2 and levels[0] == REWIND and levels[1]:
+            return self._rewind(shape, levels[1], client, message)
+        self.context.counters["refused_publish"] += 1
+        return Handled(
+            ReasonCode.TOPIC_NAME_INVALID,
+            f"nothing can be published there: append with {root}/w/{what(shape)}/KEY, "
+            f"get messages again with {root}/{REWIND}/{what(shape)}",
+        )
+
+    # -- rewinding
+
+    def _rewind(self, shape: Shape, name: str, client: ClientInfo | None, message: Message) -> Handled:
+        """A consumer wants to get messages again."""
+        if client is None or (shape.form is Form.EXCLUSIVE and name != client.client_id):
+            self.context.counters["refused_publish"] += 1
+            return Handled(
+                ReasonCode.NOT_AUTHORIZED, f"the queue of {quoted(name)} can be rewound by the client of that id alone"
+            )
+        try:
+            to, since = read_position(message.payload)
+        except ValueError as error:
+            self.context.counters["refused_publish"] += 1
+            return Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, str(error))
+        answers: list[Handled] = []
+
+        async def rewind() -> None:
+            try:
+                done = await self.service.rewind(shape.form, name, client.client_id, to=to, since=since)
+            except StoreError:
+                raise
+            except BadOptionsError as error:
+                answers.append(Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, str(error)))
+            except MotorcadeError as error:
+                answers.append(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error)))
+            else:
+                answers.append(Handled(user_properties=_told(done)))
+
+        acknowledge_after(message, self.context.spawn(rewind(), "rewind"))
+        return Handled(outcome=lambda: answers[0])
+
+    # -- consumers
+
+    @hook("client.subscribe")
+    def on_subscribe(self, client: ClientInfo, _properties: object, wanted: list[Wanted]) -> Continue | None:
+        """Refuse what is no way to consume a queue."""
+        answers = [self._judge(client, one) for one in wanted]
+        return Continue(answers) if any(a is not b for a, b in zip(answers, wanted, strict=True)) else None
+
+    def _judge(self, client: ClientInfo, wanted: Wanted) -> Wanted:
+        subscription = wanted.outcome if isinstance(wanted, Verdict) else wanted
+        if not isinstance(subscription, Subscription) or subscription.filter[:1] != "$":
+            return wanted
+        refusal = judge(client.client_id, subscription, self.config.max_name)
+        if refusal is None:
+            return wanted
+        self.context.counters["refused_subscribe"] += 1
+        return Verdict(refusal.reason, refusal.detail)
+
+
+def read_position(payload: bytes) -> tuple[int | None, float | None]:
+    """Where to rewind to: a number, or a time; `ValueError` says what is wrong."""
+    text = payload.decode("ascii", errors="replace").strip() if len(payload) <= LONGEST else ""
+    if text.isascii() and text.isdigit():
+        return int(text), None
+    try:
+        time = datetime.fromisoformat(text)
+        return None, (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ValueError("rewind: the payload is a sequence number, or a time as 2026-01-31T12:00:00Z") from error
+
+
+def _told(done: RewindView) -> tuple[tuple[str, str], ...]:
+    """What a consumer hears of its rewind."""
+    told: dict[str, Any] = {"before": done.before, "progress": done.progress, "messages": done.messages}
+    return tuple((name, str(value)) for name, value in told.items())

@@ -1,0 +1,68 @@
+"""Where compacted queues are in the store.
+
+    mailbox  ecq:{CLIENTID}                        an exclusive queue
+    mailbox  scq:{QUEUE}                           a shared queue
+             position                              the sequence number; grows, and is never used again, not even when
+                                                   the queue is empty or was deleted: nobody may `forget` a mailbox
+             key                                   the key of the message: an append replaces the entry of the same key
+                                                   in the same batch
+             body, payload                         `record.py`
+             expiry                                the message's own; the retention is counted from the time of storing
+             token                                 QoS 2: an append that is repeated after an error is done once
+    records  compacted / {mailbox}                 there is such a queue; its body is [1, time of its first message]
+    records  ecq-progress / {CLIENTID}             how far its consumer is: [1, number, time of the last change]
+    records  scq-progress / {QUEUE}/{CLIENTID}     the same for each consumer of a shared queue
+
+Names are one level of a topic, so they hold no slash, and no client gets at the progress of another one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from motorcade.extension.compacted import Form
+
+QUEUES: Final = "compacted"
+
+
+class Shape(msgspec.Struct, frozen=True, eq=False):
+    """What distinguishes the two forms."""
+
+    form: Form
+    root: str  #: first level of all topics
+    owners: str  #: beginning of the names of mailboxes
+    progress: str  #: collection of records
+    number: str  #: user property of deliveries
+
+    def owner_of(self, name: str) -> str:
+        """The mailbox of a queue."""
+        return self.owners + name
+
+    def progress_key(self, name: str, client_id: str) -> str:
+        """The record of a consumer's progress."""
+        return name if self.form is Form.EXCLUSIVE else f"{name}/{client_id}"
+
+
+EXCLUSIVE: Final = Shape(Form.EXCLUSIVE, "$ECQ", "ecq:", "ecq-progress", "ecq-seqno")
+SHARED: Final = Shape(Form.SHARED, "$SCQ", "scq:", "scq-progress", "scq-seqno")
+SHAPES: Final = {Form.EXCLUSIVE: EXCLUSIVE, Form.SHARED: SHARED}
+
+
+class QueueRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """That there is a queue."""
+
+    since: float
+
+
+class ProgressRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """How far a consumer is."""
+
+    number: int
+    time: float  #: of the last change
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_queue: Final = msgspec.msgpack.Decoder(QueueRecord).decode
+decode_progress: Final = msgspec.msgpack.Decoder(ProgressRecord).decode
