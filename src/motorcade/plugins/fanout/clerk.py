@@ -15,9 +15,9 @@ Rule 4: one timer serves all deliveries that wait for an acknowledgement or rest
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count
 from typing import Final
 
 from motorcade.core import receipt as receipts_
@@ -51,6 +51,7 @@ class Clerk:
         self._notes: list[Note] = []
         self._in_hand: list[Note] = []  # being written; those before `_at_note` are
         self._at_note = 0
+        self._turned = asyncio.Event()  # the group in hand is written; a new one for each
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -176,11 +177,21 @@ class Clerk:
                     group = self._in_hand[self._at_note : self._at_note + GROUP]
                     await self._write(group)
                     self._at_note += len(group)
+                    self._turned.set()
+                    self._turned = asyncio.Event()
                 if not self._notes:
                     self._idle.set()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+
+    async def written(self, deliveries: Collection[tuple[str, int]]) -> None:
+        """Wait until nothing of these (VIN, position) is still to be written."""
+        while any(
+            (delivery.vin, delivery.position) in deliveries
+            for delivery, _, _ in chain(self._in_hand[self._at_note :], self._notes)
+        ):
+            await self._turned.wait()
 
     async def settle(self) -> None:
         """Wait until everything is written."""

@@ -129,13 +129,13 @@ class Desk:
         if delivery.vin not in self.drained:
             self._trigger(delivery.vin)
 
-    def offer_new(self, delivery: Delivery) -> bool:
+    def offer_new(self, delivery: Delivery, now: float) -> bool:
         """Give a vehicle what was stored for it just now; False if it has to be looked for what comes first."""
         vin = delivery.vin
         seat = self.seats.get(vin)
         if seat is None or vin not in self.drained:
             return False
-        if vin in self.hold or self.judge(delivery.entry, delivery.entry.accepted_at) is not Verdict.SEND:
+        if vin in self.hold or self.judge(delivery.entry, now) is not Verdict.SEND:
             self.drained.discard(vin)
             return vin in self.hold  # if so, it is looked for when that is over
         if not self.claim(delivery):

@@ -38,6 +38,7 @@ from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
+from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import Desk, Phase, delivery_of
 from motorcade.plugins.fanout.job import Job
 from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run
@@ -65,6 +66,7 @@ class Intake:
         desk: Desk,
         receipts: Receipts,
         recovery: Recovery,
+        clerk: Clerk,
         node: str,
         now: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
@@ -76,6 +78,7 @@ class Intake:
         self._desk = desk
         self._receipts = receipts
         self._recovery = recovery
+        self._clerk = clerk
         self._node = node
         self._now = now
         self._spawn = spawn
@@ -382,6 +385,8 @@ class Intake:
         unknown = await self._wait_for(job, replaced) if replaced else []
         await job.may_begin()
         ends = [(*end, State.REPLACED, "reissued") for end in replaced if self._desk.end_entry(*end)]
+        if len(ends) < len(replaced):
+            await self._clerk.written(set(replaced))  # some have ended otherwise; the intent stays until that is stored
         result = job.result
         result.replaced = len(ends)
         result.rejected = len(rejected)
@@ -440,13 +445,14 @@ class Intake:
         desk = self._desk
         if not desk.seats and not desk.hold:
             return
+        now = self._now()
         for vin, answer in zip(job.batch.vins, answers, strict=True):
             held = desk.hold.get(vin)
             if held is not None and held.position == answer.replaced and held.phase is Phase.ENDING:
                 desk.gone(held)  # it was not in flight
             if vin in desk.seats and vin not in rejected:
                 delivery = delivery_of(vin, answer.position, entry, data, desk.config)
-                if desk.offer_new(delivery):
+                if desk.offer_new(delivery, now):
                     self._counters["trigger_batch"] += 1
                 else:
                     self._trigger(vin, "batch")

@@ -77,12 +77,13 @@ class FanoutPlugin(Plugin):
         self.clerk = Clerk(self.desk, self.receipts, node, hub.now, self.pool.trigger)
         self.pool.clerk = self.clerk
         self.queries = Queries(store, self.ledger, hub.now)
-        self.recovery = Recovery(store, self.desk, self.queries, self.receipts, node, hub.now, context.log)
+        self.recovery = Recovery(store, self.desk, self.clerk, self.queries, self.receipts, node, hub.now, context.log)
         self.intake = Intake(
             store,
             self.desk,
             self.receipts,
             self.recovery,
+            self.clerk,
             node,
             hub.now,
             context.spawn,

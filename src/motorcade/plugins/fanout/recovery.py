@@ -13,7 +13,7 @@ Rule 1: entries are read first, then receipts. What was removed by somebody who 
         by then.
 Rule 2: in a process that goes on, something is written to each mailbox before that: a write of unknown outcome may be
         carried out until then (`ports`, rule 6). Batches of the same request that came before must have been told of.
-Rule 3: a delivery that ends meanwhile ends once (`desk`, rule 2).
+Rule 3: a delivery that ends meanwhile ends once (`desk`, rule 2); the intent stays until that is written down.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import structlog
 from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import FINAL, Receipt, State, delivery_id
 from motorcade.core.vin import LENGTH
+from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import Desk
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.receipts import Receipts
@@ -45,6 +46,7 @@ class Recovery:
         self,
         store: Store,
         desk: Desk,
+        clerk: Clerk,
         queries: Queries,
         receipts: Receipts,
         node: str,
@@ -53,6 +55,7 @@ class Recovery:
     ) -> None:
         self._store = store
         self._desk = desk
+        self._clerk = clerk
         self._queries = queries
         self._receipts = receipts
         self._node = node
@@ -100,11 +103,14 @@ class Recovery:
             for name, is_ours in pending.items()
             if is_ours and name not in told
         ]
+        gone = [receipt for name, receipt in told.items() if receipt.state not in FINAL and name not in pending]
         ends = [
-            self._receipt(intent, name, State.REPLACED, "reissued", receipt.attempt)
-            for name, receipt in told.items()
-            if receipt.state not in FINAL and name not in pending and self._desk.end_entry(*_parts(name))
+            self._receipt(intent, receipt.delivery_id, State.REPLACED, "reissued", receipt.attempt)
+            for receipt in gone
+            if self._desk.end_entry(*_parts(receipt.delivery_id))
         ]
+        if len(ends) < len(gone):
+            await self._clerk.written({_parts(receipt.delivery_id) for receipt in gone})  # before the intent goes
         missing += ends
         bound = Bound(entries=self._desk.config.history)
 

@@ -135,7 +135,8 @@ class FanoutService:
         record = RequestRecord(
             state, now, view.first_at, view.last_at, view.targets, max(cancelled_at, before.cancelled_at)
         )
-        until = now + self._desk.config.data_retention  # nothing that is pending now lives longer
+        # Nothing that is pending now lives longer; but what is paused stays so, whatever is issued under its id.
+        until = 0.0 if state == "paused" else now + self._desk.config.data_retention
         await self._parts.store.records.put(REQUESTS, request_id, encode(record), until)
         self._desk.requests[request_id] = record
 

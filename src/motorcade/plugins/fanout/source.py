@@ -44,7 +44,12 @@ class FanoutSource(Source):
     # -- Seat
 
     def offer(self, delivery: Delivery, *, judged: bool = False) -> None:
-        if judged and self._desk.claim(delivery) and self.feed.hand(Given(delivery.message, self._filter(), delivery)):
+        if (
+            judged
+            and self.feed.subscriptions  # it may have unsubscribed, and linger because of what is in flight
+            and self._desk.claim(delivery)
+            and self.feed.hand(Given(delivery.message, self._filter(), delivery))
+        ):
             self._clerk.sent(delivery)
         else:
             self.feed.send(delivery)
