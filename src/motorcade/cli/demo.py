@@ -146,6 +146,7 @@ def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
         ("An offline vehicle finds its messages", _offline),
         ("kill -9: nothing acknowledged is lost", _killed),
         ("A queue shares work, a stream is read again", _sources),
+        ("The last value of each key, and back again", _compacted),
         ("One message to a list of vehicles", _fanout),
         ("MQTT over WebSocket, and MQTT 3.1.1", _web),
         ("Access rules: what is not allowed is refused", _denied),
@@ -278,6 +279,31 @@ async def _sources(stage: Stage) -> str:
         for number in range(2, 4):
             await stage.takes("analyst", analyst, f"trip {number}")
     return "each trip worked on once, and still there to be read"
+
+
+async def _compacted(stage: Stage) -> str:
+    async def append(desk: Client, *values: tuple[str, str]) -> None:
+        for key, value in values:
+            stage.sends("fleet-desk", f"$ECQ/w/car-8/{key}", value, "QoS 1")
+            await desk.publish(f"$ECQ/w/car-8/{key}", value.encode(), 1)
+
+    async with stage.client("fleet-desk") as desk:
+        await append(desk, ("door", "open"), ("fuel", "31 %"), ("door", "shut"))
+        async with stage.client("car-8") as car:
+            stage.say("       car-8 wakes up: of each key the last value")
+            await car.subscribe(("$ECQ/car-8/#", 1))
+            await stage.takes("car-8", car, "31 %")
+            await stage.takes("car-8", car, "shut")
+        await append(desk, ("lights", "on"))
+        async with stage.client("car-8") as car:
+            stage.say("       car-8 comes again, and gets what it has not had")
+            await car.subscribe(("$ECQ/car-8/#", 1))
+            await stage.takes("car-8", car, "on")
+            stage.sends("car-8", "$ECQ/rewind/car-8", "1", "everything once more")
+            await car.publish("$ECQ/rewind/car-8", b"1", 1)
+            for value in ("31 %", "shut", "on"):
+                await stage.takes("car-8", car, value)
+    return "4 messages, 3 values, each once until asked for again"
 
 
 async def _fanout(stage: Stage) -> str:

@@ -19,12 +19,13 @@ def test_the_demonstration_plays_every_scene_and_leaves_nothing(run: Run, tmp_pa
         "shared",
         "offline",
         "queue",
+        "last value",
         "list of vehicles",
         "WebSocket",
         "Access",
         "paho-mqtt",
     ):
         assert scene in done.stdout
-    assert 11 == done.stdout.count("✓")
+    assert 12 == done.stdout.count("✓")
     assert [] == list((tmp_path / "tmp").iterdir())
     assert [tmp_path / "tmp"] == list(tmp_path.iterdir())
