@@ -14,6 +14,7 @@ Rule 2: every message says which character is wrong, counted from 1 as people co
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from motorcade.core.errors import MotorcadeError
@@ -24,6 +25,7 @@ CHECK: Final = 8  #: index of the check digit
 MOST_VINS: Final = 33**5 * 10**6  #: numbers that `make_vin` can tell apart
 
 _SHAPE: Final = re.compile("[A-HJ-NPR-Z0-9]{17}")
+_SHAPES: Final = re.compile("(?:[A-HJ-NPR-Z0-9]{17}\n)+")
 _SHOWN: Final = 20  # characters of a wrong VIN in a message
 
 # ISO 3779 / 49 CFR 565.15: letters count as digits, each position has a weight, the sum modulo 11 is the check digit.
@@ -50,6 +52,12 @@ def check_vin(text: str, *, check_digit: bool = False) -> None:
         raise VinError(
             f"{text!r} is no VIN: character 9 is {text[CHECK]!r}, the check digit of the others is {right!r}"
         )
+
+
+def have_shape(texts: Sequence[str]) -> bool:
+    """Whether texts have the shape of a VIN, all of them; a batch is looked through at once."""
+    joined = "\n".join(texts) + "\n"
+    return len(joined) == (LENGTH + 1) * len(texts) and _SHAPES.fullmatch(joined) is not None
 
 
 def check_digit_of(text: str) -> str:

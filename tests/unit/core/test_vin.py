@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motorcade.core.vin import ALPHABET, LENGTH, MOST_VINS, VinError, check_digit_of, check_vin, make_vin
+from motorcade.core.vin import ALPHABET, LENGTH, MOST_VINS, VinError, check_digit_of, check_vin, have_shape, make_vin
 
 #: Published examples; one has X for ten.
 REAL = ("11111111111111111", "1M8GDM9AXKP042788", "5GZCZ43D13S812715", "1HGCM82633A004352")
@@ -92,3 +92,22 @@ def test_numbers_out_of_range_are_refused(number: int) -> None:
 def test_a_wrong_manufacturer_is_refused(wmi: str) -> None:
     with pytest.raises(VinError):
         make_vin(1, wmi)
+
+
+@pytest.mark.parametrize(
+    ("texts", "fit"),
+    [
+        ([make_vin(1)], True),
+        ([make_vin(number) for number in range(200)], True),
+        ([make_vin(1), make_vin(2)[:-1]], False),
+        ([make_vin(1), make_vin(2) + "A"], False),
+        ([make_vin(1)[:-1], make_vin(2) + "A"], False),
+        ([f"{make_vin(1)}\n{make_vin(2)}"], False),
+        ([f"{make_vin(1)}\n{make_vin(2)}", ""], False),
+        ([make_vin(1), f"{make_vin(2)[:-1]}\n"], False),
+        ([make_vin(1).lower()], False),
+        ([""], False),
+    ],
+)
+def test_many_are_looked_through_at_once(texts: list[str], fit: bool) -> None:
+    assert fit == have_shape(texts)

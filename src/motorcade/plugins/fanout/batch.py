@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from motorcade.core.errors import MotorcadeError
-from motorcade.core.vin import VinError, check_vin
+from motorcade.core.vin import VinError, check_vin, have_shape
 from motorcade.plugins.fanout.options import FanoutConfig, Mode
 from motorcade.plugins.fanout.tables import INGRESS, TRIGGER
 
@@ -170,6 +170,8 @@ def _vins(ids: Any, config: FanoutConfig) -> list[str]:
             f"ids: {len(ids)} VINs are more than {config.max_vins} (option max_vins); send several batches"
         )
     check_digit = config.check_digit
+    if not check_digit and {str}.issuperset(map(type, ids)) and have_shape(ids):
+        return ids  # mostly
     for index, vin in enumerate(ids):
         if not isinstance(vin, str):
             raise _wrong_type(f"ids[{index}]", vin, "a VIN")
