@@ -39,7 +39,7 @@ LIFE = 1.2
 DRAIN_PATIENCE = 300.0
 STANDSTILL = 20.0
 
-ACK_TIMEOUT = 1.5
+ACK_TIMEOUT = 0.6  #: so short that vehicles are found to be silent between two kills
 CONFIG = f"""
 [plugins.fanout]
 ack_timeout = {ACK_TIMEOUT}

@@ -358,9 +358,45 @@ def test_a_store_that_does_not_answer(home: Home, lone_redis: Any) -> None:
         client = vehicle(home, vin)
         assert b"before" == get(client).payload
         if told_so is None:  # nobody knows whether it was stored: the platform publishes it again
-            with Platform(home) as again:
-                again.send([vin], "task_later", "later")
+            with Platform(home) as again:  # there is room when the node knows what has become of the first one
+                body = octets(batch([vin], "task_later", "later"))
+                wait_until(lambda: not again.publish(INGRESS, body).reason, "it is taken")
         assert b"later" == get(client).payload
+
+
+@shared
+def test_a_store_that_does_not_say_what_it_has_done(home: Home, lone_redis: Any) -> None:
+    """Receipts of such batches, and of what vehicles do meanwhile, are completed while the node goes on: each once."""
+    home.may_complain = True
+    home.url += f"{'&' if '?' in home.url else '?'}patience=0.5"
+    home.start()
+    vins, request = fresh(3), request_name()
+    there = vehicle(home, vins[0])
+    with Platform(home) as platform:
+        platform.send(vins, request, "first")
+        first = get(there, ack=False)
+        lone_redis.pause()
+        try:
+            acknowledge(there, first)  # its receipt has to wait
+            for data in ("second", "third"):
+                body = octets(batch(vins, request, data))
+                platform.client.send(publish_packet(INGRESS, body, qos=1, packet_id=platform.client.next_id()))
+            assert settled(platform.client) is None
+        finally:
+            lone_redis.resume()
+    wait_until(lambda: is_let_in(home), "the node lets clients in again")
+    with Platform(home) as platform:
+        platform.send(vins, request, "fourth")  # as a platform should
+    for vin in vins:
+        client = vehicle(home, vin)
+        while get(client).payload != b"fourth":
+            pass
+        quiet(client)
+    wait_until(lambda: not status(home, request)["pending"], "everything has ended")
+    ends = each_ends_once(home, repeated=False)
+    assert ends[f"{vins[0]}.1"] == "acked"
+    assert {"acked", "replaced"} == set(ends.values())
+    counts_are_right(home)
 
 
 def is_let_in(home: Home) -> bool:
