@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(slots=True)
@@ -27,12 +28,7 @@ class ClientInfo:
     @property
     def is_loopback(self) -> bool:
         """Whether the peer is on this machine."""
-        try:
-            address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback
+        return _is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +48,13 @@ class Credentials:
     password: bytes | None = None
     method: str | None = None  #: enhanced authentication (MQTT 5): name of the method
     data: bytes | None = None  #: enhanced authentication: data of the current step
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
