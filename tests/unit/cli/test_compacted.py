@@ -556,3 +556,134 @@ def test_a_name_that_is_not_text_is_refused(at: tuple[str, str]) -> None:
     )
     assert (2, "") == (done.returncode, done.stdout)
     assert "is not UTF-8" in done.stderr and "Traceback" not in done.stderr
+
+
+# -- with the plugin in the box
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[NodeProcess]:
+    """A node as it comes."""
+    with NodeProcess(http=True) as running:
+        yield running
+
+
+def console(*args: object) -> str:
+    """What `motorcade ARGS` prints, which must go well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "motorcade", *map(str, args)],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    return done.stdout
+
+
+def test_everything_can_be_done_on_the_console(run: Run, hub: NodeProcess) -> None:
+    """Append, consume, look, go back, consume again, delete: with `pub`, `sub` and `queue`, as the guide tells."""
+    at, mqtt = ("--http", str(hub.http)), ("-p", hub.port, "-q", 1)
+    for key, value in (("door", "open"), ("fuel", "31"), ("door", "shut")):
+        console("pub", *mqtt, "-t", f"$ECQ/w/car-1/{key}", "-m", value)
+    consume = ("sub", *mqtt, "-i", "car-1", "-t", "$ECQ/car-1/#", "-v", "-W", PATIENCE)
+    assert "$ECQ/car-1/fuel 31\n$ECQ/car-1/door shut\n" == console(*consume, "-C", 2)
+
+    shown = fields(run("queue", "show", "car-1", *at).stdout)
+    assert ("exclusive", "2", "2", "3", "3", "0") == tuple(
+        shown[key] for key in ("kind", "messages", "first", "last", "progress", "waiting")
+    )
+    assert shown["acked_at"] and shown["oldest"]
+    assert ["2 $ECQ/car-1/fuel 31", "3 $ECQ/car-1/door shut"] == run("queue", "tail", "car-1", *at).stdout.splitlines()
+
+    seen = run("queue", "rewind", "car-1", "--since", "2h", "--preview", *at).stdout.splitlines()
+    assert seen[0].startswith("client 'car-1' would get 2 messages (numbers 2 to 3, ")
+    assert "3" == fields(run("queue", "show", "car-1", *at).stdout)["progress"]
+    done = run("queue", "rewind", "car-1", "--to", 3, *at).stdout.splitlines()
+    assert "its progress went from 3 to 2" == done[1]
+    assert "$ECQ/car-1/door shut\n" == console(*consume, "-C", 1)
+
+    # The other way: the consumer asks by itself.
+    console("pub", *mqtt, "-i", "car-1", "-t", "$ECQ/rewind/car-1", "-m", "0")
+    assert "$ECQ/car-1/fuel 31\n$ECQ/car-1/door shut\n" == console(*consume, "-C", 2)
+
+    assert 0 == run("queue", "delete", "car-1", "--exclusive", "--yes", *at).returncode
+    assert "no queues\n" == run("queue", "list", "--exclusive", *at).stdout
+    console("pub", *mqtt, "-t", "$ECQ/w/car-1/door", "-m", "anew")
+    assert "4 $ECQ/car-1/door anew\n" == run("queue", "read", "car-1", *at).stdout  # numbers are not used again
+
+
+def test_each_consumer_of_a_shared_queue_has_its_own_progress(run: Run, hub: NodeProcess) -> None:
+    at, mqtt = ("--http", str(hub.http)), ("-p", hub.port, "-q", 1)
+    for key in ("a", "b"):
+        console("pub", *mqtt, "-t", f"$SCQ/w/fleet/{key}", "-m", key)
+    for client in ("c-1", "c-2"):
+        assert "a\nb\n" == console("sub", *mqtt, "-i", client, "-t", "$SCQ/fleet/#", "-C", 2, "-W", PATIENCE)
+    done = run("queue", "rewind", "fleet", "--shared", "--consumer", "c-2", "--to", 2, *at)
+    assert done.stdout.startswith("client 'c-2' of shared queue 'fleet' gets 1 message (number 2, ")
+    view = json.loads(run("queue", "show", "fleet", *at, "--json").stdout)
+    assert {"c-1": 2, "c-2": 1} == {consumer["client"]: consumer["progress"] for consumer in view["consuming"]}
+    (row,) = [line.split() for line in run("queue", "list", *at).stdout.splitlines() if line.startswith("fleet ")]
+    assert ["fleet", "shared", "2"] == row[:3]
+
+
+#: Arguments that only the plugin can judge, and what it must say: what is wrong, where, and what to do.
+REFUSED: list[tuple[tuple[object, ...], tuple[str, ...]]] = [
+    (("show", "nope"), ("no queue 'nope'", "client 'nope'", "$ECQ/w/nope/KEY", "$SCQ/w/nope/KEY")),
+    (("show", "nope", "--exclusive"), ("client 'nope'", "$ECQ/w/nope/KEY")),
+    (("show", "nope", "--shared"), ("queue 'nope'", "$SCQ/w/nope/KEY")),
+    (("read", "nope", "--shared"), ("queue 'nope'", "$SCQ/w/nope/KEY")),
+    (("tail", "nope", "--exclusive"), ("client 'nope'", "$ECQ/w/nope/KEY")),
+    (("delete", "nope", "--exclusive", "--yes"), ("client 'nope'", "$ECQ/w/nope/KEY")),
+    (("delete", "nope", "--yes"), ("no queue 'nope'",)),
+    (("rewind", "nope", "--to", 1), ("client 'nope'", "$ECQ/w/nope/KEY")),
+    (("rewind", "nope", "--since", "1h", "--shared", "--consumer", "c"), ("queue 'nope'", "$SCQ/w/nope/KEY")),
+    (("rewind", "judged", "--to", 9), ("to: 9", "between 0 and 4", "the last number is 3")),
+    (("rewind", "judged", "--to", 2**62), (f"to: {2**62}", "the last number is 3")),
+    (("rewind", "judged", "--shared", "--consumer", "nobody", "--to", 1), ("queue 'judged'", "no consumer 'nobody'")),
+]
+
+
+@pytest.fixture(scope="module")
+def judged(hub: NodeProcess) -> None:
+    with wire.Client(hub) as client:
+        client.connect("filler")
+        for root in ("$ECQ", "$SCQ"):
+            for key, payload in numbered(3):
+                client.publish(f"{root}/w/judged/{key}", payload, 1)
+
+
+@pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize(("words", "wanted"), REFUSED, ids=[" ".join(map(str, row[0])) for row in REFUSED])
+def test_what_the_plugin_refuses_is_said(
+    run: Run, hub: NodeProcess, words: tuple[object, ...], wanted: tuple[str, ...]
+) -> None:
+    done = run("queue", *words, "--http", str(hub.http))
+    assert (1, "") == (done.returncode, done.stdout)
+    assert [] == [word for word in wanted if word not in done.stderr], done.stderr
+    assert 3 == len(run("queue", "read", "judged", "--exclusive", "--http", str(hub.http)).stdout.splitlines())
+
+
+def test_a_node_without_the_plugin_says_what_to_load(run: Run) -> None:
+    """What it has is listed all the same."""
+    config = '[plugins.ecq]\nenabled = false\n\n[plugins.queues.queue.jobs]\ntopics = ["jobs/#"]\n'
+    with NodeProcess(http=True, config=config) as node:
+        at = ("--http", str(node.http))
+        listed = run("queue", "list", *at)
+        assert 0 == listed.returncode and "jobs" in listed.stdout
+        assert 1 == listed.stderr.count("note: this node has no compacted queues: plugin 'ecq' is not loaded")
+        assert "jobs" in run("queue", "show", "jobs", *at).stdout
+        for words in (("list", "--exclusive"), ("show", "x", "--shared"), ("show", "x"), ("rewind", "x", "--to", 1)):
+            done = run("queue", *words, *at)
+            assert (1, "") == (done.returncode, done.stdout)
+            assert 1 == done.stderr.count("`motorcade plugin load ecq`")
+        assert 0 == run("plugin", "unload", "queues", *at).returncode
+        nothing = run("queue", "list", *at)
+        assert (1, "") == (nothing.returncode, nothing.stdout)
+        assert "`motorcade plugin load queues`" in nothing.stderr
+        assert 0 == run("plugin", "load", "ecq", *at).returncode
+        listed = run("queue", "list", *at)
+        assert (0, "no queues\n") == (listed.returncode, listed.stdout)
+        assert "`motorcade plugin load queues`" in listed.stderr

@@ -333,3 +333,110 @@ def test_a_plugin_that_is_not_loaded_is_named(node: NodeProcess, web: httpx.Clie
     finally:
         assert 201 == httpx.post(plugins, json={"path": str(TRAYS)}, trust_env=False).status_code
     assert [] == web.get("/shared").json()["data"]
+
+
+# -- with the plugin in the box
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[NodeProcess]:
+    """A node as it comes."""
+    with NodeProcess(http=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def desk(hub: NodeProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{hub.http}/api/v1/compacted", trust_env=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("form", "root"), [("exclusive", "$ECQ"), ("shared", "$SCQ")])
+def test_the_life_of_a_compacted_queue(hub: NodeProcess, desk: httpx.Client, form: str, root: str) -> None:
+    """What the plugin tells has the shape that the trays have, and is true."""
+    began = time.time()
+    with Client(hub) as producer, Client(hub) as consumer:
+        producer.connect("producer")
+        for key, payload in (("a", b"1"), ("b/c", b"\xff"), ("a", b"3")):
+            producer.publish(f"{root}/w/life/{key}", payload, 1)
+        consumer.connect("life")
+        consumer.subscribe(f"{root}/life/#", 1)
+        assert [b"\xff", b"3"] == [consumer.receive().payload, consumer.receive().payload]
+        consumer.expect_nothing()  # its acknowledgements have been read
+        view = desk.get(f"/{form}/life").json()
+        (told,) = view.pop("consuming")
+        assert began - 1 <= view.pop("oldest") <= told.pop("acked_at") <= time.time() + 1
+        assert 0 < view.pop("bytes")
+        assert {"kind": form, "name": "life", "messages": 2, "first": 2, "last": 3, "consumers": 1} == view
+        assert {"client": "life", "connected": True, "progress": 3, "waiting": 0, "in_flight": 0} == told
+
+        again = desk.post(f"/{form}/life/rewind", json={"to": 3, "consumer": "life"})
+        assert (200, (False, 3, 2, 1)) == (
+            again.status_code,
+            tuple(again.json()[key] for key in ("preview", "before", "progress", "messages")),
+        )
+        assert b"3" == consumer.receive().payload
+        consumer.disconnect()
+    assert ["life"] == [entry["name"] for entry in desk.get(f"/{form}").json()["data"]]
+    first, second = desk.get(f"/{form}/life/messages").json()["data"]
+    assert (2, f"{root}/life/b/c", "base64", "producer") == tuple(
+        first[key] for key in ("position", "topic", "encoding", "publisher")
+    )
+    assert ("b/c", "a", "3") == (first["properties"]["key"], second["properties"]["key"], second["payload"])
+    assert 200 == desk.delete(f"/{form}/life").status_code
+    for answer in (
+        desk.get(f"/{form}/life"),
+        desk.get(f"/{form}/life/messages"),
+        desk.post(f"/{form}/life/rewind", json={"to": 1, "consumer": "life"}),
+        desk.delete(f"/{form}/life"),
+    ):
+        assert (404, "NOT_FOUND") == refused(answer)
+        assert f"{root}/w/life/KEY" in answer.json()["message"]
+    assert [] == desk.get(f"/{form}").json()["data"]
+
+
+@pytest.mark.parametrize("name", ["Grüße", "a b", "100%", "?x=1", "..", "rewind", "w", "%2F", "a%2Fb"])
+def test_any_client_id_has_a_queue(hub: NodeProcess, desk: httpx.Client, name: str) -> None:
+    with Client(hub) as producer:
+        producer.connect("producer")
+        producer.publish(f"$ECQ/w/{name}/k", b"1", 1)
+    quoted = "".join(f"%{octet:02X}" for octet in name.encode())
+    assert (name, 1) == tuple(desk.get(f"/exclusive/{quoted}").json()[key] for key in ("name", "messages"))
+    assert f"$ECQ/{name}/k" == desk.get(f"/exclusive/{quoted}/messages").json()["data"][0]["topic"]
+    assert 200 == desk.delete(f"/exclusive/{quoted}").status_code
+
+
+@pytest.mark.parametrize(
+    ("form", "given", "status", "wanted"),
+    [
+        ("exclusive", {"to": 3}, 400, ("to: 3", "between 0 and 2", "the last number is 1")),
+        ("exclusive", {"to": 2**63 - 1}, 400, (f"to: {2**63 - 1}", "the last number is 1")),
+        ("exclusive", {"to": 1, "consumer": "other"}, 404, ("client 'firm'", "no other consumer")),
+        ("shared", {"to": 1}, 400, ("shared queue 'firm'", "name one")),
+        ("shared", {"to": 1, "consumer": "nobody"}, 404, ("shared queue 'firm'", "no consumer 'nobody'")),
+        ("shared", {"to": 1, "consumer": "x" * 60_000}, 404, ("no consumer 'xxx",)),
+    ],
+    ids=["ahead", "far ahead", "other", "whose", "nobody", "long"],
+)
+def test_what_the_plugin_refuses_is_said(
+    hub: NodeProcess, desk: httpx.Client, form: str, given: dict[str, Any], status: int, wanted: tuple[str, ...]
+) -> None:
+    with Client(hub) as producer:
+        producer.connect("producer")
+        for root in ("$ECQ", "$SCQ"):
+            if desk.get(f"/{'exclusive' if root == '$ECQ' else 'shared'}/firm").status_code == 404:
+                producer.publish(f"{root}/w/firm/k", b"1", 1)
+    answer = desk.post(f"/{form}/firm/rewind", json=given)
+    assert (status, set()) == (refused(answer)[0], {word for word in wanted if word not in answer.json()["message"]})
+
+
+@pytest.mark.parametrize("name", ["a%00b", "x" * 60_000, "%2B", "%23", "%ED%A0%80", "%FF"])
+def test_names_that_no_queue_can_have_are_not_found(desk: httpx.Client, name: str) -> None:
+    for form in ("exclusive", "shared"):
+        for answer in (
+            desk.get(f"/{form}/{name}"),
+            desk.get(f"/{form}/{name}/messages"),
+            desk.post(f"/{form}/{name}/rewind", json={"to": 1, "consumer": "c"}),
+            desk.delete(f"/{form}/{name}"),
+        ):
+            assert answer.status_code in (400, 404, 414), answer.text
