@@ -4,6 +4,7 @@ All keys, with the default names, which `[dispatch]` may change and put a prefix
 
     messages:published                      stream   what is to be processed; or the channel of that name
     messages:received                       stream   what came over the channel (`intake`), until it is processed
+    {messages:received}:call                hash     the call that has put something into it last, and how much
     messages:pending                        zset     message id -> when it was handed to a worker last (ms)
     {messages:pending}:deliveries           hash     message id -> deliveries, of those that took more than one
     messages:processed                      stream   id, payload, worker: one entry per message
@@ -11,6 +12,8 @@ All keys, with the default names, which `[dispatch]` may change and put a prefix
     {messages:processed}:seen               hash     which of the two is the newer one, and since when
     messages:dead                           stream   id, payload, reason, deliveries, worker, time: what was given up
     {messages:dead}:ids                     hash     message id -> entry, while its place in the intake is cleared
+    {messages:published}:origin             string   number that tells ids of this consumer group from those of others
+    {messages:published}:retried:ENTRY      string   a dead letter that was sent back; expires
     consumer:ids                            zset     HOST:PORT of workers that live -> until when (ms)
     distributed_leader_lock                 string   token of the leader; expires with its lease
     {distributed_leader_lock}:epoch         string   number of the leadership given last

@@ -1,0 +1,169 @@
+"""What a leader knows about the messages it has read. Pure: time is an argument.
+
+    add ─▶ [ open: read, not done ] ─ taken by a worker ─▶ acknowledged ─▶ [ done: to be told to Redis ]
+                    │      ▲
+                    │      └── waiting: to be sent when a worker has credit  ◀── later: when its pause is over
+                    └─ too many deliveries, too large ─▶ [ hopeless: to be put into the dead letters ]
+
+Rule 1: a message is in `open` from when it was read until it is done or buried, once, whoever has it. A worker that
+        acknowledges a message late, when another one has it already, has still done it.
+Rule 2: a delivery counts when it has failed: the worker was silent, was lost, or has refused the message. A leader
+        that was lost and a worker that says that it could not write are no fault of the message.
+Rule 3: nothing here is per message unless something went wrong: lists, sets and dictionaries are changed a batch at a
+        time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+Kept = tuple[bytes, bytes]  #: entry of the intake, message
+
+
+class History:
+    """Of a message that was not done the first time."""
+
+    __slots__ = ("deliveries", "reason", "worker")
+
+    def __init__(self, deliveries: int = 0) -> None:
+        self.deliveries = deliveries  #: that failed
+        self.reason = ""  #: of the last one
+        self.worker = ""  #: that had it last
+
+
+class Done(NamedTuple):
+    """What Redis has to be told."""
+
+    ids: list[bytes]
+    entries: list[bytes]
+    several: list[bytes]  #: those of the ids that have a history
+
+
+class Book:
+    """All messages of one leader."""
+
+    def __init__(self, max_deliveries: int, retry_pause: float, longest_pause: float) -> None:
+        self.open: dict[bytes, Kept] = {}
+        self.histories: dict[bytes, History] = {}
+        self.waiting: deque[bytes] = deque()
+        self.hopeless: deque[bytes] = deque()
+        self.later: list[tuple[float, bytes]] = []
+        self.acknowledged = 0
+        self.redistributed = 0
+        self._max_deliveries = max_deliveries
+        self._retry_pause = retry_pause
+        self._longest_pause = longest_pause
+        self._done_ids: list[bytes] = []
+        self._done_entries: list[bytes] = []
+        self._telling: list[bytes] = []
+
+    @property
+    def has_done(self) -> bool:
+        return bool(self._done_ids or self._telling)
+
+    def untold(self) -> set[bytes]:
+        """Ids that are done, of which Redis may not know yet."""
+        return {*self._done_ids, *self._telling}
+
+    @property
+    def unsent(self) -> int:
+        """Messages that no worker has."""
+        return len(self.waiting) + len(self.later) + len(self.hopeless)
+
+    def add(self, ids: Sequence[bytes], entries: Sequence[bytes], messages: Sequence[bytes]) -> None:
+        self.open.update(zip(ids, zip(entries, messages, strict=True), strict=True))
+
+    def messages(self, ids: Iterable[bytes]) -> list[bytes]:
+        book = self.open
+        return [book[id_][1] for id_ in ids]
+
+    def acknowledge(self, ids: list[bytes]) -> list[Kept]:
+        """Messages that are done. Those that had been done before are passed over."""
+        kept = list(map(self.open.pop, ids, repeat(None)))
+        if None in kept:
+            pairs = [(id_, one) for id_, one in zip(ids, kept, strict=True) if one is not None]
+            ids, found = [id_ for id_, _ in pairs], [one for _, one in pairs]
+        else:
+            found = kept  # type: ignore[assignment] # there is no None in it
+        self._done_ids += ids
+        self._done_entries += [entry for entry, _ in found]
+        self.acknowledged += len(ids)
+        return found
+
+    def failed(self, ids: Iterable[bytes], worker: str, reason: str, now: float, counted: bool, pause: bool) -> None:
+        """Take messages back from a worker: they are to be sent again, or hopeless."""
+        for id_ in ids:
+            if id_ not in self.open:
+                continue
+            history = self.histories.get(id_)
+            if history is None:
+                history = self.histories[id_] = History()
+            history.worker, history.reason = worker, reason
+            history.deliveries += counted
+            self.redistributed += 1
+            if history.deliveries >= self._max_deliveries:
+                self.hopeless.append(id_)
+            elif pause:
+                length = self._retry_pause * 2.0 ** max(history.deliveries - 1, 0)
+                heapq.heappush(self.later, (now + min(length, self._longest_pause), id_))
+            else:
+                self.waiting.append(id_)
+
+    def give_up(self, id_: bytes, reason: str) -> None:
+        """A message that no worker can be sent."""
+        history = self.histories.setdefault(id_, History())
+        history.reason = reason
+        self.hopeless.append(id_)
+
+    def remember(self, id_: bytes, deliveries: int) -> None:
+        """What an earlier leader knew of a message."""
+        history = self.histories[id_] = History(deliveries)
+        history.reason = "an earlier leader has tried"
+        if deliveries >= self._max_deliveries:
+            self.hopeless.append(id_)
+
+    def wake(self, now: float) -> None:
+        """Move what has paused long enough to what waits."""
+        while self.later and self.later[0][0] <= now:
+            self.waiting.append(heapq.heappop(self.later)[1])
+
+    def next_waiting(self) -> bytes | None:
+        """The message that has waited longest; it is not taken yet. Those done meanwhile are forgotten."""
+        while self.waiting:
+            if self.waiting[0] in self.open:
+                return self.waiting[0]
+            self.waiting.popleft()
+        return None
+
+    def next_hopeless(self) -> bytes | None:
+        """Likewise, of those that are to be buried."""
+        while self.hopeless:
+            if self.hopeless[0] in self.open:
+                return self.hopeless[0]
+            self.hopeless.popleft()
+        return None
+
+    def bury(self, id_: bytes) -> None:
+        """It is among the dead letters: as done as can be."""
+        kept = self.open.pop(id_, None)
+        if kept is not None:
+            self._done_ids.append(id_)
+            self._done_entries.append(kept[0])
+
+    def take_done(self, most: int) -> Done:
+        """What is done and was not told yet, up to `most`."""
+        ids, entries = self._done_ids[:most], self._done_entries[:most]
+        del self._done_ids[:most], self._done_entries[:most]
+        self._telling = ids
+        several = [id_ for id_ in ids if id_ in self.histories] if self.histories else []
+        return Done(ids, entries, several)
+
+    def told(self, done: Done) -> None:
+        """Redis knows."""
+        self._telling = []
+        for id_ in done.several:
+            self.histories.pop(id_, None)

@@ -1,0 +1,175 @@
+"""Scripts on the right server, repeated until it is known what became of them.
+
+Every script of the dispatcher may be carried out twice without harm: a leader's because it says what is to be so, a
+worker's because it writes an id once. So whatever goes wrong on the way, the call is made again, until `patience` runs
+out; the cases in which that would be wrong have errors of their own:
+
+    FencedError     somebody else leads; nothing was done, and nothing may be tried again
+    StaleError      the write comes too late to be recognised as a repetition; nothing was done
+
+A call that is `durable` counts when as many replicas have it as there should be: those of the options, else one if the
+server has any. A replica that has gone meanwhile is not waited for; the server is asked again how many it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from motorcade.core.errors import StoreError
+from motorcade.dispatch.options import DispatchOptions
+from motorcade.redis.place import RedisOptions, parse_url
+from motorcade.redis.resp import Argument, Connection, LostError, ServerError
+from motorcade.redis.scripts import Script, script_of
+from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, PASSING, Purpose, Servers, refusal
+from motorcade.redis.slots import slot_of
+
+log = structlog.get_logger("motorcade.dispatch")
+
+_script = partial(script_of, "motorcade.dispatch")
+
+ACQUIRE: Final = _script("acquire")
+RENEW: Final = _script("renew")
+RELEASE: Final = _script("release")
+OUTBID: Final = _script("outbid")
+RAISE: Final = _script("raise")
+GROUP: Final = _script("fence", "group")
+CLAIM: Final = _script("fence", "claim")
+RECEIVE: Final = _script("fence", "receive")
+FINISH: Final = _script("fence", "finish")
+ASSIGN: Final = _script("fence", "assign")
+AGAIN: Final = _script("fence", "again")
+SETTLE: Final = _script("fence", "settle")
+BURY: Final = _script("fence", "bury")
+BURIED: Final = _script("fence", "buried")
+ROLL: Final = _script("fence", "roll")
+SIGN_IN: Final = _script("sign_in")
+WRITE: Final = _script("write")
+RETRY: Final = _script("retry")
+
+ALL: Final = (
+    ACQUIRE, RENEW, RELEASE, OUTBID, RAISE, GROUP, CLAIM, RECEIVE, FINISH, ASSIGN, AGAIN, SETTLE, BURY, BURIED, ROLL,
+    SIGN_IN, WRITE, RETRY,
+)  # fmt: skip
+
+#: Milliseconds that one WAIT may take. Less than a connection may be silent.
+WAIT_TIME: Final = 500
+
+
+class FencedError(StoreError):
+    """A newer leader has been elected; this one may not write any more."""
+
+
+class StaleError(StoreError):
+    """A worker's write that came too late."""
+
+
+class Calls:
+    """The way to Redis of one leader or worker."""
+
+    def __init__(self, options: DispatchOptions) -> None:
+        place = parse_url(options.redis, RedisOptions())
+        self.servers = Servers(place.addresses, place.access, place.clustered, place.options.patience, ALL)
+        self.unconfirmed = 0  #: calls that too few replicas had confirmed in time
+        self._wanted = options.replicas
+        self._replicas: dict[Connection, int] = {}
+
+    async def open(self) -> None:
+        await self.servers.open()
+
+    async def close(self) -> None:
+        await self.servers.close()
+
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        *arguments: Argument,
+        durable: bool = False,
+        patience: float | None = None,
+        purpose: Purpose = Purpose.WRITE,
+    ) -> Any:
+        """Carry out a script where its first key is; `StoreError` if that has not worked in time."""
+        loop = asyncio.get_running_loop()
+        given = self.servers.patience if patience is None else patience
+        end = loop.time() + given
+        slot = slot_of(keys[0])
+        words: tuple[Argument, ...] = (len(keys), *keys, *arguments)
+        by_source = False
+        pause = FIRST_PAUSE
+        while True:
+            head = ("EVAL", script.source) if by_source else ("EVALSHA", script.digest)
+            by_source = False
+            address = self.servers.master(slot)
+            try:
+                if address is None:
+                    raise LostError("nobody serves the slot")
+                connection = await self.servers.connection(address, purpose)
+                return await self._once(connection, (*head, *words), durable)
+            except LostError as error:
+                trouble = str(error)
+            except ServerError as error:
+                if error.code == "NOSCRIPT":
+                    by_source = True
+                    continue
+                if error.code not in PASSING:
+                    raise _meant(error, connection) from None
+                trouble = f"{address}: {error}"
+            if loop.time() + pause > end:
+                raise StoreError(f"not done within {given:g} s: {trouble}")
+            await self.servers.refresh()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def ask(self, key: str, *words: Argument) -> Any:
+        """Send a command that may be repeated to where a key is."""
+        try:
+            return await self.servers.ask(slot_of(key), *words)
+        except ServerError as error:
+            raise refusal(error, self.servers.master(slot_of(key)) or self.servers.seeds[0]) from None
+
+    async def _once(self, connection: Connection, words: tuple[Argument, ...], durable: bool) -> Any:
+        replicas = await self._confirmations(connection) if durable else 0
+        if not replicas:
+            return await connection.call(*words)
+        replies = (connection.call(*words), connection.call("WAIT", replicas, WAIT_TIME))
+        answer: Any
+        count: Any
+        answer, count = await asyncio.gather(*replies, return_exceptions=True)
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(count, int) and count >= replicas:
+            return answer
+        self.unconfirmed += 1
+        self._replicas.pop(connection, None)
+        raise LostError(f"{connection.address}: {count} of {replicas} replicas have confirmed")
+
+    async def _confirmations(self, connection: Connection) -> int:
+        """How many replicas have to confirm what this server is told."""
+        if self._wanted >= 0:
+            return self._wanted
+        known = self._replicas.get(connection)
+        if known is None:
+            try:
+                told: bytes = await connection.call("INFO", "replication")
+            except ServerError:  # somebody who may only write here need not know
+                told = b""
+            known = int(b"connected_slaves:" in told and b"connected_slaves:0" not in told)
+            for gone in [other for other in self._replicas if not other.is_open]:
+                del self._replicas[gone]
+            self._replicas[connection] = known
+        return known
+
+
+def _meant(error: ServerError, connection: Connection) -> StoreError:
+    match error.code:
+        case "FENCED":
+            return FencedError(f"somebody else leads: {error}")
+        case "STALE":
+            return StaleError(str(error))
+        case _:
+            return refusal(error, connection.address)

@@ -1,0 +1,220 @@
+"""The bytes between a leader and its workers. Pure: bytes in, ids and payloads out.
+
+    | version, 1 byte = 1 | command, 1 byte | length of the payload, 4 bytes, big-endian | payload |
+
+    command        payload             from      meaning
+    0  PROCESS     UUID ':' message    leader    work on this
+    1  ACK         UUID                worker    done: the result is written
+    78 REJECT      UUID ':' reason     worker    the message cannot be worked on; counts as a delivery
+    82 RETURN      UUID                worker    not done, and not the message's fault; does not count
+
+The first two are the seed's; a worker that knows no others simply does not acknowledge.
+
+Frames come split and merged as TCP likes. Both readers take many of them from one read without an object per frame:
+acknowledgements are all of the same size, so a run of them is checked and cut by slices of the whole read.
+
+Rule: whoever gets a `FrameError` closes the connection. After a wrong header nobody knows where the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from motorcade.core.errors import MotorcadeError
+
+VERSION: Final = 1
+PROCESS: Final = 0
+ACK: Final = 1
+REJECT: Final = 78
+RETURN: Final = 82
+
+ID_SIZE: Final = 36  #: characters of a UUID
+MAX_REASON: Final = 1000  #: octets of a reason
+
+_HEADER: Final = Struct(">BBI")
+_SIZE: Final = _HEADER.size
+_ACK_HEADER: Final = _HEADER.pack(VERSION, ACK, ID_SIZE)
+_RETURN_HEADER: Final = _HEADER.pack(VERSION, RETURN, ID_SIZE)
+_ACK_SIZE: Final = _SIZE + ID_SIZE
+_COLON: Final = ord(":")
+_DASHES: Final = (8, 13, 18, 23)
+
+
+class FrameError(MotorcadeError):
+    """The peer sent something that is no frame, or none that it may send."""
+
+
+class Answers(NamedTuple):
+    """What a worker says about its messages."""
+
+    acknowledged: list[bytes]
+    rejected: list[tuple[bytes, str]]
+    returned: list[bytes]
+
+
+# -- writing
+
+
+def process_frames(ids: Sequence[bytes], messages: Sequence[bytes]) -> bytes:
+    pack = _HEADER.pack
+    return b"".join(
+        [
+            b"%b%b:%b" % (pack(VERSION, PROCESS, ID_SIZE + 1 + len(message)), id_, message)
+            for id_, message in zip(ids, messages, strict=True)
+        ]
+    )
+
+
+def ack_frames(ids: Sequence[bytes]) -> bytes:
+    return _ACK_HEADER + _ACK_HEADER.join(ids) if ids else b""
+
+
+def return_frames(ids: Sequence[bytes]) -> bytes:
+    return _RETURN_HEADER + _RETURN_HEADER.join(ids) if ids else b""
+
+
+def reject_frame(id_: bytes, reason: str) -> bytes:
+    text = reason.encode("utf-8", "replace")[:MAX_REASON]
+    return b"%b%b:%b" % (_HEADER.pack(VERSION, REJECT, ID_SIZE + 1 + len(text)), id_, text)
+
+
+# -- reading
+
+
+class _Reader:
+    """Keeps the beginning of a frame until the rest has come."""
+
+    __slots__ = ("_have", "_need", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = 0  #: octets without which nothing new can be read
+
+    def _together(self, data: bytes) -> bytes:
+        """What has come so far; nothing if that is known to be too little. Parts are joined once."""
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return b""
+        whole = b"".join(self._parts) if len(self._parts) > 1 else data
+        self._parts.clear()
+        self._have = self._need = 0
+        return whole
+
+    def _keep(self, rest: bytes, need: int) -> None:
+        if rest:
+            self._parts.append(rest)
+            self._have = len(rest)
+            self._need = need
+
+
+class MessageReader(_Reader):
+    """What a worker reads."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self, max_message: int) -> None:
+        super().__init__()
+        self._most = ID_SIZE + 1 + max_message
+
+    def feed(self, data: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Ids and messages of all frames that are complete now."""
+        data = self._together(data)
+        unpack, most = _HEADER.unpack_from, self._most
+        ids: list[bytes] = []
+        messages: list[bytes] = []
+        at, end, need = 0, len(data), _SIZE
+        while end - at >= _SIZE:
+            version, command, length = unpack(data, at)
+            if version != VERSION or command != PROCESS or not ID_SIZE < length <= most:
+                raise FrameError(_complaint(version, command, length, most, (PROCESS,)))
+            start = at + _SIZE
+            stop = start + length
+            if stop > end:
+                need = stop - at
+                break
+            middle = start + ID_SIZE
+            if data[middle] != _COLON:
+                raise FrameError("there is no colon after the id of a message")
+            ids.append(data[start:middle])
+            messages.append(data[middle + 1 : stop])
+            at = stop
+        self._keep(data[at:], need)
+        if ids:
+            _check_ids(ids)
+        return ids, messages
+
+
+class AnswerReader(_Reader):
+    """What a leader reads."""
+
+    __slots__ = ()
+
+    MOST = ID_SIZE + 1 + MAX_REASON
+
+    def feed(self, data: bytes) -> Answers:
+        data = self._together(data)
+        ids, at = _run_of_acks(data)
+        answers = Answers(ids, [], [])
+        if at < len(data):
+            at, need = self._singly(data, at, answers)
+            self._keep(data[at:], need)
+        return answers
+
+    def _singly(self, data: bytes, at: int, answers: Answers) -> tuple[int, int]:
+        end = len(data)
+        while end - at >= _SIZE:
+            version, command, length = _HEADER.unpack_from(data, at)
+            if version != VERSION or command not in {ACK, REJECT, RETURN} or not ID_SIZE <= length <= self.MOST:
+                raise FrameError(_complaint(version, command, length, self.MOST, (ACK, REJECT, RETURN)))
+            if command != REJECT and length != ID_SIZE:
+                raise FrameError(f"an acknowledgement has {length} octets, not the {ID_SIZE} of an id")
+            start = at + _SIZE
+            stop = start + length
+            if stop > end:
+                return at, stop - at
+            id_ = data[start : start + ID_SIZE]
+            if command == ACK:
+                answers.acknowledged.append(id_)
+            elif command == RETURN:
+                answers.returned.append(id_)
+            else:
+                answers.rejected.append((id_, data[start + ID_SIZE + 1 : stop].decode("utf-8", "replace")))
+            at = stop
+        return at, _SIZE
+
+
+def _run_of_acks(data: bytes) -> tuple[list[bytes], int]:
+    """The ids of a read that holds nothing but acknowledgements (the last of them perhaps cut), and where they end."""
+    count = len(data) // _ACK_SIZE
+    end = count * _ACK_SIZE
+    whole = data[:end]
+    for offset, octet in enumerate(_ACK_HEADER):
+        if whole[offset::_ACK_SIZE].count(octet) != count:
+            return [], 0
+    return [whole[start : start + ID_SIZE] for start in range(_SIZE, end, _ACK_SIZE)], end
+
+
+def _check_ids(ids: list[bytes]) -> None:
+    """All at once: hexadecimal digits, with dashes where a UUID has them."""
+    joined = b"".join(ids)
+    try:
+        fine = all(joined[dash::ID_SIZE].count(b"-") == len(ids) for dash in _DASHES)
+        digits = bytes.fromhex(joined.translate(None, b"-").decode("ascii"))
+    except ValueError:
+        fine, digits = False, b""
+    if not fine or len(digits) != 16 * len(ids):
+        raise FrameError("the id of a message is no UUID")
+
+
+def _complaint(version: int, command: int, length: int, most: int, known: tuple[int, ...]) -> str:
+    if version != VERSION:
+        return f"version {version} of the protocol is unknown; this is version {VERSION}"
+    if command not in known:
+        return f"command {command} is unknown or not for this side"
+    if length > most:
+        return f"a frame of {length} octets is longer than the {most} that are allowed"
+    return f"a frame of {length} octets is too short for an id"

@@ -1,0 +1,78 @@
+"""What a worker does with a message: as it came, or what a user's function makes of it.
+
+    handler(message) ─▶ bytes or text: written as they are
+                        None:          nothing is written; the message is acknowledged
+                        anything else: written as JSON
+                        raises:        the message is refused, with the error as the reason
+
+`message` is the parsed JSON. A handler is called again for a message whose worker was lost, or too slow, so what it
+does besides returning must bear that; what it returns is written once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from motorcade.core.errors import ConfigError
+
+Handler = Callable[[Any], Any] | Callable[[Any], Awaitable[Any]]
+
+decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def load_handler(text: str) -> Handler:
+    """`module:function`, from the Python path or the working directory."""
+    module_name, _, path = text.partition(":")
+    if not module_name or not path:
+        raise ConfigError(f"handler {text!r}: write module:function")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(f"handler {text!r}: module {module_name!r} cannot be imported: {error!r}") from error
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise ConfigError(f"handler {text!r}: {module_name!r} has no {path!r}") from None
+    if not callable(found):
+        raise ConfigError(f"handler {text!r}: {path!r} is {type(found).__name__}, which cannot be called")
+    handler: Handler = found
+    return handler
+
+
+def is_async(handler: Handler) -> bool:
+    """Whether calling it gives something to wait for."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def written(result: Any) -> bytes | None:
+    """A handler's result as it is written; `TypeError` if it cannot be."""
+    match result:
+        case None:
+            return None
+        case bytes():
+            return result
+        case bytearray() | memoryview():
+            return bytes(result)
+        case str():
+            return result.encode()
+        case _:
+            return _encode(result)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a message was refused."""
+    if isinstance(error, msgspec.DecodeError):
+        return f"bad_json: {error}"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,613 @@
+"""The leader: reads messages as workers have credit, hands them out in turn, and sees to what is not acknowledged.
+
+    intake ─ read ─▶ assign.lua: pending ─▶ links, round robin ─▶ workers
+      ▲                                        │
+      └─ finish.lua, settle.lua ◀─ done ◀─ book ◀─ acknowledged; overdue, lost, refused ─▶ waiting ─▶ again.lua ─▶ links
+                                              └─ hopeless ─▶ bury.lua: dead letters ─▶ done
+
+A leadership is a handful of tasks that begin and end together. Any of them may find out that the term is over
+(`TermOverError`, `FencedError`): then all end, nothing is written any more, and the process is a candidate again.
+
+Rule 1: a message is stored as pending before a worker gets it, and leaves the intake after a worker has acknowledged it
+        or it is among the dead letters. In between it is in the intake's own list of what was read, where the next
+        leader finds it. So nothing is lost, whoever is killed when.
+Rule 2: ids follow from entries, so whoever sends a message again sends it under the same id.
+Rule 3: nothing is read that no worker has credit for, except as much as one batch that is on its way.
+Rule 4: nothing awaits per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Container, Coroutine, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from motorcade.core.errors import StoreError
+from motorcade.dispatch.book import Book
+from motorcade.dispatch.calls import AGAIN, ASSIGN, BURIED, BURY, FINISH, ROLL, SETTLE, Calls, FencedError
+from motorcade.dispatch.election import Election, Term, TermOverError
+from motorcade.dispatch.frames import Answers
+from motorcade.dispatch.intake import EMPTY, Batch, Channel, Intake
+from motorcade.dispatch.links import Fault, Link, Owner, State
+from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.views import LeaderView, Rate, WorkerView
+from motorcade.redis.scripts import Script
+from motorcade.redis.servers import Purpose
+
+log = structlog.get_logger("motorcade.dispatch")
+
+#: Seconds between two looks at what is overdue.
+LOOK_INTERVAL: Final = 0.05
+#: Renewals in one lease.
+RENEWALS: Final = 4
+#: Seconds between two looks at the roll of workers, and that a worker stays on it without being heard of.
+ROLL_INTERVAL: Final = 0.5
+ROLL_LEASE: Final = 3.0
+#: Messages that Redis is told about at once. Lua takes no more than about 8000 arguments.
+AT_ONCE: Final = 1000
+#: Batches that are being stored as pending at the same time.
+ASSIGNING: Final = 4
+#: Seconds between two rounds of claiming what was read and seems forgotten, and how long it must have been so.
+RECLAIM_INTERVAL: Final = 15.0
+RECLAIM_IDLE: Final = 10.0
+#: Seconds before something that Redis refused is tried again.
+PAUSE: Final = 0.2
+
+STOPPED: Final = "stopped"
+
+Report = Callable[[Rate], None]
+
+
+async def run_leader(
+    options: DispatchOptions,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[str], None] | None = None,
+    report: Report | None = None,
+) -> None:
+    """Lead whenever nobody else does, until `stop` is set; then finish what has begun and hand over.
+
+    `ready` is called with `HOST:PID` of the candidate when Redis has answered.
+    """
+    calls = Calls(options)
+    await calls.open()
+    try:
+        election = Election(calls, options)
+        await calls.ask(options.key("lock"), "GET", options.key("lock"))
+        if ready is not None:
+            ready(election.token.rpartition(":")[0])
+        while (term := await election.campaign(stop)) is not None:
+            log.info("dispatch_leading", epoch=term.epoch, leader=term.token.rpartition(":")[0])
+            why = await Leader(calls, election, term, options, report).lead(stop)
+            log.info("dispatch_led", epoch=term.epoch, why=why)
+            await election.release()
+    finally:
+        await calls.close()
+
+
+class Leader(Owner):
+    """One leadership."""
+
+    def __init__(
+        self, calls: Calls, election: Election, term: Term, options: DispatchOptions, report: Report | None = None
+    ) -> None:
+        self.term = term
+        self.book = Book(options.max_deliveries, options.retry_pause, options.ack_timeout)
+        self.links: dict[str, Link] = {}
+        self.read = 0
+        self.buried = 0
+        self.held_up = 0  #: times that nothing was read because no worker had credit
+        self.intake = Intake(calls, options, term.fence)
+        self.channel = Channel(calls, options, term.fence) if options.intake == "channel" else None
+        self._calls = calls
+        self._election = election
+        self._options = options
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._order: list[Link] = []  #: of those that are connected
+        self._turn = 0
+        self._assigning = 0  #: messages that were read and are being stored as pending
+        self._claim_at = 0.0
+        self._claim_all = True
+        self._rate = 0.0
+        self._credit = asyncio.Event()
+        self._done = asyncio.Event()
+        self._work = asyncio.Event()  #: something waits for a worker, or is hopeless
+        self._idle = asyncio.Event()
+        self._slots = asyncio.Semaphore(ASSIGNING)
+        self._tasks: asyncio.TaskGroup
+        self._pending = [options.key("pending"), options.beside("pending", "fence")]
+        self._deliveries = options.beside("pending", "deliveries")
+        self._gone: set[str] = set()  #: workers to be taken off the roll
+
+    async def lead(self, stop: asyncio.Event) -> str:
+        """Until the term is over or `stop` is set; why it has ended."""
+        try:
+            await self.intake.open()
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                running = [tasks.create_task(part, name=f"dispatch-{name}") for name, part in self._parts().items()]
+                await stop.wait()
+                await self._hand_over(running)
+        except StoreError as error:
+            return str(error)
+        except BaseExceptionGroup as group:
+            return _why(group)
+        finally:
+            for link in self.links.values():
+                link.close()
+        return STOPPED
+
+    def _parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+        parts: dict[str, Coroutine[Any, Any, None]] = {
+            "lease": self._renew(),
+            "roll": self._call_the_roll(),
+            "intake": self._take_in(),
+            "again": self._send_again(),
+            "finish": self._finish(),
+            "look": self._look(),
+            "report": self._tell(),
+        }
+        if self.channel is not None:
+            parts["channel"] = self.channel.run()
+        return parts
+
+    async def _hand_over(self, running: Sequence[asyncio.Task[None]]) -> None:
+        """Read nothing more, wait for what is on its way, tell Redis about it."""
+        for task in running:
+            if task.get_name() in {"dispatch-intake", "dispatch-channel"}:
+                task.cancel()
+        try:
+            async with asyncio.timeout(self._options.stop_patience):
+                while self.book.has_done or self._assigning or any(link.held for link in self._order):
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            log.warning("dispatch_left_behind", messages=len(self.book.open), effect="the next leader sends them again")
+        raise TermOverError(STOPPED)  # which ends all tasks
+
+    # -- office
+
+    async def _renew(self) -> None:
+        while True:
+            await self._election.renew(self.term, msgspec.json.encode(self.view()))
+            await asyncio.sleep(self._options.lease / RENEWALS)
+
+    async def _look(self) -> None:
+        """What depends on time."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            now = self._loop.time()
+            self.term.check(now)
+            for link in list(self._order):
+                link.look(now)
+            if self.book.later:
+                self.book.wake(now)
+            if self.book.waiting or self.book.hopeless:
+                self._work.set()
+            self._credit.set()  # windows may have grown
+
+    async def _tell(self) -> None:
+        seconds = self._options.report
+        before, then = self.book.acknowledged, self._loop.time()
+        while True:
+            await asyncio.sleep(seconds)
+            done, now = self.book.acknowledged, self._loop.time()
+            self._rate = (done - before) / (now - then)
+            rate = Rate(
+                messages_per_second=round(self._rate, 1),
+                messages=done - before,
+                total=done,
+                in_flight=len(self.book.open),
+                workers=len(self._order),
+                redistributed=self.book.redistributed,
+                dead=self.buried,
+                held_up=self.held_up,
+            )
+            log.info("dispatch_rate", **msgspec.structs.asdict(rate))
+            if self._report is not None:
+                self._report(rate)
+            before, then = done, now
+
+    def view(self) -> LeaderView:
+        """What `dispatch status` shows."""
+        return LeaderView(
+            token=self.term.token,
+            epoch=self.term.epoch,
+            time=time.time(),
+            messages_per_second=round(self._rate, 1),
+            read=self.read,
+            acknowledged=self.book.acknowledged,
+            redistributed=self.book.redistributed,
+            buried=self.buried,
+            in_flight=len(self.book.open),
+            held_up=self.held_up,
+            channel_dropped=self.channel.dropped if self.channel else 0,
+            channel_gaps=self.channel.gaps if self.channel else 0,
+            workers=tuple(
+                WorkerView(
+                    worker=link.name,
+                    state=link.state,
+                    in_flight=len(link.held),
+                    window=link.window,
+                    credit=link.credit,
+                    acknowledged=link.acknowledged,
+                    faults=dict(link.faults),
+                    problem=link.problem if link.state is not State.CONNECTED else "",
+                )
+                for link in sorted(self.links.values(), key=lambda link: link.name)
+            ),
+        )
+
+    # -- workers
+
+    async def _call_the_roll(self) -> None:
+        """Connect with all workers that are configured or have registered; list those that live."""
+        tasks: dict[str, asyncio.Task[None]] = {}
+        keys = [self._options.key("registry"), self._options.beside("registry", "fence")]
+        registered: set[str] = set()
+        while True:
+            gone, self._gone = self._gone, set()
+            connected = [link.name for link in self._order]
+            try:
+                roll = await self._calls.run(
+                    ROLL,
+                    keys,
+                    self.term.fence,
+                    int(ROLL_LEASE * 1000),
+                    len(connected),
+                    *connected,
+                    *gone.difference(connected),
+                    purpose=Purpose.READ,
+                )
+                registered = {name.decode("utf-8", "replace") for name in roll}
+            except FencedError:
+                raise
+            except StoreError as error:
+                self._gone |= gone
+                log.warning("dispatch_roll_unknown", error=str(error))
+            self._connect(tasks, registered)
+            await asyncio.sleep(ROLL_INTERVAL)
+
+    def _connect(self, tasks: dict[str, asyncio.Task[None]], registered: set[str]) -> None:
+        wanted = [*self._options.workers, *sorted(registered)]
+        for name in dict.fromkeys(wanted):
+            if name in self.links or not _is_address(name):
+                continue
+            if len(self.links) >= self._options.max_workers:
+                log.warning("dispatch_too_many_workers", ignored=name, max_workers=self._options.max_workers)
+                break
+            link = self.links[name] = Link(name, self, self._options)
+            tasks[name] = self._tasks.create_task(link.run(), name=f"dispatch-link-{name}")
+        for name in [name for name in self.links if name not in wanted]:
+            if self.links[name].state is not State.CONNECTED:
+                self.links.pop(name).close()
+                tasks.pop(name).cancel()
+
+    def changed(self, link: Link) -> None:
+        if link.state is State.CONNECTED:
+            log.info("dispatch_worker_connected", worker=link.name)
+            self._order.append(link)
+            self._gone.discard(link.name)
+        elif link in self._order:
+            self._order.remove(link)
+            self._gone.add(link.name)
+        self._credit.set()
+        self._idle.set()
+        if self.book.waiting:
+            self._work.set()
+
+    def answered(self, link: Link, answers: Answers) -> None:
+        now = self._loop.time()
+        if answers.acknowledged:
+            self.book.acknowledge(answers.acknowledged)
+            self._done.set()
+        for id_, reason in answers.rejected:
+            link.faults[Fault.REFUSED] += 1
+            self.book.failed([id_], link.name, f"{Fault.REFUSED}: {reason}", now, counted=True, pause=True)
+        if answers.returned:
+            link.faults[Fault.RETURNED] += len(answers.returned)
+            self.book.failed(answers.returned, link.name, Fault.RETURNED, now, counted=False, pause=False)
+        if self.book.waiting or self.book.hopeless:
+            self._work.set()
+        self._credit.set()
+        self._idle.set()
+
+    def taken_back(self, link: Link, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
+        if not ids:
+            return
+        log.warning("dispatch_redistributed", worker=link.name, fault=fault, detail=detail, messages=len(ids))
+        self.book.failed(ids, link.name, f"{fault}: {detail}", self._loop.time(), counted=True, pause=False)
+        self._work.set()
+
+    # -- intake
+
+    async def _take_in(self) -> None:
+        """Claim what was left behind, then read what is new, as far as workers have credit."""
+        await self.intake.look_where()
+        while True:
+            room = self._room()
+            if room <= 0:
+                await self._wait_for_credit()
+                continue
+            try:
+                if self._claim_all or self._loop.time() >= self._claim_at:
+                    await self._claim()
+                    continue
+                await self._slots.acquire()
+                if not await self._read(min(room, self.intake.most)):
+                    self._slots.release()
+                    await self.intake.wait()
+            except FencedError:
+                raise
+            except StoreError as error:
+                # What was read, and whose reply was lost, is claimed.
+                self._claim_all = True
+                log.warning("dispatch_intake_held", error=str(error))
+                await asyncio.sleep(PAUSE)
+
+    async def _read(self, count: int) -> bool:
+        """Read, and let another task see to the rest; False if there is nothing."""
+        try:
+            batch = await self.intake.read(count)
+        except BaseException:
+            self._slots.release()
+            raise
+        if not batch.ids:
+            return False
+        self.read += len(batch.ids)
+        batch = self._new(batch)
+        self._assigning += len(batch.ids)
+        self._tasks.create_task(self._dispatch(batch), name="dispatch-batch")
+        return True
+
+    def _new(self, batch: Batch) -> Batch:
+        """Without what is on its way already: a failover may have forgotten that it was read."""
+        known = self.book.open
+        if known and not known.keys().isdisjoint(batch.ids):
+            batch = _without(batch, known)
+        self.book.add(*batch)
+        return batch
+
+    async def _dispatch(self, batch: Batch) -> None:
+        """Store as pending, then send."""
+        ids = self._without_large(batch)
+        try:
+            if ids:
+                words: list[bytes | int] = [_milliseconds()] * (2 * len(ids))
+                words[1::2] = ids
+                await self._insist(ASSIGN, self._pending, words)
+                self._send(ids)
+        finally:
+            self._assigning -= len(batch.ids)
+            self._slots.release()
+            self._credit.set()
+
+    def _without_large(self, batch: Batch) -> list[bytes]:
+        most = self._options.max_message
+        if max(map(len, batch.messages), default=0) <= most:
+            return batch.ids
+        ids = []
+        for id_, message in zip(batch.ids, batch.messages, strict=True):
+            if len(message) <= most:
+                ids.append(id_)
+            else:
+                self.book.give_up(id_, f"too_large: {len(message)} octets, max_message is {most}")
+        self._work.set()
+        return ids
+
+    async def _claim(self) -> None:
+        """What this or an earlier leader has read and not finished, and what a lost reply held."""
+        idle = 0.0 if self._claim_all else RECLAIM_IDLE
+        self._claim_all = False
+        after = b"0-0"
+        while True:
+            room = self._room()
+            if room <= 0:
+                await self._wait_for_credit()
+                continue
+            after, batch = await self.intake.claim(after, idle, min(room, self.intake.most))
+            batch = self._new(_without(batch, self.book.untold()))
+            if batch.ids:
+                await self._sort_claimed(batch)
+            if after == b"0-0":
+                break
+        self._claim_at = self._loop.time() + RECLAIM_INTERVAL
+
+    async def _sort_claimed(self, batch: Batch) -> None:
+        log.info("dispatch_claimed", messages=len(batch.ids))
+        found = await self._calls.ask(self._pending[0], "HMGET", self._deliveries, *batch.ids)
+        for id_, deliveries in zip(batch.ids, found, strict=True):
+            if deliveries is not None:
+                self.book.remember(id_, int(deliveries))
+        if self.book.hopeless:
+            batch = _without(batch, set(self.book.hopeless))
+            self._work.set()
+        await self._slots.acquire()
+        self._assigning += len(batch.ids)
+        await self._dispatch(batch)
+
+    def _room(self) -> int:
+        """Messages that may be read now."""
+        return sum([link.credit for link in self._order]) - self._assigning - self.book.unsent
+
+    async def _wait_for_credit(self) -> None:
+        self.held_up += 1
+        self._credit.clear()
+        await self._credit.wait()
+
+    # -- sending
+
+    def _send(self, ids: list[bytes]) -> None:
+        """Hand out messages in turn. What nobody has credit for any more waits."""
+        now = self._loop.time()
+        self.term.check(now)
+        links = [link for link in self._order if link.credit]
+        if links:
+            start = self._turn % len(links)
+            links = links[start:] + links[:start]
+            self._turn += len(ids)
+        while ids and links:
+            left: list[bytes] = []
+            for index, link in enumerate(links):
+                share = ids[index :: len(links)]
+                some = share[: link.credit]
+                left += share[link.credit :]
+                if some:
+                    link.send(some, self.book.messages(some), now)
+            ids = left
+            links = [link for link in links if link.credit]
+        self.book.waiting.extend(ids)
+
+    async def _send_again(self) -> None:
+        """Messages that failed go to another worker, or to the dead letters."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while (id_ := self.book.next_hopeless()) is not None:
+                await self._bury(id_)
+                self.book.hopeless.popleft()
+            while chosen := self._choose():
+                await self._store_again([id_ for ids in chosen.values() for id_ in ids])
+                self._send_chosen(chosen)
+
+    def _choose(self) -> dict[Link, list[bytes]]:
+        """Who gets what waits: somebody with credit who has not just failed with it, if there is anybody else."""
+        chosen: dict[Link, list[bytes]] = {}
+        credit = {link: link.credit for link in self._order}
+        for _ in range(min(len(self.book.waiting), AT_ONCE)):
+            id_ = self.book.next_waiting()
+            if id_ is None:
+                break
+            history = self.book.histories.get(id_)
+            last = history.worker if history is not None else ""
+            others = [link for link in self._order if link.name != last] or self._order
+            free = [link for link in others if credit[link] > 0]
+            if not free:
+                break
+            self._turn += 1
+            link = free[self._turn % len(free)]
+            credit[link] -= 1
+            self.book.waiting.popleft()
+            chosen.setdefault(link, []).append(id_)
+        return chosen
+
+    async def _store_again(self, ids: list[bytes]) -> None:
+        histories = self.book.histories
+        words: list[bytes | int] = [_milliseconds()]
+        for id_ in ids:
+            history = histories.get(id_)
+            words += (id_, history.deliveries if history is not None else 0)
+        await self._insist(AGAIN, [*self._pending, self._deliveries], words)
+
+    def _send_chosen(self, chosen: dict[Link, list[bytes]]) -> None:
+        now = self._loop.time()
+        self.term.check(now)
+        for link, ids in chosen.items():
+            still = [id_ for id_ in ids if id_ in self.book.open]
+            if not still:
+                continue
+            if link.credit >= len(still) or (link.credit and len(still) == 1):
+                link.send(still, self.book.messages(still), now)
+            else:  # it has lost its credit meanwhile
+                self.book.waiting.extendleft(reversed(still))
+
+    async def _bury(self, id_: bytes) -> None:
+        kept = self.book.open.get(id_)
+        history = self.book.histories.get(id_)
+        if kept is None or history is None:
+            return
+        options = self._options
+        await self._insist(
+            BURY,
+            [options.key("dead"), options.beside("dead", "fence"), options.beside("dead", "ids")],
+            [
+                id_,
+                kept[1],
+                history.reason.encode("utf-8", "replace"),
+                history.deliveries,
+                history.worker,
+                f"{time.time():.3f}",
+                options.max_dead,
+            ],
+            durable=True,
+        )
+        self.buried += 1
+        log.warning(
+            "dispatch_dead",
+            id=id_.decode(),
+            reason=history.reason,
+            deliveries=history.deliveries,
+            worker=history.worker,
+        )
+        self.book.bury(id_)
+        self._done.set()
+
+    # -- done
+
+    async def _finish(self) -> None:
+        """Tell Redis what is done, as much at once as has come together meanwhile."""
+        options = self._options
+        stream = [self.intake.key, options.beside(options.source, "fence")]
+        while True:
+            await self._done.wait()
+            done = self.book.take_done(AT_ONCE)
+            if not done.ids:
+                self._done.clear()
+                self._idle.set()
+                continue
+            others = done.ids if not done.several else [id_ for id_ in done.ids if id_ not in self.book.histories]
+            await asyncio.gather(
+                self._insist(FINISH, stream, [options.group, int(options.keep_published), *done.entries]),
+                self._insist(SETTLE, [*self._pending, self._deliveries], [len(done.several), *done.several, *others]),
+            )
+            if done.several:
+                await self._unmark(done.several)
+            self.book.told(done)
+
+    async def _unmark(self, ids: list[bytes]) -> None:
+        """Those that were buried cannot be buried again: the intake does not know them any more."""
+        options = self._options
+        keys = [options.key("dead"), options.beside("dead", "fence"), options.beside("dead", "ids")]
+        await self._insist(BURIED, keys, list(ids))
+
+    async def _insist(self, script: Script, keys: list[str], words: Sequence[Any], durable: bool = False) -> None:
+        """Carry out a script, however often it takes, as long as the term lasts."""
+        while True:
+            try:
+                await self._calls.run(script, keys, self.term.fence, *words, durable=durable)
+                return
+            except FencedError:
+                raise
+            except StoreError as error:
+                log.warning("dispatch_write_held", key=keys[0], error=str(error))
+                await asyncio.sleep(PAUSE)
+
+
+def _without(batch: Batch, unwanted: Container[bytes]) -> Batch:
+    rows = [row for row in zip(*batch, strict=True) if row[0] not in unwanted]
+    return Batch(*(list(column) for column in zip(*rows, strict=True))) if rows else EMPTY
+
+
+def _why(group: BaseExceptionGroup[BaseException]) -> str:
+    """What has ended a term; anything else than the ordinary reasons is raised again."""
+    expected, others = group.split((TermOverError, StoreError))
+    if others is not None:
+        raise others
+    reason: BaseException | None = expected
+    while isinstance(reason, BaseExceptionGroup):
+        reason = reason.exceptions[0]
+    return str(reason)
+
+
+def _milliseconds() -> int:
+    return int(time.time() * 1000)
+
+
+def _is_address(name: str) -> bool:
+    host, _, port = name.rpartition(":")
+    return bool(host) and port.isdigit() and 0 < int(port) < 65536

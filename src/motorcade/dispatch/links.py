@@ -1,0 +1,334 @@
+"""One worker, as its leader sees it: a connection that comes back, credit, and what it may not do.
+
+    connecting ─▶ connected ─ lost ─▶ pause ─▶ connecting
+                      └─ breaks a rule ─▶ cut off: longer pause ─▶ connecting
+
+The window is how many messages the worker may have at once. It begins small, doubles whenever it was used up while the
+oldest message was young, and is halved when the oldest one has waited for half of the time it has: a worker whose
+handler takes long is sent as much as it can do in time, not as much as fits in a buffer.
+
+Rule 1: a worker acknowledges what it has, or has had and was taken back from it. Anything else is a lie, and the worker
+        is cut off: its answers cannot be trusted. So is one that sends what is no frame, and one that has messages
+        that are overdue and has answered nothing for as long.
+Rule 2: whatever ends a connection, all that the worker had goes back at once. Whether it has done some of it does not
+        matter: results are written once per id.
+Rule 3: messages that are overdue at a worker that still answers are taken back one by one; the worker stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple, cast
+
+import structlog
+
+from motorcade.dispatch.frames import AnswerReader, Answers, FrameError, process_frames
+from motorcade.dispatch.options import DispatchOptions
+
+log = structlog.get_logger("motorcade.dispatch")
+
+FIRST_WINDOW: Final = 16
+#: Seconds between attempts to reach a worker, doubled each time.
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 2.0
+LONGEST_CUT: Final = 60.0
+CONNECT_TIMEOUT: Final = 2.0
+#: Ids that were taken back from a worker and may still be acknowledged by it.
+MAX_RECALLED: Final = 100_000
+#: Seconds without a fault after which the pauses of a worker are short again.
+FORGIVEN: Final = 30.0
+
+
+class State(StrEnum):
+    """What a link is doing."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    CUT_OFF = "cut_off"
+    CLOSED = "closed"
+
+
+class Fault(StrEnum):
+    """Why a worker does not have its messages any more."""
+
+    LOST = "lost"  #: the connection ended
+    HUNG = "hung"  #: overdue messages, and no answer at all
+    OVERDUE = "overdue"  #: this message was not acknowledged in time; others were
+    UNKNOWN_ID = "unknown_id"  #: it acknowledged what it never had
+    BAD_FRAME = "bad_frame"  #: it sent what is no frame
+    REFUSED = "refused"  #: it cannot work on this message
+    RETURNED = "returned"  #: it could not write the result
+
+
+class Sent(NamedTuple):
+    """Messages that were sent together."""
+
+    at: float
+    ids: list[bytes]
+    octets: int
+
+
+class Owner:
+    """What a link tells its leader."""
+
+    def answered(self, link: Link, answers: Answers) -> None:
+        """A worker has answered about messages that it has, or has had."""
+        raise NotImplementedError
+
+    def taken_back(self, link: Link, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
+        """A worker does not have these any more, and has not done them."""
+        raise NotImplementedError
+
+    def changed(self, link: Link) -> None:
+        """It is connected now, or no longer."""
+        raise NotImplementedError
+
+
+class Link:
+    """The way to one worker."""
+
+    def __init__(self, name: str, owner: Owner, options: DispatchOptions) -> None:
+        self.name = name
+        self.state = State.CONNECTING
+        self.held: set[bytes] = set()  #: ids that the worker has
+        self.octets = 0  #: of their messages, at least
+        self.window = min(FIRST_WINDOW, options.window)
+        self.acknowledged = 0
+        self.faults: Counter[str] = Counter()
+        self.problem = ""  #: what went wrong last
+        self._owner = owner
+        self._options = options
+        self._sent: deque[Sent] = deque()
+        self._recalled: dict[bytes, None] = {}
+        self._full = False  #: the window was used up since the last look
+        self._heard = 0.0  #: loop time of the last answer, or of the first message after none
+        self._wire: _Wire | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pause = 0.0
+        self._cut = 0.0
+        self._faulty_at = -FORGIVEN
+        self._closed = False
+
+    @property
+    def credit(self) -> int:
+        """Messages that may be sent now."""
+        if self._wire is None or (self.octets >= self._options.window_bytes and self.held):
+            return 0
+        return max(self.window - len(self.held), 0)
+
+    def send(self, ids: list[bytes], messages: list[bytes], now: float) -> None:
+        wire = self._wire
+        assert wire is not None  # noqa: S101 - nobody sends without credit
+        if not self.held:
+            self._heard = now
+        self.held.update(ids)
+        octets = sum(map(len, messages))
+        self.octets += octets
+        self._sent.append(Sent(now, ids, octets))
+        if len(self.held) >= self.window:
+            self._full = True
+        wire.write(process_frames(ids, messages))
+
+    def look(self, now: float) -> None:
+        """Take back what is overdue, and see whether the window is right. Called a few times per second or more."""
+        timeout = self._options.ack_timeout
+        self._forget_answered()
+        if not self._sent:
+            self._grow(0.0)
+            return
+        age = now - self._sent[0].at
+        if age < timeout:
+            self._grow(age)
+        elif now - self._heard >= timeout:
+            self.cut_off(Fault.HUNG, f"nothing heard for {now - self._heard:.1f} s, {len(self.held)} messages in hand")
+        else:
+            self._take_back_overdue(now - timeout)
+
+    def cut_off(self, fault: Fault, detail: str) -> None:
+        """Leave the worker alone for a while."""
+        self._cut = min(max(self._cut * 2, self._options.cut_off), LONGEST_CUT)
+        self._faulty_at = self._loop.time()
+        log.warning("dispatch_worker_cut_off", worker=self.name, fault=fault, detail=detail, seconds=self._cut)
+        self._drop(fault, detail, State.CUT_OFF)
+
+    def close(self) -> None:
+        """Never connect again. What the worker has, it may finish for whoever leads next."""
+        self._closed = True
+        self.state = State.CLOSED
+        if self._wire is not None:
+            wire, self._wire = self._wire, None
+            wire.close()
+
+    async def run(self) -> None:
+        """Keep the connection up until the link is closed."""
+        host, _, port = self.name.rpartition(":")
+        host = host.strip("[]")
+        while not self._closed:
+            self.state = State.CONNECTING
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    _, wire = await self._loop.create_connection(lambda: _Wire(self), host, int(port))
+            except (OSError, TimeoutError) as error:
+                self.problem = f"cannot connect: {str(error) or 'no answer in time'}"
+                self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+                await asyncio.sleep(self._pause * random.uniform(0.75, 1.0))  # noqa: S311 - spreads attempts
+                continue
+            self._begin(wire)
+            await wire.ended
+            await asyncio.sleep(self._rest())
+
+    def _begin(self, wire: _Wire) -> None:
+        if self._closed:  # meanwhile
+            wire.close()
+            return
+        self._wire = wire
+        self.state = State.CONNECTED
+        self.window = min(FIRST_WINDOW, self._options.window)
+        self._recalled.clear()
+        if self._pause or self._cut:
+            log.info("dispatch_worker_back", worker=self.name)
+        self._pause = 0.0
+        self._owner.changed(self)
+
+    def _rest(self) -> float:
+        """Seconds until the next attempt."""
+        if self._closed:
+            return 0.0
+        if self.state is State.CUT_OFF:
+            return self._cut
+        self._pause = max(self._pause, FIRST_PAUSE)
+        return self._pause
+
+    # -- what the connection tells
+
+    def received(self, wire: _Wire, answers: Answers) -> None:
+        if wire is not self._wire:
+            return
+        now = self._loop.time()
+        self._heard = now
+        if self._cut and now - self._faulty_at > FORGIVEN:
+            self._cut = 0.0
+        ids, rejected, returned = answers
+        if rejected or returned:
+            ids = [*ids, *(id_ for id_, _ in rejected), *returned]
+            # What was taken back is somebody else's already; of it, only that it was done is news.
+            answers = Answers(
+                answers.acknowledged,
+                [(id_, reason) for id_, reason in rejected if id_ in self.held],
+                [id_ for id_ in returned if id_ in self.held],
+            )
+        size = len(self.held)
+        self.held.difference_update(ids)
+        if size - len(self.held) != len(ids) and not self._explained(ids, size - len(self.held)):
+            self.cut_off(Fault.UNKNOWN_ID, "it answered about a message that it does not have")
+            return
+        self.acknowledged += len(answers.acknowledged)
+        if self.octets * 2 > self._options.window_bytes:
+            self._forget_answered()
+        self._owner.answered(self, answers)
+
+    def ended(self, wire: _Wire, detail: str) -> None:
+        if wire is self._wire:
+            self._drop(Fault.LOST, detail or "the connection was closed", State.CONNECTING)
+
+    def broken(self, wire: _Wire, error: FrameError) -> None:
+        if wire is self._wire:
+            self.cut_off(Fault.BAD_FRAME, str(error))
+
+    # -- inside
+
+    def _forget_answered(self) -> None:
+        """Octets are counted per sending, until all of it was answered: near enough, and nothing to do per message."""
+        sent = self._sent
+        while sent and self.held.isdisjoint(sent[0].ids):
+            self.octets -= sent.popleft().octets
+
+    def _explained(self, ids: list[bytes], taken: int) -> bool:
+        """Whether what the worker does not have was taken back from it, and is answered for the first time since."""
+        late = 0
+        for id_ in ids:
+            if id_ in self._recalled and late < len(ids) - taken:
+                del self._recalled[id_]
+                late += 1
+        return taken + late == len(ids)
+
+    def _drop(self, fault: Fault, detail: str, state: State) -> None:
+        wire, self._wire = self._wire, None
+        self.state = state
+        self.problem = detail
+        self.faults[fault] += 1
+        held, self.held = self.held, set()
+        self.octets = 0
+        self._sent.clear()
+        if wire is not None:
+            wire.abort()
+        self._owner.taken_back(self, list(held), fault, detail)
+        self._owner.changed(self)
+
+    def _take_back_overdue(self, before: float) -> None:
+        while self._sent and self._sent[0].at <= before:
+            _, ids, octets = self._sent.popleft()
+            self.octets -= octets
+            overdue = [id_ for id_ in ids if id_ in self.held]
+            self.held.difference_update(overdue)
+            for id_ in overdue:
+                self._recalled[id_] = None
+            self.faults[Fault.OVERDUE] += len(overdue)
+            self._owner.taken_back(self, overdue, Fault.OVERDUE, "not acknowledged in time")
+        while len(self._recalled) > MAX_RECALLED:
+            del self._recalled[next(iter(self._recalled))]
+        self._shrink()
+
+    def _grow(self, age: float) -> None:
+        if age > self._options.ack_timeout / 2:
+            self._shrink()
+        elif self._full and age < self._options.ack_timeout / 4:
+            self.window = min(self.window * 2, self._options.window)
+        self._full = False
+
+    def _shrink(self) -> None:
+        self.window = max(self.window // 2, 1)
+
+
+class _Wire(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, link: Link) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._link = link
+        self._reader = AnswerReader()
+        self._transport: asyncio.Transport | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods, not the base class.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            answers = self._reader.feed(data)
+        except FrameError as error:
+            self._link.broken(self, error)
+            return
+        if any(answers):
+            self._link.received(self, answers)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+        self._link.ended(self, str(error) if error else "")

@@ -1,0 +1,15 @@
+-- Make the consumer group of the intake, if it is not there.
+-- KEYS: stream, fence, origin      ARGV: fence, group, number for the ids of this group
+-- Answers the number in use: a stream that was deleted and made again must not give its entries the ids of the old ones.
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[2], '0', 'MKSTREAM')
+if made.err then
+  if string.sub(made.err, 1, 9) ~= 'BUSYGROUP' then
+    return made
+  end
+  local origin = redis.call('GET', KEYS[3])
+  if origin then
+    return origin
+  end
+end
+redis.call('SET', KEYS[3], ARGV[3])
+return ARGV[3]

@@ -1,0 +1,9 @@
+-- Go on being leader, and tell about it.
+-- KEYS: lock, its state      ARGV: token, lease (ms), state (JSON), how long that is true (ms)
+-- Answers 1, or 0 if somebody else leads or nobody does.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
+return 1

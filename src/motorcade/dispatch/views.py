@@ -1,0 +1,76 @@
+"""What leaders and workers tell about themselves; the leader's view is kept in Redis for `dispatch status`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """What has happened since the last report."""
+
+    messages_per_second: float
+    messages: int
+    total: int
+    in_flight: int
+    workers: int = 0
+    redistributed: int = 0
+    dead: int = 0
+    held_up: int = 0  #: times that a leader did not read because no worker had credit
+    refused: int = 0  #: of a worker: messages that its handler could not work on
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker, as the leader sees it."""
+
+    worker: str
+    state: str
+    in_flight: int
+    window: int  #: messages that it may have at once, now
+    credit: int  #: messages that it could be sent now
+    acknowledged: int
+    faults: dict[str, int]
+    problem: str  #: what keeps it from being connected; empty: nothing
+
+
+class LeaderView(msgspec.Struct, frozen=True, kw_only=True):
+    """A leader, as it was when it renewed its lease last."""
+
+    token: str
+    epoch: int
+    time: float
+    messages_per_second: float
+    read: int
+    acknowledged: int
+    redistributed: int
+    buried: int
+    in_flight: int
+    held_up: int
+    channel_dropped: int
+    channel_gaps: int
+    workers: tuple[WorkerView, ...]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an operator asks for first."""
+
+    leader: str  #: HOST:PID; empty: nobody leads
+    epoch: int
+    lease_left: float  #: seconds
+    lag: int  #: messages that nobody has read yet
+    pending: int  #: messages that are on their way to a worker
+    dead: int
+    processed: int  #: entries of the stream of results
+    registered: tuple[str, ...]  #: workers on the roll
+    view: LeaderView | None  #: what the leader has told last
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was given up."""
+
+    entry: str  #: in the stream of dead letters
+    id: str
+    payload: bytes
+    reason: str
+    deliveries: int
+    worker: str
+    time: float

@@ -1,0 +1,521 @@
+"""A worker: takes messages from leaders, hands them to a function, writes the results, acknowledges.
+
+    leader ─▶ wire: frames of one read ─▶ parcel ─▶ handler ─▶ results ─▶ write.lua, many at once ─▶ ACK
+    leader ─▶ wire ─────────────────────────▲           └─ raises ─▶ REJECT      └─ not written in time ─▶ RETURN
+
+Several leaders may be connected: one that leads, one that believes so, one that has just lost its office. They are all
+served alike; what two of them send is written once.
+
+Rule 1: a message is acknowledged when its result is written, and as durable as the options say.
+Rule 2: an id is written once, as long as its first writing is remembered (`remember`). So nothing is written later than
+        half of that after it was received: the server compares with its own clock, whatever this process was doing
+        meanwhile. And when this process has stood still, what is in the sockets is too old to be looked at: the
+        connections are closed, and the leader sends it again.
+Rule 3: a result that cannot be written soon is given back (RETURN) before the leader loses patience, so that a Redis
+        that is away does not look like a message that nobody can work on.
+Rule 4: with `max_waiting` messages inside, nothing more is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, cast
+
+import msgspec
+import structlog
+
+from motorcade.core.errors import StoreError
+from motorcade.dispatch.calls import SIGN_IN, WRITE, Calls, StaleError
+from motorcade.dispatch.frames import FrameError, MessageReader, ack_frames, reject_frame, return_frames
+from motorcade.dispatch.handlers import Handler, decode, is_async, load_handler, reason_of, written
+from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.views import Rate
+
+log = structlog.get_logger("motorcade.dispatch")
+
+#: Messages and octets that are written at once: a few milliseconds of the server's time.
+MAX_GROUP: Final = 500
+MAX_OCTETS: Final = 1 << 20
+#: Groups that are being written at the same time.
+WRITING: Final = 2
+#: Seconds between two entries in the roll, and that one is good for.
+ROLL_INTERVAL: Final = 1.0
+ROLL_LEASE: Final = 3.0
+#: Seconds between two beats by which this process sees that it has stood still.
+BEAT: Final = 0.25
+#: Part of `ack_timeout` after which a result that is not written is given back.
+PATIENCE: Final = 0.7
+#: Seconds that a thread may be busy with messages that were handed to it together, and how many these are at most.
+SLICE: Final = 0.01
+MAX_SLICE: Final = 64
+
+
+class Parcel:
+    """Messages of one read, or results that are to be written."""
+
+    __slots__ = ("bodies", "ids", "received", "wire")
+
+    def __init__(self, wire: Wire, ids: list[bytes], bodies: list[bytes], received: float) -> None:
+        self.wire = wire
+        self.ids = ids
+        self.bodies = bodies
+        self.received = received  #: loop time
+
+
+async def run_worker(
+    options: DispatchOptions,
+    handler: Handler | None = None,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[str], None] | None = None,
+    report: Callable[[Rate], None] | None = None,
+) -> None:
+    """Work until `stop` is set; then finish what has begun.
+
+    `ready` is called with `HOST:PORT` when leaders may come.
+    """
+    if handler is None and options.handler:
+        handler = load_handler(options.handler)
+    calls = Calls(options)
+    await calls.open()
+    try:
+        await Worker(calls, options, handler).run(stop, ready, report)
+    finally:
+        await calls.close()
+
+
+class Worker:
+    """One process that works."""
+
+    def __init__(self, calls: Calls, options: DispatchOptions, handler: Handler | None) -> None:
+        self.name = options.advertise or options.listen
+        self.written = 0
+        self.repeated = 0  #: messages whose result had been written before
+        self.refused = 0
+        self.returned = 0
+        self.stale = 0
+        self.cut_off = 0  #: leaders that sent what is no frame
+        self.inside = 0  #: messages that were received and not answered
+        self.wires: set[Wire] = set()
+        self.stopping = False
+        self.beat = 0.0
+        self._calls = calls
+        self._options = options
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Parcel] = deque()  #: for handlers
+        self._results: deque[Parcel] = deque()
+        self._has_messages = asyncio.Event()
+        self._has_results = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._slots = asyncio.Semaphore(WRITING)
+        self._busy = 0  #: messages that handlers are working on
+        self._ahead = 0.0  #: the server's clock minus ours, milliseconds
+        self._slice = 1
+        self._keys = [
+            options.key("processed"),
+            *(options.beside("processed", what) for what in ("seen", "seen:0", "seen:1")),
+        ]
+        self._threads: ThreadPoolExecutor | None = None
+        self._tasks: asyncio.TaskGroup
+
+    async def run(
+        self,
+        stop: asyncio.Event,
+        ready: Callable[[str], None] | None = None,
+        report: Callable[[Rate], None] | None = None,
+    ) -> None:
+        await self._set_clock()
+        host, _, port = self._options.listen.rpartition(":")
+        self.beat = self._loop.time()
+        server = await self._loop.create_server(lambda: Wire(self, self._options), host.strip("[]"), int(port))
+        self.name = self._advertised(server.sockets[0].getsockname()[1])
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                running = [tasks.create_task(self._keep_beat()), tasks.create_task(self._write_results())]
+                running.append(tasks.create_task(self._tell(report)))
+                running += [tasks.create_task(handle) for handle in self._handlers()]
+                if self._options.register:
+                    await self._sign_in(ROLL_LEASE)
+                    running.append(tasks.create_task(self._stay_signed_in()))
+                log.info("dispatch_worker_ready", worker=self.name)
+                if ready is not None:
+                    ready(self.name)
+                await stop.wait()
+                server.close()
+                await self._stop()
+                for task in running:
+                    task.cancel()
+        finally:
+            server.close()
+            for wire in list(self.wires):
+                wire.close()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _stop(self) -> None:
+        """Take nothing more, give back what was not begun, finish the rest."""
+        self.stopping = True
+        if self._options.register:
+            with contextlib.suppress(StoreError):
+                await self._sign_in(0.0)
+        for wire in self.wires:
+            wire.pause()
+        while self._queue:
+            parcel = self._queue.popleft()
+            self._give_back(parcel.wire, parcel.ids)
+        try:
+            async with asyncio.timeout(self._options.stop_patience):
+                while self.inside:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            log.warning("dispatch_worker_left_behind", messages=self.inside, effect="leaders send them to others")
+        for wire in list(self.wires):
+            wire.close()
+        if self.wires:  # acknowledgements have to get out
+            await asyncio.wait([wire.ended for wire in self.wires], timeout=1.0)
+
+    # -- from leaders
+
+    def receive(self, wire: Wire, ids: list[bytes], bodies: list[bytes]) -> None:
+        parcel = Parcel(wire, ids, bodies, self._loop.time())
+        self.inside += len(ids)
+        if self._handler is None:
+            self._check(parcel)
+        elif self.stopping:
+            self._give_back(wire, ids)
+        else:
+            self._queue.append(parcel)
+            self._has_messages.set()
+        if self.inside >= self._options.max_waiting:
+            for other in self.wires:
+                other.pause()
+
+    def _check(self, parcel: Parcel) -> None:
+        """The handler that everybody has: the message must be JSON, and is written as it came."""
+        bodies = parcel.bodies
+        try:
+            for body in bodies:
+                decode(body)
+        except msgspec.DecodeError:
+            self._sort(parcel)
+        if parcel.ids:
+            self._results.append(parcel)
+            self._has_results.set()
+
+    def _sort(self, parcel: Parcel) -> None:
+        """Refuse what is no JSON, keep the rest."""
+        ids: list[bytes] = []
+        bodies: list[bytes] = []
+        for id_, body in zip(parcel.ids, parcel.bodies, strict=True):
+            try:
+                decode(body)
+            except msgspec.DecodeError as error:
+                self._refuse(parcel.wire, id_, reason_of(error))
+            else:
+                ids.append(id_)
+                bodies.append(body)
+        parcel.ids, parcel.bodies = ids, bodies
+
+    def _refuse(self, wire: Wire, id_: bytes, reason: str) -> None:
+        self.refused += 1
+        wire.write(reject_frame(id_, reason))
+        self._out(1)
+
+    def _give_back(self, wire: Wire, ids: list[bytes]) -> None:
+        self.returned += len(ids)
+        wire.write(return_frames(ids))
+        self._out(len(ids))
+
+    def _acknowledge(self, wire: Wire, ids: list[bytes]) -> None:
+        wire.write(ack_frames(ids))
+        self._out(len(ids))
+
+    def _out(self, count: int) -> None:
+        self.inside -= count
+        if not self.inside:
+            self._idle.set()
+        if not self.stopping and self.inside <= self._options.max_waiting // 2:
+            for wire in self.wires:
+                wire.resume()
+
+    # -- handlers
+
+    def _handlers(self) -> list[Any]:
+        if self._handler is None:
+            return []
+        if is_async(self._handler):
+            return [self._handle_in_loop() for _ in range(self._options.parallel)]
+        self._threads = ThreadPoolExecutor(self._options.parallel, "dispatch-handler")
+        return [self._handle_in_thread() for _ in range(self._options.parallel)]
+
+    async def _next(self, most: int) -> Parcel:
+        """Up to `most` messages of one wire."""
+        while not self._queue:
+            self._has_messages.clear()
+            await self._has_messages.wait()
+        parcel = self._queue[0]
+        if len(parcel.ids) <= most:
+            return self._queue.popleft()
+        first = Parcel(parcel.wire, parcel.ids[:most], parcel.bodies[:most], parcel.received)
+        del parcel.ids[:most], parcel.bodies[:most]
+        return first
+
+    async def _handle_in_loop(self) -> None:
+        handler: Any = self._handler
+        while True:
+            parcel = await self._next(1)
+            id_, body = parcel.ids[0], parcel.bodies[0]
+            try:
+                result = written(await handler(decode(body)))
+            except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the leader is told
+                self._refuse(parcel.wire, id_, reason_of(error))
+                continue
+            self._handled(parcel, id_, result)
+
+    async def _handle_in_thread(self) -> None:
+        while True:
+            # Threads cost more than many a handler, so quick ones get several messages at once.
+            share = max(1, sum(len(parcel.ids) for parcel in self._queue) // self._options.parallel)
+            parcel = await self._next(min(self._slice, share))
+            began = self._loop.time()
+            outcomes = await self._loop.run_in_executor(self._threads, _handle_all, self._handler, parcel.bodies)
+            took = self._loop.time() - began
+            self._slice = min(self._slice * 2, MAX_SLICE) if took < SLICE / 2 else max(self._slice // 2, 1)
+            for id_, (result, error) in zip(parcel.ids, outcomes, strict=True):
+                if error is not None:
+                    self._refuse(parcel.wire, id_, error)
+                else:
+                    self._handled(parcel, id_, result)
+
+    def _handled(self, parcel: Parcel, id_: bytes, result: bytes | None) -> None:
+        if result is None:
+            self._acknowledge(parcel.wire, [id_])
+            return
+        self._results.append(Parcel(parcel.wire, [id_], [result], parcel.received))
+        self._has_results.set()
+
+    # -- results
+
+    async def _write_results(self) -> None:
+        while True:
+            await self._has_results.wait()
+            await self._slots.acquire()
+            group = self._group()
+            if not group:
+                self._slots.release()
+                self._has_results.clear()
+                continue
+            self._tasks.create_task(self._write(group), name="dispatch-write")
+
+    def _group(self) -> list[Parcel]:
+        """Results that are written together: whole parcels, unless one is too large by itself."""
+        group: list[Parcel] = []
+        count = octets = 0
+        while self._results and count < MAX_GROUP and octets < MAX_OCTETS:
+            parcel = self._results.popleft()
+            fitting = _fitting(parcel.bodies, MAX_GROUP - count, MAX_OCTETS - octets)
+            if fitting < len(parcel.ids):
+                rest = Parcel(parcel.wire, parcel.ids[fitting:], parcel.bodies[fitting:], parcel.received)
+                self._results.appendleft(rest)
+                parcel = Parcel(parcel.wire, parcel.ids[:fitting], parcel.bodies[:fitting], parcel.received)
+            group.append(parcel)
+            count += len(parcel.ids)
+            octets += sum(map(len, parcel.bodies))
+        return group
+
+    async def _write(self, group: list[Parcel]) -> None:
+        try:
+            await self._write_all(group)
+        finally:
+            self._slots.release()
+
+    async def _write_all(self, group: list[Parcel]) -> None:
+        words: list[bytes] = []
+        for parcel in group:
+            pairs = [b""] * (2 * len(parcel.ids))
+            pairs[::2], pairs[1::2] = parcel.ids, parcel.bodies
+            words += pairs
+        options = self._options
+        oldest = min(parcel.received for parcel in group)
+        deadline = int((oldest + options.remember / 2) * 1000 + self._ahead)
+        patience = max(oldest + options.ack_timeout * PATIENCE - self._loop.time(), 0.0)
+        try:
+            async with asyncio.timeout(max(patience, BEAT)):
+                fresh, now = await self._calls.run(
+                    WRITE,
+                    self._keys,
+                    self.name,
+                    deadline,
+                    int(options.remember * 1000),
+                    options.max_processed,
+                    *words,
+                    durable=True,
+                    patience=patience,
+                )
+        except StaleError as error:
+            count = sum(len(parcel.ids) for parcel in group)
+            self.stale += count
+            log.warning("dispatch_worker_too_late", messages=count, error=str(error), effect="others have got them")
+            self._out(count)
+            return
+        except (StoreError, TimeoutError) as error:
+            log.warning("dispatch_worker_not_written", error=str(error) or "no answer in time", groups=len(group))
+            for parcel in group:
+                self._give_back(parcel.wire, parcel.ids)
+            return
+        self._ahead = now - self._loop.time() * 1000
+        self.written += fresh
+        self.repeated += len(words) // 2 - fresh
+        for parcel in group:
+            self._acknowledge(parcel.wire, parcel.ids)
+
+    # -- time and place
+
+    async def _set_clock(self) -> None:
+        seconds, microseconds = await self._calls.ask(self._keys[0], "TIME")
+        self._ahead = int(seconds) * 1000 + int(microseconds) / 1000 - self._loop.time() * 1000
+
+    async def _keep_beat(self) -> None:
+        while True:
+            now = self._loop.time()
+            if self.stood_still(now):
+                for wire in list(self.wires):
+                    wire.abort("this process stood still")
+            self.beat = now
+            await asyncio.sleep(BEAT)
+
+    def stood_still(self, now: float) -> bool:
+        return now - self.beat > self._options.remember / 4
+
+    def _advertised(self, port: int) -> str:
+        """Where leaders find this worker: as configured, with the port that it really has."""
+        name = self._options.advertise or self._options.listen
+        host, _, given = name.rpartition(":")
+        if not self._options.advertise and host in {"0.0.0.0", "[::]", "*"}:  # noqa: S104 - it is compared, not bound
+            host = socket.gethostname()
+        return f"{host}:{given if int(given) else port}"
+
+    async def _sign_in(self, lease: float) -> None:
+        key = self._options.key("registry")
+        await self._calls.run(SIGN_IN, [key], self.name, int(lease * 1000))
+
+    async def _stay_signed_in(self) -> None:
+        while not self.stopping:
+            await asyncio.sleep(ROLL_INTERVAL)
+            try:
+                if not self.stopping:
+                    await self._sign_in(ROLL_LEASE)
+            except StoreError as error:
+                log.warning("dispatch_worker_not_registered", error=str(error))
+
+    async def _tell(self, report: Callable[[Rate], None] | None) -> None:
+        before, then = self.written, self._loop.time()
+        while True:
+            await asyncio.sleep(self._options.report)
+            done, now = self.written, self._loop.time()
+            rate = Rate(
+                messages_per_second=round((done - before) / (now - then), 1),
+                messages=done - before,
+                total=done,
+                in_flight=self.inside,
+                refused=self.refused,
+            )
+            if done != before or self.inside:
+                log.info("dispatch_worker_rate", worker=self.name, **msgspec.structs.asdict(rate))
+            if report is not None:
+                report(rate)
+            before, then = done, now
+
+
+def _handle_all(handler: Any, bodies: list[bytes]) -> list[tuple[bytes | None, str | None]]:
+    """Runs in a thread."""
+    outcomes: list[tuple[bytes | None, str | None]] = []
+    for body in bodies:
+        try:
+            outcomes.append((written(handler(decode(body))), None))
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the leader is told
+            outcomes.append((None, reason_of(error)))
+    return outcomes
+
+
+def _fitting(bodies: list[bytes], most: int, octets: int) -> int:
+    """How many fit; one always does."""
+    if len(bodies) <= most and sum(map(len, bodies)) <= octets:
+        return len(bodies)
+    total = 0
+    for count, body in enumerate(bodies[:most]):
+        total += len(body)
+        if total > octets and count:
+            return count
+    return max(min(len(bodies), most), 1)
+
+
+class Wire(asyncio.Protocol):
+    """One connection from a leader."""
+
+    def __init__(self, worker: Worker, options: DispatchOptions) -> None:
+        self._worker = worker
+        self._reader = MessageReader(options.max_message)
+        self._transport: asyncio.Transport | None = None
+        self._peer: object = None
+        self._paused = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods, not the base class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._peer = transport.get_extra_info("peername")
+        self._worker.wires.add(self)
+        log.info("dispatch_leader_connected", leader=str(self._peer))
+
+    def data_received(self, data: bytes) -> None:
+        worker = self._worker
+        if worker.stood_still(asyncio.get_running_loop().time()):
+            self.abort("this process stood still")
+            return
+        try:
+            ids, bodies = self._reader.feed(data)
+        except FrameError as error:
+            worker.cut_off += 1
+            self.abort(str(error))
+            return
+        if ids:
+            worker.receive(self, ids, bodies)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._worker.wires.discard(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
+        log.info("dispatch_leader_gone", leader=str(self._peer), error=str(error or ""))
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause(self) -> None:
+        if self._transport is not None and not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, why: str) -> None:
+        if self._transport is not None:
+            log.warning("dispatch_leader_cut_off", leader=str(self._peer), why=why)
+            self._transport.abort()
