@@ -451,6 +451,34 @@ def test_options_that_change_while_it_runs(tmp_path: Path) -> None:
         assert "more than 2" in platform.refused("$SDV-FANOUT", batch(fresh(3), request))
 
 
+def test_another_prefix_while_it_runs(tmp_path: Path) -> None:
+    """S41, S42: vehicles that are there get their messages where they are subscribed now; what is in flight goes on."""
+    path = tmp_path / "motorcade.toml"
+    path.write_text("[plugins.fanout]\n")
+    both, old, other = fresh(3)
+    with NodeProcess("--config", str(path), http=True) as node, Platform(node) as platform, Operator(node) as desk:
+        clients = [vehicle(node, vin) for vin in (both, old)]
+        subscribe(clients[0], f"cars/{both}/+")
+        new = vehicle(node, other, filter_=f"cars/{other}/+")
+        platform.send([both, old, other], "task_1")
+        first = [get(client, ack=False) for client in clients]
+        platform.send([both, old, other], "task_2")
+        path.write_text('[plugins.fanout]\ntopic_prefix = "cars/{VIN}"\n')
+        os.kill(node.pid, signal.SIGHUP)
+        assert [f"cars/{other}/task_{number}" for number in (1, 2)] == [get(new).topic for _ in range(2)]
+        for client, message in zip(clients, first, strict=True):
+            quiet(client)  # one in flight
+            acknowledge(client, message)
+        assert f"cars/{both}/task_2" == get(clients[0]).topic
+        quiet(clients[1])
+        view = why(desk, old)
+        assert ("not_subscribed", 1, "task_2") == (view["reason"], view["pending"], view["request_id"])
+        subscribe(clients[1], f"cars/{old}/+")
+        assert f"cars/{old}/task_2" == get(clients[1]).topic
+        wait_until(lambda: status(desk, "task_1")["states"] == {"acked": 3}, "all have got the first")
+        wait_until(lambda: status(desk, "task_2")["states"] == {"acked": 3}, "all have got the second")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -260,6 +260,11 @@ class Sources:
         self._kinds[kind.name] = kind
         self._changed(kind, added=True)
 
+    def offer_again(self, kind: Kind) -> None:
+        """`wants` answers otherwise now: clients may be subscribed to filters that concern the kind since."""
+        if kind in self.kinds:
+            self._changed(kind, added=True)
+
     def unregister(self, name: str) -> bool:
         """End all sources of a kind; False if there is none (any more)."""
         kind = self._kinds.pop(name, None)

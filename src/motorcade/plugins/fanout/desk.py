@@ -81,6 +81,9 @@ class Seat(Protocol):
     def offer(self, delivery: Delivery, *, judged: bool = False) -> None:
         """Give the vehicle this, if it may have it when its turn comes: at once, if it was `judged` just now."""
 
+    def look_again(self) -> None:
+        """Its messages come on other topics now; it may not be subscribed to them."""
+
 
 class Desk:
     """Vehicles, what they have on its way, and what operators have decided about requests."""
@@ -184,6 +187,11 @@ class Desk:
         held = self.hold.get(vin)
         if held is not None and held.phase in (Phase.CLAIMED, Phase.RESTING):
             self.release(held)  # nothing of it is in flight
+
+    def look_again(self) -> None:
+        """Messages go to other topics from now on."""
+        for seat in list(self.seats.values()):
+            seat.look_again()
 
     def session_over(self, vin: str) -> Delivery | None:
         """The session of a vehicle has ended, with what it had in flight (rule 3): that is pending again."""

@@ -91,6 +91,8 @@ class FanoutPlugin(Plugin):
             context.counters,
             context.log,
         )
+        make = partial(FanoutSource, desk=self.desk, clerk=self.clerk)
+        self._kind = Kind("fanout", make, wants=self._wants, multi_topic=True, generic=True, lingers=True)
         self.sweeper = Sweeper(store, self.desk, self.pool, self.clerk, hub.now, context.counters)
 
     async def start(self) -> None:
@@ -107,8 +109,7 @@ class FanoutPlugin(Plugin):
             self.context.spawn(self.pool.run(worker), "dispatcher")
         self.context.spawn(self._collect(), "collect")
         self.context.spawn(self._trim(), "trim")
-        make = partial(FanoutSource, desk=self.desk, clerk=self.clerk)
-        self.context.add_source(Kind("fanout", make, wants=self._wants, multi_topic=True, generic=True, lingers=True))
+        self.context.add_source(self._kind)
         parts = Parts(
             self._store,
             self.context.hub,
@@ -146,7 +147,11 @@ class FanoutPlugin(Plugin):
 
     async def reload(self, config: FanoutConfig) -> None:
         """New options hold from now on; the number of dispatchers from the next start."""
-        self.config = self.desk.config = config
+        before, self.config = self.config, config
+        self.desk.config = config
+        if config.topic_prefix != before.topic_prefix:
+            self.desk.look_again()
+            self.context.sources.offer_again(self._kind)
         self.ledger.max_requests = config.max_requests
         self._sweep_now.set()
 

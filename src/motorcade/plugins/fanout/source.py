@@ -46,6 +46,7 @@ class FanoutSource(Source):
     def offer(self, delivery: Delivery, *, judged: bool = False) -> None:
         if (
             judged
+            and self._seated
             and self.feed.subscriptions  # it may have unsubscribed, and linger because of what is in flight
             and self._desk.claim(delivery)
             and self.feed.hand(Given(delivery.message, self._filter(), delivery))
@@ -53,6 +54,11 @@ class FanoutSource(Source):
             self._clerk.sent(delivery)
         else:
             self.feed.send(delivery)
+
+    def look_again(self) -> None:
+        if self._seated and not self._fitting():
+            self._seated = False
+            self._desk.stand_up(self.vin, self)
 
     # -- Source
 
@@ -82,7 +88,7 @@ class FanoutSource(Source):
             if what is CHECK or what is ROOM:
                 self._clerk.triggered(self.vin, CHECK if what is CHECK else "room")
             return None
-        if not desired:
+        if not desired or not self._seated:
             self._desk.release(what)  # `ROOM` is a trigger
             return None
         if not self._desk.claim(what):
@@ -93,8 +99,10 @@ class FanoutSource(Source):
         """Of several filters that match, the one with the highest QoS."""
         if len(self.feed.subscriptions) == 1:
             return next(iter(self.feed.subscriptions))
-        fitting = [s for s in self.feed.subscriptions.values() if is_for(self.vin, s.filter, self._desk.config)]
-        return max(fitting, key=lambda s: s.qos).filter
+        return max(self._fitting(), key=lambda s: s.qos).filter
+
+    def _fitting(self) -> list[Subscription]:
+        return [s for s in self.feed.subscriptions.values() if is_for(self.vin, s.filter, self._desk.config)]
 
     def sending(self, given: Given) -> Message | None:
         delivery: Delivery = given.tag
