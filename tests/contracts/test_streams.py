@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from motorcade.storage.ports import Store, StreamInfo, StreamRecord, Swept
+from motorcade.storage.ports import Formed, Store, StreamInfo, StreamRecord, Swept
 from tests.contracts.engines import NOW, ODD_NAMES, odd_id
 
 
@@ -87,6 +87,65 @@ async def test_large_values(store: Store) -> None:
     await store.streams.append("receipts", [large, b"", large[1:]], NOW)
     assert [large, b"", large[1:]] == await values(store, "receipts")
     assert 2 * len(large) - 1 == (await store.streams.info("receipts")).octets
+
+
+async def test_values_of_one_form(store: Store) -> None:
+    """Stored as they like, read as what they are."""
+    columns = ([b"%d" % number for number in range(600)], [b"x" * (number % 7) for number in range(600)])
+    formed = Formed([b"<", 0, b"|", 1, 0, b"", b">"], columns)
+    wanted = [b"<%b|%b%b>" % (first, second, first) for first, second in zip(*columns, strict=True)]
+    offsets = await store.streams.append("receipts", formed, NOW)
+    batch = store.batch()
+    batch.stream("receipts", formed.part(0, 1), NOW + 1)
+    batch.stream("receipts", [b"other"], NOW + 1)
+    batch.stream("receipts", Formed([0], [[]]), NOW + 1)
+    await batch.commit()
+    assert 600 == len(offsets)
+    assert [*wanted, wanted[0], b"other"] == await values(store, "receipts")
+    assert wanted[250:260] == [record.value for record in await store.streams.read("receipts", offsets[249], 10)]
+    octets = sum(map(len, wanted)) + len(wanted[0]) + 5
+    info = await store.streams.info("receipts")
+    assert (602, octets) == (info.records, info.octets)
+    await trim(store, "receipts", records=100, budget=130)
+    assert [*wanted[502:], wanted[0], b"other"] == await values(store, "receipts")
+    info = await store.streams.info("receipts")
+    assert (offsets[502], 100, octets - sum(map(len, wanted[:502]))) == (info.first, info.records, info.octets)
+    assert [] == await store.check()
+
+
+async def test_records_that_came_together_are_read_and_go_one_by_one(store: Store) -> None:
+    """Whatever an engine keeps together: from every offset, in pages of any size, trimmed anywhere."""
+    wanted: list[StreamRecord] = []
+    for turn, count in enumerate((1, 2, 7, 40, 1, 300, 3)):
+        given = [b"%d %d" % (turn, number) * (number % 5) for number in range(count)]
+        if turn == 3:
+            given[17] = bytes(40_000)
+        offsets = await store.streams.append("receipts", given, NOW + turn)
+        wanted += [StreamRecord(offset, NOW + turn, value) for offset, value in zip(offsets, given, strict=True)]
+    number = 0
+    while wanted:
+        for limit in (1, 3, 11, 500):
+            place = number * limit % len(wanted)
+            assert wanted[place : place + limit] == await store.streams.read(
+                "receipts", wanted[place].offset - 1, limit
+            )
+        for turn in range(7):
+            time = NOW + turn
+            later = [record for record in wanted if record.time >= time]
+            assert later == await store.streams.read("receipts", await store.streams.find("receipts", time), 1000)
+        info = StreamInfo(wanted[0].offset, wanted[-1].offset, len(wanted), sum(len(record.value) for record in wanted))
+        assert info == await store.streams.info("receipts")
+        gone = min(1 + number * 7, len(wanted))
+        octets = sum(len(record.value) for record in wanted[:gone])
+        if number % 2 and gone < len(wanted):
+            swept = await store.streams.trim("receipts", records=len(wanted) - gone, budget=gone)
+        else:
+            swept = await store.streams.trim("receipts", before=NOW + 100, budget=gone)
+        assert (gone, octets) == (swept.removed, swept.octets)
+        del wanted[:gone]
+        number += 1
+        assert [] == await store.check()
+    assert [] == await values(store, "receipts")
 
 
 async def test_info_follows_every_change(store: Store) -> None:

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from pathlib import Path
 
-from motorcade.storage import tables
+from motorcade.storage import runs, tables
 from motorcade.storage.files import Files, Tables, scan
 from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError
@@ -164,9 +164,12 @@ class _Inspection:
             found, size, lowest, highest = 0, 0, 0, 0
             for key, value in scan(self._tables.rows, name + b"\0", name + b"\1"):
                 highest = tables.NUMBER.unpack(key[-8:])[0]
-                lowest = lowest or highest
-                found += 1
-                size += len(value) - 8
+                octets_of = runs.sizes(value)
+                # The oldest of a run may have been trimmed; a row of which all were is one too many.
+                left = octets_of[-min(highest - first + 1, len(octets_of)) :] if highest >= first else octets_of
+                lowest = lowest or highest - len(left) + 1
+                found += len(left)
+                size += sum(left)
             if (found, size) != (records, octets) or (found and (lowest, highest) != (first, last)):
                 self._say(
                     f"stream {name.decode()!r}: {found} records, {size} octets, {lowest} to {highest}; "

@@ -25,10 +25,11 @@ Rule 7: names (owners, streams, nodes, leases, keys of records) are any non-empt
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import Protocol
+from itertools import repeat
+from typing import Protocol, overload
 
 from msgspec import Struct
 
@@ -216,6 +217,51 @@ class StreamRecord(Struct, frozen=True, gc=False):
     value: bytes
 
 
+class Formed(Sequence[bytes]):
+    """Values that have most of their bytes in common, to be appended together.
+
+    An engine may store what differs and put the values together when somebody reads them.
+    """
+
+    __slots__ = ("columns", "parts")
+
+    def __init__(self, parts: Sequence[bytes | int], columns: Sequence[Sequence[bytes]]) -> None:
+        """`parts`: what each value is made of, bytes as they are or the number of a column; columns are equally long.
+
+        Nobody may change them afterwards.
+        """
+        self.parts = parts
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        return b"".join([self.columns[part][index] if isinstance(part, int) else part for part in self.parts])
+
+    def __iter__(self) -> Iterator[bytes]:
+        columns = [self.columns[part] if isinstance(part, int) else repeat(part, len(self)) for part in self.parts]
+        return map(b"".join, zip(*columns, strict=True))
+
+    def part(self, start: int, end: int) -> Formed:
+        """Some of them."""
+        return Formed(self.parts, [column[start:end] for column in self.columns])
+
+    def octets(self) -> int:
+        """Of all values."""
+        sizes = [sum(map(len, column)) for column in self.columns]
+        count = len(self)
+        return sum(sizes[part] if isinstance(part, int) else len(part) * count for part in self.parts)
+
+
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream at one moment."""
@@ -230,7 +276,7 @@ class Streams(Protocol):
     """Append-only sequences. A stream exists from its first append until it is dropped, even if all is trimmed."""
 
     async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
-        """Append; the offsets."""
+        """Append; the offsets. Values of one form are better appended as `Formed`."""
 
     async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
         """Up to `limit` records with an offset above `after`, oldest first."""

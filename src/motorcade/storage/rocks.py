@@ -4,6 +4,7 @@
     writer.py        one thread that commits in groups; everything that writes passes through it
     transaction.py   what a write does: reads, decides, one atomic batch
     notes.py         small rows that change often, noted first and put in place later
+    runs.py          records of a stream that share a row
     tables.py        keys and values
     files.py         opening, closing, errors in our words
 
@@ -31,8 +32,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from rocksdict import ReadOptions
 
-from motorcade.storage import tables
-from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables, scan
+from motorcade.storage import runs, tables
+from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables, scan, scan_up_to
 from motorcade.storage.inspect import inspect
 from motorcade.storage.notes import Notes
 from motorcade.storage.ports import (
@@ -42,6 +43,7 @@ from motorcade.storage.ports import (
     Draft,
     Durability,
     Entry,
+    Formed,
     Lease,
     MailboxInfo,
     StoreError,
@@ -92,6 +94,7 @@ T = TypeVar("T")
 _pack = tables.NUMBER.pack
 _unpack_entry = tables.ENTRY.unpack_from
 _unpack_number = tables.NUMBER.unpack
+_unpack_time = tables.EXPIRES.unpack_from
 
 
 class Content(NamedTuple):
@@ -531,7 +534,7 @@ class RocksStreams:
         self._writer = writer
 
     async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
-        values = list(values)
+        values = _kept(values)
         return await self._writer.submit(lambda write: write.append_stream(stream, values, now), rows=len(values) + 1)
 
     async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
@@ -570,6 +573,11 @@ class RocksStreams:
         return await self._reader.beside(lambda opened: [key.decode() for key, _ in scan(opened.streams, b"", b"")])
 
 
+def _kept(values: Sequence[bytes]) -> Sequence[bytes]:
+    """Values that stay as they are until they are written."""
+    return values if isinstance(values, Formed) else list(values)
+
+
 def _stream_head(stream: str, opened: Tables) -> StreamHead:
     row = opened.streams.get(tables.name(stream))
     return StreamHead(*tables.STREAM.unpack(row)) if row is not None else StreamHead()
@@ -579,26 +587,35 @@ def _stream_rows(stream: str, after: int, limit: int, opened: Tables) -> list[St
     head = _stream_head(stream, opened)
     prefix = tables.name(stream) + b"\0"
     # From the first on: before it lies what was trimmed, and walking over that takes time.
-    start = prefix + _pack(max(after + 1, head.first))
-    records: list[StreamRecord] = []
-    for key, row in scan(opened.rows, start, after_prefix(prefix)):
-        records.append(StreamRecord(tables.NUMBER.unpack(key[-8:])[0], tables.EXPIRES.unpack_from(row)[0], row[8:]))
-        if len(records) == limit:
+    start = max(after + 1, head.first)
+    found: list[StreamRecord] = []
+    for key, row in scan_up_to(opened.rows, prefix + _pack(start), after_prefix(prefix), prefix + _pack(head.last)):
+        last: int = _unpack_number(key[-8:])[0]
+        if row[0] < runs.RUN:
+            found.append(StreamRecord(last, _unpack_time(row)[0], row[8:]))
+        else:
+            found += runs.records(last, row, start, limit - len(found))
+        if len(found) == limit:
             break
-    return records
+    return found
 
 
 def _find(stream: str, time: float, opened: Tables) -> int:
-    """Halve the offsets: times never go back, and offsets have no gaps."""
+    """Halve the offsets: times never go back. What is not there takes the time of what comes next."""
     head = _stream_head(stream, opened)
     prefix = tables.name(stream) + b"\0"
+    options = ReadOptions()
+    options.set_iterate_upper_bound(after_prefix(prefix))
+    cursor = opened.rows.iter(options)
     low, high = head.first, head.last + 1
     while low < high:
         middle = (low + high) // 2
-        row = opened.rows.get(prefix + _pack(middle))
-        # None: trimmed since the head was read, so older than everything that is there.
-        if row is None or tables.EXPIRES.unpack_from(row)[0] < time:
-            low = middle + 1
+        cursor.seek(prefix + _pack(middle))
+        if not cursor.valid():
+            cursor.status()  # see `scan`
+            low = middle + 1  # trimmed since the head was read
+        elif runs.extent(cursor.value())[0] < time:
+            low = _unpack_number(cursor.key()[-8:])[0] + 1
         else:
             high = middle
     return low - 1
@@ -698,7 +715,7 @@ class RocksBatch:
         self._durable = True
 
     def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
-        values = list(values)
+        values = _kept(values)
         self._calls.append((Transaction.append_stream, (stream, values, now)))
         self._rows += len(values) + 1
         self._grows = self._durable = True

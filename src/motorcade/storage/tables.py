@@ -13,7 +13,7 @@
     blobinfo   sha256                            entries and messages that hold it(8) keep until(f8) size(8)  noted
     records    collection 0 key                  expires at(f8) value
     streams    name                              first, last, records, octets (4 x 8) time of the last(f8)
-    rows       name 0 offset(8)                  time(f8) value
+    rows       name 0 offset(8)                  time(f8) value, or several, see runs.py
     leases     name                              token(8) until(f8)
     endings    when(8) kind(1) what              what ends by itself, soonest first; see `Kind`
     notes      number(8)                         rows of the tables above marked "noted", see notes.py
@@ -41,7 +41,7 @@ from typing import NamedTuple
 import msgspec
 
 #: Version of all layouts together.
-FORMAT = 2
+FORMAT = 3
 
 TABLES = (
     "entries",

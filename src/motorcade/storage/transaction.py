@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 import msgspec
 from rocksdict import WriteBatch
 
-from motorcade.storage import tables
+from motorcade.storage import runs, tables
 from motorcade.storage.files import Tables, scan
 from motorcade.storage.notes import Notes, Noting
 from motorcade.storage.ports import Appended, Attached, Bound, Draft, Lease, MailboxInfo, StoreDamagedError, Swept
@@ -824,12 +824,10 @@ class Transaction:
         prefix = tables.name(stream) + b"\0"
         head = self._stream(stream) or StreamHead()
         head.time = max(head.time, now)
-        stamp = tables.EXPIRES.pack(head.time)
         offsets = list(range(head.last + 1, head.last + 1 + len(values)))
-        put, rows = self._put, self._handles["rows"]
-        for offset, value in zip(offsets, values, strict=True):
-            put(prefix + _pack(offset), stamp + value, rows)
-            head.octets += len(value)
+        for offset, row, octets in runs.rows_of(head.last + 1, head.time, values):
+            self._put(prefix + _pack(offset), row, self._handles["rows"])
+            head.octets += octets
         head.last = offsets[-1]
         head.records += len(values)
         self._streams[stream] = head
@@ -841,23 +839,34 @@ class Transaction:
             return Swept(0, 0, None)
         prefix = tables.name(stream) + b"\0"
         removed, freed, cursor = 0, 0, None
-        for key, row in scan(self._tables.rows, prefix + _pack(head.first), after_prefix(prefix)):
-            old = tables.EXPIRES.unpack_from(row)[0] < before
-            if not (old or 0 < records < head.records or 0 < octets < head.octets):
+        for offset, time, size, key in self._records_of(prefix, head.first):
+            if not (time < before or 0 < records < head.records or 0 < octets < head.octets):
                 break
             if removed == budget:
                 cursor = MORE
                 break
-            self._batch.delete(key, self._handles["rows"])
-            size = len(row) - 8
+            if key:
+                self._batch.delete(key, self._handles["rows"])
             removed += 1
             freed += size
             head.records -= 1
             head.octets -= size
-            head.first = tables.NUMBER.unpack(key[-8:])[0] + 1
+            head.first = offset + 1
         if removed:
             self._streams[stream] = head
         return Swept(removed, freed, cursor)
+
+    def _records_of(self, prefix: bytes, first: int) -> Iterator[tuple[int, float, int, bytes]]:
+        """Offset, time and octets of the records of a stream, oldest first; the last one of a row has the row's key."""
+        for key, row in scan(self._tables.rows, prefix + _pack(first), after_prefix(prefix)):
+            last = tables.NUMBER.unpack(key[-8:])[0]
+            time, _ = runs.extent(row)
+            sizes = runs.sizes(row)
+            offset = last - len(sizes) + 1
+            for size in sizes:
+                if offset >= first:
+                    yield offset, time, size, key if offset == last else b""
+                offset += 1
 
     def drop_stream(self, stream: str) -> None:
         octets = tables.name(stream)

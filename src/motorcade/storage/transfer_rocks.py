@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import msgspec
 from rocksdict import WriteBatch
 
-from motorcade.storage import embedded, tables
+from motorcade.storage import embedded, runs, tables
 from motorcade.storage.files import Files, Tables, scan, write_meta
 from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError, StoreError
@@ -165,14 +166,15 @@ def _records(opened: Tables, now: float) -> Iterator[Content]:
 
 
 def _stream(opened: Tables, name: bytes, head: bytes) -> Iterator[Content]:
-    _, last, _, _, time = tables.STREAM.unpack(head)
+    first, last, _, _, time = tables.STREAM.unpack(head)
     records, octets, parts = list[tuple[int, float, bytes]](), 0, 0
     for key, row in scan(opened.rows, name + b"\0", name + b"\1"):
-        records.append((tables.NUMBER.unpack(key[-8:])[0], tables.EXPIRES.unpack_from(row)[0], row[8:]))
-        octets += len(row)
-        if len(records) == PART_ROWS or octets > PART_OCTETS:
-            yield Stream(name.decode(), last, time, records)
-            records, octets, parts = [], 0, parts + 1
+        for record in runs.records(tables.NUMBER.unpack(key[-8:])[0], row, first, sys.maxsize):
+            records.append((record.offset, record.time, record.value))
+            octets += len(record.value) + 8
+            if len(records) == PART_ROWS or octets > PART_OCTETS:
+                yield Stream(name.decode(), last, time, records)
+                records, octets, parts = [], 0, parts + 1
     if records or not parts:
         yield Stream(name.decode(), last, time, records)
 

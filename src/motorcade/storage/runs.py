@@ -1,0 +1,97 @@
+"""Records of a stream in the table `rows`: one by itself, or a run of them in one row.
+
+A row costs about a microsecond to write and as much to read, whatever is in it, and each octet of it more than a
+nanosecond. So records that are appended together share a row, and if they are of one form (`Formed`), only what
+differs is stored.
+
+Rule 1: the key of a row is the offset of its last record. So looking for an offset leads to the row that has it.
+Rule 2: all records of a row have the same time. A run begins with the time below zero; that tells it from a record by
+        itself.
+Rule 3: a run may have lost its oldest records to a trim; only the head of the stream knows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from struct import Struct
+
+import msgspec
+
+from motorcade.storage.ports import Formed, StreamRecord
+
+#: Records in one row, and octets after which the next begins: a reader who wants one of them reads them all.
+MAX_RECORDS = 256
+MAX_OCTETS = 32 * 1024
+
+#: What the first octet of a run is at least, since its time is below zero.
+RUN = 0x80
+
+_TIME = Struct(">d")
+_HEAD = Struct(">dBI")  # the time below zero, what follows, records
+
+_VALUES = 1  #: msgpack: the values
+_FORMED = 2  #: msgpack: parts and columns of a `Formed`
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_values = msgspec.msgpack.Decoder(list[bytes]).decode
+_decode_formed = msgspec.msgpack.Decoder(tuple[list[bytes | int], list[list[bytes]]]).decode
+
+
+def rows_of(first: int, time: float, values: Sequence[bytes]) -> Iterator[tuple[int, bytes, int]]:
+    """Rows for values that are appended together: the offset of each row, the row, and the octets of its values."""
+    if isinstance(values, Formed):
+        yield from _formed_rows(first, time, values)
+        return
+    start, octets = 0, 0
+    for end, value in enumerate(values, 1):
+        octets += len(value)
+        if octets >= MAX_OCTETS or end - start == MAX_RECORDS or end == len(values):
+            if end - start == 1:
+                row = _TIME.pack(time) + value
+            else:
+                row = _HEAD.pack(-time, _VALUES, end - start) + _encode(values[start:end])
+            yield first + end - 1, row, octets
+            start, octets = end, 0
+
+
+def _formed_rows(first: int, time: float, values: Formed) -> Iterator[tuple[int, bytes, int]]:
+    for start in range(0, len(values), MAX_RECORDS):
+        end = min(start + MAX_RECORDS, len(values))
+        part = values if end - start == len(values) else values.part(start, end)
+        row = _HEAD.pack(-time, _FORMED, end - start) + _encode((part.parts, part.columns))
+        yield first + end - 1, row, part.octets()
+
+
+def extent(row: bytes) -> tuple[float, int]:
+    """The time of a row's records, and how many it was made with."""
+    if row[0] < RUN:
+        return _TIME.unpack_from(row)[0], 1
+    time, _, count = _HEAD.unpack_from(row)
+    return -time, count
+
+
+def records(last: int, row: bytes, start: int, limit: int) -> list[StreamRecord]:
+    """Up to `limit` of a row's records from an offset on; `last` is the offset of the row."""
+    if row[0] < RUN:
+        return [StreamRecord(last, _TIME.unpack_from(row)[0], row[8:])]
+    time, kind, count = _HEAD.unpack_from(row)
+    first = last - count + 1
+    skip = max(start - first, 0)
+    values = _values(row, kind)
+    if skip or limit < count:
+        values = values[skip : skip + limit]
+    first += skip
+    return list(map(StreamRecord, range(first, first + len(values)), repeat(-time), values))
+
+
+def sizes(row: bytes) -> list[int]:
+    """Octets of each value."""
+    if row[0] < RUN:
+        return [len(row) - _TIME.size]
+    return list(map(len, _values(row, _HEAD.unpack_from(row)[1])))
+
+
+def _values(row: bytes, kind: int) -> list[bytes]:
+    content = memoryview(row)[_HEAD.size :]
+    return list(Formed(*_decode_formed(content))) if kind == _FORMED else _decode_values(content)

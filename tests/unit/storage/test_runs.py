@@ -1,0 +1,69 @@
+"""Records that share a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from motorcade.storage import runs
+from motorcade.storage.ports import Formed, StreamRecord
+
+NOW = 1_000_000.5
+
+
+def rows(values: list[bytes] | Formed, time: float = NOW) -> list[tuple[int, bytes, int]]:
+    return list(runs.rows_of(11, time, values))
+
+
+@pytest.mark.parametrize("time", [0.0, NOW])
+@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 1000])
+def test_rows_hold_what_was_given(count: int, time: float) -> None:
+    values = [b"%d" % number * (number % 3) for number in range(count)]
+    for given in (values, Formed([0], [values])):
+        made = rows(given, time)
+        found = [record for last, row, _ in made for record in runs.records(last, row, 0, 9999)]
+        assert [StreamRecord(11 + number, time, value) for number, value in enumerate(values)] == found
+        assert list(map(len, values)) == [size for _, row, _ in made for size in runs.sizes(row)]
+        assert sum(map(len, values)) == sum(octets for _, _, octets in made)
+        assert {time} == {runs.extent(row)[0] for _, row, _ in made}
+        assert count == sum(runs.extent(row)[1] for _, row, _ in made)
+        assert (count + 255) // 256 == len(made)
+
+
+def test_large_values_share_no_row() -> None:
+    large = bytes(runs.MAX_OCTETS)
+    assert [11, 12, 14, 15] == [last for last, _, _ in rows([large, large, b"1", large, b"2"])]
+    assert [1, 1, 2, 1] == [runs.extent(row)[1] for _, row, _ in rows([large, large, b"1", large, b"2"])]
+
+
+@pytest.mark.parametrize("formed", [False, True])
+def test_a_reader_gets_the_part_it_wants(formed: bool) -> None:
+    values = [b"%d" % number for number in range(20)]
+    ((last, row, _),) = rows(Formed([0], [values]) if formed else values)
+    assert 30 == last
+    for start in range(1, 31):
+        for limit in (1, 5, 20, 99):
+            wanted = values[max(start - 11, 0) :][:limit]
+            assert wanted == [record.value for record in runs.records(last, row, start, limit)]
+
+
+def test_what_is_common_is_stored_once() -> None:
+    columns = [[b"%03d" % number for number in range(200)]]
+    ((_, row, octets),) = rows(Formed([b"a" * 300, 0, b"b", 0], columns))
+    assert 200 * 307 == octets
+    assert len(row) < 200 * 6 + 400
+
+
+def test_formed_values_are_a_sequence() -> None:
+    formed = Formed([b"<", 0, b"-", 1, b"-", 0, b">"], [[b"1", b"22", b""], [b"a", b"b", b"c"]])
+    wanted = [b"<1-a-1>", b"<22-b-22>", b"<-c->"]
+    assert wanted == list(formed)
+    assert wanted == [formed[0], formed[1], formed[-1]]
+    assert wanted[::-1] == formed[::-1]
+    assert wanted[1:] == formed[1:]
+    assert wanted[1:2] == list(formed.part(1, 2))
+    assert 3 == len(formed)
+    assert sum(map(len, wanted)) == formed.octets()
+    assert b"<22-b-22>" in formed
+    assert [] == list(Formed([b"x", 0], [[]]))
+    with pytest.raises(IndexError):
+        formed[3]
