@@ -24,6 +24,7 @@ Exclusive = Annotated[bool, typer.Option("--exclusive", help="The compacted queu
 Shared = Annotated[bool, typer.Option("--shared", help="The shared compacted queue of that name.")]
 
 _CONSUMERS = ("client", "connected", "progress", "waiting", "in_flight", "acked_at")
+_LONGEST = 20  # characters of a number of seconds
 _BACK = 4  # times as far back for the last messages, where too few of the numbers looked at are still there
 
 
@@ -170,7 +171,7 @@ def moment(text: str) -> dict[str, float]:
     """`2h` (so long ago), an ISO 8601 time (that of this machine unless it has a zone), or `@` and seconds."""
     from motorcade.core.moment import seconds_of
 
-    if text.startswith("@") and text[1:].isascii() and text[1:].isdigit():
+    if text.startswith("@") and len(text) <= _LONGEST and text[1:].isascii() and text[1:].isdigit():
         return {"since": float(text[1:])}
     seconds = seconds_of(text, None)
     if seconds is not None:
@@ -179,8 +180,8 @@ def moment(text: str) -> dict[str, float]:
         return {"ago": _options.duration(text)}
     except typer.BadParameter:
         raise typer.BadParameter(
-            f"{text!r} is no time; write 7d, 12h, 30m, 45s (so long ago), 2026-11-15T08:30:00 (local time, or with a"
-            " zone: …Z, …+01:00), or @ and seconds since the epoch",
+            f"{text[:40]!r} is no time; write 7d, 12h, 30m, 45s (so long ago), 2026-11-15T08:30:00 (local time, or with"
+            " a zone: …Z, …+01:00), or @ and seconds since the epoch",
             param_hint="--since",
         ) from None
 

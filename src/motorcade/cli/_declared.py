@@ -17,12 +17,12 @@ import typer
 from motorcade.cli import _control, _options, _output
 
 _PAGE = 500  # messages per request
-_FARTHEST = 2**63 - 1  # a position
+FARTHEST = 2**63 - 1  #: a position
 LIMIT = 100  #: messages shown unless the caller says otherwise
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-After = Annotated[int, typer.Option(min=0, max=_FARTHEST, help="Begin behind this position.")]
+After = Annotated[int, typer.Option(min=0, max=FARTHEST, help="Begin behind this position.")]
 Limit = Annotated[int, typer.Option(min=1, help="At most so many messages.")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Annotated
 
@@ -43,6 +44,8 @@ def duration(text: str) -> float:
     if found is None:
         raise typer.BadParameter(f"{text!r} is no duration; write 7d, 12h, 30m, 45s, or 0 for ever")
     seconds = float(found[1]) * _UNITS[found[2]]
+    if math.isinf(seconds):
+        raise typer.BadParameter(f"{text[:20]}… is too long for a duration; 0 is for ever")
     return int(seconds) if seconds.is_integer() else seconds
 
 

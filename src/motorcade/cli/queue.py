@@ -174,7 +174,7 @@ def _print_lines(found: list[dict[str, Any]], as_json: bool) -> None:
 def rewind(
     name: Annotated[str, typer.Argument(metavar="CLIENT", help="Owner of the queue; with --shared: its name.")],
     to: Annotated[
-        int | None, typer.Option("--to", metavar="SEQ", min=0, help="Number of the message that comes next.")
+        int | None, typer.Option("--to", metavar="SEQ", min=0, max=_declared.FARTHEST, help="Number that comes next.")
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="2h|TIME", help="Everything appended since then comes again.")

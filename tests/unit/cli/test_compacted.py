@@ -506,10 +506,13 @@ WRONG: list[tuple[tuple[object, ...], int, str]] = [
     (("rewind", "", "--to", 1), 2, "a queue has a name, or the client id of its owner"),
     (("rewind", "wrong", "--to", -1), 2, "--to"),
     (("rewind", "wrong", "--to", "first"), 2, "--to"),
+    (("rewind", "wrong", "--to", 2**63), 2, "--to"),
     (("rewind", "wrong", "--to", 99), 1, "to = 99: the last number is 3"),
     (("rewind", "wrong", "--since", "yesterday"), 2, "--since: 'yesterday' is no time; write 7d, 12h, 30m, 45s"),
     (("rewind", "wrong", "--since", "2026-13-40"), 2, "'2026-13-40' is no time"),
     (("rewind", "wrong", "--since", "@x"), 2, "'@x' is no time"),
+    (("rewind", "wrong", "--since", "@" + "9" * 400), 2, "is no time"),
+    (("rewind", "wrong", "--since", "9" * 400 + "d"), 2, "is no time"),
     (("rewind", "wrong", "--since", "-2h"), 2, "'-2h' is no time"),
     (("rewind", "wrong", "--since", ""), 2, "'' is no time"),
     (("rewind", "wrong", "--consumer", "x", "--to", 1), 2, "--consumer: the queue of a client has no other consumer"),
@@ -532,7 +535,7 @@ def wrong(node: NodeProcess) -> None:
 
 
 @pytest.mark.usefixtures("wrong")
-@pytest.mark.parametrize(("words", "code", "wanted"), WRONG, ids=[" ".join(map(str, row[0])) for row in WRONG])
+@pytest.mark.parametrize(("words", "code", "wanted"), WRONG, ids=[" ".join(map(str, row[0]))[:60] for row in WRONG])
 def test_what_is_wrong_is_said(
     run: Run, at: tuple[str, str], words: tuple[object, ...], code: int, wanted: str
 ) -> None:

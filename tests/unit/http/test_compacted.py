@@ -223,6 +223,7 @@ def test_a_time_is_a_number_a_text_or_a_while_ago(node: NodeProcess, web: httpx.
         ({"too": 1}, "rewind: unknown option 'too'; did you mean 'to'?"),
         ({"zzz": 1}, "rewind: unknown option 'zzz'; known are: ago, consumer, preview, since, to"),
         ({"to": -1}, "rewind: to = -1: Expected int >= 0"),
+        ({"to": 10**30}, f"to = {10**30}: the last number is 3"),
         ({"to": "5"}, "rewind: to = '5': Expected int | null, got str"),
         ({"to": 1.5}, "rewind: to = 1.5: Expected int"),
         ({"to": True}, "rewind: to = True: Expected int"),
