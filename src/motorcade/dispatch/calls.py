@@ -58,6 +58,8 @@ ALL: Final = (
 
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 500
+#: Seconds after which a server is asked again whether it has replicas.
+ASK_AGAIN: Final = 2.0
 
 
 class FencedError(StoreError):
@@ -76,7 +78,7 @@ class Calls:
         self.servers = Servers(place.addresses, place.access, place.clustered, place.options.patience, ALL)
         self.unconfirmed = 0  #: calls that too few replicas had confirmed in time
         self._wanted = options.replicas
-        self._replicas: dict[Connection, int] = {}
+        self._replicas: dict[Connection, tuple[float, int]] = {}  #: when it was asked for, and how many
 
     async def open(self) -> None:
         await self.servers.open()
@@ -152,17 +154,18 @@ class Calls:
         """How many replicas have to confirm what this server is told."""
         if self._wanted >= 0:
             return self._wanted
-        known = self._replicas.get(connection)
-        if known is None:
+        now = asyncio.get_running_loop().time()
+        asked, count = self._replicas.get(connection, (-ASK_AGAIN, 0))
+        if now - asked >= ASK_AGAIN:
             try:
                 told: bytes = await connection.call("INFO", "replication")
             except ServerError:  # somebody who may only write here need not know
                 told = b""
-            known = int(b"connected_slaves:" in told and b"connected_slaves:0" not in told)
+            count = int(b"state=online" in told)
             for gone in [other for other in self._replicas if not other.is_open]:
                 del self._replicas[gone]
-            self._replicas[connection] = known
-        return known
+            self._replicas[connection] = (now, count)
+        return count
 
 
 def _meant(error: ServerError, connection: Connection) -> StoreError:

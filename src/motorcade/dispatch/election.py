@@ -86,7 +86,12 @@ class Election:
             began = loop.time()
             try:
                 epoch, left = await self._calls.run(
-                    ACQUIRE, [self._lock, self._epoch], self.token, self._milliseconds, durable=True
+                    ACQUIRE,
+                    [self._lock, self._epoch],
+                    self.token,
+                    self._milliseconds,
+                    durable=True,
+                    patience=self._lease,
                 )
                 if epoch:
                     term = Term(self.token, epoch, began + self._lease * (1 - MARGIN))

@@ -82,6 +82,7 @@ class Intake:
             durable=True,
         )
         self._namer = Namer(int(origin) % ORIGINS)
+        await self.look_where()
 
     @property
     def most(self) -> int:

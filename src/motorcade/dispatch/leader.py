@@ -113,6 +113,7 @@ class Leader(Owner):
         self._assigning = 0  #: messages that were read and are being stored as pending
         self._claim_at = 0.0
         self._claim_all = True
+        self._deserted = False  #: no worker was connected when one was last looked for
         self._rate = 0.0
         self._credit = asyncio.Event()
         self._done = asyncio.Event()
@@ -328,7 +329,7 @@ class Leader(Owner):
 
     async def _take_in(self) -> None:
         """Claim what was left behind, then read what is new, as far as workers have credit."""
-        await self.intake.look_where()
+        trouble = ""
         while True:
             room = self._room()
             if room <= 0:
@@ -342,12 +343,15 @@ class Leader(Owner):
                 if not await self._read(min(room, self.intake.most)):
                     self._slots.release()
                     await self.intake.wait()
+                trouble = ""
             except FencedError:
                 raise
             except StoreError as error:
                 # What was read, and whose reply was lost, is claimed.
                 self._claim_all = True
-                log.warning("dispatch_intake_held", error=str(error))
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.warning("dispatch_intake_held", error=trouble)
                 await asyncio.sleep(PAUSE)
 
     async def _read(self, count: int) -> bool:
@@ -416,7 +420,23 @@ class Leader(Owner):
                 await self._sort_claimed(batch)
             if after == b"0-0":
                 break
+        await self._sweep()
         self._claim_at = self._loop.time() + RECLAIM_INTERVAL
+
+    async def _sweep(self) -> None:
+        """Forget ids among the pending that the intake does not know any more: a failover may bring some back.
+
+        All that the intake knows has just been claimed, so whatever is old and not in the book is of that kind.
+        """
+        before = _milliseconds() - int(RECLAIM_IDLE * 1000)
+        ids = await self._calls.ask(
+            self._pending[0], "ZRANGEBYSCORE", self._pending[0], "-inf", before, "LIMIT", 0, AT_ONCE
+        )
+        known = self.book.untold()
+        stray = [id_ for id_ in ids if id_ not in self.book.open and id_ not in known]
+        if stray:
+            log.info("dispatch_pending_swept", ids=len(stray))
+            await self._insist(SETTLE, [*self._pending, self._deliveries], [len(stray), *stray])
 
     async def _sort_claimed(self, batch: Batch) -> None:
         log.info("dispatch_claimed", messages=len(batch.ids))
@@ -437,6 +457,9 @@ class Leader(Owner):
 
     async def _wait_for_credit(self) -> None:
         self.held_up += 1
+        if not self._order and not self._deserted:
+            log.warning("dispatch_no_workers", effect="messages wait in Redis", workers=len(self.links))
+        self._deserted = not self._order
         self._credit.clear()
         await self._credit.wait()
 
@@ -497,12 +520,14 @@ class Leader(Owner):
         return chosen
 
     async def _store_again(self, ids: list[bytes]) -> None:
-        histories = self.book.histories
+        """Those that have failed; what only found no credit is stored already."""
         words: list[bytes | int] = [_milliseconds()]
         for id_ in ids:
-            history = histories.get(id_)
-            words += (id_, history.deliveries if history is not None else 0)
-        await self._insist(AGAIN, [*self._pending, self._deliveries], words)
+            history = self.book.histories.get(id_)
+            if history is not None:
+                words += (id_, history.deliveries)
+        if len(words) > 1:
+            await self._insist(AGAIN, [*self._pending, self._deliveries], words)
 
     def _send_chosen(self, chosen: dict[Link, list[bytes]]) -> None:
         now = self._loop.time()
@@ -561,10 +586,9 @@ class Leader(Owner):
                 self._idle.set()
                 continue
             others = done.ids if not done.several else [id_ for id_ in done.ids if id_ not in self.book.histories]
-            await asyncio.gather(
-                self._insist(FINISH, stream, [options.group, int(options.keep_published), *done.entries]),
-                self._insist(SETTLE, [*self._pending, self._deliveries], [len(done.several), *done.several, *others]),
-            )
+            # In this order: an entry that is left in the intake is found again, an id among the pending would not be.
+            await self._insist(SETTLE, [*self._pending, self._deliveries], [len(done.several), *done.several, *others])
+            await self._insist(FINISH, stream, [options.group, int(options.keep_published), *done.entries])
             if done.several:
                 await self._unmark(done.several)
             self.book.told(done)

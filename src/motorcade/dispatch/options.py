@@ -67,7 +67,7 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     retry_pause: Seconds = 0.1  #: seconds before a message that a worker has refused is sent again; doubled each time
     window: Positive = 1024  #: messages that a worker may have at once, sent and not acknowledged
     window_bytes: Positive = 8 * 1024 * 1024  #: of their payloads together; one message may always be sent
-    batch: Positive = 512  #: messages that are read at once, at most
+    batch: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 512  #: messages that are read at once, at most
     batch_bytes: Positive = 4 * 1024 * 1024  #: of a batch, about, as far as sizes so far tell
     max_message: Positive = 1024 * 1024  #: octets; larger ones are put into `dead`
     max_received: Positive = 1_000_000  #: messages of the channel that wait; more are dropped

@@ -5,5 +5,5 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
+redis.pcall('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) -- a server without memory refuses it; the lease counts
 return 1
