@@ -6,7 +6,8 @@ node.
 
 One at a time: while a vehicle has not answered a message, another PUBLISH may come by the same connection only
 
-    silence       the same message once more, when the vehicle was silent about it for `ack_timeout`
+    silence       the same message once more, when the vehicle was silent about it for `ack_timeout`; if its connection
+                  was broken it may not know, so a receipt `retried` (`no_ack`) counts as well, once each
     acknowledged  another copy of the unanswered message was acknowledged: it is over
     given up      another message, when the vehicle was silent for `ack_timeout` and the unanswered one had ended
                   otherwise (replaced, expired, cancelled, failed), as a receipt says
@@ -200,27 +201,48 @@ class _Street:
                 key = _message(record)
                 self.acked[key] = min(self.acked.get(key, record.answered), record.answered)
         self.over: dict[str, list[float]] = defaultdict(list)  # request: when deliveries ended without an answer
+        self.retried: dict[str, list[float]] = defaultdict(list)  # request: when an attempt was said to be in vain
         for receipt in receipts:
             if receipt.state in FINAL and receipt.state is not State.ACKED:
                 self.over[receipt.request_id].append(receipt.time)
+            elif receipt.state is State.RETRIED and receipt.reason == "no_ack":
+                self.retried[receipt.request_id].append(receipt.time)
         self.came: dict[tuple[int, Message], float] = {}  # packet id and message: when it came first
+        self.copies: set[tuple[int, Message]] = set()  # those that were sent because of a silence
 
     def excuse(self, record: Received, other: Received) -> str:
         """Why a message may come though another one is not answered; empty: it may not."""
         message, unanswered = _message(record), _message(other)
         if self.acked.get(unanswered, record.time) < record.time:
             return "acknowledged"
+        if message == unanswered:
+            return "silence" if self._is_copy(record, other) else ""
+        if self._waited(record, other) < self.patience:
+            return ""
+        requests = {record.request_id, other.request_id} if record.dup else {other.request_id}
+        is_over = any(time <= record.time for request in requests for time in self.over[request])
+        return "given up" if is_over or (record.dup and message in self.acked) else ""
+
+    def _waited(self, record: Received, other: Received) -> float:
+        """How long the vehicle had been silent, as far as it knows."""
         since = other.time
         if record.dup:
             # Both were in flight when the session was left. Then the time of the first began when it came first.
             since = min(self.came.get((one.packet_id, _message(one)), one.time) for one in (record, other))
-        if record.time - since < self.patience:
-            return ""
-        if message == unanswered:
-            return "silence"
-        requests = {record.request_id, other.request_id} if record.dup else {other.request_id}
-        is_over = any(time <= record.time for request in requests for time in self.over[request])
-        return "given up" if is_over or (record.dup and message in self.acked) else ""
+        return record.time - since
+
+    def _is_copy(self, record: Received, other: Received) -> bool:
+        """Whether the vehicle was silent, or the node says so: what was sent to one that is gone comes all at once."""
+        key, before = (record.packet_id, _message(record)), (other.packet_id, _message(other))
+        if record.dup and (key in self.copies or before in self.copies):
+            return True  # again, after another reconnect
+        said = [time for time in self.retried[record.request_id] if time <= record.time]
+        if said:
+            self.retried[record.request_id].remove(said[-1])  # each excuses one copy
+        elif self._waited(record, other) < self.patience:
+            return False
+        self.copies.add(key)
+        return True
 
 
 def _one_at_a_time(

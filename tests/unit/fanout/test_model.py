@@ -65,11 +65,12 @@ ACK_TIMEOUT = 10.0
 RETENTION = 1000.0
 EXPIRES = 15.0  #: seconds that some batches give their messages
 MAX_PENDING = 4
+MAX_ATTEMPTS = 3
 OPTIONS = {
     "ack_timeout": ACK_TIMEOUT,
     "retry_delay": 1.0,
     "retry_delay_max": 4.0,
-    "max_attempts": 3,
+    "max_attempts": MAX_ATTEMPTS,
     "max_pending": MAX_PENDING,
     "data_retention": RETENTION,
     "dispatchers": 2,
@@ -672,6 +673,8 @@ class Machine(RuleBasedStateMachine):
                 fits = entry.request in self.cancelled
             case State.FAILED, "pending_limit":
                 fits = not entry.came
+            case State.FAILED, "session_ended":
+                fits = receipt.attempt >= MAX_ATTEMPTS
             case State.FAILED, reason:
                 fits = bool(entry.answers["silence" if reason == "no_ack" else "no"])
         assert fits, f"{entry} has ended as {receipt}"
