@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+import motorcade.plugins.ecq
 from motorcade.control import MOST_FOUND, MOST_OCTETS
-from tests.support.node import NodeProcess
+from motorcade.plugins.ecq.options import EcqConfig
+from motorcade.plugins.ecq.plugin import EVENTS
+from tests.support.node import ROOT, NodeProcess
 from tests.support.wire import Client
 
 TRAYS = Path(__file__).with_name("trays.py")
@@ -441,3 +446,25 @@ def test_names_that_no_queue_can_have_are_not_found(desk: httpx.Client, name: st
             desk.delete(f"/{form}/{name}"),
         ):
             assert answer.status_code in (400, 404, 414), answer.text
+
+
+# -- the guide
+
+
+def test_the_guide_names_every_counter_and_option() -> None:
+    """docs/ecq.md is held to the plugin: what it counts, what can be set, and what that is otherwise."""
+    page = (ROOT / "docs" / "ecq.md").read_text()
+    sources = [path.read_text() for path in Path(motorcade.plugins.ecq.__file__).parent.glob("*.py")]
+    counted = {name for text in sources for name in re.findall(r'counters\["(\w+)"\] \+=', text)} | set(EVENTS)
+    assert set() == {name for name in counted if f"`{name}`" not in page}
+    rows = [line.split(" | ") for line in page.partition("## Options")[2].splitlines() if line.startswith("| `")]
+    told = {
+        name: value
+        for row in rows
+        for name, value in zip(re.findall(r"`(\w+)`", row[0]), row[1].split(", "), strict=False)
+    }
+    options = {field.name: field.default for field in msgspec.structs.fields(EcqConfig)}
+    shown = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
+    assert {name: told[name].strip("`") for name in options if name in told} == shown | {
+        name: f"{int(options[name])}" for name in ("retention", "idle")
+    }
