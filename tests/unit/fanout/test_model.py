@@ -619,7 +619,8 @@ class Machine(RuleBasedStateMachine):
             assert len(set(history)) == len(history), "something has ended twice in the history of a vehicle"
         assert not self.plugin.desk.hold
         assert not self.chores and not self.batches
-        assert not self.loaded.context.counters["task_failed"]
+        for what in ("task_failed", "parts_failed", "dispatch_failed"):
+            assert not self.loaded.context.counters[what]
         assert not [kind for kind in self.node.plane.shared.sources.kinds if kind.counters["failed"]]
         told = self.receipts()
         self._judge_order(told)

@@ -166,7 +166,13 @@ class Clerk:
     # -- the store
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write until cancelled; also what an earlier run has left."""
+        self._notes = self._in_hand[self._at_note :] + self._notes
+        self._in_hand, self._at_note = [], 0
+        if self._notes:
+            self._wake.set()
+        if self._due:
+            self._set_timer(self._due[0][0])
         try:
             while True:
                 await self._wake.wait()

@@ -76,6 +76,9 @@ class Pool:
                     self._log.error("fanout_not_read", vin=vin, error=str(error))
                     worker.vins[vin] = None
                     await asyncio.sleep(RETRY)
+                except Exception:  # noqa: BLE001 - the other vehicles of this worker must not suffer for it
+                    self._counters["dispatch_failed"] += 1
+                    self._log.exception("fanout_not_dispatched", vin=vin)
 
     async def _serve(self, vin: str, worker: Worker) -> None:
         if vin not in self._desk.seats or vin in self._desk.hold:

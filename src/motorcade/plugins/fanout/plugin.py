@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
@@ -49,6 +50,7 @@ from motorcade.plugins.fanout.tables import (
 )
 from motorcade.storage.ports import Store, StoreError
 
+RESTART: Final = 1.0  #: seconds until a part that has failed goes on
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
 FIRST_COLLECTION: Final = 1800.0  #: seconds after the start, at most
 LAST_WRITES: Final = 10.0  #: seconds, when the plugin stops, for receipts that are not stored yet
@@ -101,14 +103,14 @@ class FanoutPlugin(Plugin):
             await streams.open(RECEIPTS, self.context.name)
         await self._restore()
         await self.ledger.load()
-        self.context.spawn(self.ledger.run(), "ledger")
+        self._keep(self.ledger.run, "ledger")
         await self.recovery.run()
-        self.context.spawn(self.clerk.run(), "receipts")
-        self.context.spawn(self.intake.run(), "intake")
+        self._keep(self.clerk.run, "receipts")
+        self._keep(self.intake.run, "intake")
         for worker in self.pool.workers:
-            self.context.spawn(self.pool.run(worker), "dispatcher")
-        self.context.spawn(self._collect(), "collect")
-        self.context.spawn(self._trim(), "trim")
+            self._keep(partial(self.pool.run, worker), "dispatcher")
+        self._keep(self._collect, "collect")
+        self._keep(self._trim, "trim")
         self.context.add_source(self._kind)
         parts = Parts(
             self._store,
@@ -122,6 +124,20 @@ class FanoutPlugin(Plugin):
             self._sweep_now.set,
         )
         self.context.offer("fanout", FanoutService(parts))
+
+    def _keep(self, run: Callable[[], Coroutine[Any, Any, None]], part: str) -> None:
+        """Run a part until the plugin stops; if it fails by a fault of ours it goes on, since a fleet waits for it."""
+
+        async def again() -> None:
+            while True:
+                try:
+                    await run()
+                except Exception:
+                    self.context.counters["parts_failed"] += 1
+                    self.context.log.exception("fanout_part_failed", part=part)
+                    await asyncio.sleep(RESTART)
+
+        self.context.spawn(again(), part)
 
     async def _restore(self) -> None:
         """What operators have decided, how much data there is, and whether priorities are in use."""
