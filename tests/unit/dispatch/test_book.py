@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from motorcade.dispatch.book import Book
+from motorcade.dispatch.book import Book, Done
 
 MAX_DELIVERIES = 3
 
@@ -27,7 +27,7 @@ def test_what_is_acknowledged_is_told_once() -> None:
     assert [(b"e0", b"m0"), (b"e1", b"m1")] == one.acknowledge(ids[:2])
     assert [(b"e2", b"m2")] == one.acknowledge(ids[1:])
     done = one.take_done(10)
-    assert (ids, [b"e0", b"e1", b"e2"], []) == done
+    assert Done(ids, [b"e0", b"e1", b"e2"], []) == done
     assert set(ids) == one.untold()
     one.told(done)
     assert (set(), False, 3, {}) == (one.untold(), one.has_done, one.acknowledged, one.open)

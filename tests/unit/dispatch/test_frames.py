@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def frame(version: int, command: int, payload: bytes, length: int | None = None)
 
 def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(places)]
 
 
 def test_a_message_is_what_the_seed_says() -> None:

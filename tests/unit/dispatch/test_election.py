@@ -1,0 +1,162 @@
+"""Who leads: one at a time, each with a higher epoch, and nobody who led before can write."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from motorcade.dispatch import calls as scripts
+from motorcade.dispatch.calls import Calls, FencedError
+from motorcade.dispatch.election import Election, Term, TermOverError
+from motorcade.dispatch.options import DispatchOptions
+from motorcade.redis.scripts import Script
+from tests.support.redis import RedisServer
+
+LOCK = "distributed_leader_lock"
+FENCED = ("messages:published", "messages:pending", "messages:dead", "consumer:ids")
+
+
+async def elected(calls: Calls, options: DispatchOptions) -> tuple[Election, Term]:
+    election = Election(calls, options)
+    async with asyncio.timeout(20):
+        term = await election.campaign(asyncio.Event())
+    assert term is not None
+    return election, term
+
+
+async def test_a_leader_has_the_lock_and_all_fences(calls, options, server) -> None:
+    _, term = await elected(calls, options)
+    assert term.token.encode() == server.command("GET", LOCK)
+    assert 0 < server.command("PTTL", LOCK) <= 2000
+    assert {term.fence.encode()} == {server.command("GET", f"{{{key}}}:fence") for key in FENCED}
+
+
+async def test_nobody_else_leads_meanwhile(calls, options, server) -> None:
+    await elected(calls, options)
+    other, stop = Election(calls, options), asyncio.Event()
+    campaign = asyncio.create_task(other.campaign(stop))
+    done, _ = await asyncio.wait([campaign], timeout=0.5)
+    assert not done
+    stop.set()
+    assert await campaign is None
+    assert b"1" == server.command("GET", f"{{{LOCK}}}:epoch")
+
+
+async def test_every_leadership_has_a_higher_epoch(calls, options) -> None:
+    """After a release, after the lock has expired, for the same candidate and for others."""
+    election, first = await elected(calls, options)
+    await election.release()
+    again = await election.campaign(asyncio.Event())
+    assert again is not None
+    await calls.ask(LOCK, "DEL", LOCK)  # as if it had expired
+    _, third = await elected(calls, options)
+    assert [1, 2, 3] == [first.epoch, again.epoch, third.epoch]
+
+
+async def test_whoever_asks_again_has_the_same_leadership(calls, options) -> None:
+    """An answer that was lost on the way costs no epoch."""
+    token = "host:1:ab"
+    keys = [LOCK, f"{{{LOCK}}}:epoch"]
+    assert [[1, 0], [1, 0]] == [await calls.run(scripts.ACQUIRE, keys, token, 2000) for _ in range(2)]
+
+
+async def test_a_term_is_renewed_or_over(calls, options, server) -> None:
+    election, term = await elected(calls, options)
+    before = term.expires
+    server.command("PEXPIRE", LOCK, 500)
+    await election.renew(term, b"{}")
+    assert term.expires > before
+    assert server.command("PTTL", LOCK) > 500
+    assert b"{}" == server.command("GET", f"{{{LOCK}}}:state")
+    server.command("SET", LOCK, "somebody else")
+    with pytest.raises(TermOverError, match="somebody else"):
+        await election.renew(term, b"{}")
+    await election.release()
+    assert b"somebody else" == server.command("GET", LOCK)
+
+
+async def test_a_term_that_was_not_renewed_in_time_is_over() -> None:
+    term = Term("t", 1, expires=10.0)
+    term.check(9.99)
+    with pytest.raises(TermOverError):
+        term.check(10.0)
+
+
+async def test_a_leader_that_cannot_reach_redis_steps_down(own_server: RedisServer) -> None:
+    options = DispatchOptions(redis=own_server.url, lease=0.5)
+    calls = Calls(options)
+    await calls.open()
+    try:
+        election, term = await elected(calls, options)
+        own_server.pause()
+        with pytest.raises(TermOverError, match="cannot be renewed"):
+            async with asyncio.timeout(20):
+                await election.renew(term, b"{}")
+    finally:
+        own_server.resume()
+        await calls.close()
+
+
+async def test_a_counter_that_was_set_back_is_outbid(calls, options, server) -> None:
+    """A failover may forget the last epochs; fences remember them."""
+    server.command("SET", "{messages:pending}:fence", "41 host:1:ab")
+    server.command("SET", "{messages:dead}:fence", "17 host:1:ab")
+    _, term = await elected(calls, options)
+    assert (42, b"42") == (term.epoch, server.command("GET", f"{{{LOCK}}}:epoch"))
+    assert {term.fence.encode()} == {server.command("GET", f"{{{key}}}:fence") for key in FENCED}
+
+
+async def test_a_fence_of_the_same_epoch_and_somebody_else_is_outbid(calls, options, server) -> None:
+    """Two leaders with one number: the counter was lost and counted again."""
+    server.command("SET", "{messages:published}:fence", "1 host:1:ab")
+    _, term = await elected(calls, options)
+    assert 2 == term.epoch
+
+
+#: Every script with which a leader writes: the key, what stands beside it, and arguments that would do something.
+WRITES = [
+    (scripts.GROUP, "messages:published", ["origin"], ["g", 7]),
+    (scripts.CLAIM, "messages:published", [], ["dispatch", "leader", 0, "0-0", 10]),
+    (scripts.RECEIVE, "messages:published", ["call"], [1, 100, "x"]),
+    (scripts.FINISH, "messages:published", [], ["dispatch", 0, "1-1"]),
+    (scripts.ASSIGN, "messages:pending", [], [1, "x"]),
+    (scripts.AGAIN, "messages:pending", ["deliveries"], [1, "x", 2]),
+    (scripts.SETTLE, "messages:pending", ["deliveries"], [1, "old"]),
+    (scripts.BURY, "messages:dead", ["ids"], ["x", "{}", "why", 5, "w", "0", 10]),
+    (scripts.BURIED, "messages:dead", ["ids"], ["old"]),
+    (scripts.ROLL, "consumer:ids", [], [3000, 1, "a:1", "b:1"]),
+]
+
+
+def contents(server: RedisServer) -> dict[bytes, bytes]:
+    return {key: server.command("DUMP", key) for key in server.command("KEYS", "*")}
+
+
+@pytest.mark.parametrize("fence", ["higher", "missing"])
+@pytest.mark.parametrize(("script", "key", "beside", "words"), WRITES, ids=[key for _, key, _, _ in WRITES])
+async def test_nobody_writes_with_an_old_epoch(
+    script: Script, key: str, beside: list[str], words: list[str | int], fence: str, calls, options, server
+) -> None:
+    """Refused, and nothing has changed; with the right fence, the same call is carried out."""
+    _, term = await elected(calls, options)
+    await calls.ask("messages:published", "XADD", "messages:published", "1-1", "payload", "{}")
+    await calls.ask("messages:published", "XGROUP", "CREATE", "messages:published", "dispatch", "0")
+    await calls.ask("messages:published", "XREADGROUP", "GROUP", "dispatch", "x", "STREAMS", "messages:published", ">")
+    await calls.ask("messages:pending", "ZADD", "messages:pending", 1, "old")
+    await calls.ask("messages:pending", "HSET", "{messages:pending}:deliveries", "old", 1)
+    await calls.ask("messages:dead", "HSET", "{messages:dead}:ids", "old", "1-1")
+    await calls.ask("consumer:ids", "ZADD", "consumer:ids", 99_999_999_999_999, "b:1")
+    keys = [key, *(f"{{{key}}}:{what}" for what in ("fence", *beside))]
+    if fence == "higher":
+        server.command("SET", keys[1], f"{term.epoch + 1} host:1:ab")
+    else:
+        server.command("DEL", keys[1])
+    server.command("PERSIST", LOCK)  # it would expire while the contents are compared
+    before = contents(server)
+    with pytest.raises(FencedError):
+        await calls.run(script, keys, term.fence, *words)
+    assert before == contents(server)
+    server.command("SET", keys[1], term.fence)
+    await calls.run(script, keys, term.fence, *words)
+    assert before | {keys[1].encode(): server.command("DUMP", keys[1])} != contents(server)
