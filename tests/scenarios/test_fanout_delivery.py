@@ -107,6 +107,41 @@ def test_a_new_batch(node: NodeProcess, platform: Platform, desk: Operator) -> N
     assert before + 1 == desk.counters("fanout")["trigger_batch"]
 
 
+def test_a_batch_finds_those_that_are_there(node: NodeProcess, platform: Platform, desk: Operator) -> None:
+    """S12, S13: among many vehicles that are away, connected ones are looked for, and nobody else."""
+    vins, request = fresh(300), request_name()
+    clients = {vin: vehicle(node, vin) for vin in vins[::100]}
+    connected(node, vins[1])  # is there, and has not subscribed
+    before = desk.counters("fanout").get("trigger_batch", 0)
+    platform.send(vins, request)
+    for vin, client in clients.items():
+        assert topic_of(vin, request) == get(client).topic
+    assert before + 3 == desk.counters("fanout")["trigger_batch"]
+    wait_until(
+        lambda: desk.show("fanout/requests", request)["states"] == {"accepted": 297, "acked": 3}, "the others wait"
+    )
+
+
+@pytest.mark.parametrize("dispatchers", [1, 64])
+def test_any_number_of_dispatchers(dispatchers: int) -> None:
+    """The seed, S16: a vehicle always has the same one, so its messages come in order, one at a time, each once."""
+    with NodeProcess(config=f"[plugins.fanout]\ndispatchers = {dispatchers}\n") as node, Platform(node) as platform:
+        vins = fresh(20)
+        clients = [vehicle(node, vin) for vin in vins[:10]]
+        names = [request_name() for _ in range(5)]
+        for name in names:
+            platform.send(vins, name, name)
+        clients += [vehicle(node, vin) for vin in vins[10:]]
+        for name in names:
+            messages = [get(client, ack=False) for client in clients]
+            assert {name} == {name_of(message) for message in messages}
+            for client, message in zip(clients, messages, strict=True):
+                quiet(client, 0.001)
+                acknowledge(client, message)
+        for client in clients:
+            quiet(client, 0.01)
+
+
 @both_versions
 def test_a_subscription(node: NodeProcess, platform: Platform, version: int) -> None:
     """The seed, A4, G2, S31: what was there before comes as soon as the vehicle subscribes; no heartbeat is needed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -35,6 +36,7 @@ from tests.support.fanout import (
     vehicle,
 )
 from tests.support.flows import SESSION_EXPIRY, acknowledge
+from tests.support.node import NodeProcess
 from tests.support.operator import Operator
 from tests.support.stores import Home, embedded, shared
 from tests.support.wire import PUBACK, PUBLISH, Client, Closed, Packet, prop, publish_packet
@@ -291,6 +293,35 @@ def test_a_message_in_flight_is_one_message(home: Home, end: str) -> None:
     quiet(client)
     wait_until(lambda: all(r["pending"] == 0 for r in everything(home)), "all is over")
     assert {"acked": 3} == dict(Counter(each_ends_once(home, repeated=home.kind != "rocksdb").values()))
+
+
+@embedded
+def test_whoever_is_let_in_is_served(home: Home) -> None:
+    """S11, S46: a node takes connections when all it has stored is at hand: nobody is sent away, nothing is missed."""
+    home.start()
+    vins, request = fresh(2000), request_name()
+    with Platform(home) as platform:
+        platform.send(vins, request, "before")
+    home.kill()
+    node = home.process()
+    starting = threading.Thread(target=node.start)
+    starting.start()
+    try:
+        wait_until(lambda: accepts(node), "the node listens")
+        early = vehicle(node, vins[0])
+        with Platform(node) as platform:
+            assert taken(1, replaced=1) == platform.send(vins[1:2], request, "after")
+        assert b"before" == get(early).payload
+        assert b"after" == get(vehicle(node, vins[1])).payload
+    finally:
+        starting.join()
+        node.kill()
+
+
+def accepts(node: NodeProcess) -> bool:
+    with suppress(OSError), socket.create_connection((node.host, node.port), 1):
+        return True
+    return False
 
 
 @embedded

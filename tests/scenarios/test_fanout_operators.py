@@ -407,6 +407,19 @@ def test_collect_now(desk: Operator, platform: Platform) -> None:
     assert 1 == desk.show("vehicles", vins[0])["pending"]
 
 
+def test_collect_while_a_collection_is_under_way() -> None:
+    """S40: there is one at a time; who asks for another is told so, and nothing is disturbed."""
+    node = NodeProcess(config="[plugins.fanout]\ngc_budget = 1\n", http=True)
+    with node, Platform(node) as platform, Operator(node) as desk:
+        vins, request = fresh(4000), request_name()
+        platform.send(vins, request, expires_in=0.01)
+        assert 202 == desk.web.post("fanout/gc").status_code
+        again = desk.web.post("fanout/gc")
+        assert 409 == again.status_code and "under way" in again.text
+        wait_until(lambda: status(desk, request)["states"] == {"expired": 4000}, "all have expired, once each")
+        wait_until(lambda: desk.web.post("fanout/gc").status_code == 202, "it can be asked again")
+
+
 def test_retention() -> None:
     """The seed, A7, S39, G4: what is older goes with `retention`; a message that waits keeps its data in any case."""
     config = "[plugins.fanout]\ndata_retention = 4.0\ngc_interval = 0.3\n"

@@ -239,6 +239,19 @@ def test_a_receipt_is_stored_before_the_next_message_is_sent(
         acknowledge(client, message)
 
 
+def test_a_batch_has_one_time(node: NodeProcess, platform: Platform) -> None:
+    """S3: that of the node when it came, the same for all its vehicles; later batches have later ones."""
+    vins, request = fresh(50), request_name()
+    with Watch(node, request) as watch:
+        began = time.time()
+        for _ in range(2):
+            platform.send(vins, request, mode="append")
+        watch.gather(lambda: watch.number("accepted") == 100, "all are accepted")
+        times = {receipt["time"] for receipt in watch.of(vins[0])}
+        assert 2 == len(times) and began <= min(times) <= max(times) <= time.time()
+        assert all(times == {receipt["time"] for receipt in watch.of(vin)} for vin in vins)
+
+
 def test_a_request_id_that_is_used_again_has_histories_of_its_own(
     node: NodeProcess, platform: Platform, desk: Operator
 ) -> None:
