@@ -96,6 +96,10 @@ _unpack_entry = tables.ENTRY.unpack_from
 _unpack_number = tables.NUMBER.unpack
 _unpack_time = tables.EXPIRES.unpack_from
 
+_ANY = 2**63  #: above all positions
+_NEVER = tables.NEVER
+_REFERENCE_SIZE = tables.REFERENCE_SIZE
+
 
 class Content(NamedTuple):
     """What the references to a shared message have in common."""
@@ -306,7 +310,8 @@ class RocksMailboxes:
                     self._seen.trim()
                     self._seen.young[head] = found
                     return self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
-            lowest, go_on = _entries(prefix, start, limit, now, DIRECT_ROWS, found, opened)  # type: ignore[arg-type]
+            last = head.last if head is not None else _ANY
+            lowest, go_on = _entries(prefix, start, limit, now, DIRECT_ROWS, found, last, opened)  # type: ignore[arg-type]
             if head is not None and found:
                 self._note(head, start, lowest, found)
             if not go_on:
@@ -319,7 +324,7 @@ class RocksMailboxes:
             opened = None
             files.leave_loop()
         while go_on:
-            _, go_on = await reader.beside(partial(_entries, prefix, go_on, limit, now, STEP_ROWS, found))
+            _, go_on = await reader.beside(partial(_entries, prefix, go_on, limit, now, STEP_ROWS, found, last))
         return await reader.beside(partial(self._contents.complete, found, sys.maxsize))
 
     def _note(self, head: tables.Head, start: int, lowest: int, found: list[tuple[int, bytes]]) -> None:
@@ -381,35 +386,36 @@ class RocksMailboxes:
 
 
 def _entries(
-    prefix: bytes, start: int, limit: int, now: float, rows: int, found: list[tuple[int, bytes]], opened: Tables
+    prefix: bytes,
+    start: int,
+    limit: int,
+    now: float,
+    rows: int,
+    found: list[tuple[int, bytes]],
+    last: int,
+    opened: Tables,
 ) -> tuple[int, int]:
-    """Add entries that have not expired to `found`.
+    """Add entries that have not expired to `found`; `last` is about the last one.
 
     The position of the first entry, expired or not, and where to go on if more rows were met than allowed; or 0.
     """
     lowest = 0
     if len(found) >= limit:
         return 0, 0
-    options = ReadOptions()
-    options.set_iterate_upper_bound(after_prefix(prefix))
-    cursor = opened.entries.iter(options)
-    cursor.seek(prefix + _pack(start))
-    valid, key, value, step, expiry = cursor.valid, cursor.key, cursor.value, cursor.next, tables.expiry
     room = limit - len(found)
-    while valid():
-        position: int = _unpack_number(key()[-8:])[0]
+    for key, row in scan_up_to(opened.entries, prefix + _pack(start), after_prefix(prefix), prefix + _pack(last)):
+        position: int = _unpack_number(key[-8:])[0]
         lowest = lowest or position
         if not rows:
             return lowest, position
         rows -= 1
-        row = value()
-        if not 0 < expiry(row) <= now:
-            found.append((position, row))
-            room -= 1
-            if not room:
-                return lowest, 0
-        step()
-    cursor.status()  # see `scan`
+        # Most never expire: asked as `tables.expiry` does, but written out.
+        if not (row[8:16] == _NEVER and len(row) > _REFERENCE_SIZE) and 0 < tables.expiry(row) <= now:
+            continue
+        found.append((position, row))
+        room -= 1
+        if not room:
+            return lowest, 0
     return lowest, 0
 
 

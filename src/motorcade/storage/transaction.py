@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
-from rocksdict import WriteBatch
+from rocksdict import ReadOptions, WriteBatch
 
 from motorcade.storage import runs, tables
 from motorcade.storage.files import Tables, scan
@@ -42,6 +42,9 @@ MAX_MESSAGES = 4_096
 #: Mailboxes whose rows were read lately, and rows of each that are kept: acknowledging them needs no second look.
 MAX_SEEN = 1_024
 MAX_SEEN_ROWS = 64
+
+#: Entries to be removed from one mailbox from which on reading all that lie there is cheaper than each by itself.
+WORTH_A_SCAN = 4
 
 #: Entries named by one row of `endings`, so that one step of a sweep never reads much more than its budget.
 MAX_ENDING = 256
@@ -596,7 +599,7 @@ class Transaction:
         head = self._used(owner)
         seen = self._state.seen.peek(head)
         if len(positions) > 1:
-            positions = [*dict.fromkeys(positions)]
+            return self._remove_all(head, sorted(set(positions)), seen or [])
         removed = 0
         for position in positions:
             if head.first <= position <= head.last:
@@ -604,6 +607,59 @@ class Transaction:
                 if self._remove(head, position, row) is not None:
                     removed += 1
         return removed
+
+    def _remove_all(self, head: Head, positions: list[int], seen: list[tuple[int, bytes]]) -> int:
+        """Remove entries at positions that grow; how many were there.
+
+        As `_remove` does it, but the head changes once, and rows that lie together are read together.
+        """
+        prefix, first, last = head.prefix, head.first, head.last
+        # See `_row_seen`; among positions that are all different, removing some tells nothing about the others.
+        known = dict(seen) if last - first + 1 == head.count else {}
+        stored: dict[bytes, bytes] | None = None
+        overlay, delete, entries = self._rows, self._batch.delete, self._entries
+        before, removed, octets = head.count, 0, 0
+        for position in positions:
+            if not first <= position <= last:
+                continue
+            key = prefix + _pack(position)
+            row = known.get(position)
+            if row is None:
+                if key in overlay:
+                    row = overlay[key]
+                else:
+                    if stored is None:
+                        stored = self._rows_between(key, prefix + _pack(min(positions[-1], last)), len(positions))
+                    row = stored.get(key) or self._tables.entries.get(key)
+                if row is None:
+                    continue
+            if len(row) > tables.REFERENCE_SIZE:
+                _, _, flags, _, key_size, body, payload = _unpack_entry(row)
+                if not (flags or key_size):
+                    overlay[key] = None
+                    delete(key, entries)
+                    octets += body + payload
+                    removed += 1
+                    if position == head.first:
+                        head.first = position + 1
+                    continue
+            self._remove(head, position, row)
+        if removed:
+            head.count -= removed
+            head.octets -= octets
+            if not head.count:
+                head.first = last + 1
+            self._heads[head.owner] = head
+            self._state.entries -= removed
+        return before - head.count
+
+    def _rows_between(self, first: bytes, last: bytes, wanted: int) -> dict[bytes, bytes]:
+        """Stored entries by their keys, if about as many as wanted lie there; what is missing is to be asked for."""
+        if wanted < WORTH_A_SCAN or int.from_bytes(last[-8:]) - int.from_bytes(first[-8:]) >= 2 * wanted:
+            return {}
+        options = ReadOptions()
+        options.set_iterate_upper_bound(last + b"\0")
+        return dict(self._tables.entries.items(from_key=first, read_opt=options))  # type: ignore[arg-type]
 
     def mark(self, owner: str, position: int, mark: int) -> bool:
         """Note a number with an entry."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -227,6 +228,9 @@ class Asked:
         found: bytes | None = self.table.get(key)
         return found
 
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.table, name)
+
 
 async def test_a_key_that_is_new_to_a_mailbox_is_not_looked_for(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
@@ -396,6 +400,74 @@ async def test_what_is_acknowledged_twice_counts_once_though_it_was_seen(store: 
     assert 1 == await store.mailboxes.acknowledge("v0", [1])
     assert [] == await store.check()
     assert 0 == (await store.mailboxes.info("v0")).octets
+
+
+async def test_entries_that_lie_together_are_not_read_one_by_one_to_be_removed(store: RocksStore) -> None:
+    """A queue acknowledges far behind what its readers saw last."""
+    batch = store.batch()
+    for number in range(400):
+        batch.append(["q"], Draft(b"%d" % number), NOW)
+    await batch.commit()
+    opened = store._writer._tables
+    assert opened is not None
+    asked = Asked(opened.entries)
+    opened.entries = asked  # type: ignore[assignment]
+    try:
+        assert 100 == await store.mailboxes.acknowledge("q", range(1, 101))
+        assert 50 == await store.mailboxes.acknowledge("q", range(300, 200, -2))
+        assert 0 == asked.count
+        assert 3 == await store.mailboxes.acknowledge("q", [101, 150, 400])
+        assert 3 == asked.count
+    finally:
+        opened.entries = asked.table
+        del opened, asked
+    assert MailboxInfo(247, 247 * 3, 102, 400) == await store.mailboxes.info("q")
+    assert [] == await store.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_any_entries_may_be_removed_at_once(store: RocksStore, seed: int) -> None:
+    """Of all kinds; those that are there, were never there, came in the same batch, were read or not; named twice."""
+    draw = random.Random(seed)
+    there: dict[str, dict[int, bytes]] = {owner: {} for owner in ("v", "w", "x")}
+    last = dict.fromkeys(there, 0)
+    for _ in range(25):
+        batch = store.batch()
+        for _ in range(draw.randrange(40)):
+            key = draw.choice([b"", b"", b"", b"k%d" % draw.randrange(20)])
+            some = draw.sample(sorted(there), draw.choice([1, 1, 3]))
+            payload = draw.choice([b"", b"", b"small", PAYLOAD])
+            batch.append(some, Draft(bytes(draw.randrange(200)), payload, key, droppable=draw.random() < 0.1), NOW)
+            for owner in some:
+                last[owner] += 1
+                mine = there[owner]
+                there[owner] = {place: own for place, own in mine.items() if not key or own != key} | {last[owner]: key}
+        for owner, mine in there.items():
+            if draw.random() < 0.5:
+                gone = draw.choices(range(-1, last[owner] + 3), k=draw.choice([0, 1, 2, 30, 200]))
+                if draw.random() < 0.5:
+                    start = draw.randrange(last[owner] + 1)
+                    gone = list(range(start, start + draw.randrange(1, 60)))
+                batch.acknowledge(owner, gone)
+                there[owner] = {place: key for place, key in mine.items() if place not in set(gone)}
+        await batch.commit()
+        for owner, mine in there.items():
+            info = await store.mailboxes.info(owner)
+            assert (len(mine), min(mine, default=0), last[owner]) == (info.entries, info.first, info.last)
+            if draw.random() < 0.3:
+                entries = await store.mailboxes.read(owner, 0, draw.choice([10, 60, 1000]), NOW)
+                assert list(mine)[: len(entries)] == [entry.position for entry in entries]
+                wanted = draw.sample(entries, draw.randrange(len(entries) + 1))
+                positions = [entry.position for entry in wanted]
+                assert len(wanted) == await store.mailboxes.acknowledge(owner, positions * 2)
+                assert 0 == await store.mailboxes.acknowledge(owner, positions)
+                there[owner] = {place: key for place, key in mine.items() if place not in positions}
+    assert [] == await store.check()
+    for owner, mine in there.items():
+        assert len(mine) == await store.mailboxes.acknowledge(owner, range(last[owner] + 9))
+        assert MailboxInfo(0, 0, 0, last[owner]) == await store.mailboxes.info(owner)
+    assert [] == await store.check()
+    assert (0, 0) == await store.blobs.count()
 
 
 async def test_notes_are_put_in_place_and_their_log_stays_short(

@@ -1,0 +1,109 @@
+"""Reading a store from outside its node: in bulk, one call after the other, without an event loop.
+
+    open_reader(url) ─▶ rocksdb://   secondary.py       the files of a running node, opened a second time
+                        redis://     redis_reader.py    the servers that nodes share
+
+For programs that go through much of what is stored and are no node: Spark jobs, reports, audits. A reader never writes,
+takes part in nothing, and is not a store: it has no ports.
+
+Rule 1: a reader sees the store as of its last `refresh`, or later.
+Rule 2: pages are columns, because whoever reads in bulk makes columns of them. A page holds no more than the caller
+        asks for, and about PAGE_OCTETS of values.
+Rule 3: what was trimmed is left out without a word; whoever must know compares the offsets, and asks `extent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from motorcade.storage.ports import StoreError
+
+#: Octets of values in one page, about: more where records grow suddenly.
+PAGE_OCTETS = 8 * 2**20
+
+#: Rows of a page, however small and however large they are.
+MOST_ROWS = 8192
+FEWEST_ROWS = 16
+
+
+class Extent(NamedTuple):
+    """Where a stream begins and ends."""
+
+    floor: int  #: no record below it; the oldest one is there or above. Without records: where the next one will be
+    last: int  #: offset given last; 0: none ever, perhaps there is no such stream
+    records: int
+    octets: int  #: of values
+
+
+class Page(NamedTuple):
+    """Some records of a stream, oldest first, as columns of the same length."""
+
+    offsets: Sequence[int]
+    times: Sequence[float]
+    values: Sequence[bytes]
+
+
+class Waiting(NamedTuple):
+    """Some entries of mailboxes as columns. What has expired is there until it is swept."""
+
+    owners: list[str]
+    positions: list[int]
+    stored: list[float]
+    expires: list[float]  #: 0: never
+    marks: list[int]
+    bodies: list[bytes]
+
+
+class StoreReader(Protocol):
+    """One open store."""
+
+    def refresh(self) -> None:
+        """See what was written until now."""
+
+    def streams(self) -> list[str]:
+        """The names of all streams."""
+
+    def extent(self, stream: str) -> Extent:
+        """Where a stream begins and ends now."""
+
+    def find(self, stream: str, time: float) -> int:
+        """The offset after which records of `time` and later begin."""
+
+    def pages(self, stream: str, after: int, last: int, rows: int = MOST_ROWS) -> Iterator[Page]:
+        """The records above `after` up to `last`, in pages of up to so many rows."""
+
+    def parts(self) -> int:
+        """Into how many parts the mailboxes can be divided, to be read beside each other."""
+
+    def waiting(self, prefix: str, part: int) -> Iterator[Waiting]:
+        """All entries of the owners whose name begins with `prefix`, of one part of the store."""
+
+    def close(self) -> None:
+        """Let go of everything; closing again does nothing."""
+
+
+def rows_for(octets: int, records: int, most: int) -> int:
+    """How many rows a page may have, if they are as large as these."""
+    if not octets or not records:
+        return max(1, most)
+    return max(min(FEWEST_ROWS, most), min(most, PAGE_OCTETS * records // octets), 1)
+
+
+def open_reader(url: str) -> StoreReader:
+    """Open the store that `url` names; `StoreError` says what is wrong with it."""
+    scheme, separator, place = url.partition("://")
+    if scheme == "rocksdb" and place:
+        from motorcade.storage.secondary import Secondary  # noqa: PLC0415 - see storage/__init__.py
+
+        return Secondary(place)
+    if separator and place and scheme in {"redis", "rediss", "redis+cluster", "rediss+cluster"}:
+        try:
+            from motorcade.storage.redis_reader import RedisReader  # noqa: PLC0415
+        except ImportError as error:
+            raise StoreError(f"{error}; `pip install 'motorcade[redis]'` brings what this store needs") from error
+        return RedisReader(url)
+    raise StoreError(
+        f"{scheme + '://' if separator else url!r} does not name a store that can be read from outside its node; it "
+        "should be rocksdb://DIRECTORY, redis://HOST:PORT or redis+cluster://HOST:PORT"
+    )

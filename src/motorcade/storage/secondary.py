@@ -1,0 +1,248 @@
+"""The files of an embedded store, read by another process while its node runs.
+
+RocksDB calls it a secondary: it opens the same files, follows the node's log and never writes but for a log of its own,
+in a folder of its own. The node does not notice; it need not even run.
+
+    node ── writes ──▶ log, sorted files ◀── reads, catches up on request ── secondary
+
+Rule 1: all files are held open from the time they are found, so that what the node removes stays readable.
+Rule 2: rows are taken apart by the functions that the engine itself uses.
+Rule 3: between finding a file and opening it the node may remove it. Then everything is opened anew, a few times.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict
+
+from motorcade.storage import tables
+from motorcade.storage.files import Files, Tables, scan
+from motorcade.storage.ports import StoreError
+from motorcade.storage.readers import MOST_ROWS, Extent, Page, Waiting, rows_for
+from motorcade.storage.rocks import _find, _stream_head, _stream_rows
+from motorcade.storage.transaction import after_prefix
+
+#: Octets. What is read in bulk is read once.
+BLOCK_CACHE: Final = 16 * 2**20
+
+#: How often files are opened anew when the node removes them meanwhile.
+OPEN_ATTEMPTS: Final = 5
+
+#: Messages that entries have in common, kept at hand while mailboxes are read.
+MAX_SHARED: Final = 10_000
+
+#: The tables that are read; opening fewer takes less time.
+READ: Final = ("streams", "rows", "entries", "shared", "meta")
+
+_PREFIX: Final = "motorcade-secondary-"
+
+T = TypeVar("T")
+
+
+class Secondary:
+    """A `StoreReader` of a directory."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._files = Files(self._path, block_cache=BLOCK_CACHE)  # for its words about errors only
+        self._cache = Cache(BLOCK_CACHE)
+        self._opened: Tables | None = None
+        if not (self._path / "CURRENT").exists():
+            raise StoreError(
+                f"there is no store at {self._path} on {socket.gethostname()}; a node keeps it in the folder `store` "
+                "below its --data, and every machine that reads it must see that folder"
+            )
+        _remove_abandoned()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._persist(self._open)
+
+    # -- opening, catching up, closing
+
+    def _open(self) -> None:
+        self._release()
+        families = {table: self._options() for table in READ}
+        db = Rdict(
+            str(self._path),
+            self._options(),
+            column_families=families,
+            access_type=AccessType.secondary(str(self._folder)),
+        )
+        self._opened = Tables(db, families)
+        self._check_format(self._opened)
+
+    def _check_format(self, opened: Tables) -> None:
+        stored = opened.meta.get(tables.META_FORMAT)
+        version = tables.NUMBER.unpack(stored)[0] if stored is not None else 0
+        if version == tables.FORMAT:
+            return
+        self._release()
+        advice = "start a node of this version on it once" if version < tables.FORMAT else "use a newer one"
+        raise StoreError(
+            f"the store at {self._path} has format {version}, this version of Motorcade reads {tables.FORMAT}; {advice}"
+        )
+
+    def _options(self) -> Options:
+        options = Options(raw_mode=True)
+        options.set_max_open_files(-1)  # rule 1
+        options.set_keep_log_file_num(1)
+        blocks = BlockBasedOptions()
+        blocks.set_block_cache(self._cache)
+        blocks.set_cache_index_and_filter_blocks(True)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+    def refresh(self) -> None:
+        self._persist(self._catch_up)
+
+    def _catch_up(self) -> None:
+        if self._opened is None:
+            self._open()
+        else:
+            self._opened.db.try_catch_up_with_primary()
+
+    def _persist(self, step: Callable[[], None]) -> None:
+        """Rule 3: try, and if that fails open everything anew."""
+        for attempt in range(OPEN_ATTEMPTS):
+            try:
+                (self._open if attempt else step)()
+                return
+            except StoreError:
+                raise
+            except Exception as error:
+                if attempt == OPEN_ATTEMPTS - 1:
+                    self._release()
+                    raise self._files.explain(error) from error
+
+    def _release(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            db = opened.release()
+            del opened
+            db.close()
+
+    def close(self) -> None:
+        self._release()
+        self._remove()
+
+    def _look(self, look: Callable[[Tables], T]) -> T:
+        if self._opened is None:
+            raise StoreError(f"the reader of {self._path} is closed")
+        try:
+            return look(self._opened)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self._files.explain(error) from error
+
+    # -- streams
+
+    def streams(self) -> list[str]:
+        return self._look(lambda opened: [key.decode() for key, _ in scan(opened.streams, b"", b"")])
+
+    def extent(self, stream: str) -> Extent:
+        head = self._look(lambda opened: _stream_head(stream, opened))
+        return Extent(head.first if head.records else head.last + 1, head.last, head.records, head.octets)
+
+    def find(self, stream: str, time: float) -> int:
+        return self._look(lambda opened: _find(stream, time, opened))
+
+    def pages(self, stream: str, after: int, last: int, rows: int = MOST_ROWS) -> Iterator[Page]:
+        extent = self.extent(stream)
+        limit = rows_for(extent.octets, extent.records, rows)
+        while after < last:
+            page = self._look(lambda opened: _page(stream, after, last, limit, opened))  # noqa: B023 - called at once
+            if not page.offsets:
+                return
+            after = page.offsets[-1]
+            limit = rows_for(sum(map(len, page.values)), len(page.values), rows)
+            yield page
+
+    # -- mailboxes
+
+    def parts(self) -> int:
+        return 1
+
+    def waiting(self, prefix: str, part: int) -> Iterator[Waiting]:
+        if part or self._opened is None:
+            return
+        start = prefix.encode()
+        messages: dict[bytes, tables.EntryRow | None] = {}
+        page = Waiting([], [], [], [], [], [])
+        try:
+            for key, row in scan(self._opened.entries, start, after_prefix(start) if start else b""):
+                _add_entry(page, key, row, messages, self._opened)
+                if len(page.owners) >= MOST_ROWS:
+                    yield page
+                    page = Waiting([], [], [], [], [], [])
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self._files.explain(error) from error
+        if page.owners:
+            yield page
+
+
+def _page(stream: str, after: int, last: int, limit: int, opened: Tables) -> Page:
+    records = _stream_rows(stream, after, min(limit, last - after), opened)
+    while records and records[-1].offset > last:  # offsets may have gaps
+        records.pop()
+    return Page(
+        [record.offset for record in records],
+        [record.time for record in records],
+        [record.value for record in records],
+    )
+
+
+def _add_entry(
+    page: Waiting, key: bytes, row: bytes, messages: dict[bytes, tables.EntryRow | None], opened: Tables
+) -> None:
+    if len(row) <= tables.REFERENCE_SIZE:
+        entry = _shared(row[:8], messages, opened)
+        mark = row[tables.REFERENCE_MARK_AT]
+    else:
+        entry = tables.parse_entry(row)
+        mark = entry.mark
+    if entry is None:  # as in the engine's own reader: acknowledged between two looks
+        return
+    page.owners.append(key[:-9].decode())
+    page.positions.append(tables.NUMBER.unpack(key[-8:])[0])
+    page.stored.append(entry.stored_at)
+    page.expires.append(tables.expiry(row))
+    page.marks.append(mark)
+    page.bodies.append(entry.body)
+
+
+def _shared(number: bytes, messages: dict[bytes, tables.EntryRow | None], opened: Tables) -> tables.EntryRow | None:
+    if number not in messages:
+        if len(messages) >= MAX_SHARED:
+            messages.clear()
+        row = opened.shared.get(number)
+        messages[number] = tables.parse_entry(row) if row is not None else None
+    return messages[number]
+
+
+def _remove_abandoned() -> None:
+    """Folders of processes that were killed; each holds a small log."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not _lives(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        pass
+    return True
