@@ -28,7 +28,6 @@ from motorcade.storage.files import Files, Tables, scan
 from motorcade.storage.ports import StoreError
 from motorcade.storage.readers import MOST_ROWS, Extent, Page, Waiting, rows_for
 from motorcade.storage.rocks import _find, _stream_head, _stream_rows
-from motorcade.storage.transaction import after_prefix
 
 #: Octets. What is read in bulk is read once.
 BLOCK_CACHE: Final = 16 * 2**20
@@ -178,7 +177,10 @@ class Secondary:
         messages: dict[bytes, tables.EntryRow | None] = {}
         page = Waiting([], [], [], [], [], [])
         try:
-            for key, row in scan(self._opened.entries, start, after_prefix(start) if start else b""):
+            # An upper bound would have to follow all that begins with the prefix; looking is simpler.
+            for key, row in scan(self._opened.entries, start, b""):
+                if not key.startswith(start):
+                    break
                 _add_entry(page, key, row, messages, self._opened)
                 if len(page.owners) >= MOST_ROWS:
                     yield page
