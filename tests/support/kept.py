@@ -20,7 +20,7 @@ COMPLAINTS = ("Traceback", '"level":"error"', "never retrieved")
 @contextmanager
 def sound_node(request: pytest.FixtureRequest, data: Path, config: str) -> Iterator[NodeProcess]:
     """A node on the store that `request.param` names; its log must have nothing to complain about."""
-    url = "rocksdb://"
+    url = f"{request.param}://"
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("lone_redis")
         server.empty()
