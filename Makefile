@@ -8,7 +8,7 @@ export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 .PHONY: setup
 setup: ## Make .venv with everything (PYTHON=python3.13 picks the interpreter)
@@ -36,9 +36,14 @@ ROUNDS ?= 20
 ENGINE ?= rocksdb,redis
 
 .PHONY: chaos
-chaos: setup ## Kill a node under load and count every message (ROUNDS=100 ENGINE=rocksdb FANOUT=1; see docs/chaos.md)
+chaos: setup ## Kill a node under load and count every message (ROUNDS=100 ENGINE=rocksdb FANOUT=1 or ECQ=1; see docs/chaos.md)
 	@scripts/need-commands redis-server
-	@.venv/bin/python -m tests.chaos.$(if $(FANOUT),fanout,crash) --rounds $(ROUNDS) --engine $(ENGINE) $(ARGS)
+	@.venv/bin/python -m tests.chaos.$(if $(FANOUT),fanout,$(if $(ECQ),ecq,crash)) --rounds $(ROUNDS) --engine $(ENGINE) $(ARGS)
+
+.PHONY: chaos-dispatch
+chaos-dispatch: setup ## Kill leaders, workers and Redis masters under load and count every message (ARGS="--rounds 100")
+	@scripts/need-commands redis-server
+	@.venv/bin/python -m tests.chaos.dispatch $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types and import contracts
