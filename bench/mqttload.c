@@ -2,9 +2,9 @@
  *
  *   mqttload WORKLOAD HOST PORT [--option value]...
  *
- * Workloads: conn pair fanout fanin rate wild offline source vinfan  (see README.md).
+ * Workloads: conn pair fanout fanin rate wild offline source vinfan ecq  (see README.md).
  * Each prints one JSON line; those with sleeping clients print one for each phase: asleep, fill, drain; source: live,
- * fill, drain. --pause makes them wait for a line on stdin after each but the last, so that somebody can look at the broker,
+ * fill, drain; ecq: append, drain. --pause makes them wait for a line on stdin after each but the last, so that somebody can look at the broker,
  * or kill and restart it; a line with a number is the broker's new process id. Every payload starts with a 24-byte header
  * (magic, stream, sequence, send time), by which latency, loss, duplication,
  * reordering and misrouting are counted exactly, with one bit per expected delivery.
@@ -124,7 +124,7 @@ static int npubs;
 static uint8_t *rbuf;
 static size_t rbuf_cap;
 static uint8_t *payload;
-static size_t pool; /* offline, source: each message takes its bytes from elsewhere, so that a store cannot compress them away */
+static size_t pool; /* offline, source, ecq: each message takes its bytes from elsewhere, so that a store cannot compress them away */
 
 /* ---- counters ---- */
 static uint64_t expected, recv_unique, dups, reordered, unexpected, disconnects, conn_fail, acks, pub_bytes,
@@ -1431,6 +1431,111 @@ static void w_source(void) {
     source_phase("drain", a, t);
     j_close();
 }
+/* ecq: --pubs producers append to --n compacted queues; each has --per keys of its own in each of them. Producer p sends its
+ * k-th message to queue (p + k) % n, as stream p * n + queue, so a stream is one producer's messages to one queue, in order,
+ * and its last --per messages are those that the queue keeps.
+ * append: nobody consumes. drain: the owners of the queues come, and must get just these. --mode append: without the drain.
+ * --mode live: owners and producers at once; --per must be so large that no key comes twice, since a consumer that is a
+ * little late would rightly miss the older value. */
+static uint64_t ecq_count(int producer, int queue, uint64_t sent) { /* of the first `sent` messages, those to this queue */
+    uint64_t first = ((uint64_t)queue + O.n - producer % O.n) % O.n;
+    return sent > first ? (sent - first - 1) / O.n + 1 : 0;
+}
+static int ecq_topic(char *to, size_t room, const char *pre, int queue, int producer, uint64_t seq) {
+    return snprintf(to, room, "$ECQ/%s%s-q%d/%d/%lu", pre, O.tag, queue, producer, seq % O.per);
+}
+static bool nm_ecq(Client *c, Msg *m) {
+    static char topic[256];
+    int q = (int)((c->kind + c->sent) % (uint64_t)O.n);
+    m->seq = c->sent / O.n;
+    m->stream = (uint32_t)c->kind * O.n + q;
+    m->tlen = ecq_topic(topic, sizeof topic, "w/", q, c->kind, m->seq);
+    m->topic = topic;
+    m->fan = 1;
+    return true;
+}
+static bool cr_ecq(Client *c, const Hdr *h, const uint8_t *t, int tl, uint32_t *s, uint64_t *q) {
+    char topic[256];
+    *s = h->stream / O.n;
+    *q = h->seq;
+    if ((int)(h->stream % O.n) != c->kind || *s >= (uint32_t)O.pubs) return false;
+    int n = ecq_topic(topic, sizeof topic, "", c->kind, (int)*s, h->seq);
+    return n == tl && !memcmp(t, topic, tl) && (running || h->seq + O.per >= ecq_count(*s, c->kind, c->limit));
+}
+static void w_ecq(void) {
+    O.qos = 1;
+    bool live = !strcmp(O.mode, "live"), stored = !strcmp(O.mode, "append");
+    long each = (O.msgs + O.pubs - 1) / O.pubs;
+    char f[128];
+    if (live && O.per < (each + O.n - 1) / O.n) die("--mode live needs --per %ld", (each + O.n - 1) / O.n);
+    for (int i = 0; i < O.n; i++) {
+        Client *c = mk("%s-q%d", O.tag, i);
+        c->subqos = 1;
+        c->kind = i;
+        c->limit = each;
+        snprintf(f, sizeof f, "$ECQ/%s/#", c->cid);
+        add_filter(c, f);
+        if (!stored) track(c, O.pubs, (each + O.n - 1) / O.n);
+    }
+    for (int i = 0; i < O.pubs; i++) {
+        Client *p = mk("%s-p%d", O.tag, i);
+        p->is_pub = 1;
+        p->kind = i;
+        p->limit = each;
+    }
+    next_msg = nm_ecq;
+    check_rx = cr_ecq;
+    if (live)
+        connect_all(all, nall);
+    else
+        connect_all(all + O.n, O.pubs);
+    settle(O.settle);
+    Snap a = snap(true);
+    start_pubs();
+    run_until_done(live);
+    bool late = timed_out;
+    uint64_t end = live && t_last_rx > t_last_ack ? t_last_rx : t_last_ack;
+    double secs = (end > t_start ? end - t_start : 1) / 1e9, wall = (now_ns() - t_start) / 1e9;
+    Snap b = snap(true);
+    if (live) linger();
+    j_open("ecq");
+    J(",\"phase\":\"%s\",\"secs\":%.4f,\"rate\":%.0f,\"acknowledged\":%lu,\"queues\":%d,\"pubs\":%d,\"keys\":%d,"
+      "\"window\":%d,\"rss_before_kb\":%ld",
+      live ? "live" : "append", secs, acks / secs, acks, O.n, O.pubs, O.per, O.window, a.rss_kb);
+    if (!live) expected = 0; /* of this phase: nobody was there */
+    j_counts();
+    if (live) j_lat();
+    j_cost("", a, b, wall, acks);
+    if (live || stored) {
+        j_close();
+        return;
+    }
+    phase_over();
+    disconnect_all(all + O.n, O.pubs);
+
+    source_reset();
+    for (int i = 0; i < O.n; i++)
+        for (int p = 0; p < O.pubs; p++) {
+            uint64_t n = ecq_count(p, i, each);
+            expected += n < (uint64_t)O.per ? n : (uint64_t)O.per;
+        }
+    settle(O.settle);
+    a = snap(false);
+    uint64_t t = t_progress = rx_now = now_ns();
+    connect_all(all, O.n);
+    run_until_done(true);
+    timed_out |= late;
+    wall = (now_ns() - t) / 1e9;
+    secs = (t_last_rx > t ? t_last_rx - t : 1) / 1e9;
+    b = snap(true);
+    linger();
+    j_open("ecq");
+    J(",\"phase\":\"drain\",\"secs\":%.4f,\"rate\":%.0f,\"queues\":%d,\"pubs\":%d,\"keys\":%d", secs, recv_unique / secs,
+      O.n, O.pubs, O.per);
+    j_counts();
+    j_cost("", a, b, wall, recv_unique);
+    j_close();
+}
 /* vinfan: one payload to B batches of VINs, by one PUBLISH per VIN (loop) or one per batch (batch). */
 static uint64_t vg;
 static char *vjson;
@@ -1550,7 +1655,7 @@ static void w_vinfan(void) {
 
 int main(int argc, char **argv) {
     if (argc < 4)
-        die("usage: mqttload conn|pair|fanout|fanin|rate|wild|offline|source|vinfan HOST PORT [--option value]...");
+        die("usage: mqttload conn|pair|fanout|fanin|rate|wild|offline|source|vinfan|ecq HOST PORT [--option value]...");
     const char *w = argv[1];
     signal(SIGPIPE, SIG_IGN);
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -1655,7 +1760,8 @@ int main(int argc, char **argv) {
         if (!h || h->h_addrtype != AF_INET) die("no such host: %s", argv[2]);
         memcpy(&dst.sin_addr, h->h_addr, 4);
     }
-    if ((!strcmp(w, "offline") || !strcmp(w, "source")) && !O.compressible) pool = 1 << 20;
+    bool stores = !strcmp(w, "offline") || !strcmp(w, "source") || !strcmp(w, "ecq");
+    if (stores && !O.compressible) pool = 1 << 20;
     payload = xcalloc(1, O.size + O.jitter + HDR + pool);
     uint32_t x = 2463534242u;
     for (size_t i = HDR; i < O.size + O.jitter + pool; i++) {
@@ -1684,6 +1790,8 @@ int main(int argc, char **argv) {
         w_source();
     else if (!strcmp(w, "vinfan"))
         w_vinfan();
+    else if (!strcmp(w, "ecq"))
+        w_ecq();
     else
         die("no such workload: %s", w);
     disconnect_all(all, nall);
