@@ -33,7 +33,7 @@ ends = pytest.mark.parametrize(
 
 @ends
 def test_queues_go_on_with_a_new_process(home: Home, end: str) -> None:
-    """Last values, numbers, rewinds, progress of those who come back with a session and of those who begin a new one."""
+    """Last values, numbers, rewinds, and progress, of those who come back with a session and of new sessions."""
     home.start()
     queues = [Compacted(home, f"car-{number}") for number in range(4)]
     common = Compacted(home, "common", "shared")
