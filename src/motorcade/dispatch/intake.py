@@ -175,8 +175,11 @@ class Intake:
         if self._armed is connection:
             return connection
         try:
-            _, fence = await asyncio.gather(
-                connection.call("WATCH", self._fence_key), connection.call("GET", self._fence_key)
+            # An earlier term may have watched its own fence here, and have seen it fall.
+            _, _, fence = await asyncio.gather(
+                connection.call("UNWATCH"),
+                connection.call("WATCH", self._fence_key),
+                connection.call("GET", self._fence_key),
             )
         except ServerError as error:
             raise await self._trouble(error, connection) from None

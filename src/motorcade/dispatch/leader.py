@@ -85,6 +85,8 @@ async def run_leader(
             why = await Leader(calls, election, term, options, report).lead(stop)
             log.info("dispatch_led", epoch=term.epoch, why=why)
             await election.release()
+            if not stop.is_set():
+                await asyncio.sleep(PAUSE)  # others may do better
     finally:
         await calls.close()
 
@@ -322,7 +324,9 @@ class Leader(Owner):
         if not ids:
             return
         log.warning("dispatch_redistributed", worker=link.name, fault=fault, detail=detail, messages=len(ids))
-        self.book.failed(ids, link.name, f"{fault}: {detail}", self._loop.time(), counted=True, pause=False)
+        # A lone worker that dies as soon as it comes back should not use up all deliveries in a moment.
+        alone = all(other is link for other in self._order)
+        self.book.failed(ids, link.name, f"{fault}: {detail}", self._loop.time(), counted=True, pause=alone)
         self._work.set()
 
     # -- intake

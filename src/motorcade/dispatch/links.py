@@ -189,9 +189,6 @@ class Link:
         self.state = State.CONNECTED
         self.window = min(FIRST_WINDOW, self._options.window)
         self._recalled.clear()
-        if self._pause or self._cut:
-            log.info("dispatch_worker_back", worker=self.name)
-        self._pause = 0.0
         self._owner.changed(self)
 
     def _rest(self) -> float:
@@ -200,7 +197,8 @@ class Link:
             return 0.0
         if self.state is State.CUT_OFF:
             return self._cut
-        self._pause = max(self._pause, FIRST_PAUSE)
+        # Whoever hangs up without having acknowledged anything is left alone for longer each time.
+        self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         return self._pause
 
     # -- what the connection tells
@@ -221,12 +219,13 @@ class Link:
                 [(id_, reason) for id_, reason in rejected if id_ in self.held],
                 [id_ for id_ in returned if id_ in self.held],
             )
-        size = len(self.held)
-        self.held.difference_update(ids)
-        if size - len(self.held) != len(ids) and not self._explained(ids, size - len(self.held)):
+        if not self._take(ids):
+            # Nothing of this read is believed: what the worker has is taken back, all of it.
             self.cut_off(Fault.UNKNOWN_ID, "it answered about a message that it does not have")
             return
-        self.acknowledged += len(answers.acknowledged)
+        if answers.acknowledged:
+            self.acknowledged += len(answers.acknowledged)
+            self._pause = 0.0
         if self.octets * 2 > self._options.window_bytes:
             self._forget_answered()
         self._owner.answered(self, answers)
@@ -247,14 +246,32 @@ class Link:
         while sent and self.held.isdisjoint(sent[0].ids):
             self.octets -= sent.popleft().octets
 
-    def _explained(self, ids: list[bytes], taken: int) -> bool:
-        """Whether what the worker does not have was taken back from it, and is answered for the first time since."""
-        late = 0
+    def _take(self, ids: list[bytes]) -> bool:
+        """What the worker has answered, it does not have any more. False, and nothing has changed: it is lying."""
+        held = self.held
+        size = len(held)
+        if held.issuperset(ids):
+            held.difference_update(ids)
+            if size - len(held) == len(ids):
+                return True
+            held.update(ids)  # something was answered twice
+        return self._take_singly(ids)
+
+    def _take_singly(self, ids: list[bytes]) -> bool:
+        """With answers about what was taken back from the worker, each of which may be answered once."""
+        mine: set[bytes] = set()
+        late: set[bytes] = set()
         for id_ in ids:
-            if id_ in self._recalled and late < len(ids) - taken:
-                del self._recalled[id_]
-                late += 1
-        return taken + late == len(ids)
+            if id_ in self.held and id_ not in mine:
+                mine.add(id_)
+            elif id_ in self._recalled and id_ not in late:
+                late.add(id_)
+            else:
+                return False
+        self.held -= mine
+        for id_ in late:
+            del self._recalled[id_]
+        return True
 
     def _drop(self, fault: Fault, detail: str, state: State) -> None:
         wire, self._wire = self._wire, None

@@ -84,7 +84,7 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     register: bool = True  #: whether a worker puts itself into `registry`
     parallel: Positive = 8  #: calls of a handler at the same time in one worker
     max_waiting: Positive = 10_000  #: messages in a worker; with more, it stops reading
-    remember: Seconds = 60.0  #: seconds, at least, that a written id is known; a worker writes nothing that is older
+    remember: Seconds = 120.0  #: seconds, at least, that a written id is known; what is half as old is not written
     handler: str = ""  #: `module:function` that works on messages; empty: the message is written as it came
     report: Seconds = 3.0  #: seconds between two lines about messages per second
 
