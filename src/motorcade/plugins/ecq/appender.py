@@ -75,6 +75,7 @@ class Appender:
         log: structlog.stdlib.BoundLogger,
     ) -> None:
         self.count = 0  #: queues that there are, as far as counted
+        self.uncounted: set[str] | None = set()  #: mailboxes of those that came before the others were counted
         self.pending = 0  #: messages that the store has not confirmed
         self.pending_octets = 0
         self._store = store
@@ -208,7 +209,9 @@ class Appender:
         for queue in new:
             queue.registered = True
             self.count += 1
-        self._landed(group.rows, answers, config)
+            if self.uncounted is not None:
+                self.uncounted.add(queue.owner)
+        self._landed(group.rows, answers, config, now)
         if self._doomed:
             await self._remove_doomed()
         self._over(group)
@@ -249,7 +252,7 @@ class Appender:
                 kept.append(row)
         group.rows = kept
 
-    def _landed(self, rows: list[Row], answers: list[Appended], config: EcqConfig) -> None:
+    def _landed(self, rows: list[Row], answers: list[Appended], config: EcqConfig, stored_at: float) -> None:
         counters = self._counters
         replaced = dropped = refused = 0
         touched: dict[Queue, None] = {}
@@ -269,10 +272,10 @@ class Appender:
         counters["replaced"] += replaced
         counters["dropped"] += dropped
         counters["refused_full"] += refused
-        now = self._now()
+        too_old = 0 < config.retention <= self._now() - stored_at
         for queue in touched:
             try:
-                queue.dispatch(now)
+                queue.dispatch(stored_at, too_old=too_old)
             except Exception:  # noqa: BLE001 - a defect in one queue must not stop all others
                 self._log.exception("ecq_queue_failed", queue=queue.owner)
 

@@ -25,6 +25,7 @@ from motorcade.storage.ports import Entry, StoreError
 PAUSE: Final = 0.01  #: seconds between two steps
 FIRST: Final = 60.0  #: seconds after the start until the first collection, at most
 COUNTING: Final = 1000  #: queues counted before others have their turn
+COUNT_AGAIN: Final = 5.0  #: seconds until that is tried again
 
 
 class Collector:
@@ -62,12 +63,20 @@ class Collector:
     async def count(self) -> None:
         """How many queues there are, for `max_queues`."""
         tools = self._tools
-        number = 0
-        async for _ in tools.store.records.scan(QUEUES, tools.now()):
-            number += 1
-            if not number % COUNTING:
-                await asyncio.sleep(0)
-        tools.appender.count += number
+        appender = tools.appender
+        while appender.uncounted is not None:
+            number = 0
+            try:
+                async for owner, _ in tools.store.records.scan(QUEUES, tools.now()):
+                    number += owner not in appender.uncounted
+                    if not number % COUNTING:
+                        await asyncio.sleep(0)
+            except StoreError as error:
+                tools.log.warning("ecq_not_counted", error=str(error))
+                await asyncio.sleep(COUNT_AGAIN)
+            else:
+                appender.count += number
+                appender.uncounted = None
 
     async def collect(self) -> int:
         """Look at all queues; how many messages were removed."""

@@ -61,6 +61,7 @@ class Fresh(msgspec.Struct, frozen=True, gc=False):
     after: int  #: the end of the queue before
     upto: int  #: and after it
     items: list[Item]
+    gone: list[int]  #: what it has replaced
 
 
 class Consumer(Protocol):
@@ -89,6 +90,8 @@ class Queue:
         "_entries",
         "_fresh",
         "_fresh_after",
+        "_gap",
+        "_gone",
         "_octets",
         "_sized",
         "coming",
@@ -120,6 +123,8 @@ class Queue:
         self._sized = False  # these two are known
         self._fresh: dict[int, Row] = {}
         self._fresh_after = 0
+        self._gone: list[int] = []
+        self._gap = False
 
     @property
     def idle(self) -> bool:
@@ -166,14 +171,17 @@ class Queue:
         self._entries -= len(answer.dropped)
         if replaced:
             self._entries -= 1
-        if self._fresh:
+        if self.consumers:
             for gone in (replaced, *answer.dropped):
-                self._fresh.pop(gone, None)
+                if gone and self._fresh.pop(gone, None) is None:
+                    self._gone.append(gone)
         if not number:
             return 0
         self._entries += 1
         self._octets += row.size
-        before, self.tail, self.known = self.tail, number, True
+        # A number between them is of a message whose writing has failed, as far as anybody knew: it must be read.
+        self._gap = self._gap or not self.known or number != self.tail + 1
+        self.tail, self.known = number, True
         if row.probe and not replaced and config.overflow == "refuse" and self._is_over(0, 0, config):
             self._entries -= 1
             self._octets -= row.size
@@ -181,13 +189,15 @@ class Queue:
             return number
         if self.consumers:
             if not self._fresh:
-                self._fresh_after = before
+                self._fresh_after = number - 1
             self._fresh[number] = row
         return 0
 
-    def dispatch(self, now: float) -> None:
+    def dispatch(self, stored_at: float, *, too_old: bool) -> None:
         """Tell consumers of what has landed."""
         rows, self._fresh = self._fresh, {}
+        gone, self._gone = self._gone, []
+        gap, self._gap = self._gap, False
         if not self.consumers:
             return
         shape = self.shape
@@ -195,16 +205,13 @@ class Queue:
         items = [
             Item(
                 number,
-                record.delivered(row.message, read + row.message.topic[PLACE:], (shape.number, str(number)), now),
+                record.delivered(row.message, read + row.message.topic[PLACE:], (shape.number, str(number)), stored_at),
             )
-            for number, row in rows.items()
+            for number, row in (() if gap or too_old else rows.items())
         ]
-        if items:
-            fresh = Fresh(self._fresh_after, self.tail, items)
-            for consumer in list(self.consumers):
-                consumer.offer(fresh)
-        else:
-            self.tell()
+        fresh = Fresh(self._fresh_after if items else self.tail, self.tail, items, gone)
+        for consumer in list(self.consumers):
+            consumer.offer(fresh)
 
     def tell(self) -> None:
         """There may be something for consumers."""

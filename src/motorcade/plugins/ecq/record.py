@@ -94,7 +94,7 @@ def delivery(stored: Stored, payload: bytes, topic: str, number: tuple[str, str]
         stored.content_type,
         stored.response_topic,
         stored.correlation_data,
-        (*stored.user_properties, number),
+        _with(stored.user_properties, number),
     )
 
 
@@ -114,5 +114,12 @@ def delivered(message: Message, topic: str, number: tuple[str, str], now: float)
         message.content_type,
         message.response_topic,
         message.correlation_data,
-        (*message.user_properties, number),
+        _with(message.user_properties, number),
     )
+
+
+def _with(properties: UserProperties, number: tuple[str, str]) -> UserProperties:
+    """What the producer says, but for a sequence number of its own making."""
+    if not properties:
+        return (number,)
+    return (*[each for each in properties if each[0] != number[0]], number)

@@ -73,7 +73,8 @@ class _Signal:
 
 
 LOOK: Final = _Signal()  #: `info`: there may be something
-RESTART: Final = _Signal()  #: `info`: begin again where progress is
+BEGIN: Final = _Signal()  #: `info`: begin where progress is
+RESTART: Final = _Signal()  #: `info`: begin again there
 AGAIN: Final = _Signal()  #: `info`: give again what was refused
 
 
@@ -108,6 +109,7 @@ class CompactedSource(Source):
         self._cursor = 0
         self._start = 0
         self._epoch = 0
+        self._beginning = False  # `BEGIN` was sent
         self._begun = False
         self._standing = False  # at the end, and waits for what is appended
         self._fetching = False
@@ -118,6 +120,7 @@ class CompactedSource(Source):
         self._due = False  # what was refused may be given again now
         self._timer: Delayed | None = None
         self._stale = False  # messages of an earlier start may wait to be sent
+        self._replaced: set[int] = set()  # of what was given and is not done
         self._oldest = 0.0  # time of the oldest message given and not known to be done
         self._open = False  # its progress is
 
@@ -134,9 +137,7 @@ class CompactedSource(Source):
         self.progress = tools.ledger.open(queue, client)
         self._open = True
         queue.consumers[self] = None
-        if self.progress.loaded and queue.known:
-            self.feed.send(RESTART)
-        else:
+        if not self._begin_soon():
             tools.spawn(self._load(), "load")
         return True
 
@@ -151,13 +152,23 @@ class CompactedSource(Source):
                 await asyncio.sleep(RETRY)
         if not self._open:
             return
-        if self.queue.known:
-            self.feed.send(RESTART)
-        else:
+        if not self._begin_soon():
             tools.appender.look(self.queue)  # it calls `look`
 
-    def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - there is one, and it ends in any case
+    def _begin_soon(self) -> bool:
+        """Begin, if all is known that one must know for it."""
+        ready = self.progress.loaded and self.queue.known
+        if ready and not self._beginning:
+            self._beginning = True
+            self.feed.send(BEGIN)
+        return ready
+
+    def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - there is one
         self._leave()
+        if why is not Why.UNSUBSCRIBED:
+            # What was in flight is taken back. What of it was replaced is not in the queue any more, so it must not
+            # hold up progress: it would only bring again what the client has acknowledged.
+            self._done(self._replaced)
 
     def _leave(self) -> None:
         self.queue.consumers.pop(self, None)
@@ -182,6 +193,7 @@ class CompactedSource(Source):
         self._place = Place(done)
         self._cursor = done
         self._refused.clear()
+        self._replaced.clear()
         self._attempts.clear()
         self._due = False
         if self._timer is not None:
@@ -196,14 +208,16 @@ class CompactedSource(Source):
     # -- what its queue says
 
     def offer(self, fresh: Fresh) -> None:
+        if fresh.gone and not self._place.clear:
+            done, cursor = self._place.done, self._cursor
+            self._replaced.update([number for number in fresh.gone if done < number <= cursor])
         if self._standing:
             self._standing = False
             self.feed.send(fresh)
 
     def look(self) -> None:
         if not self._begun:
-            if self._open and self.progress.loaded and self.queue.known:
-                self.feed.send(RESTART)
+            self._begin_soon()
         elif self._standing:
             self._standing = False
             self._look_soon()
@@ -221,8 +235,8 @@ class CompactedSource(Source):
 
     def info(self, what: object, desired: int) -> Answer:
         given: list[Given] = []
-        if what is RESTART:
-            if self._open and self in self.queue.consumers:
+        if what is BEGIN or what is RESTART:
+            if self in self.queue.consumers and (what is RESTART or not self._begun):
                 self._begin()
         elif what is LOOK:
             self._expected = False
@@ -351,6 +365,7 @@ class CompactedSource(Source):
             return []
         place = self._place
         if place.clear:
+            self._replaced.clear()
             self._oldest = items[0].message.timestamp
         place.give([item.number for item in items])
         return self._given(items)
