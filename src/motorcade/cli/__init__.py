@@ -19,6 +19,7 @@ from motorcade.cli import (
     client,
     config,
     demo,
+    dispatch,
     fanout,
     fleet,
     passwd,
@@ -46,6 +47,7 @@ app.command("demo")(demo.demo)
 app.add_typer(fanout.app, name="fanout")
 app.add_typer(vehicle.app, name="vehicle")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(dispatch.app, name="dispatch")
 app.add_typer(config.app, name="config")
 app.add_typer(client.app, name="client")
 app.add_typer(queue.app, name="queue")
