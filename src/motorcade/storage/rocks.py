@@ -541,7 +541,9 @@ class RocksStreams:
 
     async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
         values = _kept(values)
-        return await self._writer.submit(lambda write: write.append_stream(stream, values, now), rows=len(values) + 1)
+        return await self._writer.submit(
+            lambda write: write.append_stream(stream, values, now), rows=runs.weight(values) + 1
+        )
 
     async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
         if limit <= 0:
@@ -723,7 +725,7 @@ class RocksBatch:
     def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
         values = _kept(values)
         self._calls.append((Transaction.append_stream, (stream, values, now)))
-        self._rows += len(values) + 1
+        self._rows += runs.weight(values) + 1
         self._grows = self._durable = True
 
     async def commit(self) -> list[Appended]:

@@ -40,7 +40,8 @@ MAX_QUEUED = 4096
 MAX_GROUP = 1024
 
 #: Rows in one write, unless a single call has more. Two hundred take about 0.3 ms, during which no other thread runs.
-MERGE_ROWS = 192
+#: A batch of two hundred owners and the receipts of another fit.
+MERGE_ROWS = 256
 
 #: Octets of disk that must stay free; below that only what gives room is done. RocksDB needs some to tidy up.
 RESERVE = 64 * 2**20
