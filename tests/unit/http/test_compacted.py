@@ -420,9 +420,10 @@ def test_any_client_id_has_a_queue(hub: NodeProcess, desk: httpx.Client, name: s
         ("exclusive", {"to": 1, "consumer": "other"}, 404, ("client 'firm'", "no other consumer")),
         ("shared", {"to": 1}, 400, ("shared queue 'firm'", "name one")),
         ("shared", {"to": 1, "consumer": "nobody"}, 404, ("shared queue 'firm'", "no consumer 'nobody'")),
+        ("shared", {"to": 1, "consumer": "no/body\0"}, 404, ("no consumer",)),
         ("shared", {"to": 1, "consumer": "x" * 60_000}, 404, ("no consumer 'xxx",)),
     ],
-    ids=["ahead", "far ahead", "other", "whose", "nobody", "long"],
+    ids=["ahead", "far ahead", "other", "whose", "nobody", "odd", "long"],
 )
 def test_what_the_plugin_refuses_is_said(
     hub: NodeProcess, desk: httpx.Client, form: str, given: dict[str, Any], status: int, wanted: tuple[str, ...]

@@ -180,7 +180,8 @@ class CompactedService:
         known = self._tools.queues.peek(queue.shape, queue.name)
         consuming = known is not None and any(each.progress.client == consumer for each in known.consumers)
         pending = self._tools.ledger.peek(queue, consumer) is not None
-        if not (consuming or pending) and await self._tools.ledger.read(queue, consumer) is None:
+        nobody = "\0" in consumer  # the store has no such keys
+        if nobody or (not (consuming or pending) and await self._tools.ledger.read(queue, consumer) is None):
             raise UnknownError(f"shared queue {quoted(queue.name)} has no consumer {quoted(consumer)}")
         return consumer
 
