@@ -3,9 +3,9 @@
     connecting ─▶ connected ─ lost ─▶ pause ─▶ connecting
                       └─ breaks a rule ─▶ cut off: longer pause ─▶ connecting
 
-The window is how many messages the worker may have at once. It begins small, doubles whenever it was used up while the
-oldest message was young, and is halved when the oldest one has waited for half of the time it has: a worker whose
-handler takes long is sent as much as it can do in time, not as much as fits in a buffer.
+The window is how many messages the worker may have at once. It begins small, doubles whenever it was used up while
+acknowledgements came and the oldest message was young, and is halved when the oldest one has waited for half of the
+time it has: a worker whose handler takes long is sent as much as it can do in time, not as much as fits in a buffer.
 
 Rule 1: a worker acknowledges what it has, or has had and was taken back from it. Anything else is a lie, and the worker
         is cut off: its answers cannot be trusted. So is one that sends what is no frame, and one that has messages
@@ -105,6 +105,7 @@ class Link:
         self._sent: deque[Sent] = deque()
         self._recalled: dict[bytes, None] = {}
         self._full = False  #: the window was used up since the last look
+        self._seen = 0  #: acknowledgements until the last look
         self._heard = 0.0  #: loop time of the last answer, or of the first message after none
         self._wire: _Wire | None = None
         self._loop = asyncio.get_running_loop()
@@ -303,9 +304,10 @@ class Link:
     def _grow(self, age: float) -> None:
         if age > self._options.ack_timeout / 2:
             self._shrink()
-        elif self._full and age < self._options.ack_timeout / 4:
+        elif self._full and self.acknowledged > self._seen and age < self._options.ack_timeout / 4:
             self.window = min(self.window * 2, self._options.window)
-        self._full = False
+        self._full = len(self.held) >= self.window
+        self._seen = self.acknowledged
 
     def _shrink(self) -> None:
         self.window = max(self.window // 2, 1)

@@ -86,6 +86,14 @@ async def test_a_window_that_is_used_up_quickly_grows() -> None:
             link.look(now())
 
 
+async def test_a_window_does_not_grow_for_somebody_who_acknowledges_nothing() -> None:
+    async with linked() as (link, _, _):
+        send(link, *IDS[:FIRST_WINDOW])
+        for _ in range(3):
+            link.look(now())
+        assert (FIRST_WINDOW, 0) == (link.window, link.credit)
+
+
 async def test_the_window_of_a_slow_worker_shrinks() -> None:
     """Before anything is overdue: half of the time has gone."""
     async with linked() as (link, notes, _):

@@ -1,0 +1,394 @@
+"""A leader with workers that the test plays: nothing lost, the same ids, credit, dead letters, taking over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from motorcade.core.errors import StoreError
+from motorcade.dispatch.calls import Calls
+from motorcade.dispatch.election import Election
+from motorcade.dispatch.frames import ack_frames, reject_frame, return_frames
+from motorcade.dispatch.leader import Leader, run_leader
+from motorcade.dispatch.links import FIRST_WINDOW, Fault
+from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.status import dead_list, dead_retry, status
+from tests.support.redis import RedisServer
+from tests.unit.dispatch.peers import Peer, acknowledge, peer, running, until
+
+PUBLISHED, PENDING, DEAD = "messages:published", "messages:pending", "messages:dead"
+STATE = "{distributed_leader_lock}:state"
+
+
+def publish(server: RedisServer, *messages: bytes) -> list[bytes]:
+    return [server.command("XADD", PUBLISHED, "*", "payload", message) for message in messages]
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def is_empty(server: RedisServer) -> bool:
+    """Nothing is left of what was published."""
+    groups = server.command("XINFO", "GROUPS", PUBLISHED)
+    facts = [group if isinstance(group, dict) else dict(zip(group[::2], group[1::2], strict=True)) for group in groups]
+    return (
+        server.command("XLEN", PUBLISHED) == 0
+        and server.command("ZCARD", PENDING) == 0
+        and server.command("EXISTS", "{messages:pending}:deliveries", "{messages:dead}:ids") == 0
+        and all((fact.get("pending") or fact.get(b"pending") or 0) == 0 for fact in facts)
+    )
+
+
+@asynccontextmanager
+async def leading(options: DispatchOptions, *workers: Peer) -> AsyncIterator[Leader]:
+    """A leader whose inside can be looked at."""
+    options = msgspec.structs.replace(options, workers=tuple(worker.name for worker in workers))
+    async with AsyncExitStack() as stack:
+        calls = Calls(options)
+        await calls.open()
+        stack.push_async_callback(calls.close)
+        election = Election(calls, options)
+        term = await election.campaign(asyncio.Event())
+        assert term is not None
+        leader = Leader(calls, election, term, options)
+        async with running(leader.lead):  # type: ignore[arg-type] # that it tells why it has ended is no harm
+            yield leader
+        await election.release()
+
+
+async def test_messages_reach_a_worker_and_are_finished(options, server) -> None:
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        publish(server, *numbered(1000))
+        await until(lambda: leader.book.acknowledged == 1000, "acknowledged")
+        assert sorted(numbered(1000)) == sorted(worker.texts)
+        assert 1000 == len(set(worker.ids))
+        await until(lambda: is_empty(server), "finished")
+
+
+async def test_equal_messages_are_two_messages(options, server) -> None:
+    """And what a message says about itself means nothing."""
+    async with peer(acknowledge) as worker, leading(options, worker):
+        publish(server, *[b'{"message_id":"1"}'] * 3)
+        await until(lambda: len(worker.messages) == 3, "arrived")
+        assert 3 == len(set(worker.ids))
+
+
+async def test_workers_take_turns(options, server) -> None:
+    """In one batch, and one message at a time."""
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(peer(acknowledge)) for _ in range(3)]
+        leader = await stack.enter_async_context(leading(options, *workers))
+        await until(lambda: len(leader._order) == 3, "connected")
+        for number in range(9):
+            publish(server, b"%d" % number)
+            await until(lambda: leader.book.acknowledged == number + 1, "acknowledged")  # noqa: B023 - at once
+        assert [3, 3, 3] == [len(worker.messages) for worker in workers]
+        publish(server, *numbered(300, 9))
+        await until(lambda: leader.book.acknowledged == 309, "acknowledged")
+        assert min(len(worker.messages) for worker in workers) > 50
+
+
+async def test_no_more_is_read_than_workers_have_credit_for(options, server) -> None:
+    """The rest waits in Redis; one batch is in the leader, at most."""
+    async with peer() as worker, leading(options, worker) as leader:
+        publish(server, *numbered(500))
+        await until(lambda: len(worker.messages) == FIRST_WINDOW, "the window is full")
+        await until(lambda: leader.held_up, "held up")
+        assert FIRST_WINDOW == len(leader.book.open) == server.command("ZCARD", PENDING)
+        worker.answer = acknowledge
+        worker.say(ack_frames(worker.ids))
+        await until(lambda: leader.book.acknowledged == 500, "acknowledged")
+
+
+async def test_pending_is_stored_before_a_worker_gets_it(options, server) -> None:
+    seen: list[tuple[bytes, Any]] = []
+
+    def look(ids: list[bytes]) -> bytes:
+        seen.extend((id_, server.command("ZSCORE", PENDING, id_)) for id_ in ids)
+        return ack_frames(ids)
+
+    async with peer(look) as worker, leading(options, worker):
+        publish(server, *numbered(20))
+        await until(lambda: len(seen) == 20, "arrived")
+        assert all(score is not None for _, score in seen)
+
+
+async def test_who_does_not_answer_loses_the_message_to_another(options, server) -> None:
+    """Under the same id, and it is counted."""
+    options = msgspec.structs.replace(options, ack_timeout=0.2, remember=10.0)
+    async with peer() as silent, peer() as other, leading(options, silent, other) as leader:
+        await until(lambda: len(leader._order) == 2, "connected")
+        publish(server, b"1")
+        await until(lambda: silent.messages and other.messages, "both have it")
+        assert silent.ids[0] == other.ids[0]
+        deliveries = server.command("HGET", "{messages:pending}:deliveries", silent.ids[0])
+        assert b"1" == deliveries
+        holder = other if leader.links[other.name].held else silent
+        holder.say(ack_frames(holder.ids[-1:]))
+        await until(lambda: is_empty(server), "finished")
+
+
+async def test_what_a_lost_worker_had_goes_to_another_at_once(options, server) -> None:
+    options = msgspec.structs.replace(options, ack_timeout=60.0, remember=600.0)
+    async with peer() as dying, peer(acknowledge) as other, leading(options, dying, other) as leader:
+        await until(lambda: len(leader._order) == 2, "connected")
+        publish(server, *numbered(10))
+        await until(lambda: len(dying.messages) == 5, "its share has come")
+        assert dying.writer is not None
+        dying.writer.close()
+        await until(lambda: leader.book.acknowledged == 10, "all acknowledged")
+        assert sorted(numbered(10)) == sorted(other.texts)
+        await until(lambda: is_empty(server), "finished")
+
+
+async def test_what_is_refused_too_often_is_put_aside_with_the_reason(options, server) -> None:
+    options = msgspec.structs.replace(options, max_deliveries=3, retry_pause=0.01)
+    refuse = lambda ids: b"".join(reject_frame(id_, "ValueError: no wheels") for id_ in ids)  # noqa: E731
+    async with peer(refuse) as worker, leading(options, worker) as leader:
+        publish(server, b'{"wheels": 0}')
+        await until(lambda: leader.buried == 1, "given up")
+        assert 3 == len(worker.messages)
+        await until(lambda: is_empty(server), "nothing is left elsewhere")
+        (letter,) = await dead_list(options)
+        assert (worker.ids[0].decode(), b'{"wheels": 0}', 3) == (letter.id, letter.payload, letter.deliveries)
+        assert ("refused: ValueError: no wheels", worker.name) == (letter.reason, letter.worker)
+        worker.answer = acknowledge
+        assert 1 == await dead_retry(options)
+        await until(lambda: leader.book.acknowledged == 1, "processed after all")
+        assert (b'{"wheels": 0}', 4) == (worker.texts[-1], len(worker.messages))
+        assert [] == await dead_list(options)
+
+
+async def test_what_is_given_back_is_not_counted(options, server) -> None:
+    """However often."""
+    options = msgspec.structs.replace(options, max_deliveries=2)
+    async with peer(return_frames) as worker, leading(options, worker) as leader:
+        publish(server, b"1")
+        await until(lambda: len(worker.messages) > 10, "sent again and again")
+        worker.answer = acknowledge
+        await until(lambda: leader.book.acknowledged == 1, "acknowledged")
+        assert (0, 1) == (leader.buried, len(set(worker.ids)))
+
+
+async def test_what_is_too_large_is_put_aside(options, server) -> None:
+    options = msgspec.structs.replace(options, max_message=1000)
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        publish(server, b"1", b"x" * 1001, b"2")
+        await until(lambda: leader.buried == 1 and leader.book.acknowledged == 2, "all done")
+        (letter,) = await dead_list(options)
+        assert (b"x" * 1001, "too_large") == (letter.payload, letter.reason.partition(":")[0])
+        assert [b"1", b"2"] == sorted(worker.texts)
+        await until(lambda: is_empty(server), "finished")
+
+
+async def test_a_new_leader_sends_what_the_old_one_had_under_the_same_ids(options, server) -> None:
+    """Also what the old one had read and not sent to anybody."""
+    options = msgspec.structs.replace(options, stop_patience=0.05)
+    publish(server, *numbered(40))
+    async with peer() as silent:
+        async with leading(options, silent):
+            await until(lambda: len(silent.messages) == FIRST_WINDOW, "the window is full")
+        server.command("XREADGROUP", "GROUP", "dispatch", "leader", "COUNT", 5, "STREAMS", PUBLISHED, ">")
+        async with peer(acknowledge) as worker, leading(options, worker) as leader:
+            await until(lambda: leader.book.acknowledged == 40, "acknowledged")
+            assert sorted(numbered(40)) == sorted(worker.texts)
+            assert dict(silent.messages).items() <= dict(worker.messages).items()
+            await until(lambda: is_empty(server), "finished")
+
+
+async def test_deliveries_are_counted_over_leaders(options, server) -> None:
+    """What the old leader has counted is not forgotten; that it was lost does not count."""
+    options = msgspec.structs.replace(options, max_deliveries=3, retry_pause=0.01, stop_patience=0.05)
+    refusals = 2
+
+    def refuse_twice(ids: list[bytes]) -> bytes:
+        nonlocal refusals
+        refusals -= 1
+        return reject_frame(ids[0], "no") if refusals >= 0 else b""
+
+    publish(server, b"1")
+    async with peer(refuse_twice) as worker:
+        async with leading(options, worker):
+            await until(lambda: len(worker.messages) == 3, "sent a third time")
+        async with leading(options, worker) as leader:
+            await until(lambda: len(worker.messages) == 4, "sent by the next leader")
+            worker.say(reject_frame(worker.ids[0], "no"))
+            await until(lambda: leader.buried == 1, "given up")
+    (letter,) = await dead_list(options)
+    assert 3 == letter.deliveries
+
+
+async def test_what_was_given_up_and_not_cleared_is_given_up_once(options, server) -> None:
+    """A leader that was killed between the two has written the letter; the next one only clears the rest."""
+    options = msgspec.structs.replace(options, max_deliveries=1, stop_patience=0.05)
+    publish(server, b"1")
+    async with peer() as worker:
+        async with leading(options, worker):
+            await until(lambda: worker.messages, "arrived")
+        id_ = worker.ids[0]
+        server.command("HSET", "{messages:pending}:deliveries", id_, 1)
+        server.command("XADD", DEAD, "7-1", "id", id_, "payload", "1", "reason", "r", "deliveries", 1)
+        server.command("HSET", "{messages:dead}:ids", id_, "7-1")
+        async with leading(options, worker) as leader:
+            await until(lambda: leader.buried, "given up")
+            await until(lambda: is_empty(server), "finished")
+    assert (1, 1) == (len(await dead_list(options)), len(worker.messages))
+
+
+async def test_a_stopped_leader_waits_for_what_is_on_its_way(options, server) -> None:
+    publish(server, *numbered(5))
+    async with peer() as worker:
+        async with leading(options, worker) as leader:
+            await until(lambda: len(worker.messages) == 5, "arrived")
+            asyncio.get_running_loop().call_later(0.2, lambda: worker.say(ack_frames(worker.ids)))
+        assert 5 == leader.book.acknowledged
+        assert is_empty(server)
+
+
+async def test_a_leader_whose_fence_has_fallen_does_nothing_more(options, server) -> None:
+    """It ends its term; what a worker acknowledges to it then is not finished by it."""
+    async with peer() as worker, leading(options, worker) as leader:
+        publish(server, *numbered(5))
+        await until(lambda: len(worker.messages) == 5, "arrived")
+        for key in (PUBLISHED, PENDING, DEAD, "consumer:ids"):
+            server.command("SET", f"{{{key}}}:fence", "99 host:1:ab")
+        worker.say(ack_frames(worker.ids))
+        await until(lambda: leader.links[worker.name].state == "closed", "it has ended")
+        assert (5, 5) == (server.command("XLEN", PUBLISHED), server.command("ZCARD", PENDING))
+
+
+async def test_a_lost_answer_loses_nothing(options, server) -> None:
+    """Connections break off all the time; what was read in vain is found again."""
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        for start in range(0, 600, 20):
+            publish(server, *numbered(20, start))
+            server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await asyncio.sleep(0.02)
+        await until(lambda: {b"%d" % number for number in range(600)} == set(worker.texts), "all have come")
+        assert 600 == len(set(worker.ids))
+        await until(lambda: is_empty(server), "finished")
+        assert leader.book.acknowledged >= 600
+
+
+async def test_a_stream_that_is_deleted_begins_anew(options, server) -> None:
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        publish(server, *numbered(3))
+        await until(lambda: leader.book.acknowledged == 3, "acknowledged")
+        server.command("DEL", PUBLISHED)
+        publish(server, b"3")
+        await until(lambda: leader.book.acknowledged == 4, "acknowledged")
+        assert 4 == len(set(worker.ids))
+
+
+async def test_what_other_readers_want_stays(options, server) -> None:
+    options = msgspec.structs.replace(options, keep_published=True)
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        publish(server, *numbered(10))
+        await until(lambda: leader.book.acknowledged == 10, "acknowledged")
+        await until(lambda: server.command("ZCARD", PENDING) == 0, "finished")
+        assert 10 == server.command("XLEN", PUBLISHED)
+        publish(server, b"10")
+        await until(lambda: leader.book.acknowledged == 11, "acknowledged")
+        assert 11 == len(worker.messages)
+
+
+async def test_ids_that_a_failover_has_brought_back_are_swept(options, server) -> None:
+    server.command("ZADD", PENDING, 1, "stray")
+    server.command("HSET", "{messages:pending}:deliveries", "stray", 1)
+    async with peer(acknowledge) as worker, leading(options, worker):
+        await until(lambda: not server.command("EXISTS", PENDING, "{messages:pending}:deliveries"), "swept")
+
+
+async def test_messages_of_a_channel(options, server) -> None:
+    """Stored before they are handed out; taken over by the next leader."""
+    options = msgspec.structs.replace(options, intake="channel", stop_patience=0.05)
+    async with peer() as worker:
+        async with leading(options, worker):
+            await until(lambda: server.command("PUBLISH", PUBLISHED, b"0") == 1, "somebody listens")
+            for message in numbered(30, 1):
+                server.command("PUBLISH", PUBLISHED, message)
+            await until(lambda: server.command("XLEN", "messages:received") == 31, "all stored")
+        async with leading(options, worker) as leader:
+            worker.answer = acknowledge
+            await until(lambda: leader.book.unsent == 0 and leader.links, "begun")
+            if worker.writer is not None:
+                worker.say(ack_frames([id_ for id_ in set(worker.ids) if id_ in leader.links[worker.name].held]))
+            await until(lambda: leader.book.acknowledged == 31, "acknowledged")
+        assert set(numbered(31)) == set(worker.texts)
+        assert 31 == len(set(worker.ids))
+        assert 0 == server.command("XLEN", "messages:received")
+
+
+async def test_a_channel_with_too_much_waiting_drops_and_counts(options, server) -> None:
+    options = msgspec.structs.replace(options, intake="channel", max_received=10)
+    async with leading(options) as leader:
+        await until(lambda: server.command("PUBLISH", PUBLISHED, b"0") == 1, "somebody listens")
+        for message in numbered(30, 1):
+            server.command("PUBLISH", PUBLISHED, message)
+        channel = leader.channel
+        assert channel is not None
+        await until(lambda: channel.received + channel.dropped == 31, "all seen")
+        assert (10, 10, 21) == (server.command("XLEN", "messages:received"), channel.received, channel.dropped)
+
+
+async def test_status_tells_who_leads_who_works_and_what_waits(options, server) -> None:
+    options = msgspec.structs.replace(options, ack_timeout=60.0, remember=600.0)
+    publish(server, *numbered(50))
+    before = await status(options)
+    assert ("", 0, 50, None) == (before.leader, before.epoch, before.lag, before.view)
+    async with peer() as worker, leading(options, worker) as leader:
+        await until(lambda: len(worker.messages) == FIRST_WINDOW, "the window is full")
+        await until(lambda: b'"in_flight":16' in (server.command("GET", STATE) or b""), "the leader has told")
+        await until(lambda: server.command("ZCARD", "consumer:ids") == 1, "the worker is on the roll")
+        seen = await status(options)
+        assert seen.view is not None
+        assert (worker.name,) == seen.registered
+        assert (1, leader.term.token.rpartition(":")[0]) == (seen.epoch, seen.leader)
+        assert 0 < seen.lease_left <= 2
+        assert (50 - FIRST_WINDOW, FIRST_WINDOW, 0) == (seen.lag, seen.pending, seen.dead)
+        (shown,) = seen.view.workers
+        assert (worker.name, "connected", FIRST_WINDOW, 0) == (
+            shown.worker,
+            shown.state,
+            shown.in_flight,
+            shown.credit,
+        )
+        worker.say(ack_frames(worker.ids))
+        worker.answer = acknowledge
+        await until(lambda: leader.book.acknowledged == 50, "acknowledged")
+
+
+async def test_candidates_wait_for_their_turn(options, server) -> None:
+    """One leads; when it is stopped, the other one goes on within a moment."""
+    async with peer(acknowledge) as worker:
+        options = msgspec.structs.replace(options, workers=(worker.name,))
+        names: list[str] = []
+        first = running(lambda stop: run_leader(options, stop=stop, ready=names.append))
+        second = running(lambda stop: run_leader(options, stop=stop, ready=names.append))
+        async with second:
+            async with first:
+                await until(lambda: len(names) == 2, "both are candidates")
+                publish(server, *numbered(10))
+                await until(lambda: len(worker.messages) == 10, "arrived")
+            publish(server, *numbered(10, 10))
+            await until(lambda: len(worker.messages) == 20, "goes on")
+    await until(lambda: server.command("EXISTS", "distributed_leader_lock") == 0, "nobody leads")
+
+
+def test_faults_are_named() -> None:
+    """Names that operators see."""
+    assert {"lost", "hung", "overdue", "unknown_id", "bad_frame", "refused", "returned"} == set(Fault)
+
+
+@pytest.mark.parametrize("wanted", [["nobody"], ["1-1", "nobody"]])
+async def test_a_dead_letter_that_is_not_there(wanted: list[str], options, server) -> None:
+    server.command("XADD", DEAD, "1-1", "id", "x", "payload", "{}", "reason", "r", "deliveries", "1")
+    with pytest.raises(StoreError, match="nobody"):
+        await dead_retry(options, wanted)
+    assert len(wanted) - 1 == server.command("XLEN", PUBLISHED)
