@@ -13,7 +13,7 @@ from motorcade.plugins.fanout.record import EntryRecord, encode
 from motorcade.plugins.fanout.tables import owner_of
 from motorcade.plugins.fanout.views import WhyView
 from motorcade.storage.ports import Draft
-from tests.unit.fanout.test_model import VINS, Machine
+from tests.unit.fanout.test_model import ACK_TIMEOUT, VINS, Machine
 
 VIN = VINS[0]
 
@@ -106,3 +106,13 @@ def test_a_clerk_who_fails_once_forgets_nothing(world: Machine, monkeypatch: pyt
     world.pass_time(6.0)  # silent for too long
     assert ["accepted", "sent", "retried"] == [receipt.state.value for receipt in world.receipts()]
     assert 1 == world.loaded.context.counters.pop("parts_failed")
+
+
+def test_a_message_that_was_refused_comes_once_more(world: Machine) -> None:
+    """Also if its time to be acknowledged and its time to rest are over at the same moment."""
+    come(world)
+    publish(world)
+    world.answer(which=0, number=0, refuse=True, turn=True)
+    world.pass_time(ACK_TIMEOUT)
+    assert 1 == len(world.cars[0].flying)
+    assert ["accepted", "sent", "retried", "sent"] == [receipt.state.value for receipt in world.receipts()]

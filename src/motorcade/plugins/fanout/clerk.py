@@ -156,6 +156,7 @@ class Clerk:
         if seat is None:
             return  # away: its session repeats it, and its time begins anew then
         if delivery.phase is Phase.RESTING and delivery.since <= now:
+            delivery.phase = Phase.CLAIMED  # once, though it may stand in the heap more than once
             seat.offer(delivery)
         elif delivery.since + self._desk.config.ack_timeout <= now:
             if delivery.phase is Phase.SENT:

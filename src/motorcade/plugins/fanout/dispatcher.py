@@ -88,7 +88,8 @@ class Pool:
         if self._desk.seats.get(vin) is not seat:
             return  # gone meanwhile; who has come instead has its own trigger
         if delivery is not None:
-            seat.offer(delivery, judged=True)
+            judged = self._desk.judge(delivery.entry, self._now()) is Verdict.SEND  # reading may have taken long
+            seat.offer(delivery, judged=judged)
         elif all_seen and vin not in worker.vins:
             self._desk.drained.add(vin)
 

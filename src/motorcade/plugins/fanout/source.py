@@ -106,7 +106,7 @@ class FanoutSource(Source):
 
     def sending(self, given: Given) -> Message | None:
         delivery: Delivery = given.tag
-        if delivery.ending or self._desk.hold.get(self.vin) is not delivery:
+        if delivery.phase is not Phase.CLAIMED or self._desk.hold.get(self.vin) is not delivery:
             return None
         verdict = self._desk.judge(delivery.entry, self._clerk.now())
         if verdict is Verdict.LATER:
