@@ -118,7 +118,10 @@ class Intake:
         found = done[0]
         if isinstance(found, ServerError):
             raise await self._trouble(found, connection)
-        return self._batch(found[0][1]) if found else EMPTY
+        if not found:
+            return EMPTY
+        self._last = found[0][1][-1][0]
+        return self._batch(found[0][1])
 
     async def wait(self) -> None:
         """Return when there may be something new, or after a while."""
@@ -151,12 +154,11 @@ class Intake:
             after,
             count,
         )
-        return after, Batch(*self._namer.taken_apart(rows))
+        return after, self._batch(rows)
 
     def _batch(self, rows: list[Any]) -> Batch:
         batch = Batch(*self._namer.taken_apart(rows))
         if batch.entries:
-            self._last = batch.entries[-1]
             size = sum(map(len, batch.messages)) / len(batch.messages) + 100.0
             # Quick to see that messages have grown, slow to believe that they have shrunk.
             self._size = size if size > self._size else 0.9 * self._size + 0.1 * size

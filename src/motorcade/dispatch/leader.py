@@ -19,6 +19,7 @@ Rule 4: nothing awaits per message.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any, Final
@@ -54,6 +55,10 @@ ASSIGNING: Final = 4
 #: Seconds between two rounds of claiming what was read and seems forgotten, and how long it must have been so.
 RECLAIM_INTERVAL: Final = 15.0
 RECLAIM_IDLE: Final = 10.0
+#: Messages that have failed once, and more often, that a worker may have at the same time.
+SUSPECTS: Final = (sys.maxsize, 16, 1)
+#: Messages that wait on when others behind them can be sent, in one go.
+MAX_PASSED: Final = 100
 #: Seconds before something that Redis refused is tried again.
 PAUSE: Final = 0.2
 
@@ -412,6 +417,7 @@ class Leader(Owner):
         """What this or an earlier leader has read and not finished, and what a lost reply held."""
         idle = 0.0 if self._claim_all else RECLAIM_IDLE
         self._claim_all = False
+        claimed = 0
         after = b"0-0"
         while True:
             room = self._room()
@@ -421,9 +427,12 @@ class Leader(Owner):
             after, batch = await self.intake.claim(after, idle, min(room, self.intake.most))
             batch = self._new(_without(batch, self.book.untold()))
             if batch.ids:
+                claimed += len(batch.ids)
                 await self._sort_claimed(batch)
             if after == b"0-0":
                 break
+        if claimed:
+            log.info("dispatch_claimed", messages=claimed)
         await self._sweep()
         self._claim_at = self._loop.time() + RECLAIM_INTERVAL
 
@@ -443,7 +452,6 @@ class Leader(Owner):
             await self._insist(SETTLE, [*self._pending, self._deliveries], [len(stray), *stray])
 
     async def _sort_claimed(self, batch: Batch) -> None:
-        log.info("dispatch_claimed", messages=len(batch.ids))
         found = await self._calls.ask(self._pending[0], "HMGET", self._deliveries, *batch.ids)
         for id_, deliveries in zip(batch.ids, found, strict=True):
             if deliveries is not None:
@@ -503,24 +511,35 @@ class Leader(Owner):
                 self._send_chosen(chosen)
 
     def _choose(self) -> dict[Link, list[bytes]]:
-        """Who gets what waits: somebody with credit who has not just failed with it, if there is anybody else."""
+        """Who gets what waits: somebody with credit who has not just failed with it, if there is anybody else.
+
+        When a worker is lost, all that it had has failed, and perhaps one message was to blame. So what has failed is
+        sent a few at a time, and what has failed again one at a time: whoever kills workers is found before its
+        neighbours have used up their deliveries.
+        """
         chosen: dict[Link, list[bytes]] = {}
         credit = {link: link.credit for link in self._order}
-        for _ in range(min(len(self.book.waiting), AT_ONCE)):
-            id_ = self.book.next_waiting()
-            if id_ is None:
-                break
+        suspects = {link: link.count_suspects() for link in self._order}
+        kept: list[bytes] = []
+        while len(kept) < MAX_PASSED and any(credit.values()) and (id_ := self.book.next_waiting()) is not None:
+            self.book.waiting.popleft()
             history = self.book.histories.get(id_)
+            deliveries = history.deliveries if history is not None else 0
             last = history.worker if history is not None else ""
             others = [link for link in self._order if link.name != last] or self._order
-            free = [link for link in others if credit[link] > 0]
+            most = SUSPECTS[min(deliveries, len(SUSPECTS) - 1)]
+            free = [link for link in others if credit[link] > 0 and suspects[link] < most]
             if not free:
-                break
+                kept.append(id_)
+                continue
             self._turn += 1
             link = free[self._turn % len(free)]
             credit[link] -= 1
-            self.book.waiting.popleft()
+            if deliveries:
+                suspects[link] += 1
+                link.suspects.add(id_)
             chosen.setdefault(link, []).append(id_)
+        self.book.waiting.extendleft(reversed(kept))
         return chosen
 
     async def _store_again(self, ids: list[bytes]) -> None:

@@ -96,6 +96,7 @@ class Link:
         self.state = State.CONNECTING
         self.held: set[bytes] = set()  #: ids that the worker has
         self.octets = 0  #: of their messages, at least
+        self.suspects: set[bytes] = set()  #: those of them that have failed before, and perhaps some that are gone
         self.window = min(FIRST_WINDOW, options.window)
         self.acknowledged = 0
         self.faults: Counter[str] = Counter()
@@ -133,6 +134,11 @@ class Link:
         if len(self.held) >= self.window:
             self._full = True
         wire.write(process_frames(ids, messages))
+
+    def count_suspects(self) -> int:
+        """Messages in the worker's hands that have failed before."""
+        self.suspects &= self.held
+        return len(self.suspects)
 
     def look(self, now: float) -> None:
         """Take back what is overdue, and see whether the window is right. Called a few times per second or more."""

@@ -165,6 +165,30 @@ async def test_what_is_refused_too_often_is_put_aside_with_the_reason(options, s
         assert [] == await dead_list(options)
 
 
+async def test_a_message_that_kills_workers_is_found_before_its_neighbours_suffer(options, server) -> None:
+    """It comes first, so that none of its neighbours is ever answered in the same read."""
+    options = msgspec.structs.replace(options, ack_timeout=60.0, remember=600.0)
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(peer()) for _ in range(2)]
+        for worker in workers:
+            worker.answer = lambda ids, worker=worker: die_of_poison(worker, ids)  # type: ignore[misc]
+        publish(server, b"poison", *numbered(300))
+        leader = await stack.enter_async_context(leading(options, *workers))
+        await until(lambda: leader.buried, "given up")
+        await until(lambda: is_empty(server), "finished")
+        assert (300, 1) == (leader.book.acknowledged, leader.buried)
+    (letter,) = await dead_list(options)
+    assert (b"poison", "lost") == (letter.payload, letter.reason.partition(":")[0])
+
+
+def die_of_poison(worker: Peer, ids: list[bytes]) -> bytes:
+    if b"poison" in worker.texts[-len(ids) :]:
+        assert worker.writer is not None
+        worker.writer.transport.abort()
+        return b""
+    return ack_frames(ids)
+
+
 async def test_what_is_given_back_is_not_counted(options, server) -> None:
     """However often."""
     options = msgspec.structs.replace(options, max_deliveries=2)
