@@ -50,15 +50,31 @@ from tests.support.flows import (
 )
 from tests.support.kept import sound_node
 from tests.support.node import NodeProcess
-from tests.support.wire import Client, Packet, Will, prop, publish_packet, subscribe_packet
+from tests.support.wire import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    Client,
+    Packet,
+    Will,
+    ack_packet,
+    prop,
+    publish_packet,
+    subscribe_packet,
+)
 
 WINDOW = 32
 NOT_AUTHORIZED = 0x87
 REFUSED = 0x83  #: implementation specific error: the consumer cannot do it
 
-CONFIG = """
-[plugins.systopics]
-interval = 1
+ATTEMPTS = 3
+
+CONFIG = f"""
+[plugins.ecq]
+max_attempts = {ATTEMPTS}
+retry_delay = 0.05
 """
 
 
@@ -222,6 +238,22 @@ def test_subscription_identifiers(queue: Compacted, node: NodeProcess) -> None:
         assert [77] == take(client, 1)[0].prop_all(SUBSCRIPTION_ID)
 
 
+def test_a_message_of_qos_2_that_is_repeated(queue: Compacted, node: NodeProcess) -> None:
+    """It is appended once; one of QoS 1 is a new message each time it comes."""
+    with connected(node) as producer:
+        for qos, answer in ((2, PUBREC), (1, PUBACK)):
+            for repeated in (False, True):
+                key = f"{qos}-{repeated}"  # the packet identifier tells, not what is in it
+                producer.send(publish_packet(queue.write(key), b"x", qos=qos, packet_id=9, dup=repeated))
+                assert 0 == (producer.expect(answer).reason or 0)
+            if qos == 2:
+                producer.send(ack_packet(PUBREL, 9))
+                producer.expect(PUBCOMP)
+    with queue.consumer() as client:
+        seen = take(client, 3)
+        assert (["2-False", "1-False", "1-True"], [1, 2, 3]) == (queue.keys(seen), queue.numbers(seen))
+
+
 def test_a_will_is_appended(queue: Compacted, node: NodeProcess) -> None:
     """Who publishes it does not matter."""
     with queue.consumer() as client:
@@ -370,6 +402,26 @@ def test_a_refused_message_comes_again(queue: Compacted) -> None:
         assert [] == last(queue, client)
 
 
+def test_a_message_that_is_refused_for_good(node: NodeProcess, queue: Compacted) -> None:
+    """After `max_attempts` it is passed over, so that progress goes on; it is still there for who goes back."""
+    queue.put_numbers(3)
+    with queue.consumer() as client:
+        held = take(client, 3, ack=False)
+        ack_all(client, held[1:])
+        for _ in range(ATTEMPTS - 1):
+            ack_all(client, held[:1], reason=REFUSED)
+            held = take(client, 1, ack=False)
+            assert [b"0"] == payloads(held)
+        ack_all(client, held, reason=REFUSED)
+        assert [] == last(queue, client)
+        settled(client)
+        client.disconnect()
+    with queue.consumer() as client:
+        assert [] == last(queue, client, b"again")
+        client.publish(queue.rewind, b"1", 1)
+        assert b"0" == take(client, 1)[0].payload
+
+
 def test_a_refused_message_that_is_out_of_date(queue: Compacted) -> None:
     """Its newer value comes instead."""
     queue.put(("k", b"1"))
@@ -512,7 +564,7 @@ def test_one_subscribe_of_several_filters(queue: Compacted, node: NodeProcess) -
         packet_id = client.next_id()
         filters = [("$ECQ/somebody/#", 1), (queue.filter, 1), (f"plain/{queue.name}", 2), (queue.filter, 1)]
         client.send(subscribe_packet(packet_id, filters))
-        assert [NOT_AUTHORIZED, 1, 2, 1] == client.expect(9).reasons
+        assert [NOT_AUTHORIZED, 1, 2, 1] == client.expect(SUBACK).reasons
         queue.put(("k", b"x"))
         assert [b"x"] == payloads(take(client, 1))
         assert [] == last(queue, client)

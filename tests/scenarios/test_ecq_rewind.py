@@ -26,6 +26,7 @@ from tests.support.consumers import (
     take_until,
     unique,
     unsubscribe,
+    user_property,
 )
 from tests.support.flows import REASON_STRING, both_versions, let_pass
 from tests.support.kept import sound_node
@@ -309,6 +310,33 @@ def test_a_bad_payload(queue: Compacted, payload: bytes) -> None:
         assert answer is not None and PAYLOAD_INVALID == answer.reason
         assert answer.prop(REASON_STRING)
         assert [] == last(queue, client)
+
+
+def test_a_bad_payload_of_an_old_client(queue: Compacted) -> None:
+    """MQTT 3.1.1 has no words for it: the connection ends, and nothing has changed."""
+    queue.put_numbers(5)
+    with queue.consumer(4) as client:
+        take(client, 5)
+        settled(client)
+        client.send(publish_packet(queue.rewind, b"yesterday", version=4, qos=1, packet_id=7))
+        assert [] == client.expect_closed()
+    with queue.consumer(4) as client:
+        assert [] == last(queue, client)
+
+
+def test_what_the_answer_tells(queue: Compacted, node: NodeProcess) -> None:
+    """Progress before and after, and how many messages will come; and that there is no such queue."""
+    with queue.consumer() as client:
+        answer = client.publish(queue.rewind, b"1", 1)
+        assert answer is not None and 0x80 <= (answer.reason or 0)
+        assert queue.name in str(answer.prop(REASON_STRING))
+        queue.put_numbers(10)
+        take(client, 10)
+        answer = client.publish(queue.rewind, b"4", 1)
+        assert answer is not None
+        told = {name: user_property(answer, name) for name in ("before", "progress", "messages")}
+        assert {"before": "10", "progress": "3", "messages": "7"} == told
+        assert list(range(3, 10)) == numbers(take(client, 7))
 
 
 def test_topics_that_are_none(queue: Compacted) -> None:
