@@ -78,7 +78,8 @@ def test_values_are_records_of_a_stream(given_: list[Receipt]) -> None:
 def test_the_quick_way_makes_the_same_as_the_slow_one(
     targets: list[tuple[str, int]], request_id: str, now: float, node: str
 ) -> None:
-    quick = made(node).accepted([vin for vin, _ in targets], [position for _, position in targets], request_id, now)
+    given = [vin for vin, _ in targets], [position for _, position in targets]
+    quick = list(made(node).accepted(*given, request_id, now))
     slow = [
         Receipt(
             state=State.ACCEPTED,

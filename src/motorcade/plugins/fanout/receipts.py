@@ -31,7 +31,7 @@ from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.doubt import Doubt
 from motorcade.plugins.fanout.ledger import Ledger
 from motorcade.plugins.fanout.tables import INGRESS, RECEIPTS
-from motorcade.storage.ports import Batch, Store, StoreError
+from motorcade.storage.ports import Batch, Formed, Store, StoreError
 
 MOST_UNPUBLISHED: Final = 10_000  #: receipts that wait to be published to live subscribers; more are left out, counted
 QOS: Final = 1  #: of receipts on their topics
@@ -76,7 +76,7 @@ class Block(NamedTuple):
     """Receipts that are counted together, and what the stream gets for them."""
 
     receipts: Sequence[Receipt] | Run
-    values: list[bytes]
+    values: Sequence[bytes]
 
 
 class Receipts:
@@ -200,46 +200,38 @@ class Receipts:
             )
         return values
 
-    def accepted(self, vins: Sequence[str], positions: Sequence[int], request_id: str, now: float) -> list[bytes]:
+    def accepted(self, vins: Sequence[str], positions: Sequence[int], request_id: str, now: float) -> Sequence[bytes]:
         """The same for `accepted` receipts of one request, quickly; `written_accepted` or `failed` follows."""
         if not vins:
             return []
         guid = self._block()
-        forms: dict[int, bytes] = {}  # by the number of digits of a position: the payload's length depends on it
-        values = []
-        for vin, position, number in zip(vins, positions, range(guid, guid + len(vins)), strict=True):
-            name, digits = vin.encode(), len(str(position))
-            form = forms.get(digits)
-            if form is None:
-                form = forms[digits] = self._form(len(name), digits, request_id, now)
-            values.append(form % (name, name, name, position, number.to_bytes(16, "big")))
-        return values
+        names = [vin.encode() for vin in vins]
+        places = [b"%d" % position for position in positions]
+        # Only the digits of a position change the payload's length.
+        before, between, after = self._pieces(request_id, now)
+        length = len(before) + len(between) + len(after) + 2 * VIN_LENGTH + 1
+        heads = {digits: _bytes_head(length + digits) for digits in set(map(len, places))}
+        topic = f"{TOPIC}/{request_id}/".encode()
+        parts = (
+            _HEAD + _text_head(len(topic) + VIN_LENGTH) + topic,
+            *(0, 1, before, 0, between, 0, b".", 2),
+            after + _TIME(_BEFORE_TIME, now) + _BEFORE_GUID,
+            *(3, _TAIL),
+        )
+        guids = [number.to_bytes(16, "big") for number in range(guid, guid + len(vins))]
+        return Formed(parts, (names, [heads[len(place)] for place in places], places, guids))
 
     def _block(self) -> int:
         """The guid of the first receipt of a new block, as a number; the others follow."""
         stamp = self._ledger.begin()
         return stamp << 64 | int.from_bytes(self._ledger.origin, "big") << 16
 
-    def _form(self, vin: int, digits: int, request_id: str, now: float) -> bytes:
-        """An `accepted` receipt with gaps: VIN, VIN, VIN, position, guid."""
-        topic = f"{TOPIC}/{request_id}/".encode()
+    def _pieces(self, request_id: str, now: float) -> tuple[bytes, bytes, bytes]:
+        """What stands before, between and after VIN and delivery id in the payload of an `accepted` receipt."""
         before = b'{"v":1,"state":"accepted","vin":"'
         between = b'","request_id":%b,"delivery_id":"' % _json(request_id)
         after = b'","time":%b,"node":%b,"attempt":0,"reason":""}' % (_json(now), _json(self._node))
-        length = len(before) + vin + len(between) + vin + 1 + digits + len(after)
-        return b"".join(
-            (
-                _escaped(_HEAD + _text_head(len(topic) + vin) + topic),
-                b"%b",
-                _escaped(_bytes_head(length) + before),
-                b"%b",
-                _escaped(between),
-                b"%b.%d",
-                _escaped(after + _TIME(_BEFORE_TIME, now) + _BEFORE_GUID),
-                b"%b",
-                _escaped(_TAIL),
-            )
-        )
+        return before, between, after
 
     def stage(self, batch: Batch, values: Sequence[bytes], now: float) -> None:
         """Let a batch append values to the stream."""
@@ -322,7 +314,3 @@ def _text_head(length: int) -> bytes:
 def _bytes_head(length: int) -> bytes:
     """Likewise for bytes."""
     return b"\xc4" + length.to_bytes(1, "big") if length < 256 else b"\xc5" + length.to_bytes(2, "big")
-
-
-def _escaped(text: bytes) -> bytes:
-    return text.replace(b"%", b"%%")
