@@ -295,14 +295,13 @@ class Intake:
             answers, rejected = await self._appended(job, commit)
             await self._write_receipts(job, answers, rejected)
             await job.may_end()
-        except StoreError as error:
-            self._end(job, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
+            if not isinstance(error, StoreError):
+                self._log.exception("fanout_batch_failed", request_id=job.batch.request_id)
+            self._end(job, error if isinstance(error, StoreError) else StoreError(repr(error)))
             await job.may_end()
             if not _is_certain(commit):
                 await self._recover(job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
-            self._log.exception("fanout_batch_failed", request_id=job.batch.request_id)
-            self._end(job, StoreError(repr(error)))
         else:
             self._over(job)
             self._end(job)
