@@ -24,9 +24,9 @@ serve: setup ## Run a node until it is stopped (ARGS="--mqtt 127.0.0.1:1883")
 
 .PHONY: test
 test: setup ## Run all tests, three at a time (ARGS="tests/unit -k window" runs some, one at a time)
-	@scripts/need-commands mosquitto mosquitto_pub mosquitto_sub node npm redis-server
+	@scripts/need-commands java mosquitto mosquitto_pub mosquitto_sub node npm redis-server
 	@scripts/npm-packages tests/npm .build/npm
-	@.venv/bin/python -m pytest $(or $(ARGS),-n 3)
+	@.venv/bin/python -m pytest $(or $(ARGS),-n 3 --dist loadgroup)
 
 .PHONY: fuzz
 fuzz: setup ## Throw broken conversations at a broker for five minutes (ARGS="--minutes 30 --seed 7")

@@ -1,0 +1,199 @@
+"""Schemas of the source, and pages of a store as Arrow columns.
+
+The value of a record is decoded once, into a struct; each column that somebody wants is then one list of its fields.
+Most columns of most streams hold one value over and over (no username, QoS 1): those are seen and made as a whole.
+
+Rule 1: only what is asked for is made. A frame with a schema of three columns costs less than one with all.
+Rule 2: a column is added at the end of a schema, so that positions in old programs stay.
+Rule 3: Spark takes a batch only if its types are exactly those that it would choose itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from motorcade.core.record import Record
+from motorcade.storage.readers import Waiting
+
+#: The columns of each kind of frame, in their order.
+MESSAGES: Final = (
+    "offset",
+    "time",
+    "topic",
+    "payload",
+    "client",
+    "username",
+    "guid",
+    "qos",
+    "retain",
+    "content_type",
+    "user_properties",
+    "published",
+)
+ENTRIES: Final = ("offset", "time", "id", "fields")
+WAITING: Final = ("owner", "position", "stored", "expires", "mark", "body")
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_PROPERTY: Final = pa.struct([("name", pa.string()), ("value", pa.string())])
+PROPERTIES: Final = pa.list_(_PROPERTY)
+FIELDS: Final = pa.map_(pa.string(), pa.binary())
+
+TYPES: Final[dict[str, pa.DataType]] = {
+    "offset": pa.int64(),
+    "time": TIMESTAMP,
+    "topic": pa.string(),
+    "payload": pa.binary(),
+    "client": pa.string(),
+    "username": pa.string(),
+    "guid": pa.binary(),
+    "qos": pa.int32(),
+    "retain": pa.bool_(),
+    "content_type": pa.string(),
+    "user_properties": PROPERTIES,
+    "published": TIMESTAMP,
+    "id": pa.string(),
+    "fields": FIELDS,
+    "owner": pa.string(),
+    "position": pa.int64(),
+    "stored": TIMESTAMP,
+    "expires": TIMESTAMP,
+    "mark": pa.int32(),
+    "body": pa.binary(),
+}
+
+#: Bits of an id's number within its millisecond in an offset; and what is left for the milliseconds.
+SEQUENCE_BITS: Final = 20
+MOST_MILLISECONDS: Final = 2 ** (63 - SEQUENCE_BITS)
+
+
+def plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of values as they are."""
+    first = values[0]
+    # One comparison is a nanosecond, one conversion twenty or more.
+    if values[-1] == first and values.count(first) == len(values):
+        return pa.nulls(len(values), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(values))
+    return pa.array(values, kind)
+
+
+def offsets(values: Sequence[int]) -> pa.Array:
+    """Offsets, mostly one after the other."""
+    return pa.array(values, pa.int64())
+
+
+def times(seconds: Sequence[float], never: float | None = None) -> pa.Array:
+    """Seconds since the epoch as timestamps; `never` is none."""
+    column = pa.array(seconds, pa.float64())
+    micros = pc.round(pc.multiply(column, 1e6)).cast(pa.int64())
+    if never is not None:
+        micros = pc.if_else(pc.equal(column, never), pa.scalar(None, pa.int64()), micros)
+    return micros.cast(TIMESTAMP)
+
+
+def properties(values: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
+    """User properties, of which most messages have none."""
+    ends = list(accumulate(map(len, values), initial=0))
+    pairs = list(chain.from_iterable(values))
+    names = pa.array([pair[0] for pair in pairs], pa.string())
+    texts = pa.array([pair[1] for pair in pairs], pa.string())
+    return pa.ListArray.from_arrays(
+        pa.array(ends, pa.int32()), pa.StructArray.from_arrays([names, texts], fields=list(_PROPERTY)), type=PROPERTIES
+    )
+
+
+def messages(
+    names: Sequence[str], numbers: Sequence[int], moments: Sequence[float], records: Sequence[Record]
+) -> pa.RecordBatch:
+    """Records of a stream, in the columns that are asked for."""
+    made = []
+    for name in names:
+        match name:
+            case "offset":
+                made.append(offsets(numbers))
+            case "time":
+                made.append(times(moments))
+            case "published":
+                made.append(times([record.time for record in records]))
+            case "user_properties":
+                made.append(properties([record.user_properties for record in records]))
+            case _:
+                made.append(plain(_FIELD[name](records), TYPES[name]))
+    return batch(names, made)
+
+
+#: Written out, because asking for an attribute by a name that is not known beforehand takes twice as long.
+_FIELD: Final[dict[str, Callable[[Sequence[Record]], list[Any]]]] = {
+    "topic": lambda records: [record.topic for record in records],
+    "payload": lambda records: [record.payload for record in records],
+    "client": lambda records: [record.client for record in records],
+    "username": lambda records: [record.username for record in records],
+    "guid": lambda records: [record.guid for record in records],
+    "qos": lambda records: [record.qos for record in records],
+    "retain": lambda records: [record.retain for record in records],
+    "content_type": lambda records: [record.content_type for record in records],
+}
+
+
+def entries(names: Sequence[str], ids: Sequence[bytes], fields: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
+    """Entries of a Redis stream. ValueError if an id is too large for an offset."""
+    parts = [identifier.partition(b"-") for identifier in ids]
+    milliseconds = [int(part[0]) for part in parts]
+    made = []
+    for name in names:
+        match name:
+            case "offset":
+                made.append(
+                    offsets([offset_of(ms, int(part[2])) for ms, part in zip(milliseconds, parts, strict=True)])
+                )
+            case "time":
+                made.append(pc.multiply(pa.array(milliseconds, pa.int64()), 1000).cast(TIMESTAMP))
+            case "id":
+                made.append(pa.array(ids, pa.binary()).cast(pa.string()))
+            case _:
+                made.append(_maps(fields))
+    return batch(names, made)
+
+
+def offset_of(milliseconds: int, sequence: int) -> int:
+    """An id as one number that grows with it."""
+    if milliseconds >= MOST_MILLISECONDS or sequence >> SEQUENCE_BITS:
+        raise ValueError(
+            f"the id {milliseconds}-{sequence} does not fit the column `offset`, which has room for "
+            f"{2**SEQUENCE_BITS} entries per millisecond; leave that column out of the schema"
+        )
+    return milliseconds << SEQUENCE_BITS | sequence
+
+
+def _maps(fields: Sequence[Sequence[bytes]]) -> pa.Array:
+    ends = list(accumulate((len(words) // 2 for words in fields), initial=0))
+    words = list(chain.from_iterable(fields))
+    keys = pa.array(words[::2], pa.binary()).cast(pa.string())
+    return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, pa.array(words[1::2], pa.binary()))
+
+
+def waiting(names: Sequence[str], page: Waiting) -> pa.RecordBatch:
+    """Entries of mailboxes."""
+    made = []
+    for name in names:
+        match name:
+            case "owner":
+                made.append(plain(page.owners, pa.string()))
+            case "position":
+                made.append(offsets(page.positions))
+            case "stored":
+                made.append(times(page.stored))
+            case "expires":
+                made.append(times(page.expires, never=0.0))
+            case "mark":
+                made.append(plain(page.marks, pa.int32()))
+            case _:
+                made.append(plain(page.bodies, pa.binary()))
+    return batch(names, made)
+
+
+def batch(names: Sequence[str], made: list[pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(made, schema=pa.schema([(name, TYPES[name]) for name in names]))

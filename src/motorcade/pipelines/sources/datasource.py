@@ -1,0 +1,164 @@
+"""What Spark calls: `format("motorcade")`.
+
+Everything here is pickled and sent around, so it holds options and column names only; what plans and reads is made
+where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from motorcade.pipelines.sources import columns
+from motorcade.pipelines.sources.mailboxes import Mailboxes
+from motorcade.pipelines.sources.messages import Messages, Offset
+from motorcade.pipelines.sources.natives import Natives
+from motorcade.pipelines.sources.options import Kind, OptionError, ReadOptions
+
+COLUMNS: Final = {
+    Kind.STREAM: columns.MESSAGES,
+    Kind.REDIS_STREAM: columns.ENTRIES,
+    Kind.MAILBOXES: columns.WAITING,
+}
+
+_PROPERTY: Final = StructType([StructField("name", StringType()), StructField("value", StringType())])
+_TYPES: Final[dict[pa.DataType, DataType]] = {
+    pa.int64(): LongType(),
+    pa.int32(): IntegerType(),
+    pa.bool_(): BooleanType(),
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+    columns.TIMESTAMP: TimestampType(),
+    columns.PROPERTIES: ArrayType(_PROPERTY),
+    columns.FIELDS: MapType(StringType(), BinaryType()),
+}
+
+
+def schema_of(kind: Kind) -> StructType:
+    return StructType([StructField(name, _TYPES[columns.TYPES[name]]) for name in COLUMNS[kind]])
+
+
+def columns_of(kind: Kind, schema: StructType) -> list[str]:
+    """The columns that somebody wants: all, or those of a schema that was given."""
+    known = {field.name: field.dataType for field in schema_of(kind).fields}
+    for field in schema.fields:
+        if field.name not in known:
+            raise OptionError(f"there is no column {field.name!r}; {kind.value} has {', '.join(known)}")
+        if field.dataType != known[field.name]:
+            raise OptionError(
+                f"the column {field.name!r} is {known[field.name].simpleString()}, not "
+                f"{field.dataType.simpleString()}; a schema chooses columns, `cast` changes them"
+            )
+    return schema.fieldNames()
+
+
+class MotorcadeDataSource(DataSource):
+    """Streams, Redis streams and mailboxes; see docs/pipelines.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "motorcade"
+
+    def schema(self) -> StructType:
+        return schema_of(ReadOptions.parse(self.options).kind)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = ReadOptions.parse(self.options)
+        return BatchReader(options, columns_of(options.kind, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        options = ReadOptions.parse(self.options)
+        if options.kind is Kind.MAILBOXES:
+            raise OptionError("mailboxes can be read (spark.read), not followed (spark.readStream)")
+        return StreamReader(options, columns_of(options.kind, schema))
+
+
+def feed(options: ReadOptions, names: Sequence[str]) -> Messages | Natives:
+    return Natives(options, names) if options.kind is Kind.REDIS_STREAM else Messages(options, names)
+
+
+class BatchReader(DataSourceReader):
+    """One read, from `starting` to `ending`."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = names
+
+    def partitions(self) -> list[InputPartition]:
+        if self._options.kind is Kind.MAILBOXES:
+            return [InputPartition(part) for part in Mailboxes(self._options, self._names).ranges()]
+        source = feed(self._options, self._names)
+        start = source.begin()
+        return [InputPartition(part) for part in source.ranges(start, source.end(start))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:  # what Spark makes of no partitions
+            return iter(())
+        return _read(self._options, self._names, partition.value)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream that is followed."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = names
+        self._made: Messages | Natives | None = None  #: on the driver
+        self._target: Offset | None = None  #: beyond which a backfill does not go
+
+    def _feed(self) -> Messages | Natives:
+        if self._made is None:
+            self._made = feed(self._options, self._names)
+        return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks plan nothing."""
+        return {**self.__dict__, "_made": None}
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        return self._feed().begin()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._feed().newest()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._options.max_rows)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        if isinstance(limit, ReadMaxRows):
+            return self._feed().next(start, limit.max_rows, self._target)
+        if isinstance(limit, ReadAllAvailable):
+            return self._feed().next(start, None, self._target)
+        raise OptionError(f"Spark asks for a limit that this source does not know: {limit}")
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802
+        return self._feed().newest()
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        return [InputPartition(part) for part in self._feed().ranges(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._names, partition.value)
+
+
+def _read(options: ReadOptions, names: Sequence[str], part: Any) -> Iterator[pa.RecordBatch]:
+    if options.kind is Kind.MAILBOXES:
+        return Mailboxes(options, names).read(part)
+    return feed(options, names).read(part)

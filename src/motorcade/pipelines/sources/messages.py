@@ -1,0 +1,207 @@
+"""A stream of Motorcade as rows: where to begin and to end, what a task reads, what is missing.
+
+An offset of Spark is {"offset": n}: everything up to and with n was read. Tasks get ranges (after, last).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import structlog
+
+from motorcade.core.record import Record, RecordError, decode
+from motorcade.pipelines import PipelineError
+from motorcade.pipelines.sources import columns
+from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, Place, ReadOptions
+from motorcade.pipelines.sources.shelf import shelf
+from motorcade.storage.readers import Extent, StoreReader, open_reader
+
+log = structlog.get_logger("motorcade.pipelines")
+
+Offset = dict[str, int | str]
+Range = tuple[int, int]  #: after this one, up to and with that one
+
+#: Tasks of one batch, however small somebody wants them.
+MAX_PARTITIONS: Final = 1000
+
+#: Seconds for which what was seen is new enough. Spark asks for news every few milliseconds while there are none.
+FRESH: Final = 0.2
+
+#: Seconds that an executor waits until it sees what the driver has seen, for example over a network file system.
+CATCH_UP: Final = 10.0
+
+
+class TrimmedError(PipelineError):
+    """Rows that were not read yet are gone."""
+
+
+def split(after: int, last: int, rows: int) -> list[Range]:
+    """Ranges of about the same size, of at most so many rows as long as MAX_PARTITIONS allow it."""
+    count = last - after
+    parts = min(-(-count // rows), MAX_PARTITIONS)
+    return [(after + count * part // parts, after + count * (part + 1) // parts) for part in range(parts)]
+
+
+class Messages:
+    """Plans and reads; made anew in every process."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = names
+        self._seen: Extent | None = None
+        self._looked = 0.0  #: when; of the monotonic clock
+
+    # -- on the driver
+
+    def begin(self) -> Offset:
+        """Before the first row."""
+        return {"offset": self._after(self._options.starting, self._extent())}
+
+    def end(self, start: Offset) -> Offset:
+        """The last row of a read that ends."""
+        extent = self._extent()
+        self._check(int(start["offset"]), extent)
+        ending = self._options.ending
+        last = self._after(ending, extent) if isinstance(ending, Edge | Moment) else min(int(ending), extent.last)
+        return {"offset": max(last, int(start["offset"]))}
+
+    def newest(self) -> Offset:
+        return {"offset": self._extent().last}
+
+    def next(self, start: Offset, most: int | None, target: Offset | None) -> Offset:
+        """The end of the next batch, of `most` rows; not beyond `target`."""
+        after = int(start["offset"])
+        extent = self._extent()
+        self._check(after, extent)
+        last = min(extent.last, int(target["offset"])) if target is not None else extent.last
+        if most is not None:
+            # What is gone does not count.
+            last = min(last, max(after, extent.floor - 1) + most)
+        return {"offset": max(last, after)}
+
+    def ranges(self, start: Offset, end: Offset) -> list[Range]:
+        return split(int(start["offset"]), int(end["offset"]), self._options.rows_per_partition)
+
+    def _extent(self) -> Extent:
+        now = time.monotonic()
+        if self._seen is None or now - self._looked >= FRESH:
+            reader = self._reader()
+            reader.refresh()
+            self._seen, self._looked = reader.extent(self._options.name), now
+            self._check_exists(reader, self._seen)
+        return self._seen
+
+    def _check_exists(self, reader: StoreReader, extent: Extent) -> None:
+        if extent.last or self._options.if_missing is Missing.EMPTY:
+            return
+        there = ", ".join(reader.streams()) or "none"
+        raise PipelineError(
+            f"there is no stream {self._options.name!r} in this store (there are: {there}); a stream begins with its "
+            "first record, and the option if_missing=empty waits for that"
+        )
+
+    def _after(self, place: Place, extent: Extent) -> int:
+        """The offset after which `place` begins."""
+        match place:
+            case Edge.EARLIEST:
+                return extent.floor - 1
+            case Edge.LATEST:
+                return extent.last
+            case Moment(moment):
+                return max(self._reader().find(self._options.name, moment), extent.floor - 1)
+            case _:
+                after = max(int(place) - 1, 0)
+                if after > extent.last:
+                    raise PipelineError(
+                        f"the stream {self._options.name!r} ends at offset {extent.last}; it cannot be read from "
+                        f"{place} on"
+                    )
+                return after
+
+    def _check(self, after: int, extent: Extent) -> None:
+        """Whether a read that has come to `after` can go on."""
+        if after > extent.last:
+            raise PipelineError(
+                f"the stream {self._options.name!r} ends at offset {extent.last}, but was read up to {after}: it was "
+                "made anew since, or this is another store; begin with a new checkpoint"
+            )
+        if extent.floor > after + 1 and self._options.on_trimmed is Lost.FAIL:
+            raise self._trimmed(after + 1, extent.floor - 1)
+
+    def _trimmed(self, first: int, last: int) -> TrimmedError:
+        return TrimmedError(
+            f"the stream {self._options.name!r} was trimmed: offsets {first} to {last} ({last - first + 1} records) "
+            "are gone and were not read. Let the stream keep more, or read more often; the option on_trimmed=skip goes "
+            "on without them"
+        )
+
+    # -- in a task
+
+    def read(self, part: Range) -> Iterator[pa.RecordBatch]:
+        after, last = part
+        reader = self._reader()
+        self._catch_up(reader, last)
+        for page in reader.pages(self._options.name, after, last):
+            if page.offsets[0] != after + 1:
+                self._gap(reader, after, page.offsets[0] - 1)
+            after = page.offsets[-1]
+            numbers, moments, records = self._decoded(page.offsets, page.times, page.values)
+            if records:
+                yield columns.messages(self._names, numbers, moments, records)
+        if after < last:
+            self._gap(reader, after, last)
+
+    def _catch_up(self, reader: StoreReader, last: int) -> None:
+        end = time.monotonic() + CATCH_UP
+        while (extent := reader.extent(self._options.name)).last < last:
+            if time.monotonic() > end:
+                raise PipelineError(
+                    f"the stream {self._options.name!r} ends at offset {extent.last} here, but the driver has seen "
+                    f"{last}: is {self._options.store.partition('://')[0]}://… the same store on all machines?"
+                )
+            time.sleep(0.05)
+            reader.refresh()
+
+    def _gap(self, reader: StoreReader, after: int, before: int) -> None:
+        """Offsets may have gaps; below the floor they are rows that were lost."""
+        gone = min(reader.extent(self._options.name).floor - 1, before)
+        if gone <= after:
+            return
+        if self._options.on_trimmed is Lost.FAIL:
+            raise self._trimmed(after + 1, gone)
+        log.warning("stream_trimmed", stream=self._options.name, first=after + 1, last=gone, skipped=gone - after)
+
+    def _decoded(
+        self, numbers: Sequence[int], moments: Sequence[float], values: Sequence[bytes]
+    ) -> tuple[Sequence[int], Sequence[float], list[Record]]:
+        try:
+            return numbers, moments, list(map(decode, values))
+        except RecordError:
+            return self._decoded_singly(numbers, moments, values)
+
+    def _decoded_singly(
+        self, numbers: Sequence[int], moments: Sequence[float], values: Sequence[bytes]
+    ) -> tuple[list[int], list[float], list[Record]]:
+        """The same, where one or more cannot be read."""
+        kept: tuple[list[int], list[float], list[Record]] = ([], [], [])
+        for number, moment, value in zip(numbers, moments, values, strict=True):
+            try:
+                record = decode(value)
+            except RecordError as error:
+                if self._options.on_damaged is Lost.FAIL:
+                    raise PipelineError(
+                        f"the record at offset {number} of the stream {self._options.name!r} cannot be read: {error}; "
+                        "the option on_damaged=skip goes on without it"
+                    ) from error
+                log.warning("record_damaged", stream=self._options.name, offset=number, error=str(error))
+                continue
+            kept[0].append(number)
+            kept[1].append(moment)
+            kept[2].append(record)
+        return kept
+
+    def _reader(self) -> StoreReader:
+        return shelf.take(self._options.store, open_reader)

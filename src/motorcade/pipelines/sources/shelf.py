@@ -1,0 +1,55 @@
+"""Stores that a process has open, for the next task.
+
+Spark keeps its Python processes and gives them one task after the other, each with a source made anew. Opening a store
+takes a fifth of a second, so what is open stays open: by process, because an open store does not survive a fork.
+
+Rule 1: one task at a time works in a process, so nobody closes what another one uses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+#: Stores open at once; the one not used for the longest time goes.
+MAX_OPEN: Final = 4
+
+
+class Closing(Protocol):
+    """What can be kept."""
+
+    def close(self) -> None: ...
+
+
+Opened = TypeVar("Opened", bound=Closing)
+
+
+class Shelf:
+    """What is open in this process."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[int, str, str], Closing] = OrderedDict()
+
+    def take(self, url: str, opening: Callable[[str], Opened]) -> Opened:
+        key = (os.getpid(), opening.__qualname__, url)
+        found = self._open.pop(key, None)
+        if found is None:
+            found = opening(url)
+            while len(self._open) >= MAX_OPEN:
+                old, closing = self._open.popitem(last=False)
+                if old[0] == key[0]:  # what came over by a fork is the parent's
+                    closing.close()
+        self._open[key] = found
+        return found  # type: ignore[return-value]
+
+    def close(self) -> None:
+        while self._open:
+            (pid, _, _), closing = self._open.popitem()
+            if pid == os.getpid():
+                closing.close()
+
+
+#: The one of this process: tasks know nothing of each other, so nobody could hand it on.
+shelf = Shelf()
