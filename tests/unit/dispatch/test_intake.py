@@ -1,0 +1,170 @@
+"""The intake: reads are fenced, what is done is cut off, and nothing that is not done ever is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from motorcade.dispatch.calls import FINISH, Calls, FencedError
+from motorcade.dispatch.intake import FIRST_COUNT, Intake
+from motorcade.dispatch.options import DispatchOptions
+from motorcade.redis.resp import LostError
+from tests.support.redis import RedisServer
+
+STREAM, FENCE = "messages:published", "{messages:published}:fence"
+MINE = "1 host:1:ab"
+
+
+@pytest.fixture
+async def intake(calls: Calls, options: DispatchOptions, server: RedisServer) -> Intake:
+    server.command("SET", FENCE, MINE)
+    intake = Intake(calls, options, MINE)
+    await intake.open()
+    return intake
+
+
+def add(server: RedisServer, *entries: str, size: int = 2) -> None:
+    for entry in entries:
+        server.command("XADD", STREAM, entry, "payload", b"x" * size)
+
+
+def left(server: RedisServer) -> list[str]:
+    return [entry.decode() for entry, _ in server.command("XRANGE", STREAM, "-", "+")]
+
+
+async def test_messages_are_read_in_order_and_once(intake, server) -> None:
+    add(server, *(f"1-{number}" for number in range(1, 31)))
+    first, second = await intake.read(20), await intake.read(20)
+    assert [b"1-%d" % number for number in range(1, 31)] == first.entries + second.entries
+    assert [] == (await intake.read(20)).ids
+
+
+@pytest.mark.parametrize("change", [("SET", FENCE, "2 host:2:cd"), ("DEL", FENCE)], ids=lambda words: words[0])
+async def test_a_read_with_a_fence_that_has_changed_comes_to_nothing(change, intake, server) -> None:
+    """However shortly before: after the last look at it, and before the first."""
+    add(server, *(f"1-{number}" for number in range(1, 31)))
+    await intake.read(10)
+    server.command(*change)
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            await intake.read(10)
+    assert 10 == server.command("XPENDING", STREAM, "dispatch")["pending"]
+
+
+async def test_a_term_that_follows_on_the_same_connection_reads(intake, calls, options, server) -> None:
+    add(server, "1-1", "1-2")
+    await intake.read(1)
+    server.command("SET", FENCE, "2 host:1:ab")
+    following = Intake(calls, options, "2 host:1:ab")
+    assert [b"1-2"] == (await following.read(10)).entries
+
+
+async def test_the_size_of_messages_decides_how_many_are_read(intake, server) -> None:
+    """Few at first; then as many as the batch may have octets."""
+    assert FIRST_COUNT == intake.most
+    add(server, *(f"1-{number}" for number in range(1, 11)))
+    await intake.read(10)
+    assert 512 == intake.most
+    add(server, "2-1", size=1_000_000)
+    await intake.read(1)
+    assert 4 == intake.most
+
+
+async def test_waiting_ends_when_something_comes(intake, server) -> None:
+    add(server, "1-1")
+    assert 1 == len((await intake.read(10)).ids)
+    waiting = asyncio.create_task(intake.wait())
+    await asyncio.sleep(0)
+    add(server, "1-2")
+    async with asyncio.timeout(20):
+        await waiting
+    assert [b"1-2"] == (await intake.read(10)).entries
+
+
+async def test_what_was_read_and_not_acknowledged_is_claimed(intake, server) -> None:
+    """Whoever has read it; in portions."""
+    add(server, *(f"1-{number}" for number in range(1, 31)))
+    await intake.read(10)
+    server.command("XREADGROUP", "GROUP", "dispatch", "somebody", "COUNT", 10, "STREAMS", STREAM, ">")
+    found, after = [], b"0-0"
+    while True:
+        after, batch = await intake.claim(after, 0.0, 7)
+        found += batch.entries
+        if after == b"0-0":
+            break
+    assert [b"1-%d" % number for number in range(1, 21)] == found
+    assert b"0-0" == (await intake.claim(b"0-0", 60.0, 100))[0]
+
+
+async def test_a_stream_that_was_deleted_is_made_anew(intake, server) -> None:
+    """Entries of the same names have other ids then."""
+    add(server, "1-1")
+    before = await intake.read(10)
+    server.command("DEL", STREAM)
+    with pytest.raises(LostError):
+        await intake.read(10)
+    add(server, "1-1")
+    after = await intake.read(10)
+    assert before.entries == after.entries
+    assert before.ids != after.ids
+
+
+async def finish(calls: Calls, *entries: str, keep: int = 0) -> None:
+    await calls.run(FINISH, [STREAM, FENCE], MINE, "dispatch", keep, *entries)
+
+
+async def test_what_is_done_is_cut_off_below_what_is_not(intake, calls, server) -> None:
+    add(server, "1-1", "1-2", "2-1", "2-2", "3-1")
+    await intake.read(4)
+    await finish(calls, "1-2", "2-1")
+    assert ["1-1", "1-2", "2-1", "2-2", "3-1"] == left(server)
+    await finish(calls, "1-1")
+    assert ["2-2", "3-1"] == left(server)
+    await finish(calls, "2-2")
+    assert ["3-1"] == left(server)
+    await finish(calls, "2-2")
+    assert ["3-1"] == left(server)
+
+
+async def test_a_group_that_was_set_back_loses_nothing(intake, calls, server) -> None:
+    """A failover may know what waits for an acknowledgement, and not how far was read."""
+    add(server, "1-1", "1-2", "1-3", "1-4")
+    await intake.read(4)
+    await finish(calls, "1-1")
+    server.command("XGROUP", "SETID", STREAM, "dispatch", "1-1")
+    await finish(calls, "1-2")
+    assert ["1-2", "1-3", "1-4"] == left(server)
+
+
+async def test_numbers_that_are_too_large_are_deleted_one_by_one(intake, calls, server) -> None:
+    large = 2**63
+    add(server, f"1-{large}", f"1-{large + 1}", f"1-{large + 2}")
+    await intake.read(10)
+    await finish(calls, f"1-{large + 1}")
+    assert [f"1-{large}", f"1-{large + 2}"] == left(server)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+async def test_only_what_is_done_goes(data, calls, options, server) -> None:
+    """In whatever order, and however much was read."""
+    server.empty()
+    server.command("SET", FENCE, MINE)
+    intake = Intake(calls, options, MINE)
+    await intake.open()
+    entries = [f"{time}-{number}" for time in range(1, 4) for number in range(data.draw(st.integers(1, 4)))]
+    add(server, *entries)
+    read = [entry.decode() for entry in (await intake.read(data.draw(st.integers(1, len(entries))))).entries]
+    order = data.draw(st.permutations(read))
+    done = order[: data.draw(st.integers(0, len(order)))]
+    while done:
+        some, done = done[:3], done[3:]
+        await finish(calls, *some)
+        gone = set(entries) - set(left(server))
+        finished = set(order[: order.index(some[-1]) + 1])
+        assert gone <= finished
+        lowest = next((entry for entry in entries if entry not in finished), None)
+        assert set(entries[: entries.index(lowest)] if lowest else entries) == gone
