@@ -276,6 +276,11 @@ class Place:
 
     # The end.
 
+    def show(self) -> None:
+        """Print what everybody has logged last."""
+        for daemon in self.daemons:
+            print(f"--- dispatch {' '.join(daemon.words)}\n{''.join(daemon.output[-SHOWN:])}")
+
     def __enter__(self) -> Self:
         return self
 
@@ -293,8 +298,6 @@ class Place:
         finally:
             for daemon in self.daemons:
                 daemon.kill()
-                # pytest shows it when the test fails.
-                print(f"--- dispatch {' '.join(daemon.words)}\n{''.join(daemon.output[-SHOWN:])}")
             self.redis.close()
             self._own.cleanup()
 
@@ -309,8 +312,15 @@ def dispatch_redis() -> Iterator[RedisServer]:
 def place_of(dispatch_redis: RedisServer) -> Iterator[PlaceOf]:
     """`place_of(lease=0.5)`: a Redis without data, options for all, and nobody around it yet."""
     dispatch_redis.empty()
+    places: list[Place] = []
+
+    def make(**options: Any) -> Place:
+        places.append(stack.enter_context(Place(dispatch_redis, **options)))
+        return places[-1]
+
     with contextlib.ExitStack() as stack:
-        yield lambda **options: stack.enter_context(Place(dispatch_redis, **options))
+        stack.callback(lambda: [one.show() for one in places])  # last; pytest prints it when the test has failed
+        yield make
 
 
 @pytest.fixture
