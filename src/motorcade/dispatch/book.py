@@ -8,7 +8,8 @@
 Rule 1: a message is in `open` from when it was read until it is done or buried, once, whoever has it. A worker that
         acknowledges a message late, when another one has it already, has still done it.
 Rule 2: a delivery counts when it has failed: the worker was silent, was lost, or has refused the message. A leader
-        that was lost and a worker that says that it could not write are no fault of the message.
+        that was lost and a worker that says that it could not write are no fault of the message; nor is, as far as
+        anybody knows, the loss of a worker that has never acknowledged anything.
 Rule 3: nothing here is per message unless something went wrong: lists, sets and dictionaries are changed a batch at a
         time.
 """
@@ -27,10 +28,11 @@ Kept = tuple[bytes, bytes]  #: entry of the intake, message
 class History:
     """Of a message that was not done the first time."""
 
-    __slots__ = ("deliveries", "reason", "worker")
+    __slots__ = ("deliveries", "failures", "reason", "worker")
 
     def __init__(self, deliveries: int = 0) -> None:
-        self.deliveries = deliveries  #: that failed
+        self.deliveries = deliveries  #: that failed, and count
+        self.failures = deliveries  #: all that may have been the message's fault, whether they count or not
         self.reason = ""  #: of the last one
         self.worker = ""  #: that had it last
 
@@ -94,7 +96,17 @@ class Book:
         self.acknowledged += len(ids)
         return found
 
-    def failed(self, ids: Iterable[bytes], worker: str, reason: str, now: float, counted: bool, pause: bool) -> None:
+    def failed(
+        self,
+        ids: Iterable[bytes],
+        worker: str,
+        reason: str,
+        now: float,
+        *,
+        counted: bool,
+        pause: bool,
+        suspect: bool = True,
+    ) -> None:
         """Take messages back from a worker: they are to be sent again, or hopeless."""
         for id_ in ids:
             if id_ not in self.open:
@@ -104,11 +116,12 @@ class Book:
                 history = self.histories[id_] = History()
             history.worker, history.reason = worker, reason
             history.deliveries += counted
+            history.failures += suspect
             self.redistributed += 1
             if history.deliveries >= self._max_deliveries:
                 self.hopeless.append(id_)
             elif pause:
-                length = self._retry_pause * 2.0 ** max(history.deliveries - 1, 0)
+                length = self._retry_pause * 2.0 ** min(max(history.failures - 1, 0), 30)
                 heapq.heappush(self.later, (now + min(length, self._longest_pause), id_))
             else:
                 self.waiting.append(id_)

@@ -319,7 +319,9 @@ class Leader(Owner):
             self.book.failed([id_], link.name, f"{Fault.REFUSED}: {reason}", now, counted=True, pause=True)
         if answers.returned:
             link.faults[Fault.RETURNED] += len(answers.returned)
-            self.book.failed(answers.returned, link.name, Fault.RETURNED, now, counted=False, pause=False)
+            self.book.failed(
+                answers.returned, link.name, Fault.RETURNED, now, counted=False, pause=False, suspect=False
+            )
         if self.book.waiting or self.book.hopeless:
             self._work.set()
         self._credit.set()
@@ -331,7 +333,9 @@ class Leader(Owner):
         log.warning("dispatch_redistributed", worker=link.name, fault=fault, detail=detail, messages=len(ids))
         # A lone worker that dies as soon as it comes back should not use up all deliveries in a moment.
         alone = all(other is link for other in self._order)
-        self.book.failed(ids, link.name, f"{fault}: {detail}", self._loop.time(), counted=True, pause=alone)
+        # One that has never acknowledged anything is more likely to be at fault than all that it was sent.
+        counted = bool(link.acknowledged) or fault in {Fault.HUNG, Fault.OVERDUE}
+        self.book.failed(ids, link.name, f"{fault}: {detail}", self._loop.time(), counted=counted, pause=alone)
         self._work.set()
 
     # -- intake
@@ -524,10 +528,10 @@ class Leader(Owner):
         while len(kept) < MAX_PASSED and any(credit.values()) and (id_ := self.book.next_waiting()) is not None:
             self.book.waiting.popleft()
             history = self.book.histories.get(id_)
-            deliveries = history.deliveries if history is not None else 0
+            failures = history.failures if history is not None else 0
             last = history.worker if history is not None else ""
             others = [link for link in self._order if link.name != last] or self._order
-            most = SUSPECTS[min(deliveries, len(SUSPECTS) - 1)]
+            most = SUSPECTS[min(failures, len(SUSPECTS) - 1)]
             free = [link for link in others if credit[link] > 0 and suspects[link] < most]
             if not free:
                 kept.append(id_)
@@ -535,7 +539,7 @@ class Leader(Owner):
             self._turn += 1
             link = free[self._turn % len(free)]
             credit[link] -= 1
-            if deliveries:
+            if failures:
                 suspects[link] += 1
                 link.suspects.add(id_)
             chosen.setdefault(link, []).append(id_)

@@ -181,6 +181,35 @@ async def test_a_message_that_kills_workers_is_found_before_its_neighbours_suffe
     assert (b"poison", "lost") == (letter.payload, letter.reason.partition(":")[0])
 
 
+async def test_a_worker_that_has_never_done_anything_condemns_nothing(options, server) -> None:
+    """It hangs up on everything; whoever comes later finds all messages."""
+    options = msgspec.structs.replace(options, ack_timeout=60.0, remember=600.0, max_deliveries=2, retry_pause=0.01)
+    async with peer() as bad, peer(acknowledge) as good:
+
+        def hang_up(_ids: list[bytes]) -> bytes:
+            assert bad.writer is not None
+            bad.writer.transport.abort()
+            return b""
+
+        bad.answer = hang_up
+        publish(server, *numbered(20))
+        async with leading(options, bad) as leader:
+            await until(lambda: bad.connections > 4, "it has hung up a few times")
+            server.command("ZADD", "consumer:ids", 99_999_999_999_999, good.name)
+            await until(lambda: leader.book.acknowledged == 20, "acknowledged")
+            assert 0 == leader.buried
+
+
+async def test_a_good_message_proves_the_worker_that_a_bad_one_kills(options, server) -> None:
+    """One worker, and poison first: its neighbours get their turn, then the poison counts."""
+    options = msgspec.structs.replace(options, ack_timeout=60.0, remember=600.0, max_deliveries=2, retry_pause=0.01)
+    async with peer() as worker:
+        worker.answer = lambda ids: die_of_poison(worker, ids)
+        publish(server, b"poison", *numbered(10))
+        async with leading(options, worker) as leader:
+            await until(lambda: leader.book.acknowledged == 10 and leader.buried == 1, "all done")
+
+
 def die_of_poison(worker: Peer, ids: list[bytes]) -> bytes:
     if b"poison" in worker.texts[-len(ids) :]:
         assert worker.writer is not None

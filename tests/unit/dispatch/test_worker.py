@@ -268,17 +268,17 @@ async def test_a_worker_with_too_much_inside_reads_no_more(options, server) -> N
         await go.wait()
         return message
 
-    options = msgspec.structs.replace(options, parallel=1, max_waiting=100)
+    options = msgspec.structs.replace(options, parallel=1, max_waiting=100, ack_timeout=60.0, remember=600.0)
     async with working(options, handler) as (name, _), front(name) as leader:
         body = b'"%b"' % (b"x" * 100_000)
-        for start in range(0, 2000, 100):
+        for start in range(0, 400, 100):
             leader.send(IDS[start : start + 100], *[body] * 100)
         await until(lambda: got, "begun")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await leader.writer.drain()
         go.set()
-        await until(lambda: len(leader.acknowledged) == 2000, "all acknowledged")
+        await until(lambda: len(leader.acknowledged) == 400, "all acknowledged")
 
 
 async def test_a_process_that_stood_still_looks_at_nothing_old(calls: Calls, options, server) -> None:
