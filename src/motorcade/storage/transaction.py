@@ -334,24 +334,18 @@ class Transaction:
         self, owners: Sequence[str], row: bytes, size: int, bound: tuple[int, int] | None, answers: list[Appended]
     ) -> None:
         """The inside of `_append_all` without its cases, up to the first owner who has no room."""
-        put, entries, dirty = self._put, self._entries, self._heads
-        recent, load = self._state.heads.young.get, self._head
-        most, most_octets = bound or (0, 0)
-        pack = _pack
-        positions: list[int] = []
-        done = positions.append
-        for owner in owners:
-            head = recent(owner) or load(owner)
-            if bound and (head.count >= most or head.octets > most_octets):
+        put, entries, dirty, pack, answer = self._put, self._entries, self._heads, _pack, answers.append
+        most, most_octets = bound or (_ANY, _ANY)
+        for head in self._heads_of(owners):
+            if head.count >= most or head.octets > most_octets:
                 break
             head.last = position = head.last + 1
             head.count += 1
             head.octets += size
             put(head.prefix + pack(position), row, entries)
             if position >= head.write_at:
-                dirty[owner] = head
-            done(position)
-        answers.extend(map(Appended, owners, positions))
+                dirty[head.owner] = head
+            answer(Appended(head.owner, position))
 
     def _append_keyed(
         self,
@@ -364,15 +358,12 @@ class Transaction:
     ) -> None:
         """The same with a compaction key, up to the first owner who has no room or an entry of that key."""
         put, entries, keys, dirty = self._put, self._entries, self._handles["keys"], self._heads
-        recent, load, attached = self._state.heads.young.get, self._head, self._state.attached
-        most, most_octets = bound or (0, 0)
+        attached, answer = self._state.attached, answers.append
+        most, most_octets = bound or (_ANY, _ANY)
         bit, pack = tables.key_bit(compaction), _pack
-        positions: list[int] = []
-        done = positions.append
-        for owner in owners:
-            head = recent(owner) or load(owner)
+        for head in self._heads_of(owners):
             count = head.count
-            if bound and (count >= most or head.octets > most_octets):
+            if count >= most or head.octets > most_octets:
                 break
             prefix = head.prefix
             where = prefix + compaction
@@ -388,17 +379,20 @@ class Transaction:
             place = pack(position)
             put(prefix + place, row, entries)
             put(where, place, keys)
+            owner = head.owner
             if position >= head.write_at:
                 dirty[owner] = head
-            done(position)
-        if attached:
-            node = attached.get
-            answers += [
-                Appended(owner, position, 0, (), False, node(owner, ""))
-                for owner, position in zip(owners, positions, strict=False)
-            ]
-        else:
-            answers.extend(map(Appended, owners, positions))
+            if attached:
+                answer(Appended(owner, position, 0, (), False, attached.get(owner, "")))
+            else:
+                answer(Appended(owner, position))
+
+    def _heads_of(self, owners: Sequence[str]) -> list[Head]:
+        """The heads of many owners."""
+        heads = list(map(self._state.heads.young.get, owners))
+        if None in heads:
+            return [head or self._head(owner) for owner, head in zip(owners, heads, strict=True)]
+        return heads  # type: ignore[return-value]
 
     def _place_of(self, head: Head, where: bytes, bit: int) -> bytes | None:
         """The position of the entry with a compaction key, as it is stored; `where` is the key of that row."""
