@@ -17,6 +17,9 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     dead: int = 0
     held_up: int = 0  #: times that a leader did not read because no worker had credit
     refused: int = 0  #: of a worker: messages that its handler could not work on
+    repeated: int = 0  #: of a worker: messages whose result had been written before
+    returned: int = 0  #: of a worker: messages that were given back, since their result could not be written
+    stale: int = 0  #: of a worker: results that came too late to be written
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):

@@ -427,6 +427,9 @@ class Worker:
                 total=done,
                 in_flight=self.inside,
                 refused=self.refused,
+                repeated=self.repeated,
+                returned=self.returned,
+                stale=self.stale,
             )
             if done != before or self.inside:
                 log.info("dispatch_worker_rate", worker=self.name, **msgspec.structs.asdict(rate))
