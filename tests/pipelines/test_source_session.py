@@ -1,0 +1,67 @@
+"""What a machine without Java or without Spark is told, and that nobody needs them who does not use pipelines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from motorcade.pipelines import PipelineError, session
+
+
+def java(place: Path, says: str) -> str:
+    """The home of a Java that says this about itself."""
+    program = place / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    program.chmod(0o755)
+    return str(place)
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "25" 2025-09-16', 25)],
+)
+def test_a_java_that_is_new_enough(says: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", java(tmp_path, says))
+    assert version == session.check_java()
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ('java version "1.8.0_402"', "needs Java 17 or newer, .* is Java 8; set JAVA_HOME"),
+        ('openjdk version "11.0.2" 2019-01-15', "is Java 11"),
+        ("hello", "is no Java that tells its version"),
+    ],
+)
+def test_a_java_that_is_not(says: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", java(tmp_path, says))
+    with pytest.raises(PipelineError, match=told):
+        session.start()
+
+
+def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PipelineError, match=r"there is none: install one .*openjdk-17-jre-headless"):
+        session.check_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(PipelineError, match="cannot be run"):
+        session.check_java()
+
+
+def test_nobody_needs_spark_who_does_not_use_it() -> None:
+    """As after `pip install motorcade`: everything but the pipelines works, and those say what to install."""
+    program = (
+        "import sys\n"
+        "for name in ('pyspark', 'pyarrow', 'matplotlib'): sys.modules[name] = None\n"
+        "import motorcade.node, motorcade.cli, motorcade.storage.secondary, motorcade.pipelines\n"
+        "try: motorcade.pipelines.register(object())\n"
+        "except motorcade.pipelines.PipelineError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert 0 == done.returncode, done.stderr
+    assert "pip install 'motorcade[spark]'" in done.stdout
