@@ -108,6 +108,7 @@ class Flying:
     entry: Stored
     since: float
     excused: bool = False  #: it was silent about it for too long
+    silent: bool = False  #: likewise, by this connection
 
 
 class Car:
@@ -177,6 +178,7 @@ class Car:
                 self.forget()
             for flying in self.flying.values():
                 flying.since = self.world.now
+                flying.silent = False
         elif isinstance(packet, Publish):
             self._message(packet)
         else:
@@ -197,8 +199,13 @@ class Car:
             assert not all(self.granted.values()), f"{entry.name} without QoS"
             return
         assert packet.packet_id not in self.flying, "a packet id that is in use"
-        others = [flying for flying in self.flying.values() if not flying.excused]
-        assert not others, f"{entry.name} comes while {others[0].entry.name} is not answered"
+        for other in self.flying.values():
+            assert other.excused, f"{entry.name} comes while {other.entry.name} is not answered"
+            if other.entry is not entry:  # one whose request is paused is passed over
+                over = world.is_over(other.entry) or other.entry.request in world.ever_paused
+                assert over, f"{entry.name} comes while {other.entry.name} is not over"
+            else:
+                assert other.silent, f"{entry.name} comes once more though its session has repeated it just now"
         self.flying[packet.packet_id] = Flying(entry, world.now)
 
     def _begins(self, entry: Stored) -> None:
@@ -228,7 +235,7 @@ class Car:
         """Time has passed."""
         for flying in self.flying.values():
             if self.may_speak and self.world.now >= flying.since + ACK_TIMEOUT:
-                flying.excused = True
+                flying.excused = flying.silent = True
                 flying.entry.answers["silence"] += 1
 
 
@@ -330,6 +337,9 @@ class Machine(RuleBasedStateMachine):
         stream = self.store.inner.streams.streams.get(RECEIPTS)
         records = [] if stream is None else stream.records
         return [receipts.decode(decode_record(record.value).payload) for record in records]
+
+    def is_over(self, entry: Stored) -> bool:
+        return any(told.delivery_id == entry.name and told.state in FINAL for told in self.receipts())
 
     # -- time
 

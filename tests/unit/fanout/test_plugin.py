@@ -116,3 +116,18 @@ def test_a_message_that_was_refused_comes_once_more(world: Machine) -> None:
     world.pass_time(ACK_TIMEOUT)
     assert 1 == len(world.cars[0].flying)
     assert ["accepted", "sent", "retried", "sent"] == [receipt.state.value for receipt in world.receipts()]
+
+
+def test_a_message_that_rests_while_a_copy_is_in_flight_is_not_sent_beside_it(world: Machine) -> None:
+    """The session repeats the copy when the vehicle comes back; that is the message, until it has had its time."""
+    come(world)
+    publish(world)
+    world.pass_time(ACK_TIMEOUT)
+    assert ["accepted", "sent", "retried"] == [receipt.state.value for receipt in world.receipts()]
+    world.leave(which=0, goodbye=False, turn=True)
+    world.pass_time(5.0)
+    world.connect(which=0, clean=False, version=5, lasting=True, limit=None, subscribes=False, turn=True)
+    world.pass_time(5.0)
+    assert 1 == len(world.cars[0].flying)
+    world.answer(which=0, number=0, refuse=False, turn=True)
+    assert "acked" == world.receipts()[-1].state.value

@@ -70,6 +70,7 @@ class Clerk:
     def sent(self, delivery: Delivery) -> None:
         """It leaves for the vehicle."""
         delivery.attempts += 1
+        delivery.packets += 1
         delivery.phase = Phase.SENT
         self.watch(delivery)
         self._note(delivery, State.SENT)
@@ -91,6 +92,12 @@ class Clerk:
             return
         self._note(delivery, State.RETRIED, reason)
         self._at(again, delivery)
+
+    def postpone(self, delivery: Delivery) -> None:
+        """There is no room for another copy of it now."""
+        delivery.phase = Phase.RESTING
+        delivery.since = self.now() + self._desk.config.retry_delay
+        self._at(delivery.since, delivery)
 
     def end(self, delivery: Delivery, state: State, reason: str = "") -> None:
         """It is over, if it was not already."""

@@ -55,7 +55,7 @@ class Verdict(StrEnum):
 class Delivery:
     """One message for one vehicle, on its way."""
 
-    __slots__ = ("attempts", "entry", "message", "phase", "position", "since", "vin")
+    __slots__ = ("attempts", "entry", "message", "packets", "phase", "position", "since", "vin")
 
     def __init__(self, vin: str, position: int, entry: EntryRecord, message: Message, attempts: int = 0) -> None:
         self.vin = vin
@@ -63,6 +63,7 @@ class Delivery:
         self.entry = entry
         self.message = message
         self.attempts = attempts  #: how often it was sent
+        self.packets = 0  #: copies that the session has in flight: several after a silence
         self.phase = Phase.CLAIMED
         self.since = 0.0  #: when it was sent last; resting: when it is sent again
 
@@ -123,6 +124,14 @@ class Desk:
                 self.attempts[delivery.vin, delivery.position] = delivery.attempts
                 if len(self.attempts) > MOST_GIVEN_BACK:
                     self.attempts.popitem(last=False)
+
+    def put_back(self, delivery: Delivery) -> bool:
+        """Give back what cannot be sent now; False: an earlier copy of it is in flight, so it stays (rule 3)."""
+        if delivery.packets and self.hold.get(delivery.vin) is delivery and not delivery.ending:
+            delivery.phase = Phase.SENT
+            return False
+        self.release(delivery)
+        return True
 
     def gone(self, delivery: Delivery) -> None:
         """Its last receipt is stored, and its entry removed; the vehicle may have the next one."""
@@ -186,7 +195,7 @@ class Desk:
         self.drained.discard(vin)
         held = self.hold.get(vin)
         if held is not None and held.phase in (Phase.CLAIMED, Phase.RESTING):
-            self.release(held)  # nothing of it is in flight
+            self.put_back(held)
 
     def look_again(self) -> None:
         """Messages go to other topics from now on."""
@@ -199,6 +208,7 @@ class Desk:
         if held is None:
             return None
         was_sent = held.phase is Phase.SENT
+        held.packets = 0
         self.release(held)
         return held if was_sent else None
 

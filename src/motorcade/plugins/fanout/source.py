@@ -76,8 +76,8 @@ class FanoutSource(Source):
 
     def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - whatever it was
         for given in self.feed.unsent:
-            if given.filter == filter_:
-                self._desk.release(given.tag)
+            if given.filter == filter_ and not self._desk.put_back(given.tag):
+                self._clerk.watch(given.tag)
 
     def terminate(self) -> None:
         if self._seated:
@@ -89,7 +89,8 @@ class FanoutSource(Source):
                 self._clerk.triggered(self.vin, CHECK if what is CHECK else "room")
             return None
         if not desired or not self._seated:
-            self._desk.release(what)  # `ROOM` is a trigger
+            if not self._desk.put_back(what):  # else `ROOM` is a trigger
+                self._clerk.postpone(what)
             return None
         if not self._desk.claim(what):
             return None  # it has something else, or this is over
@@ -120,8 +121,10 @@ class FanoutSource(Source):
 
     def delivered(self, given: Given, ack: Ack) -> Answer:
         delivery: Delivery = given.tag
-        if not ack.dropped and self._desk.answered(delivery):
-            return None
+        if not ack.dropped:
+            delivery.packets = max(0, delivery.packets - 1)
+            if self._desk.answered(delivery):
+                return None
         if ack.dropped in ("too_large", "unusable"):
             self._clerk.end(delivery, State.FAILED, ack.dropped)
         elif ack.dropped:
