@@ -64,7 +64,7 @@ class Producer:
 
     async def _publish(self, writer: asyncio.StreamWriter, waiting: dict[int, Publication]) -> None:
         number = 0
-        while True:
+        while not writer.is_closing():
             if len(waiting) < IN_FLIGHT:
                 number += 1
                 place = self._random.choice(self._places)
@@ -181,7 +181,7 @@ class Consumer:
     async def _acknowledge(self, writer: asyncio.StreamWriter, visit: Visit) -> None:
         """Some of what is there, in any order, again and again."""
         quick = self._random.random() < 0.5
-        while True:
+        while not writer.is_closing():
             await asyncio.sleep(0.002 if quick or self.steady.is_set() else self._random.uniform(0.0, 0.1))
             steady = self.steady.is_set()
             if not steady and self._random.random() < 0.3:
