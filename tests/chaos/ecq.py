@@ -176,9 +176,13 @@ class Run:
 
     async def _start(self) -> None:
         began = time.monotonic()
+        for consumer in self.consumers:  # before they move it again
+            consumer.open.clear()
         await self.victim.start()
         self.starts.append(time.monotonic() - began)
         await self._compare()
+        for consumer in self.consumers:
+            consumer.open.set()
 
     # -- progress, as anybody can read it
 

@@ -94,8 +94,8 @@ class Consumer:
 
     def __init__(self, story: Story, address: Address, random: Random, process: Callable[[], int]) -> None:
         self.story = story
+        self.open = asyncio.Event()  #: it may connect
         self.steady = asyncio.Event()  #: from now on it stays, and acknowledges at once
-        self.stopping = False
         self.happened: Callable[[], None] = lambda: None  #: it has written an acknowledgement
         self.odd: list[str] = []  #: what no node may do
         self._address = address
@@ -106,7 +106,8 @@ class Consumer:
         self._packet_id = 0
 
     async def run(self) -> None:
-        while not self.stopping:
+        while True:
+            await self.open.wait()
             try:
                 await self._visit()
             except Gone:

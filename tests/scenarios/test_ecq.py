@@ -50,6 +50,7 @@ from tests.support.flows import (
 )
 from tests.support.kept import sound_node
 from tests.support.node import NodeProcess
+from tests.support.operator import Operator
 from tests.support.wire import (
     PUBACK,
     PUBCOMP,
@@ -75,6 +76,22 @@ CONFIG = f"""
 [plugins.ecq]
 max_attempts = {ATTEMPTS}
 retry_delay = 0.05
+heartbeat = 0.2
+"""
+
+#: `behind/{queue}/{another}`: the first message of one queue is in the other one too, and nobody was told.
+BEHIND = """
+from motorcade.extension.plugin import Plugin, hook
+from motorcade.storage.ports import Draft
+
+
+class Behind(Plugin):
+    @hook("message.publish", topics=["behind/+/+"])
+    async def copy(self, client, message):
+        _, source, target = message.topic.split("/")
+        mailboxes, now = self.context.store.mailboxes, self.context.hub.now()
+        (entry,) = await mailboxes.read(f"ecq:{source}", 0, 1, now)
+        await mailboxes.append([f"ecq:{target}"], Draft(entry.body, entry.payload, entry.key), now)
 """
 
 
@@ -462,6 +479,21 @@ def test_unsubscribing_with_messages_in_flight(queue: Compacted) -> None:
         assert [] == settled(client)
         subscribe(client, queue.filter)
         assert list(range(WINDOW, 100)) == numbers(take(client, 100 - WINDOW))
+
+
+def test_a_heartbeat_finds_what_was_missed(queue: Compacted, node: NodeProcess) -> None:
+    """A message that is there though no event has told of it: a fallback that ought never to be needed."""
+    other = Compacted(node, unique("other"))
+    other.put(("k", b"missed"))
+    with Operator(node) as desk, queue.consumer() as client:
+        queue.put(("first", b"first"))
+        take(client, 1)
+        desk.load("behind", BEHIND)
+        fill(node, [(f"behind/{other.name}/{queue.name}", b"")])
+        seen = take(client, 1)
+        assert ([queue.read("k")], [b"missed"], [2]) == ([seen[0].topic], payloads(seen), queue.numbers(seen))
+        desk.unload("behind")
+        assert [] == last(queue, client)
 
 
 # --- one consumer -------------------------------------------------------------------------------------------------
