@@ -114,6 +114,7 @@ def test_octets_are_bounded_too(desks: Callable[[str], Operator]) -> None:
         reasons = [publish(f"k{number}", 6000) for number in range(5)]
         assert [0, 0, 0, QUOTA_EXCEEDED, QUOTA_EXCEEDED] == reasons
         assert 0 == publish("k1", 6000), "in place of the value before"
+        assert QUOTA_EXCEEDED == publish("k1", 12000), "not if it is too large for the room that is left"
         assert 0 == publish("k1", 10)
         assert 0 == publish("k3", 6000)
         assert QUOTA_EXCEEDED == publish("alone", 30_000), "larger than any queue"

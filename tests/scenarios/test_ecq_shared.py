@@ -143,7 +143,7 @@ def test_a_number_that_a_producer_claims(queue: Compacted) -> None:
 @both_versions
 @pytest.mark.parametrize(
     "form",
-    ["$SCQ/#", "$SCQ/+/#", "$SCQ/w/{name}/#", "$SCQ/{name}", "$SCQ/{name}/k", "$SCQ/{name}/+", "$SCQ//#"],
+    ["$SCQ/#", "$SCQ/+/#", "$SCQ/w/#", "$SCQ/w/{name}/#", "$SCQ/{name}", "$SCQ/{name}/k", "$SCQ/{name}/+", "$SCQ//#"],
 )
 def test_other_filters_are_refused(queue: Compacted, node: NodeProcess, form: str, version: int) -> None:
     with connected(node, "", version) as client:

@@ -12,6 +12,8 @@ Rule 2: all messages of a group share one future, which is made only if somebody
 Rule 3: a message for a queue that is full is written all the same, because it may replace the value of its key; nobody
         can tell before. If it has not, it is removed again before its publisher hears that there is no room, and nobody
         is given it meanwhile (`Queue.doomed`).
+Rule 4: that does for the bound of messages. For that of bytes one must know how large the value is that goes: a queue
+        near that bound is read as a whole once, and the sizes are remembered, of `WEIGHED` queues at a time.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from motorcade.storage.ports import Appended, Bound, Store, StoreError
 
 GROUP_ROWS: Final = 256  #: messages in one batch: the store's thread holds up others for as long as it takes
 GROUP_OCTETS: Final = 4 * 1024**2  #: bytes likewise; one message more than that goes alone
+PAGE: Final = 256  #: messages read at once
+WEIGHED: Final = 16  #: queues whose sizes are remembered message by message
 RETRY: Final = 1.0  #: seconds until what could not be removed is tried again
 NO_BOUND: Final = Bound()
 
@@ -88,6 +92,7 @@ class Appender:
         self._works: deque[Callable[[], Awaitable[None]]] = deque()
         self._looks: dict[Queue, None] = {}
         self._doomed: dict[Queue, None] = {}  # that have something to remove
+        self._weighed: list[Queue] = []  # the last one last
         self._wake = asyncio.Event()
         self._failing = False
         self._ended = False
@@ -235,19 +240,55 @@ class Appender:
             infos = await asyncio.gather(*(self._store.mailboxes.info(queue.owner) for queue in group.doubtful))
             for queue, info in zip(group.doubtful, infos, strict=True):
                 queue.looked(info)
-        if refused:
-            self._refuse(group, refused, f"there are {config.max_queues} compacted queues already (max_queues)")
+                if 0 < config.max_bytes < queue.octets_expected:
+                    await self._weigh(queue, group.rows, config)
+                else:
+                    queue.sizes = None
+        for row in group.rows if refused else ():
+            if row.queue in refused:
+                row.refusal = f"there are {config.max_queues} compacted queues already (max_queues)"
+                self._counters["refused_queues"] += 1
+        self._take_out_refused(group)
         return new
 
-    def _refuse(self, group: Group, queues: set[Queue], why: str) -> None:
-        """Take the messages of some queues out of a group."""
+    async def _weigh(self, queue: Queue, rows: list[Row], config: EcqConfig) -> None:
+        """Refuse what would make a queue too large, after what each message replaces is gone (rule 4)."""
+        if queue.sizes is None:
+            queue.sizes = await self._sizes(queue)
+            self._weighed = [known for known in self._weighed if known.sizes is not None and known is not queue]
+            self._weighed.append(queue)
+            if len(self._weighed) > WEIGHED:
+                self._weighed.pop(0).sizes = None
+        octets = queue.octets
+        for row in rows:
+            if row.queue is queue:
+                after = octets + row.size - queue.sizes.get(row.draft.key, 0)
+                if after > config.max_bytes:
+                    row.refusal = full(queue, config)
+                    self._counters["refused_full"] += 1
+                else:
+                    octets, queue.sizes[row.draft.key] = after, row.size
+
+    async def _sizes(self, queue: Queue) -> dict[bytes, int]:
+        """How large the message of each key is."""
+        sizes: dict[bytes, int] = {}
+        after = 0
+        while True:
+            entries = await self._store.mailboxes.read(queue.owner, after, PAGE, self._now())
+            for entry in entries:
+                sizes[entry.key] = len(entry.body) + len(entry.payload)
+            if len(entries) < PAGE:
+                return sizes
+            after = entries[-1].position
+
+    def _take_out_refused(self, group: Group) -> None:
         kept: list[Row] = []
         for row in group.rows:
-            if row.queue in queues:
-                row.refusal = why
+            if row.refusal:
                 row.queue.dropped(row)
-                self._counters["refused_queues"] += 1
+                group.octets -= row.size
                 self.pending -= 1
+                self.pending_octets -= row.size
             else:
                 kept.append(row)
         group.rows = kept
@@ -297,6 +338,7 @@ class Appender:
         self._counters["append_failed"] += len(group.rows)
         for row in group.rows:
             row.queue.dropped(row)
+            row.queue.sizes = None
             if not error.certain:
                 self._looks[row.queue] = None  # it may be there all the same
         self._over(group)

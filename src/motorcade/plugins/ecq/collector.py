@@ -86,7 +86,11 @@ class Collector:
         async for owner, value in tools.store.records.scan(QUEUES, tools.now()):
             shape = EXCLUSIVE if owner.startswith(EXCLUSIVE.owners) else SHARED
             name = owner.removeprefix(shape.owners)
-            removed += await self._collect(owner)
+            gone = await self._collect(owner)
+            known = tools.queues.peek(shape, name)
+            if gone and known is not None:
+                known.sizes = None
+            removed += gone
             await self._forget(Queue(shape, name), value)
             await self._spend(1)
         return removed

@@ -34,7 +34,7 @@ from motorcade.plugins.ecq.queue import TAKEN, Queues, Row
 from motorcade.plugins.ecq.service import CompactedService
 from motorcade.plugins.ecq.source import CompactedSource, Tools
 from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, Shape
-from motorcade.plugins.ecq.topics import PLACE, REWIND, ROOTS, TOPICS, WRITING, judge, quoted, what
+from motorcade.plugins.ecq.topics import PLACE, RESERVED, REWIND, ROOTS, TOPICS, WRITING, judge, quoted, what
 from motorcade.storage.ports import Draft, Store, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
@@ -150,7 +150,12 @@ class EcqPlugin(Plugin):
         name, _, key = topic[PLACE:].partition("/")
         config = self.config
         place = key.encode()
-        if not name or not 0 < len(place) <= config.max_key or len(name.encode()) > config.max_name:
+        if (
+            not name
+            or not 0 < len(place) <= config.max_key
+            or len(name.encode()) > config.max_name
+            or (shape is SHARED and name in RESERVED)
+        ):
             return Stop(self._bad_key(shape, name, place))
         now = self.context.hub.now()
         try:
@@ -162,10 +167,14 @@ class EcqPlugin(Plugin):
         size = len(body) + len(payload)
         if appender.pending >= config.max_pending or appender.pending_octets >= config.max_pending_bytes:
             self.context.counters["refused_pending"] += 1
+            if not message.qos:
+                return STOP_TAKEN  # nobody waits for an answer: a refusal would only end the connection of MQTT 3
             why = f"{appender.pending} messages wait for the store already (max_pending, max_pending_bytes)"
             return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, why))
         if 0 < config.max_bytes < size:
             self.context.counters["refused_full"] += 1
+            if not message.qos:
+                return STOP_TAKEN
             why = f"the message is larger than a queue may be ({config.max_bytes} bytes, max_bytes)"
             return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, why))
         queue = self.queues.open(shape, name)
@@ -183,6 +192,8 @@ class EcqPlugin(Plugin):
         config = self.config
         if not name or not key:
             why = f"publish to {shape.root}/w/{what(shape)}/KEY, with both of them"
+        elif shape is SHARED and name in RESERVED:
+            why = f"no shared queue is called {name!r}"
         elif len(key) > config.max_key:
             why = f"the key has {len(key)} bytes, {config.max_key} are allowed (max_key)"
         else:

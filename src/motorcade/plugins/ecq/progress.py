@@ -106,6 +106,15 @@ class Ledger:
         """Progress that somebody uses, or that is not written yet."""
         return self._open.get((queue.shape.form, queue.shape.progress_key(queue.name, client)))
 
+    def unwritten(self, queue: Queue) -> list[Progress]:
+        """What is not in the store yet, of one queue."""
+        shape, name = queue.shape, queue.name
+        return [
+            progress
+            for progress in (*self._changed, *self._urgent, *self._flying)
+            if progress.queue.shape is shape and progress.queue.name == name
+        ]
+
     def close(self, progress: Progress) -> None:
         """Somebody is done with it: what has changed is written now."""
         progress.users -= 1

@@ -103,6 +103,7 @@ class Queue:
         "progresses",
         "registered",
         "shape",
+        "sizes",
         "tail",
     )
 
@@ -116,6 +117,7 @@ class Queue:
         self.consumers: dict[Consumer, None] = {}
         self.coming = 0  #: messages on their way into the store
         self.doomed: set[int] = set()  #: messages that are one too many, until they are removed
+        self.sizes: dict[bytes, int] | None = None  #: by key, while it is near its bound of bytes
         self.progresses: int | None = None  #: shared: records of progress, once counted
         self._coming_octets = 0
         self._entries = 0
@@ -141,6 +143,16 @@ class Queue:
         entries += self._entries
         octets += self._octets
         return 0 < config.max_messages < entries or 0 < config.max_bytes < octets
+
+    @property
+    def octets(self) -> int:
+        """Bytes in the store, as far as known."""
+        return self._octets
+
+    @property
+    def octets_expected(self) -> int:
+        """Bytes when everything is there that is on its way, if nothing is replaced."""
+        return self._octets + self._coming_octets
 
     def expect(self, row: Row) -> None:
         """A message is on its way."""
@@ -182,7 +194,7 @@ class Queue:
         # A number between them is of a message whose writing has failed, as far as anybody knew: it must be read.
         self._gap = self._gap or not self.known or number != self.tail + 1
         self.tail, self.known = number, True
-        if row.probe and not replaced and config.overflow == "refuse" and self._is_over(0, 0, config):
+        if row.probe and not replaced and config.overflow == "refuse" and 0 < config.max_messages < self._entries:
             self._entries -= 1
             self._octets -= row.size
             self.doomed.add(number)

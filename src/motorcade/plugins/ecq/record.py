@@ -8,7 +8,7 @@ records are read as before.
 
     payload   up to `INLINE` bytes; nil: it lies beside it. No two queues share a message, so storing it once by its
               hash, as payloads are, would cost two more rows and a digest and gain nothing.
-    time      at which it was appended
+    time      at which it was published; its age is counted from the time at which it was stored, which the entry has
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def decode(body: bytes) -> Stored:
         raise RecordError(str(error)) from error
 
 
-def delivery(stored: Stored, payload: bytes, topic: str, number: tuple[str, str]) -> Message:
+def delivery(stored: Stored, payload: bytes, topic: str, number: tuple[str, str], stored_at: float) -> Message:
     """The message as a consumer gets it; `number` is the property that tells its sequence number."""
     return Message(
         topic,
@@ -88,7 +88,7 @@ def delivery(stored: Stored, payload: bytes, topic: str, number: tuple[str, str]
         stored.publisher,
         stored.username,
         stored.guid,
-        stored.time,
+        stored_at,
         stored.payload_format,
         stored.expires_at,
         stored.content_type,
@@ -98,7 +98,7 @@ def delivery(stored: Stored, payload: bytes, topic: str, number: tuple[str, str]
     )
 
 
-def delivered(message: Message, topic: str, number: tuple[str, str], now: float) -> Message:
+def delivered(message: Message, topic: str, number: tuple[str, str], stored_at: float) -> Message:
     """The same of a message that was appended just now."""
     return Message(
         topic,
@@ -108,7 +108,7 @@ def delivered(message: Message, topic: str, number: tuple[str, str], now: float)
         message.publisher,
         message.username,
         message.guid,
-        now,
+        stored_at,
         message.payload_format,
         message.expires_at,
         message.content_type,

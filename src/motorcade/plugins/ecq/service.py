@@ -58,9 +58,9 @@ class CompactedService:
         queue = await self._find(kind, name)
         known = self._tools.queues.peek(queue.shape, name)
         consuming = {consumer.progress.client: consumer for consumer in known.consumers} if known is not None else {}
-        for consumer in consuming.values():
+        for unwritten in self._tools.ledger.unwritten(queue):
             with suppress(StoreError):  # what is stored is shown
-                await self._tools.ledger.flush(consumer.progress)
+                await self._tools.ledger.flush(unwritten)
         progress = await self._progress(queue)
         info = await self._tools.store.mailboxes.info(queue.owner)
         oldest: float | None = None
@@ -100,6 +100,8 @@ class CompactedService:
         found: dict[str, ProgressRecord | None] = {}
         if known is not None:
             found = {consumer.progress.client: consumer.progress.stored for consumer in known.consumers}
+        for progress in tools.ledger.unwritten(queue):
+            found.setdefault(progress.client, progress.stored)
         if shape.form is Form.EXCLUSIVE:
             stored = await tools.ledger.read(queue, queue.name)
             if stored is not None:
@@ -248,6 +250,7 @@ class CompactedService:
         tools.counters["deleted"] += 1
         if known is not None:
             known.progresses = None
+            known.sizes = None
             tools.appender.look(known)
             for consumer in [*known.consumers]:
                 consumer.restart()

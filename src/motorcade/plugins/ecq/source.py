@@ -342,7 +342,9 @@ class CompactedSource(Source):
                 tools.counters["unreadable"] += 1
                 tools.log.error("ecq_entry_unreadable", queue=queue.owner, number=number, error=str(error))  # noqa: TRY400 - it says enough
                 continue
-            items.append(Item(number, record.delivery(stored, entry.payload, topic, (name, str(number)))))
+            items.append(
+                Item(number, record.delivery(stored, entry.payload, topic, (name, str(number)), entry.stored_at))
+            )
         return items
 
     def _take_fresh(self, fresh: Fresh, room: int) -> list[Given]:

@@ -9,7 +9,8 @@
     subscribe   $SCQ/{QUEUE}/#              with QoS 1
 
 A name is one level, a key all that follows it. Everything else below `$ECQ` and `$SCQ` is refused, and nothing of it is
-ever routed. What is published and what is subscribed to have nothing in common, so a client may be called `w`.
+ever routed. What is published and what is subscribed to have nothing in common, so a client may be called `w`. A shared
+queue may not: who subscribes to `$SCQ/w/#` means to watch producers, and would wait in vain.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ REWIND: Final = "rewind"
 ROOT: Final = len(EXCLUSIVE.root)
 WRITING: Final = {f"{shape.root}/{WRITE}/": shape for shape in (EXCLUSIVE, SHARED)}
 PLACE: Final = len(f"{EXCLUSIVE.root}/{WRITE}/")  #: where the name begins in a topic that is written to
+RESERVED: Final = (WRITE, REWIND)  #: no names of shared queues
 SHOWN: Final = 64  #: characters of a name that a message quotes
 
 
@@ -90,6 +92,10 @@ def _judge(shape: Shape, client_id: str, subscription: Subscription, max_name: i
     name = found[1]
     if shape.form is Form.EXCLUSIVE and name != client_id:
         return Refusal(ReasonCode.NOT_AUTHORIZED, f"the queue of {quoted(name)} is for the client of that id alone")
+    if shape.form is Form.SHARED and name in RESERVED:
+        return Refusal(
+            ReasonCode.TOPIC_FILTER_INVALID, f"no shared queue is called {name!r}; nobody can watch producers"
+        )
     if len(name.encode()) > max_name:
         return Refusal(ReasonCode.TOPIC_FILTER_INVALID, f"the name is longer than {max_name} bytes (max_name)")
     if subscription.qos != 1:
