@@ -83,6 +83,9 @@ class Copy(NamedTuple):
 Receivers = tuple[Session, ...]
 
 
+NO_RECEIVERS: tuple[Receivers, Receivers, Receivers, Receivers, Receivers] = ((), (), (), (), ())
+
+
 class Route:
     """Receivers of one topic. `from_N` are those with a granted QoS of at least N."""
 
@@ -138,6 +141,11 @@ class Route:
         #: see `commits.Plain`; made when first needed, since many routes are remembered
         self.bodies: dict[tuple[object, ...], bytes] | None = None
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
+        if not targets:  # mostly topics that plugins take
+            self.as_published: frozenset[Session] = frozenset()
+            self.v3_all, self.v3_qos0, self.v3_qos1, self.v3_qos2, self.v3_from_1 = NO_RECEIVERS
+            self.v5_all, self.v5_qos0, self.v5_qos1, self.v5_qos2, self.v5_from_1 = NO_RECEIVERS
+            return
         self.as_published = frozenset(t.session for t in plain if t.retain_as_published)
         v3 = [t for t in plain if t.session.version != 5]
         v5 = [t for t in plain if t.session.version == 5]

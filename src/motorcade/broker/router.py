@@ -4,12 +4,13 @@ Beside them stands a cache of whole answers (`Routes`): topic bytes as they arri
 right or marked stale: whoever holds one looks at `stale` before using it.
 
     subscribe t/+/x -> every cached topic the filter matches is dropped and marked stale; others are untouched
-    cache full      -> the oldest entry is dropped and marked stale
+    cache full      -> the oldest entries are dropped and marked stale, a sixteenth of all
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from motorcade.core.topic import is_wildcard
@@ -96,7 +97,9 @@ class Routes(Generic[R]):
     def put(self, topic: str, route: R) -> None:
         """Remember a route."""
         if len(self.table) >= self._limit:
-            self._drop(next(iter(self.table)).decode())
+            # Several at once: finding the first key walks over the gaps of those that were dropped before.
+            for old in list(islice(self.table, 1 + self._limit // 16)):
+                self._drop(old.decode())
         self.table[topic.encode()] = route
         self._tree.set(topic, route)
 

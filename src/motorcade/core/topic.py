@@ -71,6 +71,8 @@ def matches(filter_: str, topic: str) -> bool:
         return True
     if topic[0] == "$" and filter_[0] in "+#":
         return False  # [MQTT-4.7.2-1]
+    if filter_.endswith("/#") and "+" not in filter_:
+        return topic.startswith(filter_[:-1]) or topic == filter_[:-2]
     wanted = filter_.split("/")
     given = topic.split("/")
     for i, level in enumerate(wanted):

@@ -61,6 +61,7 @@ from motorcade.core.subscription import Subscription
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 1.0  #: seconds an asynchronous callback may take
+MOST_LEVELS = 1000  #: first levels of topics of which is remembered who may want them
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,10 @@ class Callback:
         """Whether this callback wants messages of a topic."""
         return not self.topics or any(topics_.matches(f, topic) for f in self.topics)
 
+    def may_concern(self, level: str) -> bool:
+        """Whether it may want messages of some topics that begin with a level."""
+        return not self.topics or any(f.split("/", 1)[0] in (level, "+", "#") for f in self.topics)
+
 
 class Chain:
     """The callbacks of one hook point, in order."""
@@ -297,7 +302,7 @@ def _attribute(point: str) -> str:
 class Hooks:
     """All hook points of one node. Each point is an attribute: a `Chain`, or None while nobody listens."""
 
-    __slots__ = (*(_attribute(name) for name in POINTS), "_on_change")
+    __slots__ = (*(_attribute(name) for name in POINTS), "_by_level", "_on_change", "_publish_chains")
 
     client_connect: Chain | None
     client_authenticate: Chain | None
@@ -323,6 +328,9 @@ class Hooks:
 
     def __init__(self) -> None:
         self._on_change: list[Callable[[], None]] = []
+        # Of `message.publish`: who may want topics of a first level, and the chains of those who want the same topics.
+        self._by_level: dict[str, tuple[Callback, ...]] = {}
+        self._publish_chains: dict[tuple[Callback, ...], tuple[Chain | None, Chain | None]] = {}
         for name in POINTS:
             setattr(self, _attribute(name), None)
 
@@ -368,12 +376,28 @@ class Hooks:
 
     def publish_chains(self, topic: str) -> tuple[Chain | None, Chain | None]:
         """The callbacks of `message.publish` that want a topic: of ordinary and of retained messages."""
-        wanted = [c for c in self.lookup("message.publish") if c.concerns(topic)]
-        ordinary = tuple(c for c in wanted if not c.retained_only)
-        point = POINTS["message.publish"]
-        return (Chain(point, ordinary) if ordinary else None), (Chain(point, tuple(wanted)) if wanted else None)
+        wanted = tuple([c for c in self._who_may_want(topic) if c.concerns(topic)])
+        chains = self._publish_chains.get(wanted)
+        if chains is None:
+            ordinary = tuple(c for c in wanted if not c.retained_only)
+            point = POINTS["message.publish"]
+            chains = (Chain(point, ordinary) if ordinary else None), (Chain(point, wanted) if wanted else None)
+            self._publish_chains[wanted] = chains
+        return chains
+
+    def _who_may_want(self, topic: str) -> tuple[Callback, ...]:
+        level = topic.split("/", 1)[0]
+        found = self._by_level.get(level)
+        if found is None:
+            if len(self._by_level) >= MOST_LEVELS:
+                self._by_level.clear()
+            found = tuple(c for c in self.lookup("message.publish") if c.may_concern(level))
+            self._by_level[level] = found
+        return found
 
     def _set(self, point: str, callbacks: list[Callback]) -> None:
         setattr(self, _attribute(point), Chain(POINTS[point], tuple(callbacks)) if callbacks else None)
+        self._by_level.clear()
+        self._publish_chains.clear()
         for changed in self._on_change:
             changed()

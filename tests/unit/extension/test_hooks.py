@@ -11,7 +11,7 @@ import pytest
 
 from motorcade.core.errors import HookError, TopicError
 from motorcade.core.reasons import ReasonCode
-from motorcade.extension.hooks import POINTS, STOP, Allow, Callback, Chain, Continue, Deny, Hooks, Stop
+from motorcade.extension.hooks import MOST_LEVELS, POINTS, STOP, Allow, Callback, Chain, Continue, Deny, Hooks, Stop
 
 FOLDS = [name for name, point in POINTS.items() if point.fold]
 OBSERVERS = [name for name, point in POINTS.items() if not point.fold]
@@ -342,3 +342,22 @@ def test_topics_that_concern_nobody_have_no_chain() -> None:
     hooks = Hooks()
     add(hooks, "message.publish", raises, topics=("a",))
     assert (None, None) == hooks.publish_chains("b")
+
+
+def test_topics_that_concern_the_same_callbacks_share_their_chains() -> None:
+    """There are as many topics as clients like; a callback that comes or goes changes what was remembered."""
+    hooks = Hooks()
+    first, second = Owner(), Owner()
+    add(hooks, "message.publish", first.callback, 2, "one", topics=("a/+/x", "$A/#"))
+    add(hooks, "message.publish", second.callback, 1, "two", topics=("+/b/#",))
+    assert hooks.publish_chains("$A/w/1") is hooks.publish_chains("$A/w/2")
+    assert hooks.publish_chains("$A/w/1") is hooks.publish_chains("a/c/x"), "the same callbacks"
+    both = hooks.publish_chains("a/b/x")[0]
+    assert both is not None and ["one", "two"] == [callback.owner for callback in both.callbacks]
+    hooks.remove("message.publish", first.callback)
+    left = hooks.publish_chains("a/b/x")[0]
+    assert left is not None and ["two"] == [callback.owner for callback in left.callbacks]
+    assert (None, None) == hooks.publish_chains("$A/w/1")
+    for number in range(MOST_LEVELS + 10):
+        assert (None, None) == hooks.publish_chains(f"{number}/c")
+    assert hooks.publish_chains("1/b")[0] is left
