@@ -23,7 +23,7 @@ import structlog
 from motorcade.core.errors import StoreError
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.redis.place import RedisOptions, parse_url
-from motorcade.redis.resp import Argument, Connection, LostError, ServerError
+from motorcade.redis.resp import Address, Argument, Connection, LostError, ServerError
 from motorcade.redis.scripts import Script, script_of
 from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, PASSING, Purpose, Servers, refusal
 from motorcade.redis.slots import slot_of
@@ -58,6 +58,7 @@ ALL: Final = (
 
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 500
+OLDEST_SERVER: Final = 7
 #: Seconds after which a server is asked again whether it has replicas.
 ASK_AGAIN: Final = 2.0
 
@@ -74,14 +75,45 @@ class Calls:
     """The way to Redis of one leader or worker."""
 
     def __init__(self, options: DispatchOptions) -> None:
-        place = parse_url(options.redis, RedisOptions())
+        default = RedisOptions()
+        place = parse_url(options.redis, default)
+        if place.options.prefix != default.prefix or place.options.cells is not None:
+            raise StoreError("dispatch.redis: `prefix` and `cells` are for stores; set dispatch.prefix instead")
         self.servers = Servers(place.addresses, place.access, place.clustered, place.options.patience, ALL)
         self.unconfirmed = 0  #: calls that too few replicas had confirmed in time
-        self._wanted = options.replicas
+        self._wanted = options.replicas if place.options.replicas is None else place.options.replicas
+        self._unchecked = place.options.unchecked
         self._replicas: dict[Connection, tuple[float, int]] = {}  #: when it was asked for, and how many
 
     async def open(self) -> None:
+        """Find the servers, and see whether they can keep what they are given."""
         await self.servers.open()
+        for address in self.servers.topology.all_masters():
+            told: bytes = await self._ask_server(address)
+            facts = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
+            version = facts.get("redis_version", "0")
+            if int(version.partition(".")[0]) < OLDEST_SERVER:
+                raise StoreError(f"{address} is Redis {version}; {OLDEST_SERVER}.0 or later, or Valkey, is needed")
+            if (facts.get("cluster_enabled") == "1") != self.servers.clustered:
+                right = "redis" if self.servers.clustered else "redis+cluster"
+                raise StoreError(f"{address}: dispatch.redis has to begin with {right}:// for this server")
+            if not self._unchecked:
+                _warn(address, facts)
+
+    async def _ask_server(self, address: Address) -> Any:
+        """INFO, from a server that may still be starting."""
+        end = asyncio.get_running_loop().time() + self.servers.patience
+        while True:
+            try:
+                connection = await self.servers.connection(address, Purpose.READ)
+                return await connection.call("INFO")
+            except LostError:
+                if asyncio.get_running_loop().time() > end:
+                    raise
+            except ServerError as error:
+                if error.code not in PASSING or asyncio.get_running_loop().time() > end:
+                    raise StoreError(f"{address} does not tell about itself: {error}") from None
+            await asyncio.sleep(LONGEST_PAUSE / 2)
 
     async def close(self) -> None:
         await self.servers.close()
@@ -166,6 +198,21 @@ class Calls:
                 del self._replicas[gone]
             self._replicas[connection] = (now, count)
         return count
+
+
+def _warn(address: Address, facts: dict[str, str]) -> None:
+    """Say what such a server may lose."""
+    if facts.get("aof_enabled") != "1":
+        log.warning(
+            "dispatch_redis_forgets",
+            server=str(address),
+            effect="a crash loses messages",
+            remedy="set `appendonly yes`",
+        )
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        remedy = "set `maxmemory-policy noeviction`"
+        log.warning("dispatch_redis_evicts", server=str(address), policy=policy, remedy=remedy)
 
 
 def _meant(error: ServerError, connection: Connection) -> StoreError:

@@ -11,11 +11,14 @@ does besides returning must bear that; what it returns is written once.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 import msgspec
@@ -54,6 +57,55 @@ def load_handler(text: str) -> Handler:
 def is_async(handler: Handler) -> bool:
     """Whether calling it gives something to wait for."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+Outcome = tuple[bytes | None, str | None]  #: what is written, and why the message was refused
+
+
+class Threads:
+    """Threads for handlers that are no coroutines.
+
+    They are daemons: a handler that never returns cannot keep the process from ending, as it would in the standard
+    library's pool.
+    """
+
+    def __init__(self, handler: Handler, count: int) -> None:
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._work: SimpleQueue[tuple[list[bytes], asyncio.Future[list[Outcome]]] | None] = SimpleQueue()
+        self._count = count
+        for number in range(count):
+            threading.Thread(target=self._run, name=f"dispatch-handler-{number}", daemon=True).start()
+
+    def handle(self, messages: list[bytes]) -> asyncio.Future[list[Outcome]]:
+        """The outcomes of some messages, one after the other in one thread."""
+        done: asyncio.Future[list[Outcome]] = self._loop.create_future()
+        self._work.put((messages, done))
+        return done
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (task := self._work.get()) is not None:
+            messages, done = task
+            outcomes = [self._handle(message) for message in messages]
+            try:
+                self._loop.call_soon_threadsafe(_tell, done, outcomes)
+            except RuntimeError:  # the loop has ended without waiting for us
+                return
+
+    def _handle(self, message: bytes) -> Outcome:
+        try:
+            return written(self._handler(decode(message))), None
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the leader is told
+            return None, reason_of(error)
+
+
+def _tell(done: asyncio.Future[list[Outcome]], outcomes: list[Outcome]) -> None:
+    if not done.done():
+        done.set_result(outcomes)
 
 
 def written(result: Any) -> bytes | None:

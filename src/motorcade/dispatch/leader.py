@@ -82,18 +82,28 @@ async def run_leader(
     await calls.open()
     try:
         election = Election(calls, options)
-        await calls.ask(options.key("lock"), "GET", options.key("lock"))
         if ready is not None:
             ready(election.token.rpartition(":")[0])
-        while (term := await election.campaign(stop)) is not None:
-            log.info("dispatch_leading", epoch=term.epoch, leader=term.token.rpartition(":")[0])
-            why = await Leader(calls, election, term, options, report).lead(stop)
-            log.info("dispatch_led", epoch=term.epoch, why=why)
-            await election.release()
-            if not stop.is_set():
-                await asyncio.sleep(PAUSE)  # others may do better
+        await _run_terms(calls, election, options, stop, report)
     finally:
         await calls.close()
+
+
+async def _run_terms(
+    calls: Calls, election: Election, options: DispatchOptions, stop: asyncio.Event, report: Report | None
+) -> None:
+    loop = asyncio.get_running_loop()
+    pause = PAUSE
+    while (term := await election.campaign(stop)) is not None:
+        began = loop.time()
+        log.info("dispatch_leading", epoch=term.epoch, leader=term.token.rpartition(":")[0])
+        why = await Leader(calls, election, term, options, report).lead(stop)
+        (log.info if why == STOPPED else log.warning)("dispatch_led", epoch=term.epoch, why=why)
+        await election.release()
+        if not stop.is_set():
+            # Others may do better; whoever fails again and again lets them try for longer.
+            pause = min(pause * 2, options.lease) if loop.time() - began < options.lease else PAUSE
+            await asyncio.sleep(pause)
 
 
 class Leader(Owner):

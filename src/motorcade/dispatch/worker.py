@@ -23,16 +23,15 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, cast
 
 import msgspec
 import structlog
 
-from motorcade.core.errors import StoreError
+from motorcade.core.errors import ConfigError, StoreError
 from motorcade.dispatch.calls import SIGN_IN, WRITE, Calls, StaleError
 from motorcade.dispatch.frames import FrameError, MessageReader, ack_frames, reject_frame, return_frames
-from motorcade.dispatch.handlers import Handler, decode, is_async, load_handler, reason_of, written
+from motorcade.dispatch.handlers import Handler, Threads, decode, is_async, load_handler, reason_of, written
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.views import Rate
 
@@ -121,7 +120,7 @@ class Worker:
             options.key("processed"),
             *(options.beside("processed", what) for what in ("seen", "seen:0", "seen:1")),
         ]
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._tasks: asyncio.TaskGroup
 
     async def run(
@@ -131,9 +130,8 @@ class Worker:
         report: Callable[[Rate], None] | None = None,
     ) -> None:
         await self._set_clock()
-        host, _, port = self._options.listen.rpartition(":")
         self.beat = self._loop.time()
-        server = await self._loop.create_server(lambda: Wire(self, self._options), host.strip("[]"), int(port))
+        server = await self._listen()
         self.name = self._advertised(server.sockets[0].getsockname()[1])
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -157,7 +155,17 @@ class Worker:
             for wire in list(self.wires):
                 wire.close()
             if self._threads is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+                self._threads.close()
+
+    async def _listen(self) -> asyncio.Server:
+        host, _, port = self._options.listen.rpartition(":")
+        place = None if host == "*" else host.strip("[]")
+        try:
+            return await self._loop.create_server(lambda: Wire(self, self._options), place, int(port))
+        except OSError as error:
+            raise ConfigError(
+                f"dispatch.listen: cannot listen on {self._options.listen}: {error.strerror or error}"
+            ) from None
 
     async def _stop(self) -> None:
         """Take nothing more, give back what was not begun, finish the rest."""
@@ -253,8 +261,8 @@ class Worker:
             return []
         if is_async(self._handler):
             return [self._handle_in_loop() for _ in range(self._options.parallel)]
-        self._threads = ThreadPoolExecutor(self._options.parallel, "dispatch-handler")
-        return [self._handle_in_thread() for _ in range(self._options.parallel)]
+        self._threads = Threads(self._handler, self._options.parallel)
+        return [self._handle_in_thread(self._threads) for _ in range(self._options.parallel)]
 
     async def _next(self, most: int) -> Parcel:
         """Up to `most` messages of one wire."""
@@ -280,13 +288,13 @@ class Worker:
                 continue
             self._handled(parcel, id_, result)
 
-    async def _handle_in_thread(self) -> None:
+    async def _handle_in_thread(self, threads: Threads) -> None:
         while True:
             # Threads cost more than many a handler, so quick ones get several messages at once.
             share = max(1, sum(len(parcel.ids) for parcel in self._queue) // self._options.parallel)
             parcel = await self._next(min(self._slice, share))
             began = self._loop.time()
-            outcomes = await self._loop.run_in_executor(self._threads, _handle_all, self._handler, parcel.bodies)
+            outcomes = await threads.handle(parcel.bodies)
             took = self._loop.time() - began
             self._slice = min(self._slice * 2, MAX_SLICE) if took < SLICE / 2 else max(self._slice // 2, 1)
             for id_, (result, error) in zip(parcel.ids, outcomes, strict=True):
@@ -436,17 +444,6 @@ class Worker:
             if report is not None:
                 report(rate)
             before, then = done, now
-
-
-def _handle_all(handler: Any, bodies: list[bytes]) -> list[tuple[bytes | None, str | None]]:
-    """Runs in a thread."""
-    outcomes: list[tuple[bytes | None, str | None]] = []
-    for body in bodies:
-        try:
-            outcomes.append((written(handler(decode(body))), None))
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the leader is told
-            outcomes.append((None, reason_of(error)))
-    return outcomes
 
 
 def _fitting(bodies: list[bytes], most: int, octets: int) -> int:

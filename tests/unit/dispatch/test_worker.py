@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from motorcade.core.errors import ConfigError
+from motorcade.core.errors import ConfigError, StoreError
 from motorcade.dispatch.calls import Calls
 from motorcade.dispatch.frames import AnswerReader, process_frames
 from motorcade.dispatch.handlers import load_handler
@@ -299,6 +299,47 @@ async def test_a_process_that_stood_still_looks_at_nothing_old(calls: Calls, opt
             leader.send(IDS[2:3])
             await until(lambda: leader.acknowledged, "acknowledged")
     assert {IDS[0], IDS[2]} == set(results(server))
+
+
+async def test_what_comes_too_late_is_not_written_and_not_answered(calls: Calls, options, server) -> None:
+    """The leader has given it to somebody else long since."""
+    worker = Worker(calls, options, None)
+    names: list[str] = []
+    async with running(lambda stop: worker.run(stop, names.append)):
+        await until(lambda: names, "ready")
+        async with front(names[0]) as leader:
+            worker._ahead -= 120_000  # it believes that it is two minutes ago
+            leader.send(IDS[:2])
+            await until(lambda: worker.stale == 2, "refused by the server")
+            assert ([], 0) == (leader.acknowledged, worker.inside)
+    assert {} == results(server)
+
+
+async def test_a_handler_that_never_returns_does_not_keep_a_worker(options) -> None:
+    options = msgspec.structs.replace(options, parallel=1, stop_patience=0.1)
+    begun, never = threading.Event(), threading.Event()
+
+    def handler(_message: object) -> None:
+        begun.set()
+        never.wait()
+
+    async with working(options, handler) as (name, _), front(name) as leader:
+        leader.send(IDS[:1])
+        await asyncio.to_thread(begun.wait, 20)
+    never.set()
+
+
+async def test_a_port_that_is_taken_says_so(options) -> None:
+    async with working(options) as (name, _):
+        with pytest.raises(ConfigError, match=f"cannot listen on {name}"):
+            await run_worker(msgspec.structs.replace(options, listen=name), stop=asyncio.Event())
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://{}", "redis://{}?prefix=x", "redis://{}?cells=3", "redis://{}/x"])
+async def test_a_url_that_is_wrong_says_so(url: str, server: RedisServer) -> None:
+    options = DispatchOptions(redis=url.format(server.address), listen="127.0.0.1:0")
+    with pytest.raises(StoreError):
+        await run_worker(options, stop=asyncio.Event())
 
 
 @pytest.mark.parametrize(
