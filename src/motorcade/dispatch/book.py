@@ -64,8 +64,9 @@ class Book:
         self._telling: list[bytes] = []
 
     @property
-    def has_done(self) -> bool:
-        return bool(self._done_ids or self._telling)
+    def done(self) -> int:
+        """Messages that are done, of which Redis may not know yet."""
+        return len(self._done_ids) + len(self._telling)
 
     def untold(self) -> set[bytes]:
         """Ids that are done, of which Redis may not know yet."""

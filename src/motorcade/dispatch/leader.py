@@ -48,8 +48,12 @@ RENEWALS: Final = 4
 #: Seconds between two looks at the roll of workers, and that a worker stays on it without being heard of.
 ROLL_INTERVAL: Final = 0.5
 ROLL_LEASE: Final = 3.0
-#: Messages that Redis is told about at once. Lua takes no more than about 8000 arguments.
-AT_ONCE: Final = 1000
+#: Messages that Redis is told of at once: 3 ms of its time. Lua takes no more than about 8000 arguments.
+DONE_AT_ONCE: Final = 3000
+#: Messages that are done and of which Redis was not told; with more, nothing is read.
+MAX_DONE: Final = 20_000
+#: Ids among the pending that are looked at in one go.
+SWEPT_AT_ONCE: Final = 1000
 #: Batches that are being stored as pending at the same time.
 ASSIGNING: Final = 4
 #: Seconds between two rounds of claiming what was read and seems forgotten, and how long it must have been so.
@@ -181,7 +185,7 @@ class Leader(Owner):
                 task.cancel()
         try:
             async with asyncio.timeout(self._options.stop_patience):
-                while self.book.has_done or self._assigning or any(link.held for link in self._order):
+                while self.book.done or self._assigning or any(link.held for link in self._order):
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
@@ -457,7 +461,7 @@ class Leader(Owner):
         """
         before = _milliseconds() - int(RECLAIM_IDLE * 1000)
         ids = await self._calls.ask(
-            self._pending[0], "ZRANGEBYSCORE", self._pending[0], "-inf", before, "LIMIT", 0, AT_ONCE
+            self._pending[0], "ZRANGEBYSCORE", self._pending[0], "-inf", before, "LIMIT", 0, SWEPT_AT_ONCE
         )
         known = self.book.untold()
         stray = [id_ for id_ in ids if id_ not in self.book.open and id_ not in known]
@@ -479,6 +483,8 @@ class Leader(Owner):
 
     def _room(self) -> int:
         """Messages that may be read now."""
+        if self.book.done > MAX_DONE:
+            return 0
         return sum([link.credit for link in self._order]) - self._assigning - self.book.unsent
 
     async def _wait_for_credit(self) -> None:
@@ -617,18 +623,21 @@ class Leader(Owner):
         stream = [self.intake.key, options.beside(options.source, "fence")]
         while True:
             await self._done.wait()
-            done = self.book.take_done(AT_ONCE)
+            done = self.book.take_done(DONE_AT_ONCE)
             if not done.ids:
                 self._done.clear()
                 self._idle.set()
                 continue
             others = done.ids if not done.several else [id_ for id_ in done.ids if id_ not in self.book.histories]
-            # In this order: an entry that is left in the intake is found again, an id among the pending would not be.
-            await self._insist(SETTLE, [*self._pending, self._deliveries], [len(done.several), *done.several, *others])
-            await self._insist(FINISH, stream, [options.group, int(options.keep_published), *done.entries])
+            # Whoever is killed between the two leaves an entry that is found again, or an id that is swept.
+            await asyncio.gather(
+                self._insist(SETTLE, [*self._pending, self._deliveries], [len(done.several), *done.several, *others]),
+                self._insist(FINISH, stream, [options.group, int(options.keep_published), *done.entries]),
+            )
             if done.several:
                 await self._unmark(done.several)
             self.book.told(done)
+            self._credit.set()
 
     async def _unmark(self, ids: list[bytes]) -> None:
         """Those that were buried cannot be buried again: the intake does not know them any more."""

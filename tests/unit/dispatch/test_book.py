@@ -30,7 +30,7 @@ def test_what_is_acknowledged_is_told_once() -> None:
     assert Done(ids, [b"e0", b"e1", b"e2"], []) == done
     assert set(ids) == one.untold()
     one.told(done)
-    assert (set(), False, 3, {}) == (one.untold(), one.has_done, one.acknowledged, one.open)
+    assert (set(), 0, 3, {}) == (one.untold(), one.done, one.acknowledged, one.open)
 
 
 def test_not_more_is_told_at_once_than_asked_for() -> None:
