@@ -33,9 +33,14 @@ def test_bars_are_judged_by_the_median_of_the_rounds() -> None:
         "append-1024": [run(9_999)],
         "drain-256": [run(19_999)],
     }
-    measured.raw = {256: [{"append": 60_000, "drain": 1_000_000}] * 3, 1024: [{"append": 50_000, "drain": 500_000}]}
+    cost = {"append_cpu_us": 12.0, "drain_cpu_us": 0.7}
+    measured.raw = {
+        256: [{"append": 60_000, "drain": 1_000_000} | cost] * 3,
+        1024: [{"append": 50_000, "drain": 500_000} | cost],
+    }
     report = markdown(measured, ["a note"])
     assert "21 000/s" in row(report, "append-256") and "0.35" in row(report, "append-256")
+    assert "100.0 µs / 12.0 µs" in row(report, "append-256")
     assert row(report, "append-256").endswith("≥ 20 000/s: met |")
     assert "0.20" in row(report, "append-1024") and "missed" in row(report, "append-1024")
     assert "0.02" in row(report, "drain-256") and "missed" in row(report, "drain-256")
