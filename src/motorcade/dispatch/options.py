@@ -83,6 +83,7 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     advertise: str = ""  #: `HOST:PORT` under which leaders find the worker; empty: as `listen`
     register: bool = True  #: whether a worker puts itself into `registry`
     parallel: Positive = 8  #: calls of a handler at the same time in one worker
+    max_leaders: Positive = 100  #: leaders that may be connected with a worker; more are closed at once
     max_waiting: Positive = 10_000  #: messages in a worker; with more, it stops reading
     remember: Seconds = 120.0  #: seconds, at least, that a written id is known; what is half as old is not written
     handler: str = ""  #: `module:function` that works on messages; empty: the message is written as it came

@@ -98,9 +98,10 @@ class Worker:
         self.refused = 0
         self.returned = 0
         self.stale = 0
-        self.cut_off = 0  #: leaders that sent what is no frame
+        self.cut_off = 0  #: leaders that sent what is no frame, or were one too many
         self.inside = 0  #: messages that were received and not answered
         self.wires: set[Wire] = set()
+        self.max_leaders = options.max_leaders
         self.stopping = False
         self.beat = 0.0
         self._calls = calls
@@ -458,6 +459,14 @@ def _fitting(bodies: list[bytes], most: int, octets: int) -> int:
     return max(min(len(bodies), most), 1)
 
 
+def _keep_alive(connection: socket.socket) -> None:
+    """Find out within a minute that a leader's machine is gone: a worker that is sent nothing would never know."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 class Wire(asyncio.Protocol):
     """One connection from a leader."""
 
@@ -473,6 +482,11 @@ class Wire(asyncio.Protocol):
         # uvloop's transports have the methods, not the base class.
         self._transport = cast("asyncio.Transport", transport)
         self._peer = transport.get_extra_info("peername")
+        if len(self._worker.wires) >= self._worker.max_leaders:
+            self._worker.cut_off += 1
+            self.abort("there are max_leaders already")
+            return
+        _keep_alive(transport.get_extra_info("socket"))
         self._worker.wires.add(self)
         log.info("dispatch_leader_connected", leader=str(self._peer))
 

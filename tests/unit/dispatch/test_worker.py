@@ -329,6 +329,22 @@ async def test_a_handler_that_never_returns_does_not_keep_a_worker(options) -> N
     never.set()
 
 
+async def test_there_are_only_so_many_leaders(options) -> None:
+    """One more is closed at once; the others are served."""
+    async with (
+        working(msgspec.structs.replace(options, max_leaders=2)) as (name, _),
+        front(name) as one,
+        front(name) as two,
+    ):
+        one.send(IDS[:1])
+        two.send(IDS[1:2])
+        await until(lambda: one.acknowledged and two.acknowledged, "served")
+        async with front(name) as three:
+            await until(lambda: three.closed, "closed")
+        one.send(IDS[2:3])
+        await until(lambda: IDS[2] in one.acknowledged, "still served")
+
+
 async def test_a_port_that_is_taken_says_so(options) -> None:
     async with working(options) as (name, _):
         with pytest.raises(ConfigError, match=f"cannot listen on {name}"):
