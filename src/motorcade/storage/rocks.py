@@ -97,8 +97,8 @@ _unpack_number = tables.NUMBER.unpack
 _unpack_time = tables.EXPIRES.unpack_from
 
 _ANY = 2**63  #: above all positions
-_NEVER = tables.NEVER
-_REFERENCE_SIZE = tables.REFERENCE_SIZE
+_NEVER, _BLOB = tables.NEVER, tables.BLOB
+_OWN_SIZE, _REFERENCE_SIZE, _REFERENCE_MARK_AT = tables.OWN_SIZE, tables.REFERENCE_SIZE, tables.REFERENCE_MARK_AT
 
 
 class Content(NamedTuple):
@@ -158,7 +158,7 @@ class Contents:
         entries: list[Entry] = []
         left = budget
         for position, row in found:
-            if len(row) <= tables.REFERENCE_SIZE:
+            if len(row) <= _REFERENCE_SIZE:
                 number = row[:8]
                 content = self._messages.get(number)
                 if content is None:
@@ -167,14 +167,13 @@ class Contents:
                     if content is None:
                         continue
                 key, body, payload, stored_at = content
-                entries.append(
-                    Entry(position, body, payload, key, stored_at, tables.expiry(row), row[tables.REFERENCE_MARK_AT])
-                )
+                until = tables.expiry(row) if len(row) == _REFERENCE_SIZE else 0.0
+                entries.append(Entry(position, body, payload, key, stored_at, until, row[_REFERENCE_MARK_AT]))
                 continue
             stored_at, expires_at, flags, mark, key_size, body_size, size = _unpack_entry(row)
-            body_at = tables.OWN_SIZE + key_size
+            body_at = _OWN_SIZE + key_size
             payload_at = body_at + body_size
-            if flags & tables.BLOB:
+            if flags & _BLOB:
                 data = self.payloads.get(row[-32:])
                 if data is None:
                     left -= size
@@ -183,8 +182,8 @@ class Contents:
                         continue
             else:
                 data = row[payload_at:]
-            body, key = row[body_at:payload_at], row[tables.OWN_SIZE : body_at]
-            entries.append(Entry(position, body, data, key, stored_at, expires_at, mark))
+            key = row[_OWN_SIZE:body_at] if key_size else b""
+            entries.append(Entry(position, row[body_at:payload_at], data, key, stored_at, expires_at, mark))
         return entries
 
     def payload(self, digest: bytes, left: int, opened: Tables) -> bytes | None:

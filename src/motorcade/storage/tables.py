@@ -149,6 +149,7 @@ class Head(msgspec.Struct, gc=False, eq=False):
     write_at: int = 1  #: position with which the head must be written again (rule 2)
     user: int = 0  #: number of the transaction that uses it
     base: int = 0  #: `last` before that transaction
+    newest: bytes = b""  #: the row at `last`, if it is short enough to be kept in mind
     keyed: int = 0  #: bits of compaction keys that entries may have, see `key_bit`; -1: any
     # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
     emptied: int = -1  #: when this was the last position, there were surely no entries

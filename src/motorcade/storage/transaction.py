@@ -43,6 +43,10 @@ MAX_MESSAGES = 4_096
 MAX_SEEN = 1_024
 MAX_SEEN_ROWS = 64
 
+#: Octets: of what was written last, up to twice as much, the rows of entries are kept in mind (about 10 MiB at most).
+#: Who is connected acknowledges at once, and looking a row up takes longer than removing it.
+MAX_KNOWN = 2**20
+
 #: Entries to be removed from one mailbox from which on reading all that lie there is cheaper than each by itself.
 WORTH_A_SCAN = 4
 
@@ -59,6 +63,9 @@ V = TypeVar("V")
 K = TypeVar("K")
 
 _ANY = 2**63  #: more than any mailbox holds
+
+_REFERENCE_SIZE, _OWN_SIZE = tables.REFERENCE_SIZE, tables.OWN_SIZE
+_BLOB, _DROPPABLE = tables.BLOB, tables.DROPPABLE
 
 _pack = tables.NUMBER.pack
 _pack_head = tables.HEAD.pack
@@ -156,6 +163,10 @@ class State:
         #: Rows that readers found, oldest first. By head, not by owner: who is forgotten gets another head, and what
         #: was read before tells nothing of the new entries. Only the event loop's thread puts, and keeps the bound.
         self.seen: Recent[Head, list[tuple[int, bytes]]] = Recent(MAX_SEEN)
+        #: Rows of entries that were written lately, by their keys; None: removed. The young ones count first.
+        self.known: dict[bytes, bytes | None] = {}
+        self.known_before: dict[bytes, bytes | None] = {}
+        self._known_octets = 0
         self.notes = Notes()
         self.attached: dict[str, str] = {}  #: owner: node; as many as are attached
         self.epochs: dict[str, int] = {}  #: likewise
@@ -180,6 +191,7 @@ class State:
         self.heads.clear()
         self.blobs.clear()
         self.messages.clear()
+        self.known, self.known_before, self._known_octets = {}, {}, 0
         row = self.notes.get(opened, tables.TOTALS_NOTE)
         self.entries, self.blob_count, self.blob_octets, self.records, self.shared = (
             tables.TOTALS.unpack(row) if row is not None else (0, 0, 0, 0, 0)
@@ -187,6 +199,13 @@ class State:
 
     def totals(self) -> bytes:
         return tables.TOTALS.pack(self.entries, self.blob_count, self.blob_octets, self.records, self.shared)
+
+    def keep_in_mind(self, rows: dict[bytes, bytes | None], octets: int) -> None:
+        """Rows that have just been written, in a transaction of so many octets."""
+        self.known.update(rows)
+        self._known_octets += octets
+        if self._known_octets > MAX_KNOWN:
+            self.known_before, self.known, self._known_octets = self.known, {}, 0
 
     def next_transaction(self) -> int:
         self._transactions += 1
@@ -209,6 +228,7 @@ class Transaction:
         self._state = state
         self._batch = WriteBatch(raw_mode=True)
         self._put = self._batch.put
+        self._delete = self._batch.delete
         self._handles = handles = opened.handles
         self._entries = handles["entries"]
         self._overlay: dict[str, dict[bytes, bytes | None]] = {table: {} for table in _OVERLAID}
@@ -222,6 +242,7 @@ class Transaction:
         self._messages: dict[int, Message] = {}
         self._streams: dict[str, StreamHead] = {}  #: to be written
         self._noting: Noting | None = None
+        self._octets = 0  #: of all that is written
         self.swept = 0
         state.heads.trim()
         state.blobs.trim()
@@ -247,8 +268,8 @@ class Transaction:
 
     def _append_plain(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended | None:
         """The shortest way, for what most messages are: a small one, for one owner with room; None: take another."""
-        body, payload = draft.body, draft.payload
-        if draft.key or draft.token or draft.expires_at or len(payload) > tables.INLINE_PAYLOAD:
+        body, payload, compaction = draft.body, draft.payload, draft.key
+        if draft.token or draft.expires_at or len(payload) > tables.INLINE_PAYLOAD:
             return None
         head = self._state.heads.young.get(owner) or self._head(owner)
         size = len(body) + len(payload)
@@ -257,6 +278,7 @@ class Transaction:
         if head.user != self._number:
             head.user = self._number
             head.base = head.last
+        replaced = self._take_key(head, compaction) if compaction else 0
         head.last = position = head.last + 1
         head.count += 1
         head.octets += size
@@ -264,18 +286,31 @@ class Transaction:
         if draft.droppable:
             flags = tables.DROPPABLE
             head.droppable += 1
-        row = _pack_entry(now, 0.0, flags, 0, 0, len(body), len(payload)) + body + payload
+        head.newest = b""
+        row = _pack_entry(now, 0.0, flags, 0, len(compaction), len(body), len(payload))
+        row += compaction + body + payload if compaction else body + payload
         key = head.prefix + _pack(position)
         self._rows[key] = row
         self._put(key, row, self._entries)
         if position >= head.write_at:
             self._heads[owner] = head
         self._state.entries += 1
-        return Appended(owner, position, 0, (), False, self._state.attached.get(owner, ""))
+        return Appended(owner, position, replaced, (), False, self._state.attached.get(owner, ""))
+
+    def _take_key(self, head: Head, compaction: bytes) -> int:
+        """Let a compaction key lead to the entry that comes next; the position of the one it led to, now removed."""
+        if self._bulk:
+            self._settle()
+        replaced = self._replaced(head, compaction)
+        bit = tables.key_bit(compaction)
+        head.keyed = head.keyed | bit if head.count else bit
+        self._set("keys", head.prefix + compaction, _pack(head.last + 1))
+        return replaced
 
     def _append_all(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
         """The short way, when nothing is repeated: a campaign, sleeping sessions, the messages of one turn."""
         row = self._row(draft, now, len(owners))
+        newest = row if len(row) <= _REFERENCE_SIZE else b""
         droppable = 1 if draft.droppable else 0
         put, entries, dirty = self._put, self._entries, self._heads
         recent, attached = self._state.heads.young.get, self._state.attached
@@ -313,6 +348,7 @@ class Transaction:
                     replaced = self._replace(owner, old)
                 head.keyed = head.keyed | bit if head.count else bit
             head.last = position = head.last + 1
+            head.newest = newest
             head.count += 1
             head.octets += size
             if droppable:
@@ -328,6 +364,8 @@ class Transaction:
             else:
                 answer(Appended(owner, position))
         self._state.entries += len(owners) - full
+        if len(owners) == 1:
+            self._settle()  # so that the row is kept in mind
         return answers
 
     def _append_simply(
@@ -336,10 +374,12 @@ class Transaction:
         """The inside of `_append_all` without its cases, up to the first owner who has no room."""
         put, entries, dirty, pack, answer = self._put, self._entries, self._heads, _pack, answers.append
         most, most_octets = bound or (_ANY, _ANY)
+        newest = row if len(row) <= _REFERENCE_SIZE else b""
         for head in self._heads_of(owners):
             if head.count >= most or head.octets > most_octets:
                 break
             head.last = position = head.last + 1
+            head.newest = newest
             head.count += 1
             head.octets += size
             put(head.prefix + pack(position), row, entries)
@@ -361,6 +401,7 @@ class Transaction:
         attached, answer = self._state.attached, answers.append
         most, most_octets = bound or (_ANY, _ANY)
         bit, pack = tables.key_bit(compaction), _pack
+        newest = row if len(row) <= _REFERENCE_SIZE else b""
         for head in self._heads_of(owners):
             count = head.count
             if count >= most or head.octets > most_octets:
@@ -374,6 +415,7 @@ class Transaction:
             elif self._place_of(head, where, bit) is not None:
                 break
             head.last = position = head.last + 1
+            head.newest = newest
             head.count = count + 1
             head.octets += size
             place = pack(position)
@@ -506,7 +548,7 @@ class Transaction:
             return 0
         number = _pack(message.number)
         self._messages.pop(message.number, None)
-        self._batch.delete(number, self._handles["shared"])
+        self._delete(number, self._handles["shared"])
         self._noted[b"n" + number] = None
         self._state.shared -= 1
         return message.octets + (self._release(message.digest) if message.digest else 0)
@@ -553,6 +595,7 @@ class Transaction:
     def _add(self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
         head.last = position = head.last + 1
+        head.newest = b""
         if draft.key:
             bit = tables.key_bit(draft.key)
             head.keyed = head.keyed | bit if head.count else bit
@@ -591,16 +634,14 @@ class Transaction:
     def acknowledge(self, owner: str, positions: Sequence[int]) -> int:
         """Remove entries; how many were there."""
         head = self._used(owner)
-        seen = self._state.seen.peek(head)
+        seen = self._state.seen.young.get(head) or self._state.seen.peek(head)
         if len(positions) > 1:
             return self._remove_all(head, sorted(set(positions)), seen or [])
-        removed = 0
         for position in positions:
             if head.first <= position <= head.last:
-                row = _row_seen(head, position, seen) if seen else None
-                if self._remove(head, position, row) is not None:
-                    removed += 1
-        return removed
+                row = _row_known(head, position, seen)
+                return 0 if self._remove(head, position, row) is None else 1
+        return 0
 
     def _remove_all(self, head: Head, positions: list[int], seen: list[tuple[int, bytes]]) -> int:
         """Remove entries at positions that grow; how many were there.
@@ -608,10 +649,11 @@ class Transaction:
         As `_remove` does it, but the head changes once, and rows that lie together are read together.
         """
         prefix, first, last = head.prefix, head.first, head.last
-        # See `_row_seen`; among positions that are all different, removing some tells nothing about the others.
+        # See `_row_known`; among positions that are all different, removing some tells nothing about the others.
         known = dict(seen) if last - first + 1 == head.count else {}
         stored: dict[bytes, bytes] | None = None
-        overlay, delete, entries = self._rows, self._batch.delete, self._entries
+        overlay, young, old = self._rows, self._state.known, self._state.known_before
+        delete, entries = self._delete, self._entries
         before, removed, octets = head.count, 0, 0
         for position in positions:
             if not first <= position <= last:
@@ -621,13 +663,17 @@ class Transaction:
             if row is None:
                 if key in overlay:
                     row = overlay[key]
+                elif key in young:
+                    row = young[key]
+                elif key in old:
+                    row = old[key]
                 else:
                     if stored is None:
                         stored = self._rows_between(key, prefix + _pack(min(positions[-1], last)), len(positions))
                     row = stored.get(key) or self._tables.entries.get(key)
                 if row is None:
                     continue
-            if len(row) > tables.REFERENCE_SIZE:
+            if len(row) > _REFERENCE_SIZE:
                 _, _, flags, _, key_size, body, payload = _unpack_entry(row)
                 if not (flags or key_size):
                     overlay[key] = None
@@ -728,30 +774,38 @@ class Transaction:
             if row is None:
                 return None
         self._rows[entry_key] = None
-        self._batch.delete(entry_key, self._entries)
-        if len(row) <= tables.REFERENCE_SIZE:
+        self._delete(entry_key, self._entries)
+        state = self._state
+        if len(row) <= _REFERENCE_SIZE:
             number, flags, _, octets = _unpack_reference(row)
-            message = self._state.messages.young.get(number) or self._message(number)
+            message = state.messages.young.get(number) or self._message(number)
             key = message.key
-            freed = self._let_go(message)
+            if message.holders > 1:  # as `_let_go` does it, but written out: most are not the last
+                message.holders -= 1
+                self._messages[number] = message
+                freed = 0
+            else:
+                freed = self._let_go(message)
         else:
             _, _, flags, _, key_size, body, payload = _unpack_entry(row)
             octets = body + payload
-            key = row[tables.OWN_SIZE : tables.OWN_SIZE + key_size]
-            freed = body + (self._release(row[-32:]) if flags & tables.BLOB else payload)
+            key = row[_OWN_SIZE : _OWN_SIZE + key_size] if key_size else b""
+            freed = body + (self._release(row[-32:]) if flags & _BLOB else payload)
         if key:
-            self._unset("keys", head.prefix + key)
-        head.count -= 1
+            where = head.prefix + key
+            self._overlay["keys"][where] = None
+            self._delete(where, self._handles["keys"])
+        head.count = count = head.count - 1
         head.octets -= octets
-        if not head.count:
+        if not count:
             head.first = head.last + 1
         elif position == head.first:
             head.first = position + 1
-        if flags & tables.DROPPABLE:
+        if flags & _DROPPABLE:
             head.droppable -= 1
         self._heads[head.owner] = head
-        self._state.entries -= 1
-        return int(freed)
+        state.entries -= 1
+        return freed
 
     def _entries_of(self, head: Head) -> Iterator[tuple[int, bytes]]:
         """All entries as this transaction sees them, oldest first; they may be removed meanwhile."""
@@ -839,7 +893,7 @@ class Transaction:
         size = info.size
         self._state.blob_count -= 1
         self._state.blob_octets -= size
-        self._batch.delete(digest, self._handles["blobs"])
+        self._delete(digest, self._handles["blobs"])
         self._noted[b"b" + digest] = None
         self._blobs.pop(digest, None)
         info.size = -1  # dead, for whoever finds it in the cache
@@ -896,7 +950,7 @@ class Transaction:
                 cursor = MORE
                 break
             if key:
-                self._batch.delete(key, self._handles["rows"])
+                self._delete(key, self._handles["rows"])
             removed += 1
             freed += size
             head.records -= 1
@@ -1092,19 +1146,26 @@ class Transaction:
         if noted or len(self._batch):
             noted[tables.TOTALS_NOTE] = self._state.totals()
             self._noting = self._state.notes.write(self._tables, self._batch, noted)
+        self._octets = self._batch.size_in_bytes()
         return self._batch
 
     def written(self) -> None:
         """It is in the tables: let readers know what is certain now."""
         if self._noting is not None:
             self._state.notes.written(self._noting)
+        if self._rows:
+            self._state.keep_in_mind(self._rows, self._octets)
         for head in self._heads.values():
             head.floor = head.first
             head.emptied = -1 if head.count else head.last
 
     def _get_entry(self, key: bytes) -> bytes | None:
-        rows = self._rows
-        return rows[key] if key in rows else self._tables.entries.get(key)
+        state = self._state
+        for rows in (self._rows, state.known, state.known_before):
+            if key in rows:
+                return rows[key]
+        found: bytes | None = self._tables.entries.get(key)
+        return found
 
     def _set_entry(self, key: bytes, row: bytes) -> None:
         self._rows[key] = row
@@ -1123,16 +1184,20 @@ class Transaction:
 
     def _unset(self, table: str, key: bytes) -> None:
         self._overlay[table][key] = None
-        self._batch.delete(key, self._handles[table])
+        self._delete(key, self._handles[table])
 
 
-def _row_seen(head: Head, position: int, seen: list[tuple[int, bytes]]) -> bytes | None:
-    """The row of an entry, if it is certain that it exists and a reader has seen it.
+def _row_known(head: Head, position: int, seen: list[tuple[int, bytes]] | None) -> bytes | None:
+    """The row of an entry, if it is certain that it exists, and it is the newest or a reader has seen it.
 
     Whether a reader is ahead or behind does not matter: a position is given once, and its row never changes but for the
     mark. Without gaps, every position between the ends exists.
     """
     if head.last - head.first + 1 != head.count:
+        return None
+    if position == head.last and head.newest:
+        return head.newest
+    if not seen:
         return None
     index = position - seen[0][0]
     if 0 <= index < len(seen) and seen[index][0] == position:

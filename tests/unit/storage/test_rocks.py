@@ -18,7 +18,7 @@ import pytest
 from rocksdict import Options, Rdict, WriteBatch
 
 from motorcade.storage import files as files_module
-from motorcade.storage import notes, tables, writer
+from motorcade.storage import notes, tables, transaction, writer
 from motorcade.storage.files import Files, Step, Tables, migrate, write_meta
 from motorcade.storage.ports import (
     Bound,
@@ -408,6 +408,8 @@ async def test_entries_that_lie_together_are_not_read_one_by_one_to_be_removed(s
     for number in range(400):
         batch.append(["q"], Draft(b"%d" % number), NOW)
     await batch.commit()
+    await store.close()
+    await store.open()
     opened = store._writer._tables
     assert opened is not None
     asked = Asked(opened.entries)
@@ -423,6 +425,57 @@ async def test_entries_that_lie_together_are_not_read_one_by_one_to_be_removed(s
         del opened, asked
     assert MailboxInfo(247, 247 * 3, 102, 400) == await store.mailboxes.info("q")
     assert [] == await store.check()
+
+
+async def test_what_has_just_come_is_not_looked_up_to_be_removed(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is connected gets a message without a look at the store, and acknowledges it at once."""
+    owners = [f"v{number}" for number in range(50)]
+    opened = store._writer._tables
+    assert opened is not None
+    asked = Asked(opened.entries)
+    opened.entries = asked  # type: ignore[assignment]
+    try:
+        for draft in (Draft(b"own"), Draft(bytes(50), PAYLOAD, b"key"), Draft(b"own", key=b"key")):
+            for answer in await store.mailboxes.append(owners, draft, NOW):
+                assert 1 == await store.mailboxes.acknowledge(answer.owner, [answer.position])
+            for owner in owners:
+                (one,) = await store.mailboxes.append([owner], draft, NOW)
+                (two,) = await store.mailboxes.append([owner], draft, NOW)
+                assert (one.position if draft.key else 0) == two.replaced
+                gone = [two.position] if draft.key else [one.position, two.position]
+                assert len(gone) == await store.mailboxes.acknowledge(owner, gone)
+        assert 0 == asked.count
+        monkeypatch.setattr(transaction, "MAX_KNOWN", 100)
+        await store.mailboxes.append(["v1"], Draft(b"later"), NOW)
+        await store.mailboxes.append(["v2"], Draft(bytes(200)), NOW)
+        await store.mailboxes.append(["v3"], Draft(bytes(200)), NOW)
+        assert 1 == await store.mailboxes.acknowledge("v1", [(await store.mailboxes.info("v1")).last])
+        assert 1 == asked.count
+    finally:
+        opened.entries = asked.table
+        del opened, asked
+    assert [] == await store.check()
+
+
+async def test_what_was_forgotten_is_not_kept_in_mind(store: RocksStore) -> None:
+    """Positions begin anew, and so do the rows at them."""
+    owners = [f"v{number}" for number in range(30)]
+    for size in (10, 300, 20):
+        for draft in (Draft(bytes(size)), Draft(bytes(size), PAYLOAD)):
+            await store.mailboxes.append(owners, draft, NOW)
+            await store.mailboxes.append(["v0"], draft, NOW)
+            wanted = 2 * (size + len(draft.payload))
+            assert MailboxInfo(2, wanted, 1, 2) == await store.mailboxes.info("v0")
+            assert 1 == await store.mailboxes.acknowledge("v1", [1])
+            assert MailboxInfo(0, 0, 0, 1) == await store.mailboxes.info("v1")
+            assert 1 == await store.mailboxes.acknowledge("v0", [2])
+            assert MailboxInfo(1, wanted // 2, 1, 2) == await store.mailboxes.info("v0")
+            for owner in owners:
+                await store.mailboxes.forget(owner)
+    assert [] == await store.check()
+    assert (0, 0) == await store.blobs.count()
 
 
 @pytest.mark.parametrize("seed", range(6))
