@@ -1,0 +1,63 @@
+"""Receipts made by hand, as rows of the stream and of mailboxes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from motorcade.pipelines import audit, receipts
+from motorcade.pipelines.sources import columns
+
+#: The beginning of an hour, in seconds since the epoch.
+START = 1_790_002_800.0
+
+
+def moment(seconds: float) -> datetime:
+    """So many seconds after START."""
+    return datetime.fromtimestamp(START + seconds, UTC)
+
+
+def told(delivery: str, state: str, at: float, request: str = "r1", **more: Any) -> dict[str, Any]:
+    """A receipt, `at` seconds after START."""
+    return {
+        "v": 1,
+        "state": state,
+        "vin": delivery.partition(".")[0],
+        "request_id": request,
+        "delivery_id": delivery,
+        "time": START + at,
+        "node": "n1",
+        "attempt": 0,
+        "reason": "",
+    } | more
+
+
+def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> DataFrame:
+    """Records of the stream, in this order; bytes are payloads as they are."""
+    made = []
+    for offset, row in enumerate(rows, first):
+        if isinstance(row, bytes):
+            made.append((offset, "$SDV-FANOUT/receipt/r1/V", row))
+        else:
+            topic = f"$SDV-FANOUT/receipt/{row['request_id']}/{row['vin']}"
+            made.append((offset, topic, json.dumps(row).encode()))
+    return _frame(spark, made, receipts.COLUMNS)
+
+
+def mailboxes(spark: SparkSession, deliveries: Iterable[str], stored: float = 0) -> DataFrame:
+    """Entries that wait, all stored so many seconds after START."""
+    split = [delivery.split(".") for delivery in deliveries]
+    rows = [(f"fanout:{vin}", int(position), moment(stored)) for vin, position in split]
+    return _frame(spark, rows, audit.COLUMNS)
+
+
+def _frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
+    """Through Arrow: then no Python worker is needed to read it."""
+    names = [column.split()[0] for column in schema.split(", ")]
+    made = {name: pa.array([row[index] for row in rows], columns.TYPES[name]) for index, name in enumerate(names)}
+    return spark.createDataFrame(pa.table(made))
