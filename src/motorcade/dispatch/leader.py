@@ -144,6 +144,7 @@ class Leader(Owner):
         self._tasks: asyncio.TaskGroup
         self._pending = [options.key("pending"), options.beside("pending", "fence")]
         self._deliveries = options.beside("pending", "deliveries")
+        self._dead = [options.key("dead"), options.beside("dead", "fence"), options.beside("dead", "ids")]
         self._gone: set[str] = set()  #: workers to be taken off the roll
 
     async def lead(self, stop: asyncio.Event) -> str:
@@ -443,10 +444,10 @@ class Leader(Owner):
                 await self._wait_for_credit()
                 continue
             after, batch = await self.intake.claim(after, idle, min(room, self.intake.most))
-            batch = self._new(_without(batch, self.book.untold()))
+            batch = _without(_without(batch, self.book.untold()), self.book.open)
             if batch.ids:
                 claimed += len(batch.ids)
-                await self._sort_claimed(batch)
+                await self._take_over(batch)
             if after == b"0-0":
                 break
         if claimed:
@@ -455,7 +456,7 @@ class Leader(Owner):
         self._claim_at = self._loop.time() + RECLAIM_INTERVAL
 
     async def _sweep(self) -> None:
-        """Forget ids among the pending that the intake does not know any more: a failover may bring some back.
+        """Forget ids that the intake does not know any more: a failover may bring some back, a crash leave some behind.
 
         All that the intake knows has just been claimed, so whatever is old and not in the book is of that kind.
         """
@@ -468,9 +469,16 @@ class Leader(Owner):
         if stray:
             log.info("dispatch_pending_swept", ids=len(stray))
             await self._insist(SETTLE, [*self._pending, self._deliveries], [len(stray), *stray])
+        buried = await self._calls.ask(self._dead[0], "HKEYS", self._dead[2])
+        marks = [id_ for id_ in buried if id_ not in self.book.open and id_ not in self.book.untold()]
+        if marks:
+            await self._insist(BURIED, self._dead, marks[:SWEPT_AT_ONCE])
 
-    async def _sort_claimed(self, batch: Batch) -> None:
+    async def _take_over(self, batch: Batch) -> None:
+        """Send what was claimed, unless it was sent too often already."""
+        # Before it is in the book: if this fails, it will be claimed again.
         found = await self._calls.ask(self._pending[0], "HMGET", self._deliveries, *batch.ids)
+        self.book.add(*batch)
         for id_, deliveries in zip(batch.ids, found, strict=True):
             if deliveries is not None:
                 self.book.remember(id_, int(deliveries))
@@ -589,10 +597,9 @@ class Leader(Owner):
         history = self.book.histories.get(id_)
         if kept is None or history is None:
             return
-        options = self._options
         await self._insist(
             BURY,
-            [options.key("dead"), options.beside("dead", "fence"), options.beside("dead", "ids")],
+            self._dead,
             [
                 id_,
                 kept[1],
@@ -600,7 +607,7 @@ class Leader(Owner):
                 history.deliveries,
                 history.worker,
                 f"{time.time():.3f}",
-                options.max_dead,
+                self._options.max_dead,
             ],
             durable=True,
         )
@@ -634,16 +641,10 @@ class Leader(Owner):
                 self._insist(SETTLE, [*self._pending, self._deliveries], [len(done.several), *done.several, *others]),
                 self._insist(FINISH, stream, [options.group, int(options.keep_published), *done.entries]),
             )
-            if done.several:
-                await self._unmark(done.several)
+            if done.several:  # what was buried cannot be buried again: the intake does not know it any more
+                await self._insist(BURIED, self._dead, done.several)
             self.book.told(done)
             self._credit.set()
-
-    async def _unmark(self, ids: list[bytes]) -> None:
-        """Those that were buried cannot be buried again: the intake does not know them any more."""
-        options = self._options
-        keys = [options.key("dead"), options.beside("dead", "fence"), options.beside("dead", "ids")]
-        await self._insist(BURIED, keys, list(ids))
 
     async def _insist(self, script: Script, keys: list[str], words: Sequence[Any], durable: bool = False) -> None:
         """Carry out a script, however often it takes, as long as the term lasts."""

@@ -255,6 +255,20 @@ async def test_a_new_leader_sends_what_the_old_one_had_under_the_same_ids(option
             await until(lambda: is_empty(server), "finished")
 
 
+async def test_taking_over_is_tried_again_when_it_fails(options, server) -> None:
+    """Nothing is forgotten between claiming and sending."""
+    options = msgspec.structs.replace(options, stop_patience=0.05)
+    publish(server, *numbered(5))
+    async with peer() as silent, leading(options, silent):
+        await until(lambda: len(silent.messages) == 5, "arrived")
+    server.command("SET", "{messages:pending}:deliveries", "no hash")
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        await until(lambda: leader.intake._size and leader._claim_all, "claimed, and failed")
+        assert ([], {}) == (worker.messages, leader.book.open)
+        server.command("DEL", "{messages:pending}:deliveries")
+        await until(lambda: leader.book.acknowledged == 5, "acknowledged")
+
+
 async def test_deliveries_are_counted_over_leaders(options, server) -> None:
     """What the old leader has counted is not forgotten; that it was lost does not count."""
     options = msgspec.structs.replace(options, max_deliveries=3, retry_pause=0.01, stop_patience=0.05)
@@ -351,11 +365,14 @@ async def test_what_other_readers_want_stays(options, server) -> None:
         assert 11 == len(worker.messages)
 
 
-async def test_ids_that_a_failover_has_brought_back_are_swept(options, server) -> None:
-    server.command("ZADD", PENDING, 1, "stray")
-    server.command("HSET", "{messages:pending}:deliveries", "stray", 1)
+async def test_what_nobody_needs_any_more_is_swept(options, server) -> None:
+    """Ids that a failover has brought back, and marks that a leader was killed before it could remove."""
+    beside = [PENDING, "{messages:pending}:deliveries", "{messages:dead}:ids"]
+    server.command("ZADD", beside[0], 1, "stray")
+    server.command("HSET", beside[1], "stray", 1)
+    server.command("HSET", beside[2], "stray", "7-1")
     async with peer(acknowledge) as worker, leading(options, worker):
-        await until(lambda: not server.command("EXISTS", PENDING, "{messages:pending}:deliveries"), "swept")
+        await until(lambda: not server.command("EXISTS", *beside), "swept")
 
 
 async def test_messages_of_a_channel(options, server) -> None:
