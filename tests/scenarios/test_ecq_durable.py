@@ -6,8 +6,11 @@ one pass on a Redis cluster.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -235,6 +238,35 @@ def appended(home: Home, queue: Compacted, payload: bytes) -> bool:
             return answer is not None and (answer.reason or 0) < 0x80
     except (Closed, OSError, AssertionError):
         return False
+
+
+@embedded
+def test_queues_move_to_another_engine(home: Home, lone_redis: RedisServer, tmp_path: Path) -> None:
+    """`store export` and `store import` take values, progress and numbers along, those of deleted queues too."""
+    home.start()
+    queue, deleted = Compacted(home, "car"), Compacted(home, "deleted")
+    queue.put_numbers(20, keys=10)
+    deleted.put_numbers(7)
+    with Operator(home.node) as desk:
+        desk.delete("compacted/exclusive", deleted.name)
+    with queue.consumer() as client:
+        take(client, 4)
+        settled(client)
+        client.disconnect()
+    home.stop()
+    lone_redis.empty()
+    for words in (("export", f"rocksdb://{home.data / 'store'}"), ("import", lone_redis.url)):
+        line = [sys.executable, "-m", "motorcade", "store", words[0], str(tmp_path / "file"), "--store", words[1]]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        assert 0 == done.returncode, done.stderr
+    home.url = lone_redis.url
+    home.start()
+    with queue.consumer() as client, deleted.consumer() as other:
+        queue.put(("new", b"20"))
+        seen = take(client, 7)
+        assert (list(range(14, 21)), list(range(15, 22))) == (numbers(seen), queue.numbers(seen))
+        deleted.put(("new", b"new"))
+        assert [8] == deleted.numbers(take(other, 1))
 
 
 @embedded

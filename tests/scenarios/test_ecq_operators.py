@@ -11,7 +11,7 @@ import pytest
 from tests.support.compacted import Compacted
 from tests.support.consumers import ask, connected, numbers, payloads, settled, take, take_until, unique
 from tests.support.kept import sound_node
-from tests.support.node import NodeProcess
+from tests.support.node import ROOT, NodeProcess
 from tests.support.operator import Operator
 
 NOT_AUTHORIZED = 0x87
@@ -214,6 +214,30 @@ def test_rules_of_access(tmp_path: Path) -> None:
             answer = client.publish("$ECQ/w/ecq-1/k", client.client_id.encode(), 1)
             assert answer is not None and reason == (answer.reason or 0)
         assert [b"producer"] == payloads(take(allowed, 1))
+
+
+def test_the_rules_that_we_hand_out(tmp_path: Path) -> None:
+    """`examples/access/acl.conf`: the back office appends, a vehicle consumes and goes back, each its own; no more."""
+    vin, other = "LFV3A28K000000001", "LFV3A28K000000002"
+    rules = ROOT / "examples" / "access" / "acl.conf"
+    with (
+        NodeProcess(config=ACCESS.format(file=rules), data=tmp_path / "data") as node,
+        connected(node, vin) as vehicle,
+        connected(node, "office", username="backoffice") as office,
+        connected(node, "somebody") as somebody,
+    ):
+        for queue in (Compacted(node, vin), Compacted(node, "fleet", "shared")):
+            assert [1] == ask(vehicle, queue.filter).reasons
+            assert [NOT_AUTHORIZED] == ask(somebody, queue.filter).reasons
+            for client, reason in ((vehicle, NOT_AUTHORIZED), (somebody, NOT_AUTHORIZED), (office, 0)):
+                answer = client.publish(queue.write("k"), client.client_id.encode(), 1)
+                assert answer is not None and reason == (answer.reason or 0)
+            assert [b"office"] == payloads(take(vehicle, 1))
+            for client, reason in ((somebody, NOT_AUTHORIZED), (vehicle, 0)):
+                answer = client.publish(queue.rewind, b"1", 1)
+                assert answer is not None and reason == (answer.reason or 0)
+            assert [b"office"] == payloads(take(vehicle, 1))
+        assert [NOT_AUTHORIZED] == ask(vehicle, f"$ECQ/{other}/#").reasons
 
 
 def test_without_any_rules(queue: Compacted, node: NodeProcess) -> None:
