@@ -486,6 +486,22 @@ def test_a_redis_stream_that_was_made_anew_is_noticed(server: RedisServer) -> No
     fill(server, 10)
     with pytest.raises(PipelineError, match="ends at 1000002-2, but was read up to 1000025-0"):
         reader.latestOffset(end, ALL)
+    # Also where ids are times, and so go on.
+    server.client.delete("s")
+    fill(server, 10, first=200)
+    with pytest.raises(PipelineError, match="made anew"):
+        reader.latestOffset(end, ALL)
+
+
+def test_a_redis_stream_may_begin_in_the_future(server: RedisServer) -> None:
+    fill(server, 10)
+    reader = native(server, starting="2000000-0")
+    start = reader.initialOffset()
+    assert start == reader.latestOffset(start, ALL) == reader.latestOffset(start, ReadMaxRows(5))
+    fill(server, 10, first=11)
+    assert start == reader.latestOffset(start, ALL)
+    server.client.xadd("s", {"payload": b"21"}, id="2000000-0")
+    assert [21] == numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL))))
 
 
 def test_another_type_under_the_key_is_told(server: RedisServer) -> None:

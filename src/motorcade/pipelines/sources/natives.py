@@ -156,7 +156,7 @@ class Natives:
         return max(0, extent.added - extent.length - entries)
 
     def _check(self, after: EntryId, entries: int, extent: NativeExtent) -> None:
-        if after > extent.last and entries > extent.added:
+        if entries > extent.added:
             raise PipelineError(
                 f"the Redis stream {self._options.name!r} ends at {extent.last}, but was read up to {after}: it was "
                 "made anew since, or this is another server; begin with a new checkpoint"
