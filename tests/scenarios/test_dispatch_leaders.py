@@ -10,12 +10,14 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 
 from tests.support.consumers import connected
+from tests.support.cutter import Cutter
 from tests.support.dispatch import (
     DEAD,
     LOCK,
@@ -240,13 +242,13 @@ def test_nothing_that_an_old_leader_has_said_can_be_said_again(place_of: PlaceOf
     with Actor() as silent:
         second = place.leader(workers=[silent.name], ack_timeout=60.0, remember=300.0)
         second.wait_event(LEADING)
-        place.publish(*numbered(20, 50))
-        silent.wait_for(20)
+        place.publish(*numbered(10, 50))
+        silent.wait_for(10)
         second.pause()  # so that whatever changes now is somebody else's doing
         try:
             place.redis.persist(LOCK)
             before = state(dispatch_redis)
-            assert 20 == len(before["pending"]) and before["fences"]
+            assert 10 == len(before["pending"]) and before["fences"]
             scripts = refused = 0
             for words in listener.commands:
                 if not words or words[0].upper() in READS or words[0].upper() not in {b"EVALSHA", b"EVAL", b"FCALL"}:
@@ -266,6 +268,49 @@ def test_nothing_that_an_old_leader_has_said_can_be_said_again(place_of: PlaceOf
             second.resume()
 
 
+# -- answers that get lost
+
+
+@pytest.mark.parametrize("intake", ["stream", "channel"])
+def test_what_is_asked_again_because_an_answer_was_lost(
+    place_of: PlaceOf, dispatch_redis: RedisServer, intake: str
+) -> None:
+    """Redis has done it, and leader and worker never heard of it: everything is still there once."""
+    with Cutter(dispatch_redis.port, chance=0.05, seed=4) as way:
+        place = place_of(intake=intake, redis=f"redis://127.0.0.1:{way.port}", lease=LEASE)
+        worker, leader = place.worker(), place.leader()
+        listens(place, intake)
+        sent = 0
+        while way.cuts < 40:
+            sent += 20
+            for text in numbered(20, sent - 20):
+                if intake == "stream":
+                    place.publish(text)
+                else:
+                    place.redis.publish(PUBLISHED, text)
+            if intake == "stream":
+                wait_until(partial(at_least, place, sent // 2), "work goes on")
+        way.chance = 0.0
+        place.wait_idle()
+        if intake == "stream":
+            place.wait_processed(sent)
+        leader.stop()
+        worker.stop()
+    found = numbers(place)
+    assert len(set(found)) == len(found), "nothing is there twice"
+    assert not place.dead()
+
+
+def at_least(place: Place, count: int) -> bool:
+    return place.count() >= count
+
+
+def listens(place: Place, intake: str) -> None:
+    """Wait until a leader would hear what is published."""
+    if intake == "channel":
+        wait_until(lambda: dict(place.redis.pubsub_numsub(PUBLISHED))[PUBLISHED.encode()], "it listens")
+
+
 # -- messages over a channel
 
 
@@ -275,7 +320,7 @@ def test_messages_over_a_channel(place_of: PlaceOf) -> None:
     place.redis.publish(PUBLISHED, b'{"n": 1000}')  # nobody listens yet
     leader = place.leader()
     leader.wait_event(LEADING)
-    wait_until(lambda: dict(place.redis.pubsub_numsub(PUBLISHED))[PUBLISHED.encode()], "it listens")
+    listens(place, "channel")
     for text in numbered(100):
         place.redis.publish(PUBLISHED, text)
     wait_until(lambda: 100 == place.redis.xlen("messages:received"), "it has received them")
@@ -294,8 +339,7 @@ def test_from_vehicles_to_workers(place_of: PlaceOf, intake: str) -> None:
     place.worker()
     leader = place.leader()
     leader.wait_event(LEADING)
-    if intake == "channel":
-        wait_until(lambda: dict(place.redis.pubsub_numsub(PUBLISHED))[PUBLISHED.encode()], "it listens")
+    listens(place, intake)
     to = "redis-stream" if intake == "stream" else "redis-channel"
     form = "" if intake == "stream" else 'form = "payload"'
     config = f"""

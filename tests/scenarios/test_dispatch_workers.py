@@ -153,6 +153,18 @@ def test_who_breaks_the_rules_is_cut_off(place_of: PlaceOf) -> None:
             assert fault in told[actor.name]
 
 
+def test_what_a_bad_worker_spoils_is_not_the_fault_of_the_messages(place_of: PlaceOf) -> None:
+    """Nobody else is there for a while: they wait for somebody, and are not given up."""
+    place = place_of(max_deliveries=3, **PATIENT)
+    with Actor(hang_up) as bad:
+        place.leader(workers=[bad.name])
+        place.publish(*numbered(30))
+        bad.wait(lambda: bad.closed >= 5, "it has hung up more often than that")
+        place.worker()
+        place.wait_processed(30)
+    assert not place.dead()
+
+
 def test_the_message_that_kills_workers_is_found(place_of: PlaceOf) -> None:
     """It is given up; those that were with it are not."""
     place = place_of(max_deliveries=3, **PATIENT)

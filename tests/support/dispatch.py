@@ -276,11 +276,6 @@ class Place:
 
     # The end.
 
-    def show(self) -> None:
-        """Print what everybody has logged last."""
-        for daemon in self.daemons:
-            print(f"--- dispatch {' '.join(daemon.words)}\n{''.join(daemon.output[-SHOWN:])}")
-
     def __enter__(self) -> Self:
         return self
 
@@ -308,6 +303,12 @@ def dispatch_redis() -> Iterator[RedisServer]:
         yield running
 
 
+def show(places: list[Place]) -> None:
+    """Print what everybody has logged last."""
+    for daemon in (daemon for one in places for daemon in one.daemons):
+        print(f"--- dispatch {' '.join(daemon.words)}\n{''.join(daemon.output[-SHOWN:])}")
+
+
 @pytest.fixture
 def place_of(dispatch_redis: RedisServer) -> Iterator[PlaceOf]:
     """`place_of(lease=0.5)`: a Redis without data, options for all, and nobody around it yet."""
@@ -319,7 +320,7 @@ def place_of(dispatch_redis: RedisServer) -> Iterator[PlaceOf]:
         return places[-1]
 
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: [one.show() for one in places])  # last; pytest prints it when the test has failed
+        stack.callback(show, places)  # when all have ended; pytest prints it if the test has failed
         yield make
 
 
