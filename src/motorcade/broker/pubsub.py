@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from motorcade.broker.frames import Frame, frame_of, message_of, qos_of
-from motorcade.broker.router import Router, Routes
+from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
 from motorcade.broker.window import Shared
 from motorcade.core.client import ClientInfo
@@ -255,12 +255,16 @@ class PubSub:
         self.shared_subscriptions = 0
         self._router: Router[Audience] = Router()
         self._routes: Routes[Route] = Routes(ROUTES)
+        self._taken: dict[str, Route] = {}  # by first level
         self.routes = self._routes.table  #: topic bytes -> route, read by the byte loop
         shared.hooks.on_change(self.forget_routes)
 
     def forget_routes(self) -> None:
         """Hooks have changed: every route may now be served differently."""
         self._routes.clear()
+        for route in self._taken.values():
+            route.stale = True
+        self._taken.clear()
 
     # -- subscriptions
 
@@ -322,8 +326,17 @@ class PubSub:
         """The receivers of a valid topic."""
         route = self.routes.get(topic.encode())
         if route is None:
+            if topic[0] == "$" and self.shared.hooks.are_taken(level := first_level(topic)):
+                return self._taken_route(level)
             route = self._resolve(topic)
             self._routes.put(topic, route)
+        return route
+
+    def _taken_route(self, level: str) -> Route:
+        """One for all topics below a level that a plugin takes, which may be any number."""
+        route = self._taken.get(level)
+        if route is None:
+            route = self._taken[level] = Route(f"{level}/", [], (), self.shared.hooks)
         return route
 
     def heard(self, topic: str) -> bool:

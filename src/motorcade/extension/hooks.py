@@ -204,6 +204,7 @@ class Callback:
     topics: tuple[str, ...] = ()  #: `message.publish` only: called for topics matching one of these; empty is all
     retained_only: bool = False  #: `message.publish` only: called for messages with the retain flag
     timeout: float = DEFAULT_TIMEOUT
+    takes: bool = False  #: `message.publish` only: it handles all messages of its topics, so nobody ever gets one
     errors: int = 0
 
     def concerns(self, topic: str) -> bool:
@@ -302,7 +303,7 @@ def _attribute(point: str) -> str:
 class Hooks:
     """All hook points of one node. Each point is an attribute: a `Chain`, or None while nobody listens."""
 
-    __slots__ = (*(_attribute(name) for name in POINTS), "_by_level", "_on_change", "_publish_chains")
+    __slots__ = (*(_attribute(name) for name in POINTS), "_by_level", "_on_change", "_publish_chains", "_taken")
 
     client_connect: Chain | None
     client_authenticate: Chain | None
@@ -330,6 +331,7 @@ class Hooks:
         self._on_change: list[Callable[[], None]] = []
         # Of `message.publish`: who may want topics of a first level, and the chains of those who want the same topics.
         self._by_level: dict[str, tuple[Callback, ...]] = {}
+        self._taken: dict[str, bool] = {}
         self._publish_chains: dict[tuple[Callback, ...], tuple[Chain | None, Chain | None]] = {}
         for name in POINTS:
             setattr(self, _attribute(name), None)
@@ -345,8 +347,8 @@ class Hooks:
         waits = POINTS[point].fold and POINTS[point].waits
         if not waits and inspect.iscoroutinefunction(callback.function):
             raise HookError(f"{callback.owner}: a callback of {point} must be a plain function, not a coroutine")
-        if (callback.topics or callback.retained_only) and point != "message.publish":
-            raise HookError(f"{callback.owner}: topics and retained_only are for message.publish, not {point}")
+        if (callback.topics or callback.retained_only or callback.takes) and point != "message.publish":
+            raise HookError(f"{callback.owner}: topics, retained_only and takes are for message.publish, not {point}")
         for filter_ in callback.topics:
             topics_.check_filter(filter_)
         present = self.lookup(point)
@@ -385,12 +387,25 @@ class Hooks:
             self._publish_chains[wanted] = chains
         return chains
 
+    def are_taken(self, level: str) -> bool:
+        """Whether all topics below a first level have the same callbacks, of which one handles all messages."""
+        taken = self._taken.get(level)
+        if taken is None:
+            whole = f"{level}/#"
+            wanted = self._who_may_want(level)
+            taken = all(not c.topics or whole in c.topics for c in wanted) and any(
+                c.takes and not c.retained_only and whole in c.topics for c in wanted
+            )
+            self._taken[level] = taken
+        return taken
+
     def _who_may_want(self, topic: str) -> tuple[Callback, ...]:
         level = topic.split("/", 1)[0]
         found = self._by_level.get(level)
         if found is None:
             if len(self._by_level) >= MOST_LEVELS:
                 self._by_level.clear()
+                self._taken.clear()
             found = tuple(c for c in self.lookup("message.publish") if c.may_concern(level))
             self._by_level[level] = found
         return found
@@ -398,6 +413,7 @@ class Hooks:
     def _set(self, point: str, callbacks: list[Callback]) -> None:
         setattr(self, _attribute(point), Chain(POINTS[point], tuple(callbacks)) if callbacks else None)
         self._by_level.clear()
+        self._taken.clear()
         self._publish_chains.clear()
         for changed in self._on_change:
             changed()

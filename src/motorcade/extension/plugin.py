@@ -183,6 +183,7 @@ class _Mark:
     priority: int
     topics: tuple[str, ...]
     retained_only: bool
+    takes: bool
     timeout: float
 
 
@@ -192,13 +193,14 @@ def hook(
     priority: int = 0,
     topics: Iterable[str] = (),
     retained_only: bool = False,
+    takes: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Callable[[F], F]:
     """Mark a method of a plugin as callback of a hook point (see `extension.hooks`)."""
 
     def mark(function: F) -> F:
         marks: list[_Mark] = function.__dict__.setdefault("__motorcade_hooks__", [])
-        marks.append(_Mark(point, priority, tuple(topics), retained_only, timeout))
+        marks.append(_Mark(point, priority, tuple(topics), retained_only, takes, timeout))
         return function
 
     return mark
@@ -351,7 +353,7 @@ def _callbacks(owner: str, plugin: Plugin) -> Iterator[tuple[str, Callback]]:
     for _, method in inspect.getmembers(plugin, inspect.ismethod):
         marks: list[_Mark] = getattr(method.__func__, "__motorcade_hooks__", [])
         for m in marks:
-            yield m.point, Callback(method, m.priority, owner, m.topics, m.retained_only, m.timeout)
+            yield m.point, Callback(method, m.priority, owner, m.topics, m.retained_only, m.timeout, m.takes)
 
 
 def _configure(name: str, kind: type[Plugin], config: Mapping[str, object]) -> msgspec.Struct:

@@ -73,6 +73,18 @@ def test_the_cache_is_bounded_and_tells_those_who_hold_what_it_forgets() -> None
     assert not table and table is routes.table, "the byte loop holds on to the table"
 
 
+def test_topics_that_a_plugin_takes_share_a_route() -> None:
+    """There may be any number of them, and nobody ever gets a message of one."""
+    hooks = Hooks()
+    hooks.add("message.publish", Callback(lambda *_: None, 0, "one", topics=("$A/#",), takes=True))
+    pubsub = PubSub(Shared(SessionOptions(), hooks, Stats()))
+    route = pubsub.route("$A/1")
+    assert route is pubsub.route("$A/2/3") and route.slow and not route.count and not pubsub.routes
+    assert pubsub.route("$B/1") is not route and [b"$B/1"] == list(pubsub.routes)
+    hooks.remove_owner("one")
+    assert route.stale and pubsub.route("$A/1") is not route and b"$A/1" in pubsub.routes
+
+
 # --- under churn --------------------------------------------------------------------------------------------------
 
 

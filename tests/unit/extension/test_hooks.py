@@ -361,3 +361,27 @@ def test_topics_that_concern_the_same_callbacks_share_their_chains() -> None:
     for number in range(MOST_LEVELS + 10):
         assert (None, None) == hooks.publish_chains(f"{number}/c")
     assert hooks.publish_chains("1/b")[0] is left
+
+
+@pytest.mark.parametrize(
+    ("others", "taken"),
+    [
+        ([], True),
+        ([{"topics": ()}], True),
+        ([{"topics": ("$A/#", "b")}], True),
+        ([{"topics": ("b/+", "+/x")}], False),
+        ([{"topics": ("$A/w/+",)}], False),
+    ],
+    ids=["alone", "with one for all topics", "with one for all of them", "with a wildcard", "with one for a part"],
+)
+def test_topics_below_a_level_are_taken_if_all_have_the_same_callbacks(
+    others: list[dict[str, Any]], taken: bool
+) -> None:
+    hooks = Hooks()
+    add(hooks, "message.publish", Owner().callback, 1, "one", topics=("$A/#",), takes=True)
+    for number, other in enumerate(others):
+        add(hooks, "message.publish", Owner().callback, 2 + number, "other", **other)
+    assert taken == hooks.are_taken("$A")
+    assert not hooks.are_taken("$B") and not hooks.are_taken("b")
+    hooks.remove_owner("one")
+    assert not hooks.are_taken("$A")

@@ -138,7 +138,7 @@ class EcqPlugin(Plugin):
 
     # -- producers
 
-    @hook("message.publish", priority=TAKING, topics=TOPICS)
+    @hook("message.publish", priority=TAKING, topics=TOPICS, takes=True)
     def on_publish(self, client: ClientInfo | None, message: Message | Handled) -> Stop | None:
         """Append, or rewind; nobody else gets it."""
         if isinstance(message, Handled):
