@@ -28,11 +28,12 @@ Kept = tuple[bytes, bytes]  #: entry of the intake, message
 class History:
     """Of a message that was not done the first time."""
 
-    __slots__ = ("deliveries", "failures", "reason", "worker")
+    __slots__ = ("attempts", "deliveries", "failures", "reason", "worker")
 
     def __init__(self, deliveries: int = 0) -> None:
         self.deliveries = deliveries  #: that failed, and count
         self.failures = deliveries  #: all that may have been the message's fault, whether they count or not
+        self.attempts = deliveries  #: all
         self.reason = ""  #: of the last one
         self.worker = ""  #: that had it last
 
@@ -118,11 +119,12 @@ class Book:
             history.worker, history.reason = worker, reason
             history.deliveries += counted
             history.failures += suspect
+            history.attempts += 1
             self.redistributed += 1
             if history.deliveries >= self._max_deliveries:
                 self.hopeless.append(id_)
             elif pause:
-                length = self._retry_pause * 2.0 ** min(max(history.failures - 1, 0), 30)
+                length = self._retry_pause * 2.0 ** min(history.attempts - 1, 30)
                 heapq.heappush(self.later, (now + min(length, self._longest_pause), id_))
             else:
                 self.waiting.append(id_)

@@ -334,9 +334,8 @@ class Leader(Owner):
             self.book.failed([id_], link.name, f"{Fault.REFUSED}: {reason}", now, counted=True, pause=True)
         if answers.returned:
             link.faults[Fault.RETURNED] += len(answers.returned)
-            self.book.failed(
-                answers.returned, link.name, Fault.RETURNED, now, counted=False, pause=False, suspect=False
-            )
+            # With a pause: if nobody can write, they come back as fast as they are sent.
+            self.book.failed(answers.returned, link.name, Fault.RETURNED, now, counted=False, pause=True, suspect=False)
         if self.book.waiting or self.book.hopeless:
             self._work.set()
         self._credit.set()
@@ -350,7 +349,10 @@ class Leader(Owner):
         alone = all(other is link for other in self._order)
         # One that has never acknowledged anything is more likely to be at fault than all that it was sent.
         counted = bool(link.acknowledged) or fault in {Fault.HUNG, Fault.OVERDUE}
-        self.book.failed(ids, link.name, f"{fault}: {detail}", self._loop.time(), counted=counted, pause=alone)
+        # Whoever is merely slow has killed nobody.
+        suspect = fault is not Fault.OVERDUE
+        why = f"{fault}: {detail}"
+        self.book.failed(ids, link.name, why, self._loop.time(), counted=counted, pause=alone, suspect=suspect)
         self._work.set()
 
     # -- intake

@@ -4,8 +4,8 @@
                       └─ breaks a rule ─▶ cut off: longer pause ─▶ connecting
 
 The window is how many messages the worker may have at once. It begins small, doubles whenever it was used up while
-acknowledgements came and the oldest message was young, and is halved when the oldest one has waited for half of the
-time it has: a worker whose handler takes long is sent as much as it can do in time, not as much as fits in a buffer.
+acknowledgements came and hardly any message was old, and is halved when a quarter of it has waited for half of the time
+there is: a worker whose handler takes long is sent as much as it can do in time, not as much as fits in a buffer.
 
 Rule 1: a worker acknowledges what it has, or has had and was taken back from it. Anything else is a lie, and the worker
         is cut off: its answers cannot be trusted. So is one that sends what is no frame, and one that has messages
@@ -107,6 +107,7 @@ class Link:
         self._recalled: dict[bytes, None] = {}
         self._full = False  #: the window was used up since the last look
         self._seen = 0  #: acknowledgements until the last look
+        self._shrunk = 0.0  #: loop time when the window was made smaller last
         self._heard = 0.0  #: loop time of the last answer, or of the first message after none
         self._wire: _Wire | None = None
         self._loop = asyncio.get_running_loop()
@@ -144,16 +145,12 @@ class Link:
         """Take back what is overdue, and see whether the window is right. Called a few times per second or more."""
         timeout = self._options.ack_timeout
         self._forget_answered()
-        if not self._sent:
-            self._grow(0.0)
-            return
-        age = now - self._sent[0].at
-        if age < timeout:
-            self._grow(age)
+        if not self._sent or now - self._sent[0].at < timeout:
+            self._adapt(now)
         elif now - self._heard >= timeout:
             self.cut_off(Fault.HUNG, f"nothing heard for {now - self._heard:.1f} s, {len(self.held)} messages in hand")
         else:
-            self._take_back_overdue(now - timeout)
+            self._take_back_overdue(now)
 
     def cut_off(self, fault: Fault, detail: str) -> None:
         """Leave the worker alone for a while."""
@@ -293,8 +290,8 @@ class Link:
         self._owner.taken_back(self, list(held), fault, detail)
         self._owner.changed(self)
 
-    def _take_back_overdue(self, before: float) -> None:
-        while self._sent and self._sent[0].at <= before:
+    def _take_back_overdue(self, now: float) -> None:
+        while self._sent and self._sent[0].at <= now - self._options.ack_timeout:
             _, ids, octets = self._sent.popleft()
             self.octets -= octets
             overdue = [id_ for id_ in ids if id_ in self.held]
@@ -305,18 +302,26 @@ class Link:
             self._owner.taken_back(self, overdue, Fault.OVERDUE, "not acknowledged in time")
         while len(self._recalled) > MAX_RECALLED:
             del self._recalled[next(iter(self._recalled))]
-        self._shrink()
+        self._adapt(now)
 
-    def _grow(self, age: float) -> None:
-        if age > self._options.ack_timeout / 2:
-            self._shrink()
-        elif self._full and self.acknowledged > self._seen and age < self._options.ack_timeout / 4:
+    def _adapt(self, now: float) -> None:
+        """See whether the window is right. A few slow messages among many say nothing about it."""
+        quarter = self._options.ack_timeout / 4
+        old = late = 0
+        for at, ids, _ in self._sent:
+            if at > now - quarter:
+                break
+            waiting = len(self.held.intersection(ids))
+            old += waiting
+            late += waiting if at <= now - 2 * quarter else 0
+        if late > self.window // 4:
+            if now - self._shrunk >= quarter:  # time to see what the last step has brought
+                self.window = max(self.window // 2, 1)
+                self._shrunk = now
+        elif self._full and self.acknowledged > self._seen and old <= self.window // 16:
             self.window = min(self.window * 2, self._options.window)
         self._full = len(self.held) >= self.window
         self._seen = self.acknowledged
-
-    def _shrink(self) -> None:
-        self.window = max(self.window // 2, 1)
 
 
 class _Wire(asyncio.Protocol):

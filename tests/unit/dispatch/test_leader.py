@@ -220,7 +220,7 @@ def die_of_poison(worker: Peer, ids: list[bytes]) -> bytes:
 
 async def test_what_is_given_back_is_not_counted(options, server) -> None:
     """However often."""
-    options = msgspec.structs.replace(options, max_deliveries=2)
+    options = msgspec.structs.replace(options, max_deliveries=2, retry_pause=0.0001)
     async with peer(return_frames) as worker, leading(options, worker) as leader:
         publish(server, b"1")
         await until(lambda: len(worker.messages) > 10, "sent again and again")

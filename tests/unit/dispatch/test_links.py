@@ -95,13 +95,25 @@ async def test_a_window_does_not_grow_for_somebody_who_acknowledges_nothing() ->
 
 
 async def test_the_window_of_a_slow_worker_shrinks() -> None:
-    """Before anything is overdue: half of the time has gone."""
-    async with linked() as (link, notes, _):
-        send(link, *IDS[:16], at=now() - 1.1)
-        for size in (8, 4, 2, 1, 1):
-            link.look(now())
+    """Before anything is overdue: half of the time has gone. Step by step, with time between two steps."""
+    async with linked(DispatchOptions(ack_timeout=200.0, remember=2000.0)) as (link, notes, _):
+        began = now()
+        send(link, *IDS[:16], at=began)
+        for after, size in ((49, 16), (99, 16), (101, 8), (102, 8), (152, 4), (199, 4)):
+            link.look(began + after)
             assert size == link.window
         assert [] == notes.back
+
+
+async def test_a_few_slow_messages_do_not_make_the_window_smaller() -> None:
+    async with linked(DispatchOptions(ack_timeout=200.0, remember=2000.0)) as (link, notes, worker):
+        began = now()
+        send(link, *IDS[:16], at=began)
+        await until(lambda: len(worker.messages) == 16, "arrived")
+        worker.say(ack_frames(IDS[:13]))
+        await until(lambda: notes.acknowledged, "acknowledged")
+        link.look(began + 150)
+        assert 16 == link.window
 
 
 async def test_octets_are_bounded_too() -> None:

@@ -1,0 +1,49 @@
+"""A leader and our own workers, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.worker import run_worker
+from tests.support.redis import RedisServer
+from tests.unit.dispatch.peers import running, until
+from tests.unit.dispatch.test_leader import is_empty, leading, numbered, publish
+
+
+def processed(server: RedisServer) -> list[bytes]:
+    return sorted(fields[b"payload"] for _, fields in server.command("XRANGE", "messages:processed", "-", "+"))
+
+
+async def test_a_slow_handler_is_sent_what_it_can_do_in_time(options: DispatchOptions, server: RedisServer) -> None:
+    """Nothing is given up because too much was sent at once."""
+
+    async def handler(message: int) -> int:
+        await asyncio.sleep(0.02)
+        return message
+
+    options = msgspec.structs.replace(options, ack_timeout=0.4, remember=20.0, parallel=4)
+    publish(server, *numbered(600))
+    async with running(lambda stop: run_worker(options, handler, stop=stop)), leading(options) as leader:
+        await until(lambda: leader.book.acknowledged >= 600, "acknowledged")
+        assert 0 == leader.buried
+        (link,) = leader.links.values()
+        assert link.window < 256
+        await until(lambda: is_empty(server), "finished")
+    assert sorted(numbered(600)) == processed(server)
+
+
+async def test_a_redis_that_is_away_condemns_nothing(own_server: RedisServer) -> None:
+    """However long: nobody can write, so messages come back uncounted, and go on when it is there again."""
+    options = DispatchOptions(redis=own_server.url, listen="127.0.0.1:0", lease=0.5, ack_timeout=0.3, remember=10.0)
+    options = msgspec.structs.replace(options, max_deliveries=2)
+    own_server.command("SET", "{messages:processed}:seen", "no hash")  # nothing can be written, all else works
+    async with running(lambda stop: run_worker(options, stop=stop)), leading(options) as leader:
+        publish(own_server, *numbered(50))
+        await until(lambda: leader.book.redistributed > 200, "given back again and again")
+        own_server.command("DEL", "{messages:processed}:seen")
+        await until(lambda: leader.book.acknowledged >= 50, "acknowledged")
+        assert 0 == leader.buried
+    assert sorted(numbered(50)) == processed(own_server)
