@@ -20,11 +20,11 @@ Rule 2: what cannot be judged, since older receipts were trimmed, is counted and
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum, auto
+from time import sleep
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
@@ -250,7 +250,7 @@ def run(
     suspects = problems(first).where(F.col("delivery_id").isNotNull()).select("delivery_id")
     if suspects.isEmpty():
         return _verdict(first, span.upto, max_listed)
-    time.sleep(pause)
+    sleep(pause)
     again = _look(spark, store, request, span).join(suspects, "delivery_id", "left_semi")
     settled = first.join(suspects, "delivery_id", "left_anti").unionByName(again)
     return _verdict(settled, span.upto, max_listed)
@@ -271,8 +271,9 @@ def _span(store: str) -> _Span:
             return _Span(None, extent.last)
         page = next(reader.pages(RECEIPTS, extent.floor - 1, extent.last, 1), None)
         # Everything was trimmed: what waits may be as old as it likes.
-        oldest = page.times[0] if page is not None and page.times else time.time()
-        return _Span(datetime.fromtimestamp(oldest, UTC), extent.last)
+        if page is None or not page.times:
+            return _Span(datetime.now(UTC), extent.last)
+        return _Span(datetime.fromtimestamp(page.times[0], UTC), extent.last)
     finally:
         reader.close()
 

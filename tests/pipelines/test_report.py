@@ -1,0 +1,132 @@
+"""Data, text, pictures and pages of a report, from receipts made by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from motorcade.pipelines import report
+from motorcade.pipelines.receipts import receipts
+from tests.pipelines.receipts_made import START, stream, told
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("spark")]
+
+#: A name that is markup, mathematics, and in letters that the font of pictures may lack.
+EVIL = '<script>alert("1")</script> $\\frac{x$ 升级'
+
+
+def life(delivery: str, request: str = "r1", start: float = 0) -> list[dict[str, Any] | bytes]:
+    return [
+        told(delivery, "accepted", start, request),
+        told(delivery, "sent", start + 2, request, attempt=1),
+        told(delivery, "acked", start + 2.5, request, attempt=1),
+    ]
+
+
+STORY = [
+    *life("A.1"),
+    *life("B.1"),
+    told("C.1", "accepted", 0),
+    told("D.1", "accepted", 4000),
+    told("D.1", "failed", 4001, reason="too_large", node="n2"),
+    told("A.2", "accepted", 10, EVIL, node="<n>"),
+    *life("A.3", "old", -86_400),
+]
+
+
+@pytest.fixture(scope="module")
+def data(spark_session: SparkSession) -> report.Data:
+    tables = receipts(stream(spark_session, STORY))
+    made = report.collect(tables, now=START, max_requests=2, max_stragglers=1)
+    return json.loads(json.dumps(made))  # type: ignore[no-any-return]  # as a dashboard gets it
+
+
+def test_the_data(data: report.Data) -> None:
+    assert (1, START, 3) == (data["v"], data["made_at"], data["requests_total"])
+    first, second = data["requests"]
+    assert ("r1", EVIL) == (first["request_id"], second["request_id"])
+    assert {
+        "vehicles": 4, "accepted": 4, "sent": 2, "retried": 0, "acked": 2, "replaced": 0, "failed": 1, "expired": 0,
+        "cancelled": 0, "pending": 1, "first_at": START, "last_at": START + 4001,
+    } == first["funnel"]  # fmt: skip
+    shape = {"count": 2, "request_id": "r1"}
+    assert [
+        {**shape, "stage": stage} | dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "max"), seconds)
+        for stage, seconds in (("wait", 2.0), ("answer", 0.5), ("total", 2.5))
+    ] == first["latency"]
+    assert [("failed", "too_large", 1), ("accepted", "never_sent", 1)] == sorted(
+        ((item["state"], item["why"], item["count"]) for item in first["reasons"]), reverse=True
+    )
+    assert [{"node": "n1", "accepted": 4, "sent": 2, "acked": 2}, {"node": "n2", "failed": 1}] == first["nodes"]
+    assert [
+        {"hour": START, "accepted": 3, "sent": 2, "acked": 2},
+        {"hour": START + 3600, "accepted": 1, "failed": 1},
+    ] == first["hours"]
+    assert 2 == first["stragglers_total"]
+    (late,) = first["stragglers"]
+    assert ("C.1", "never_sent", 4001.0) == (late["delivery_id"], late["why"], late["age"])
+    assert [] == second["latency"]
+
+
+def test_the_text(data: report.Data) -> None:
+    text = report.text(data)
+    lines = [re.sub(r" {2,}", " | ", line.strip()) for line in text.splitlines()]
+    assert "request r1" == lines[0]
+    assert "acked | 2 | 50.0 %" in lines
+    assert "total | accepted → acked | 2 | 2.50 s | 2.50 s | 2.50 s | 2.50 s | 2.50 s | 2.50 s" in lines
+    assert "failed | too_large | 1" in lines
+    assert "n2 | 0 | 0 | 0 | 1" in lines
+    assert "stragglers: the oldest 1 of 2" in lines
+    assert "C | accepted | never_sent | 0 | 66.7 min | 2026-09-21 15:00:00Z" in lines
+    assert "1 older requests are not shown" == lines[-1]
+
+
+class Page(HTMLParser):
+    """What is in a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_a_page_needs_nothing_else_and_takes_names_as_text(data: report.Data) -> None:
+    page = Page(report.html(data))
+    assert "script" not in page.tags
+    assert f"Request {EVIL}" in page.words
+    assert "<n>" in page.words
+    assert 2 == page.tags.count("img") == len(page.links)
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert not re.search(r"https?://|url\(", report.html(data))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_picture_is_a_picture(data: report.Data, index: int) -> None:
+    made = report.png(data["requests"][index])
+    assert made.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", made[16:24])
+    assert (width, height) == (1200, 800)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, ""), (0, "0 ms"), (0.0124, "12 ms"), (3.25, "3.25 s"), (240, "4.0 min"), (27_000, "7.5 h"),
+     (200_000, "2.3 d"), (-0.5, "-500 ms")],
+)  # fmt: skip
+def test_spans(seconds: float | None, words: str) -> None:
+    assert words == report.span(seconds)
