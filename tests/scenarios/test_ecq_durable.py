@@ -93,7 +93,7 @@ def progress(desk: Operator, queue: Compacted) -> int:
 
 def test_numbers_are_never_used_again(home: Home) -> None:
     """Not after a crash, not when the queue was empty then, collected or deleted."""
-    home.start("[plugins.ecq]\nretention = 0.5\ngc_interval = 0.1\n")
+    home.start("[plugins.ecq]\nretention = 1\ngc_interval = 0.1\n")
     empty, deleted = Compacted(home, "empty"), Compacted(home, "deleted")
     for queue in (empty, deleted):
         queue.put_numbers(5)
