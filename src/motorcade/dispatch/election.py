@@ -35,6 +35,8 @@ ATTEMPT_INTERVAL: Final = 0.2
 MARGIN: Final = 0.1
 #: How many leases what a leader tells about itself is shown, so that one can see who led last.
 SHOWN: Final = 2
+#: Seconds that a leader tries to give up the lock.
+RELEASE_PATIENCE: Final = 1.0
 #: Times that a higher epoch is taken because of a fence; each one means that somebody else was quicker.
 OUTBIDS: Final = 5
 
@@ -134,9 +136,11 @@ class Election:
     async def release(self) -> None:
         """Let somebody else lead at once."""
         try:
-            await self._calls.run(RELEASE, [self._lock, self._state], self.token, patience=1.0, purpose=Purpose.READ)
-        except StoreError as error:
-            log.warning("dispatch_lock_not_released", error=str(error), effect="it expires with the lease")
+            async with asyncio.timeout(RELEASE_PATIENCE):
+                await self._calls.run(RELEASE, [self._lock, self._state], self.token, purpose=Purpose.READ)
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or "no answer in time"
+            log.warning("dispatch_lock_not_released", error=why, effect="it expires with the lease")
 
     async def _raise_fences(self, term: Term) -> bool:
         loop = asyncio.get_running_loop()

@@ -45,6 +45,8 @@ WRITING: Final = 2
 #: Seconds between two entries in the roll, and that one is good for.
 ROLL_INTERVAL: Final = 1.0
 ROLL_LEASE: Final = 3.0
+#: Seconds that a worker that ends tries to be taken off the roll.
+SIGN_OUT: Final = 1.0
 #: Seconds between two beats by which this process sees that it has stood still.
 BEAT: Final = 0.25
 #: Part of `ack_timeout` after which a result that is not written is given back.
@@ -172,8 +174,10 @@ class Worker:
         """Take nothing more, give back what was not begun, finish the rest."""
         self.stopping = True
         if self._options.register:
-            with contextlib.suppress(StoreError):
-                await self._sign_in(0.0)
+            # If Redis is away, the entry expires by itself.
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(min(SIGN_OUT, self._options.stop_patience)):
+                    await self._sign_in(0.0)
         for wire in self.wires:
             wire.pause()
         while self._queue:

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from motorcade.dispatch.leader import run_leader
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.worker import run_worker
 from tests.support.redis import RedisServer
@@ -33,6 +34,22 @@ async def test_a_slow_handler_is_sent_what_it_can_do_in_time(options: DispatchOp
         assert link.window < 256
         await until(lambda: is_empty(server), "finished")
     assert sorted(numbered(600)) == processed(server)
+
+
+async def test_who_is_stopped_while_redis_is_away_ends(own_server: RedisServer) -> None:
+    """And does not wait for it."""
+    options = DispatchOptions(redis=own_server.url + "?patience=300", listen="127.0.0.1:0", stop_patience=0.2)
+    names: list[str] = []
+    try:
+        async with (
+            running(lambda stop: run_worker(options, stop=stop, ready=names.append)),
+            running(lambda stop: run_leader(options, stop=stop, ready=names.append)),
+        ):
+            await until(lambda: own_server.command("ZCARD", "consumer:ids") == 1, "registered")
+            await until(lambda: own_server.command("EXISTS", "distributed_leader_lock") == 1, "somebody leads")
+            own_server.pause()
+    finally:
+        own_server.resume()
 
 
 async def test_a_redis_that_is_away_condemns_nothing(own_server: RedisServer) -> None:
