@@ -119,6 +119,7 @@ class Worker:
         self._busy = 0  #: messages that handlers are working on
         self._ahead = 0.0  #: the server's clock minus ours, milliseconds
         self._slice = 1
+        self._trouble = ""  #: what keeps results from being written
         self._keys = [
             options.key("processed"),
             *(options.beside("processed", what) for what in ("seen", "seen:0", "seen:1")),
@@ -380,10 +381,15 @@ class Worker:
             self._out(count)
             return
         except (StoreError, TimeoutError) as error:
-            log.warning("dispatch_worker_not_written", error=str(error) or "no answer in time", groups=len(group))
+            if not self._trouble:  # until it works again, once is enough
+                self._trouble = str(error) or "no answer in time"
+                log.warning("dispatch_worker_not_written", error=self._trouble, effect="messages are given back")
             for parcel in group:
                 self._give_back(parcel.wire, parcel.ids)
             return
+        if self._trouble:
+            self._trouble = ""
+            log.info("dispatch_worker_writes_again", returned=self.returned)
         self._ahead = now - self._loop.time() * 1000
         self.written += fresh
         self.repeated += len(words) // 2 - fresh
