@@ -5,6 +5,7 @@
     messages.py     a stream of Motorcade: planning and reading
     natives.py      a stream of Redis
     mailboxes.py    what waits in mailboxes
+    appends.py      frames into a stream of Redis
     columns.py      schemas, and pages of a store as Arrow columns
     shelf.py        open stores that a process keeps
 

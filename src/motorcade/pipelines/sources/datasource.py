@@ -6,11 +6,20 @@ where it is used.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
     ArrayType,
@@ -27,10 +36,11 @@ from pyspark.sql.types import (
 )
 
 from motorcade.pipelines.sources import columns
+from motorcade.pipelines.sources.appends import FIELDS, Appends, Staged
 from motorcade.pipelines.sources.mailboxes import Mailboxes
 from motorcade.pipelines.sources.messages import Messages, Offset
 from motorcade.pipelines.sources.natives import Natives
-from motorcade.pipelines.sources.options import Kind, OptionError, ReadOptions
+from motorcade.pipelines.sources.options import Kind, OptionError, ReadOptions, WriteOptions
 
 COLUMNS: Final = {
     Kind.STREAM: columns.MESSAGES,
@@ -88,6 +98,18 @@ class MotorcadeDataSource(DataSource):
         if options.kind is Kind.MAILBOXES:
             raise OptionError("mailboxes can be read (spark.read), not followed (spark.readStream)")
         return StreamReader(options, columns_of(options.kind, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        options = WriteOptions.parse(self.options)
+        _check_entries(schema, overwrite)
+        return BatchAppender(Appends(options.store, options.redis_stream, options.query or uuid.uuid4().hex))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        options = WriteOptions.parse(self.options)
+        _check_entries(schema, overwrite)
+        if not options.query:
+            raise OptionError("option query: a name is needed, by which the query is known when it is started again")
+        return StreamAppender(Appends(options.store, options.redis_stream, options.query))
 
 
 def feed(options: ReadOptions, names: Sequence[str]) -> Messages | Natives:
@@ -162,3 +184,62 @@ def _read(options: ReadOptions, names: Sequence[str], part: Any) -> Iterator[pa.
     if options.kind is Kind.MAILBOXES:
         return Mailboxes(options, names).read(part)
     return feed(options, names).read(part)
+
+
+# -- writing
+
+
+def _check_entries(schema: StructType, overwrite: bool) -> None:
+    if overwrite:
+        raise OptionError("a stream can be added to (mode append, output mode append), not overwritten")
+    for one in schema.fields:
+        whole = one.name == FIELDS and len(schema.fields) == 1 and isinstance(one.dataType, MapType)
+        if not whole and not isinstance(one.dataType, StringType | BinaryType | IntegerType | LongType):
+            raise OptionError(
+                f"the column {one.name!r} is {one.dataType.simpleString()}; entries of a stream have text, bytes and "
+                "whole numbers (cast others, or `to_json` them), or one column `fields` with a map"
+            )
+
+
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, staged: Staged) -> None:
+        self.staged = staged
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [message.staged for message in messages if isinstance(message, Written)]
+
+
+class BatchAppender(DataSourceArrowWriter):
+    """A frame into a Redis stream; all of it or nothing."""
+
+    def __init__(self, appends: Appends) -> None:
+        self._appends = appends
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Written(self._appends.stage(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._appends.land(_staged(messages), 0)
+        self._appends.forget_run()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._appends.forget(_staged(messages))
+
+
+class StreamAppender(DataSourceStreamArrowWriter):
+    """A query into a Redis stream; each batch once."""
+
+    def __init__(self, appends: Appends) -> None:
+        self._appends = appends
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Written(self._appends.stage(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self._appends.land(_staged(messages), batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        self._appends.forget(_staged(messages))

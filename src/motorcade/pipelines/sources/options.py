@@ -104,6 +104,32 @@ class ReadOptions:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What may be said when a frame is written."""
+
+    store: str
+    redis_stream: str
+    query: str = ""  #: the name under which a streaming query is known when it is started again
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> WriteOptions:
+        options = {name.lower(): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
+        known = set(cls.__dataclass_fields__)
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise OptionError(f"there is no option {unknown[0]!r} for writing; there are {', '.join(sorted(known))}")
+        if not options.get("redis_stream"):
+            raise OptionError("the option `redis_stream` says which stream to write to")
+        query = options.get("query", "")
+        if set(query) & set(": {}"):
+            raise OptionError(f"option query: {query!r} has a blank, a colon or a brace")
+        return cls(_store(options.get("store", ""), Kind.REDIS_STREAM), options["redis_stream"], query)
+
+
+#: Options that Spark hands on to every sink.
+SPARKS_OWN = {"checkpointlocation", "path"}
+
 KNOWN = {field for field in ReadOptions.__dataclass_fields__ if field not in {"kind", "name"}} | set(Kind)
 
 
