@@ -169,6 +169,10 @@ class Run:
 
     def _round(self, number: int) -> None:
         self._sleep(LIFE)
+        for daemon in (*self.leaders, *self.workers):
+            if not daemon.running:
+                self.findings.append(f"{daemon.words[0]} has ended by itself: {''.join(daemon.output[-3:])}")
+                self._restart(daemon)
         way = self.order[number]
         self.blows[way] += 1
         self._say(f"round {number + 1}: {way}, {self.feed.confirmed} published")

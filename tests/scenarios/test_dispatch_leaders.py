@@ -341,13 +341,11 @@ def test_from_vehicles_to_workers(place_of: PlaceOf, intake: str) -> None:
     leader.wait_event(LEADING)
     listens(place, intake)
     to = "redis-stream" if intake == "stream" else "redis-channel"
-    form = "" if intake == "stream" else 'form = "payload"'
     config = f"""
 [plugins.capture.rule.telemetry]
 topics = ["fleet/+/telemetry"]
 to = "{to}:{PUBLISHED}"
 redis = "{place.url}"
-{form}
 """
     with NodeProcess(config=config) as node, connected(node) as vehicle:
         for text in numbered(50):

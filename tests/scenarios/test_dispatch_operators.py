@@ -9,9 +9,21 @@ from typing import Any
 
 import pytest
 
-from tests.support.dispatch import LOCK, Daemon, Place, PlaceOf, numbered, numbers, texts, wait_until
+from tests.support.dispatch import (
+    LOCK,
+    PROCESSED,
+    PUBLISHED,
+    Daemon,
+    Place,
+    PlaceOf,
+    numbered,
+    numbers,
+    texts,
+    wait_until,
+)
 from tests.support.frames import Actor
 from tests.support.ports import free_port
+from tests.support.redis import RedisServer, valkey_program
 
 # -- status
 
@@ -146,3 +158,38 @@ def test_redis_that_goes_and_comes_back(place_of: PlaceOf, dispatch_redis: Any) 
     place.publish(*numbered(20, 20))
     wait_until(lambda: numbers(place)[-20:] == list(range(20, 40)), "work goes on")
     assert len(texts(place)) == len(set(texts(place)))
+
+
+def test_results_that_redis_does_not_take(place_of: PlaceOf) -> None:
+    """They are tried again without haste, and nobody is to blame: nothing is given up when it works again."""
+    place = place_of(report=0.1)
+    place.redis.set(PROCESSED, "something else")
+    worker, leader = place.worker(), place.leader()
+    place.publish(*numbered(100))
+    worker.wait_event("dispatch_worker_not_written")
+    begun = len(leader.events("dispatch_rate"))
+    wait_until(lambda: len(leader.events("dispatch_rate")) > begun + 15, "a while has passed")
+    assert len(worker.events("dispatch_worker_not_written")) < 100
+    place.redis.delete(PROCESSED)
+    place.wait_processed(100)
+    assert list(range(100)) == numbers(place)
+    assert not place.dead()
+
+
+def test_whatever_somebody_does_to_redis() -> None:
+    """The stream, the group, the scripts, everything is gone: leader and worker go on with what is published then."""
+    with RedisServer(program=valkey_program()) as valkey, Place(valkey, lease=0.5) as place:
+        place.worker()
+        place.leader()
+        harms = [
+            lambda: None,
+            lambda: place.redis.delete(PUBLISHED),
+            lambda: place.redis.xgroup_destroy(PUBLISHED, "dispatch"),
+            place.redis.script_flush,
+            place.redis.flushall,
+        ]
+        for harm in harms:
+            harm()
+            before = place.count()
+            place.publish(*numbered(50))
+            place.wait_processed(before + 50)
