@@ -24,25 +24,35 @@ if now - since >= tonumber(ARGV[3]) then
   end
   redis.call('HSET', KEYS[2], 'newer', newer, 'since', string.format('%.0f', now))
 end
+local call = redis.call -- looked up once: most of the time goes into the loop below
 local ids = {}
 for index = 5, #ARGV, 2 do
   ids[#ids + 1] = ARGV[index]
 end
-local recent = redis.call('SMISMEMBER', KEYS[3 + newer], unpack(ids))
-local older = redis.call('SMISMEMBER', KEYS[4 - newer], unpack(ids))
-local fresh, here = {}, {}
-local last
+local recent = call('SMISMEMBER', KEYS[3 + newer], unpack(ids))
+local older = call('SMISMEMBER', KEYS[4 - newer], unpack(ids))
+local fresh, places = {}, {}
 for number, id in ipairs(ids) do
-  if recent[number] == 0 and older[number] == 0 and not here[id] then
-    here[id] = true
+  if recent[number] == 0 and older[number] == 0 then
     fresh[#fresh + 1] = id
-    last = redis.call('XADD', KEYS[1], '*', 'id', id, 'payload', ARGV[4 + 2 * number], 'worker', ARGV[1])
+    places[#places + 1] = 4 + 2 * number
   end
 end
-if last then
-  redis.call('SADD', KEYS[3 + newer], unpack(fresh))
-  if tonumber(ARGV[4]) > 0 then
-    redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[4])
+if #fresh == 0 then
+  return {0, now}
+end
+local once = call('SADD', KEYS[3 + newer], unpack(fresh)) < #fresh and {} -- some stand here twice
+local written = 0
+for number, id in ipairs(fresh) do
+  if not once or not once[id] then
+    call('XADD', KEYS[1], '*', 'id', id, 'payload', ARGV[places[number]], 'worker', ARGV[1])
+    written = written + 1
+    if once then
+      once[id] = true
+    end
   end
 end
-return {#fresh, now}
+if tonumber(ARGV[4]) > 0 then
+  call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[4])
+end
+return {written, now}
