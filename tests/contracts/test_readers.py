@@ -347,14 +347,16 @@ def test_entries_of_a_redis_stream_come_in_pages(servers: RedisServer | RedisClu
 def test_pages_that_nobody_wants_do_no_harm(redis_server: RedisServer) -> None:
     """A reader that stops in the middle can go on with something else."""
     redis_server.empty()
-    for number in range(3000):
-        redis_server.client.xadd("s", {"n": number}, id=f"{number + 1}-0")
+    pipe = redis_server.client.pipeline(transaction=False)
+    for number in range(20_000):
+        pipe.xadd("s", {"n": number}, id=f"{number + 1}-0")
+    pipe.execute()
     reader = NativeReader(redis_server.url)
     for _ in range(3):
-        pages = reader.pages("s", ORIGIN, EntryId(3000, 0))
-        assert 1000 == len(next(pages).ids)
+        pages = reader.pages("s", ORIGIN, EntryId(20_000, 0))
+        assert 8000 == len(next(pages).ids)
         pages.close()  # type: ignore[attr-defined]
-    assert 3000 == sum(len(page.ids) for page in reader.pages("s", ORIGIN, EntryId(3000, 0)))
+    assert 20_000 == sum(len(page.ids) for page in reader.pages("s", ORIGIN, EntryId(20_000, 0)))
     reader.close()
 
 

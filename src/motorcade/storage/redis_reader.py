@@ -24,7 +24,7 @@ from motorcade.redis.servers import Servers, refusal
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import Cells
 from motorcade.storage.ports import StoreError
-from motorcade.storage.readers import MOST_ROWS, Extent, Page, Waiting, rows_for
+from motorcade.storage.readers import MOST_ROWS, PAGE_OCTETS, Extent, Page, Waiting, rows_for
 from motorcade.storage.redis_checks import VERSION
 from motorcade.storage.redis_format import unpack_entry
 from motorcade.storage.redis_scripts import EXTENT, FIND, READ
@@ -174,6 +174,7 @@ class RedisReader:
         cell = self._cells.of(stream)
         slot, key = self._cells.slot(cell), self._cells.key(cell, f"S:{stream}")
         coming: deque[asyncio.Task[Any]] = deque()
+        page = _Growing(rows)
         try:
             while True:
                 while len(coming) < AHEAD and start <= last:
@@ -181,12 +182,14 @@ class RedisReader:
                     coming.append(self._asking.begin(self._asking.ask(slot, "XRANGE", key, f"{start}-0", f"{end}-0")))
                     start = end + 1
                 if not coming:
-                    return
+                    break
                 found = self._asking.wait(coming.popleft())
                 if found:
-                    page = _page(found)
-                    limit = rows_for(sum(map(len, page.values)), len(page.values), most)
-                    yield page
+                    limit = rows_for(page.add(found), len(found), most)
+                if page.is_full(limit):
+                    yield page.take()
+            if page.values:
+                yield page.take()
         finally:
             self._asking.forget(coming)
 
@@ -229,15 +232,43 @@ class RedisReader:
         return await self._asking.evaluate(self._cells.slot(cell), READ, keys, after, PAGE_ROWS, -1)
 
 
-def _page(rows: list[Any]) -> Page:
-    first, last = int(rows[0][0].partition(b"-")[0]), int(rows[-1][0].partition(b"-")[0])
-    offsets = (
-        range(first, last + 1)
-        if last - first + 1 == len(rows)  # no gaps, as nearly always
-        else [int(row[0].partition(b"-")[0]) for row in rows]
-    )
-    fields = [row[1] for row in rows]
-    return Page(offsets, [float(field[1]) for field in fields], [field[3] for field in fields])
+class _Growing:
+    """A page made of several answers: for the server a thousand rows are many, for columns they are few."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._octets = 0
+        self.offsets: list[int] = []
+        self.times: list[float] = []
+        self.values: list[bytes] = []
+
+    def add(self, rows: list[Any]) -> int:
+        """Octets of these rows."""
+        first, last = int(rows[0][0].partition(b"-")[0]), int(rows[-1][0].partition(b"-")[0])
+        if last - first + 1 == len(rows):  # no gaps, as nearly always
+            self.offsets += range(first, last + 1)
+        else:
+            self.offsets += [int(row[0].partition(b"-")[0]) for row in rows]
+        fields = [row[1] for row in rows]
+        values = [field[3] for field in fields]
+        self.times += [float(field[1]) for field in fields]
+        self.values += values
+        octets = sum(map(len, values))
+        self._octets += octets
+        return octets
+
+    def is_full(self, coming: int) -> bool:
+        """Whether so many rows more, as large as these, would be too many."""
+        return bool(self.values) and _is_full(len(self.values), self._octets, coming, self._most)
+
+    def take(self) -> Page:
+        page = Page(self.offsets, self.times, self.values)
+        self.offsets, self.times, self.values, self._octets = [], [], [], 0
+        return page
+
+
+def _is_full(rows: int, octets: int, coming: int, most: int) -> bool:
+    return rows + coming > most or octets * (rows + coming) > PAGE_OCTETS * rows
 
 
 def _add_entries(page: Waiting, owner: str, reply: list[bytes]) -> None:
@@ -341,16 +372,21 @@ class NativeReader:
     def pages(self, key: str, after: EntryId, last: EntryId) -> Iterator[NativePage]:
         """The entries above `after` up to `last`."""
         coming = deque([self._ask(key, str(after), str(last), PAGE_ROWS)])
+        page, octets = NativePage([], []), 0
         try:
-            while coming:
-                found = self._asking.wait(coming.popleft())
-                if not found:
-                    return
-                octets = sum(len(word) for _, words in found for word in words)
-                limit = rows_for(octets, len(found), PAGE_ROWS)
+            while found := self._asking.wait(coming.popleft()):
+                size = sum(len(word) for _, words in found for word in words)
+                limit = rows_for(size, len(found), PAGE_ROWS)
                 coming.append(self._ask(key, found[-1][0].decode(), str(last), limit))
                 self._asking.send()  # the server may begin while the caller looks at what is here
-                yield NativePage([row[0] for row in found], [row[1] for row in found])
+                page.ids.extend([row[0] for row in found])
+                page.fields.extend([row[1] for row in found])
+                octets += size
+                if _is_full(len(page.ids), octets, limit, MOST_ROWS):
+                    yield page
+                    page, octets = NativePage([], []), 0
+            if page.ids:
+                yield page
         finally:
             self._asking.forget(coming)
 
