@@ -456,6 +456,18 @@ def test_faults_are_named() -> None:
     assert {"lost", "hung", "overdue", "unknown_id", "bad_frame", "refused", "returned"} == set(Fault)
 
 
+async def test_a_dead_letter_that_cannot_be_sent_back_stays(options, server) -> None:
+    """Until it can; and then it is sent once, however often that is asked for."""
+    server.command("XADD", DEAD, "1-1", "id", "x", "payload", "{}", "reason", "r", "deliveries", "1")
+    server.command("SET", PUBLISHED, "no stream")
+    with pytest.raises(StoreError):
+        await dead_retry(options)
+    assert 1 == server.command("XLEN", DEAD)
+    server.command("DEL", PUBLISHED)
+    assert 1 == await dead_retry(options)
+    assert (0, 0, 1) == (await dead_retry(options), server.command("XLEN", DEAD), server.command("XLEN", PUBLISHED))
+
+
 @pytest.mark.parametrize("wanted", [["nobody"], ["1-1", "nobody"]])
 async def test_a_dead_letter_that_is_not_there(wanted: list[str], options, server) -> None:
     server.command("XADD", DEAD, "1-1", "id", "x", "payload", "{}", "reason", "r", "deliveries", "1")

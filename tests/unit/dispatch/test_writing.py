@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from motorcade.core.errors import StoreFullError
+from motorcade.core.errors import StoreDamagedError, StoreError, StoreFullError
 from motorcade.dispatch.calls import WRITE, Calls, StaleError
 from motorcade.dispatch.options import DispatchOptions
 from tests.support.redis import RedisServer
@@ -80,6 +80,25 @@ async def test_results_may_be_bounded(calls, server) -> None:
     for number in range(500):
         await write(calls, str(number), kept=10)
     assert server.client.xlen("messages:processed") < 250  # about: whole nodes of a hundred entries go
+
+
+async def test_what_could_not_be_written_is_not_known(calls, server) -> None:
+    """A key of another kind, a user who may not: when that is mended, the same results are written."""
+    server.command("SET", "messages:processed", "no stream")
+    with pytest.raises(StoreDamagedError):
+        await write(calls, "a", "b")
+    server.command("DEL", "messages:processed")
+    server.command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "+@all", "-xadd")
+    narrow = Calls(DispatchOptions(redis=f"redis://narrow:secret@{server.address}"))
+    await narrow.open()
+    try:
+        with pytest.raises(StoreError):
+            await write(narrow, "a", "b")
+        server.command("ACL", "SETUSER", "narrow", "+xadd")
+        assert 2 == await write(narrow, "a", "b")
+    finally:
+        await narrow.close()
+        server.command("ACL", "DELUSER", "narrow")
 
 
 async def test_a_server_without_memory_says_so(own_server: RedisServer) -> None:

@@ -24,7 +24,7 @@ if now - since >= tonumber(ARGV[3]) then
   end
   redis.call('HSET', KEYS[2], 'newer', newer, 'since', string.format('%.0f', now))
 end
-local call = redis.call -- looked up once: most of the time goes into the loop below
+local call, try = redis.call, redis.pcall -- looked up once: most of the time goes into the loop below
 local ids = {}
 for index = 5, #ARGV, 2 do
   ids[#ids + 1] = ARGV[index]
@@ -45,7 +45,11 @@ local once = call('SADD', KEYS[3 + newer], unpack(fresh)) < #fresh and {} -- som
 local written = 0
 for number, id in ipairs(fresh) do
   if not once or not once[id] then
-    call('XADD', KEYS[1], '*', 'id', id, 'payload', ARGV[places[number]], 'worker', ARGV[1])
+    local entry = try('XADD', KEYS[1], '*', 'id', id, 'payload', ARGV[places[number]], 'worker', ARGV[1])
+    if type(entry) == 'table' then -- another kind of key, or no permission: what is not written must not be known
+      call('SREM', KEYS[3 + newer], unpack(fresh, number))
+      return entry
+    end
     written = written + 1
     if once then
       once[id] = true
