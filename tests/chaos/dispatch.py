@@ -241,9 +241,15 @@ class Run:
     # -- who leads
 
     def _leading(self) -> tuple[Daemon, int]:
-        """The dispatcher that leads, and its epoch; waits for one."""
+        """The dispatcher that leads, and its epoch; waits for one, and for the others to be candidates.
+
+        Otherwise a take-over would be as long as it takes to start a process.
+        """
         deadline = time.monotonic() + TAKE_OVER_PATIENCE
         while time.monotonic() < deadline:
+            if not all(leader.ready for leader in self.leaders):
+                time.sleep(0.05)
+                continue
             found = max(
                 ((epoch_of(leader), leader) for leader in self.leaders if leader.running), key=lambda one: one[0]
             )

@@ -127,6 +127,11 @@ class Daemon:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def ready(self) -> bool:
+        """Whether the process that runs now has said so."""
+        return self.running and self._ready.is_set()
+
     def events(self, name: str, **fields: Any) -> list[dict[str, Any]]:
         """What it has logged under this name, with these values."""
         lines = [line for line in list(self.output) if f'"{name}"' in line and line.startswith("{")]
