@@ -15,10 +15,11 @@ from motorcade.pipelines import session
 from tests.support.redis import RedisCluster, RedisServer
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whoever needs the session needs the one there is."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if "spark_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
