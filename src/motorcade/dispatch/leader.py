@@ -150,14 +150,11 @@ class Leader(Owner):
     async def lead(self, stop: asyncio.Event) -> str:
         """Until the term is over or `stop` is set; why it has ended."""
         try:
-            await self.intake.open()
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 running = [tasks.create_task(part, name=f"dispatch-{name}") for name, part in self._parts().items()]
                 await stop.wait()
                 await self._hand_over(running)
-        except StoreError as error:
-            return str(error)
         except BaseExceptionGroup as group:
             return _why(group)
         finally:
@@ -359,6 +356,7 @@ class Leader(Owner):
 
     async def _take_in(self) -> None:
         """Claim what was left behind, then read what is new, as far as workers have credit."""
+        await self.intake.open()
         trouble = ""
         while True:
             room = self._room()

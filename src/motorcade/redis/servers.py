@@ -149,11 +149,14 @@ class Servers:
     def master(self, slot: int) -> Address | None:
         return self.topology.master(slot)
 
-    def refresh(self) -> asyncio.Task[None]:
-        """Ask who serves what, now; one question at a time, however many want to know."""
+    def refresh(self) -> asyncio.Future[None]:
+        """Ask who serves what, now; one question at a time, however many want to know.
+
+        Shielded: somebody who is cancelled while waiting must not take the answer away from the others.
+        """
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh(), name="redis-topology")
-        return self._refreshing
+        return asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> None:
         if not self.clustered or self._closed:
