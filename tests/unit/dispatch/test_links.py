@@ -14,7 +14,7 @@ from motorcade.dispatch.links import FIRST_WINDOW, Fault, Link, Owner, State
 from motorcade.dispatch.options import DispatchOptions
 from tests.unit.dispatch.peers import Peer, peer, until
 
-IDS = [str(uuid.uuid4()).encode() for _ in range(200)]
+IDS = [str(uuid.UUID(int=number, version=4)).encode() for number in range(200)]  # the same in every process
 OPTIONS = DispatchOptions(ack_timeout=2.0, window=64, cut_off=0.05)
 
 
@@ -195,7 +195,7 @@ async def test_a_worker_that_says_nothing_is_cut_off() -> None:
         (b"\x01\x01\xff\xff\xff\xff", Fault.BAD_FRAME),
         (b"hello, is this a web server?", Fault.BAD_FRAME),
     ],
-    ids=str,
+    ids=["never had", "between", "twice", "thrice", "reject", "return", "version", "command", "length", "text"],
 )
 async def test_who_lies_or_talks_nonsense_is_cut_off(said: bytes, fault: Fault) -> None:
     """And comes back after a pause, longer each time, with a clean slate."""
