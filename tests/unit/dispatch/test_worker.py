@@ -22,7 +22,7 @@ from motorcade.dispatch.worker import Worker, run_worker
 from tests.support.redis import RedisServer
 from tests.unit.dispatch.peers import running, until
 
-IDS = [str(uuid.uuid4()).encode() for _ in range(3000)]
+IDS = [str(uuid.UUID(int=number, version=4)).encode() for number in range(3000)]
 
 
 class Front:
