@@ -596,10 +596,15 @@ class Machine(RuleBasedStateMachine):
 
     # -- the store, and the process
 
-    @rule(writes=st.booleans(), reads=st.booleans())
+    @rule(writes=st.sampled_from((False, False, True)), reads=st.sampled_from((False, False, False, True)))
     def hold(self, writes: bool, reads: bool) -> None:
-        """From now on the store does what it is asked for when it is let go."""
+        """From now on the store does what it is asked for when it is let go; or at once."""
         self.store.held, self.store.held_reads = writes, reads
+        if not writes:
+            self.loop.call_soon(self.store.let_go, 1_000_000)
+        if not reads:
+            self.loop.call_soon(self.store.let_read, 1_000_000)
+        self.go_on()
 
     @rule(
         outcome=st.sampled_from(("done", "done", "done", "refused", "lost", "written", "late")),
@@ -615,6 +620,18 @@ class Machine(RuleBasedStateMachine):
             error = StoreFullError("no room") if outcome == "refused" else StoreError("no answer")
             self.store.fail(error, written=outcome == "written", late=outcome == "late")
         self.go_on(turn)
+
+    @rule(
+        owner=st.integers(0, len(OWNERS) - 1),
+        keys=st.lists(st.sampled_from(KEYS), min_size=2, max_size=5, unique=True),
+        order=st.permutations(range(5)),
+        upto=st.integers(0, 4),
+    )
+    def publish_and_answer(self, owner: int, keys: list[str], order: list[int], upto: int) -> None:
+        """The everyday: several in flight, some of them acknowledged, in any order."""
+        self.publish(which=owner, keys=keys, qos=1, turn=True)
+        for which in order[:upto]:
+            self.answer(which=which % 2, number=which, refuse=False, count=1, turn=True)
 
     @rule(written=st.integers(0, 5))
     def kill(self, written: int) -> None:
