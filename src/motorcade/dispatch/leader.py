@@ -33,7 +33,7 @@ from motorcade.dispatch.calls import AGAIN, ASSIGN, BURIED, BURY, FINISH, ROLL, 
 from motorcade.dispatch.election import Election, Term, TermOverError
 from motorcade.dispatch.frames import Answers
 from motorcade.dispatch.intake import EMPTY, Batch, Channel, Intake
-from motorcade.dispatch.links import Fault, Link, Owner, State
+from motorcade.dispatch.links import Fault, Link, State
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.views import LeaderView, Rate, WorkerView
 from motorcade.redis.scripts import Script
@@ -110,7 +110,7 @@ async def _run_terms(
             await asyncio.sleep(pause)
 
 
-class Leader(Owner):
+class Leader:
     """One leadership."""
 
     def __init__(

@@ -22,7 +22,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import structlog
 
@@ -72,20 +72,17 @@ class Sent(NamedTuple):
     octets: int
 
 
-class Owner:
+class Owner(Protocol):
     """What a link tells its leader."""
 
     def answered(self, link: Link, answers: Answers) -> None:
         """A worker has answered about messages that it has, or has had."""
-        raise NotImplementedError
 
     def taken_back(self, link: Link, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
         """A worker does not have these any more, and has not done them."""
-        raise NotImplementedError
 
     def changed(self, link: Link) -> None:
         """It is connected now, or no longer."""
-        raise NotImplementedError
 
 
 class Link:

@@ -27,7 +27,7 @@ names above lie wherever they lie.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -139,8 +139,3 @@ def _wrong_name(key: str) -> str:
     if "}" in hash_tag(key):
         return f"{key!r}: with '}}' in it, a name must have a part in braces, as in 'fleet:{{eu}}'"
     return ""
-
-
-def from_mapping(values: dict[str, Any]) -> DispatchOptions:
-    """Options from plain values, checked."""
-    return msgspec.convert(values, DispatchOptions)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from motorcade.dispatch.frames import Answers, ack_frames, process_frames, reject_frame, return_frames
-from motorcade.dispatch.links import FIRST_WINDOW, Fault, Link, Owner, State
+from motorcade.dispatch.links import FIRST_WINDOW, Fault, Link, State
 from motorcade.dispatch.options import DispatchOptions
 from tests.unit.dispatch.peers import Peer, peer, until
 
@@ -18,7 +18,7 @@ IDS = [str(uuid.UUID(int=number, version=4)).encode() for number in range(200)] 
 OPTIONS = DispatchOptions(ack_timeout=2.0, window=64, cut_off=0.05)
 
 
-class Notes(Owner):
+class Notes:
     """A leader that writes down what it is told."""
 
     def __init__(self) -> None:

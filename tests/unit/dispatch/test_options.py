@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from motorcade.dispatch.options import DispatchOptions, from_mapping
+from motorcade.dispatch.options import DispatchOptions
 from motorcade.redis.slots import slot_of
 
 NAMES = ("published", "received", "processed", "pending", "dead", "lock", "registry")
@@ -45,4 +45,4 @@ def test_names_are_those_of_the_contract() -> None:
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, object], why: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=why):
-        from_mapping(values)
+        msgspec.convert(values, DispatchOptions)
