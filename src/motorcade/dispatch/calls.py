@@ -22,11 +22,15 @@ import structlog
 
 from motorcade.core.errors import StoreError
 from motorcade.dispatch.options import DispatchOptions
-from motorcade.redis.place import RedisOptions, parse_url
-from motorcade.redis.resp import Address, Argument, Connection, LostError, ServerError
-from motorcade.redis.scripts import Script, script_of
-from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, PASSING, Purpose, Servers, refusal
-from motorcade.redis.slots import slot_of
+
+try:
+    from motorcade.redis.place import RedisOptions, parse_url
+    from motorcade.redis.resp import Address, Argument, Connection, LostError, ServerError
+    from motorcade.redis.scripts import Script, script_of
+    from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, PASSING, Purpose, Servers, refusal
+    from motorcade.redis.slots import slot_of
+except ImportError as missing:  # whoever wants to dispatch comes here first
+    raise StoreError(f"{missing}; `pip install 'motorcade[redis]'` brings what dispatchers need") from missing
 
 log = structlog.get_logger("motorcade.dispatch")
 
