@@ -1,7 +1,7 @@
 """Reading a stream into Spark: beside a plain Python consumer, beside Spark's own reading of JSON, beside a live node.
 
     rows      count, sum of the payloads' lengths, highest offset, and every other column is looked at
-    parse     offset and payload only, and the sum of a field of the JSON in it: by from_json, in plain Python by msgspec
+    parse     offset and payload only, and the sum of a field of the JSON in it: by from_json, or in Python by msgspec
     latency   p99 of a node's messages while Spark reads the stream they go into, against without
 
 All that is compared runs in the same round, one after the other, in an order that rotates; a bar is held against the
