@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection: an answer is thousands of lists without a cycle, and looking for one costs a third more."""
+    """No garbage collection: an answer is thousands of lists without a cycle, and looking for them costs a third."""
     enabled = gc.isenabled()
     gc.disable()
     try:
