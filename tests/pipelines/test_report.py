@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import subprocess
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from motorcade.cli import _report, app
+from motorcade.core import record
+from motorcade.core.message import Message
 from motorcade.pipelines import report
 from motorcade.pipelines.receipts import receipts
+from tests.pipelines.lake import Lake
 from tests.pipelines.receipts_made import START, stream, told
+from tests.support.node import ROOT
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("spark")]
+
+#: Seconds for a command that starts a Spark of its own beside ours, on a busy machine.
+COMMAND_PATIENCE = 300.0
 
 #: A name that is markup, mathematics, and in letters that the font of pictures may lack.
 EVIL = '<script>alert("1")</script> $\\frac{x$ 升级'
@@ -130,3 +143,55 @@ def test_a_picture_is_a_picture(data: report.Data, index: int) -> None:
 )  # fmt: skip
 def test_spans(seconds: float | None, words: str) -> None:
     assert words == report.span(seconds)
+
+
+# -- the command
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """A store of a node that does not run, with these receipts."""
+    url = f"rocksdb://{tmp_path / 'data' / 'store'}"
+    with Lake(url) as lake:
+        story = (receipt for receipt in STORY if isinstance(receipt, dict))
+        messages = [
+            Message(f"$SDV-FANOUT/receipt/{receipt['request_id']}/{receipt['vin']}", json.dumps(receipt).encode(), 1)
+            for receipt in story
+        ]
+        lake.append("receipts", [record.encode(message) for message in messages])
+    return url
+
+
+@pytest.mark.timeout(400)
+def test_the_command(spark: SparkSession, store: str, tmp_path: Path, data: report.Data) -> None:
+    """As a user runs it; and what it says of a request that nobody knows."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
+    line = ["fanout", "report", "r1", "--data", "data", "--html", "r1.html", "--png", "r1.png", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "motorcade", *line, "--master", "local[1]"],
+        env=environment | {"PYTHONPATH": str(ROOT / "src")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_PATIENCE,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    (request,) = found["requests"]
+    # Of one request alone; and all of its stragglers.
+    expected = data["requests"][0]
+    assert expected | {"stragglers": request["stragglers"]} == request
+    assert ["C.1", "D.1"] == [late["delivery_id"] for late in request["stragglers"]]
+    assert "<h1>Request r1</h1>" in (tmp_path / "r1.html").read_text()
+    assert (tmp_path / "r1.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(_report.ReportError, match="no receipts of request 'nobody'"):
+        _report.data(spark, store, "rocksdb://here", "nobody", 3600.0)
+
+
+@pytest.mark.parametrize("option", ["--html", "--png"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(option: str, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere" / "file"):
+        result = CliRunner().invoke(app, ["fanout", "report", "r1", option, str(place), "--data", str(tmp_path)])
+        assert 2 == result.exit_code
+        assert "cannot be written" in " ".join(result.output.replace("│", " ").split())

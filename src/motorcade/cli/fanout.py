@@ -1,6 +1,7 @@
 """`motorcade fanout`: one message to a list of vehicles, and what became of it.
 
-`send` speaks MQTT, as a platform does; everything else asks the control port of a node.
+`send` speaks MQTT, as a platform does; `report` reads the store with Spark; everything else asks the control port of a
+node.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from urllib.parse import urlencode
 import typer
 
 from motorcade.cli import _control, _mqtt, _options, _output, _vins
+from motorcade.cli.serve import ConfigFile
 
 if TYPE_CHECKING:
     from motorcade.cli._batches import Job, Outcome
@@ -362,6 +364,45 @@ def _target_line(target: dict[str, Any]) -> str:
     attempt = f"attempt {target['attempt']}" if target["attempt"] else ""
     when = _output.when(target["time"])
     return f"{target['vin']}  {target['state']:<9}  {when}  {attempt:<10}  {target['reason']}".rstrip()
+
+
+# -- reports
+
+
+@app.command()
+def report(
+    request: Request,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures that needs no other file.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the picture alone.")] = None,
+    slow_after: Annotated[
+        float, typer.Option("--slow-after", parser=_positive, metavar="1h|30m|45s", help="What counts as late.")
+    ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="URL", help="The store. [as `motorcade serve` finds it]")
+    ] = None,
+    config: ConfigFile = None,
+    data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where the node keeps files.")] = None,
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="Where Spark works.")] = "local[*]",
+    as_json: _control.AsJson = False,
+) -> None:
+    """How far a request got, how long it took, who is late and why: from all its receipts, read by Spark.
+
+    Reads the store, not the node: a node may run meanwhile, and need not.
+    """
+    from motorcade.cli import _report
+    from motorcade.cli.store import _shown, _where
+
+    for file in (html, png):
+        _report.check_writable(file)
+    where = _where(store, config, data, None, None)
+    found = _report.made(where.url, _shown(where), request, slow_after, master)
+    _report.write(found, html, png)
+    if as_json:
+        _output.print_json(found)
+    else:
+        _report.show(found)
 
 
 # -- decisions

@@ -1,0 +1,96 @@
+"""The report about a request: started from the command line, shown there, written to files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from motorcade.core.errors import MotorcadeError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Nobody looks at Spark's own interface or its warnings while a command runs.
+_QUIET = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+
+
+class ReportError(MotorcadeError):
+    """There is nothing to report, or no place for it."""
+
+
+def check_writable(file: Path | None) -> None:
+    """Say so at once if a file cannot be written, not after everything was read."""
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{file} cannot be written: it needs a folder that exists, and a name in it")
+
+
+def made(url: str, shown: str, request: str, slow_after: float, master: str) -> dict[str, Any]:
+    """The data of the report, by a session of its own."""
+    from motorcade.pipelines import session
+
+    with _telling() as tell:
+        tell("starting Spark")
+        spark = session.start(master, _QUIET, name=f"motorcade fanout report {request}")
+        try:
+            tell("reading receipts")
+            return data(spark, url, shown, request, slow_after)
+        finally:
+            spark.stop()
+
+
+def data(spark: SparkSession, url: str, shown: str, request: str, slow_after: float) -> dict[str, Any]:
+    """The data of the report; `shown` is the store's URL without its password."""
+    # Not before there is a session: they cannot be imported without Spark, and `session.start` says what to do then.
+    from motorcade.pipelines import report
+    from motorcade.pipelines.receipts import COLUMNS, receipts
+    from motorcade.plugins.fanout.tables import RECEIPTS
+
+    stream = spark.read.format("motorcade").options(store=url, stream=RECEIPTS, if_missing="empty")
+    found = report.collect(receipts(stream.schema(COLUMNS).load(), request=request, slow_after=slow_after))
+    if not found["requests"]:
+        raise ReportError(
+            f"{shown} has no receipts of request {request!r}; `motorcade fanout list` names the requests of a node, "
+            "whose receipts are kept for receipts_retention"
+        )
+    return found
+
+
+@contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """What is being done, if a person watches."""
+    if not sys.stderr.isatty():
+        yield lambda _words: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda words: status.update(f"{words} …")
+
+
+def write(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
+    """The files that were asked for."""
+    from motorcade.pipelines import report
+
+    if html is not None:
+        _write(html, report.html(found).encode())
+    if png is not None:
+        _write(png, report.png(found["requests"][0]))
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise ReportError(f"cannot write {file}: {error.strerror}") from error
+    print(f"written: {file}", file=sys.stderr)
+
+
+def show(found: dict[str, Any]) -> None:
+    from motorcade.pipelines import report
+
+    print(report.text(found))
