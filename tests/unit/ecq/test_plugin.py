@@ -234,6 +234,56 @@ async def test_progress_passes_what_was_replaced(store: Store) -> None:
         assert 2 == await node.progress("car")
 
 
+# -- reading beside appending
+
+
+async def test_what_is_appended_while_it_reads_is_not_missed(store: Store) -> None:
+    async with Node.on(store) as node:
+        await node.fill("car", ("a", b"1"))
+        read, letting = store.mailboxes.read, asyncio.Event()
+        waiting = 0
+
+        async def slow(*args: Any) -> Any:
+            nonlocal waiting
+            found = await read(*args)
+            waiting += 1
+            await letting.wait()
+            return found
+
+        store.mailboxes.read = slow  # type: ignore[method-assign,assignment]
+        try:
+            car = await consume(node)
+            await until(lambda: waiting)
+            await node.fill("car", ("b", b"2"), ("a", b"3"))
+            letting.set()
+            assert [1, 2, 3] == numbers(await car.take(3))
+        finally:
+            store.mailboxes.read = read  # type: ignore[method-assign]
+
+
+async def test_nobody_is_given_what_the_node_has_not_heard_of(store: Store) -> None:
+    """It may be one too many, and go again; if it stays, it comes in its place."""
+    async with Node.on(store) as node:
+        await node.fill("car", ("a", b"1"), ("b", b"2"))
+        (entry, _) = await store.mailboxes.read("ecq:car", 0, 2, 0.0)
+        await store.mailboxes.append(["ecq:car"], Draft(entry.body, key=b"z"), node.hub.now())
+        car = await consume(node)
+        assert [1, 2] == numbers(await car.take(2))
+        assert [] == await car.quiet()
+        await node.fill("car", ("c", b"4"))
+        assert [3, 4] == numbers(await car.take(2))
+
+
+async def test_nobody_is_given_what_is_one_too_many(store: Store) -> None:
+    """Though it could not be removed yet."""
+    async with Node.on(store) as node:
+        await node.fill("car", ("a", b"1"), ("b", b"2"), ("c", b"3"))
+        node.plugin.queues.open(ECQ, "car").doomed.add(2)
+        car = await consume(node)
+        assert [1, 3] == numbers(await car.take(2))
+        assert [1, 3] == [number for number, _, _ in await node.stored("car")]
+
+
 # -- refusals of consumers
 
 
