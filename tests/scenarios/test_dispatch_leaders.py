@@ -55,13 +55,12 @@ def pair(place: Place, **options: Any) -> tuple[Daemon, Daemon]:
 # -- who leads
 
 
-def test_one_leads_at_a_time(place_of: PlaceOf) -> None:
-    place = place_of(lease=LEASE)
+def test_one_leads_at_a_time(place: Place) -> None:
     first, second = pair(place)
     token = place.redis.get(LOCK)
-    assert 0 < place.redis.pttl(LOCK) <= LEASE * 1000
+    assert 0 < place.redis.pttl(LOCK) <= 2000
     renewed, last = 0, 0
-    while renewed < 10:  # several leases
+    while renewed < 6:  # longer than a lease
         left = place.redis.pttl(LOCK)
         renewed += left > last
         last = left
@@ -133,9 +132,9 @@ def test_a_leader_that_hung_for_three_leases(place_of: PlaceOf) -> None:
     first.wait_event("dispatch_led")
     place.wait_processed(300)
     assert list(range(300)) == numbers(place)
-    assert [2] == epochs(second)
+    assert epochs(second)[0] > epochs(first)[0]
     second.kill()
-    wait_until(lambda: [1, 3] == epochs(first), "it leads again")
+    wait_until(lambda: epochs(first)[-1] > epochs(second)[-1], "it leads again")
     place.publish(*numbered(10, 300))
     place.wait_processed(310)
 
@@ -240,13 +239,13 @@ def test_nothing_that_an_old_leader_has_said_can_be_said_again(place_of: PlaceOf
     listener.close()
     worker.stop()
     with Actor() as silent:
-        second = place.leader(workers=[silent.name], ack_timeout=60.0, remember=300.0)
+        # Its lease outlasts the pause below: a lock that is free may be taken by anybody.
+        second = place.leader(workers=[silent.name], ack_timeout=60.0, remember=300.0, lease=100.0)
         second.wait_event(LEADING)
         place.publish(*numbered(10, 50))
         silent.wait_for(10)
         second.pause()  # so that whatever changes now is somebody else's doing
         try:
-            place.redis.persist(LOCK)
             before = state(dispatch_redis)
             assert 10 == len(before["pending"]) and before["fences"]
             scripts = refused = 0
