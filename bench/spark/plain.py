@@ -1,6 +1,6 @@
 """A plain Python consumer of a stream: what somebody would write who has no Spark, and knows how to write it well.
 
-    plain.py URL AFTER LAST parse|rows     waits for a line on stdin, reads, prints CPU seconds and sums as JSON
+    plain.py URL AFTER LAST parse|…     waits for a line on stdin, reads, prints CPU seconds and sums as JSON
 
 It reads pages of a thousand and more, decodes each record into a struct with msgspec, and goes over the rows once. From
 Redis it reads with redis-py and hiredis, as everybody does; from an embedded store with Motorcade's own reader, since
