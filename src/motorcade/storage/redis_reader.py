@@ -31,7 +31,7 @@ from motorcade.storage.redis_checks import VERSION
 from motorcade.storage.redis_format import unpack_entry
 from motorcade.storage.redis_scripts import EXTENT, FIND, READ
 
-#: Entries in one answer: about half a millisecond of the server's time.
+#: Entries in one answer: 0.4 ms of the server's processor time where records are short (`stride`: 0.9 ms).
 PAGE_ROWS: Final = 1000
 
 #: Questions on their way at once.
