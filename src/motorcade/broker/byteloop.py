@@ -49,8 +49,11 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     durable = mailbox is not None  # what it acknowledges or releases must be stored
     told = durable or session.carrier is not None  # somebody hears of what it acknowledges
     keeper = plane.keeper
+    taken = pubsub.taken if routes is pubsub.routes else None  # without access control, also topics never seen
     ticket: Ticket | None = None  # of the messages that are stored
+    waits_for: object = None  # what a plugin has said that it waits for
     numbers: list[bytes] = []  # their packet ids
+    told_octets = 0  # of those whose answers wait already
     in_line = session.in_line  # answers wait for the store, and this client's next ones must not pass them
     try:
         while i + 1 < n:
@@ -71,8 +74,37 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                 # PUBLISH, not retained, not a duplicate
                 stop = body + 2 + (data[body] << 8 | data[body + 1])  # behind the topic
                 route = routes.get(data[body + 2 : stop]) if stop < end else None
-                if route is None or route.stale or route.slow:
+                if route is None and taken and stop < end:
+                    route = taken.get(data[body + 2 : data.find(b"/", body + 2, stop)])
+                if route is None or route.stale:
                     break
+                if route.slow:
+                    # A plugin may take it as it is: QoS 1, no properties.
+                    if route.plain is None or first != 0x32 or stop + 2 > end - v5 or (v5 and data[stop + 2]):
+                        break
+                    number = data[stop : stop + 2]
+                    topic = _topic(data[body + 2 : stop], plane.limits.max_topic_levels)
+                    if number == b"\0\0" or not topic:
+                        break
+                    wall = wall or time()
+                    guid = plane.guids.next(int(wall * 1_000_000))
+                    done = route.plain.take_plain(client, topic, data[stop + 2 + v5 : end], guid)
+                    if done is None:
+                        break
+                    if done is not waits_for or ticket is None:
+                        if ticket is not None:  # they may fare differently
+                            _answer_later(session, numbers, ticket, stored_octets - told_octets)
+                            numbers = []
+                            told_octets = stored_octets
+                        ticket = Ticket()
+                        ticket.after((done,))
+                        waits_for = done
+                    numbers.append(number)
+                    in_line = True
+                    stored += 1
+                    stored_octets += end - stop - 2 - v5
+                    i = end
+                    continue
                 if freed:
                     freed = False  # before anything new: what waits goes first
                     if told or not session.ready:
@@ -110,7 +142,12 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                 if route.lasting:
                     if keeper is None:
                         break
-                    if ticket is None:
+                    if ticket is None or waits_for is not None:
+                        if ticket is not None:
+                            _answer_later(session, numbers, ticket, stored_octets - told_octets)
+                            numbers = []
+                            told_octets = stored_octets
+                            waits_for = None
                         ticket = Ticket()
                     frame = (data[i:stop], data[stop + 2 : end], client)
                     keeper.accept_plain(route, frame, data[stop + 2 + v5 : end], client, version, ticket)
@@ -209,7 +246,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
         return i
     finally:
         if ticket is not None:
-            _answer_later(session, numbers, ticket, stored_octets)
+            _answer_later(session, numbers, ticket, stored_octets - told_octets)
         if freed and (told or not session.ready):
             _pump(session)
         stats = plane.stats
@@ -229,6 +266,17 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
 
 _ACKNOWLEDGED = {0x40: b"\x40\x02", 0x50: b"\x50\x02"}  # PUBACK, PUBREC
 _UNHEARD = {0x40: b"\x40\x03", 0x50: b"\x50\x03"}  # the same with a reason code
+
+
+def _topic(data: bytes, max_levels: int) -> str:
+    """A topic that is right; else nothing, and the channel says what is wrong."""
+    try:
+        topic = data.decode()
+    except UnicodeDecodeError:
+        return ""
+    if "+" in topic or "#" in topic or not topic.isprintable() or (max_levels and topic.count("/") >= max_levels):
+        return ""
+    return topic
 
 
 def _answer_later(session: Session, numbers: list[bytes], ticket: Ticket, octets: int) -> None:

@@ -28,7 +28,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import split_share
-from motorcade.extension.hooks import Hooks
+from motorcade.extension.hooks import Callback, Chain, Hooks
 
 NOBODY: Mapping[str, str] = {}
 
@@ -97,6 +97,7 @@ class Route:
         "kept",
         "lasting",
         "only",
+        "plain",
         "publish_hooks",
         "rest",
         "retain_hooks",
@@ -128,6 +129,8 @@ class Route:
         self.groups = groups
         self.publish_hooks, self.retain_hooks = hooks.publish_chains(topic)
         self.count = len(targets) + len(groups)
+        #: takes plain messages of this topic for itself, and nobody else wants to see them
+        self.plain = _plain(self.publish_hooks)
         #: somebody wants to see every message of this topic: the byte loop leaves them to the channel
         self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
         #: somebody's messages of QoS 1 and 2 go through the store: the byte loop leaves them to the channel
@@ -151,6 +154,12 @@ class Route:
         v5 = [t for t in plain if t.session.version == 5]
         self.v3_all, self.v3_qos0, self.v3_qos1, self.v3_qos2, self.v3_from_1 = _by_qos(v3)
         self.v5_all, self.v5_qos0, self.v5_qos1, self.v5_qos2, self.v5_from_1 = _by_qos(v5)
+
+
+def _plain(chain: Chain | None) -> Callback | None:
+    if chain is None or len(chain.callbacks) > 1 or chain.callbacks[0].plain is None:
+        return None
+    return chain.callbacks[0]
 
 
 def _lasting(targets: list[Target]) -> tuple[Copy, ...]:
@@ -255,16 +264,16 @@ class PubSub:
         self.shared_subscriptions = 0
         self._router: Router[Audience] = Router()
         self._routes: Routes[Route] = Routes(ROUTES)
-        self._taken: dict[str, Route] = {}  # by first level
+        self.taken: dict[bytes, Route] = {}  #: first level -> route of all topics below it, read by the byte loop
         self.routes = self._routes.table  #: topic bytes -> route, read by the byte loop
         shared.hooks.on_change(self.forget_routes)
 
     def forget_routes(self) -> None:
         """Hooks have changed: every route may now be served differently."""
         self._routes.clear()
-        for route in self._taken.values():
+        for route in self.taken.values():
             route.stale = True
-        self._taken.clear()
+        self.taken.clear()
 
     # -- subscriptions
 
@@ -334,9 +343,9 @@ class PubSub:
 
     def _taken_route(self, level: str) -> Route:
         """One for all topics below a level that a plugin takes, which may be any number."""
-        route = self._taken.get(level)
+        route = self.taken.get(level.encode())
         if route is None:
-            route = self._taken[level] = Route(f"{level}/", [], (), self.shared.hooks)
+            route = self.taken[level.encode()] = Route(f"{level}/", [], (), self.shared.hooks)
         return route
 
     def heard(self, topic: str) -> bool:

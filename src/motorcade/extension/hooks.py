@@ -53,6 +53,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from motorcade.core import topic as topics_
+from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -194,6 +195,14 @@ POINTS: Final = {
 }
 
 
+#: `message.publish`: a callback may take plain messages as they come (client, topic, payload, guid). This is called in
+#: place of the callback for a message of QoS 1 without properties that is not retained, if no other callback wants its
+#: topic. It takes the message, and answers with what the publisher's acknowledgement waits for, as if the callback had
+#: told `acknowledge_after` and answered `Handled()`; or it answers None, and the callback is called. Messages of one
+#: read that wait for the same future are answered together.
+Plain = Callable[[ClientInfo, str, bytes, bytes], "asyncio.Future[Any] | None"]
+
+
 @dataclass(eq=False, slots=True)
 class Callback:
     """One registered function. `errors` counts how often it raised or timed out."""
@@ -206,6 +215,16 @@ class Callback:
     timeout: float = DEFAULT_TIMEOUT
     takes: bool = False  #: `message.publish` only: it handles all messages of its topics, so nobody ever gets one
     errors: int = 0
+    plain: Plain | None = None  #: `message.publish` only
+
+    def take_plain(self, client: ClientInfo, topic: str, payload: bytes, guid: bytes) -> asyncio.Future[Any] | None:
+        """Let it take a plain message; None if it does not, or fails to."""
+        try:
+            return self.plain(client, topic, payload, guid) if self.plain is not None else None
+        except Exception:
+            self.errors += 1
+            log.exception("hook_failed point=message.publish plugin=%s", self.owner)
+            return None
 
     def concerns(self, topic: str) -> bool:
         """Whether this callback wants messages of a topic."""

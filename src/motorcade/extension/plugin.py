@@ -185,6 +185,7 @@ class _Mark:
     retained_only: bool
     takes: bool
     timeout: float
+    plain: str
 
 
 def hook(
@@ -195,12 +196,16 @@ def hook(
     retained_only: bool = False,
     takes: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
+    plain: str = "",
 ) -> Callable[[F], F]:
-    """Mark a method of a plugin as callback of a hook point (see `extension.hooks`)."""
+    """Mark a method of a plugin as callback of a hook point (see `extension.hooks`).
+
+    `plain` names the method that takes plain messages as they come (`hooks.Plain`).
+    """
 
     def mark(function: F) -> F:
         marks: list[_Mark] = function.__dict__.setdefault("__motorcade_hooks__", [])
-        marks.append(_Mark(point, priority, tuple(topics), retained_only, takes, timeout))
+        marks.append(_Mark(point, priority, tuple(topics), retained_only, takes, timeout, plain))
         return function
 
     return mark
@@ -353,7 +358,11 @@ def _callbacks(owner: str, plugin: Plugin) -> Iterator[tuple[str, Callback]]:
     for _, method in inspect.getmembers(plugin, inspect.ismethod):
         marks: list[_Mark] = getattr(method.__func__, "__motorcade_hooks__", [])
         for m in marks:
-            yield m.point, Callback(method, m.priority, owner, m.topics, m.retained_only, m.timeout, m.takes)
+            plain = getattr(plugin, m.plain) if m.plain else None
+            yield (
+                m.point,
+                Callback(method, m.priority, owner, m.topics, m.retained_only, m.timeout, m.takes, plain=plain),
+            )
 
 
 def _configure(name: str, kind: type[Plugin], config: Mapping[str, object]) -> msgspec.Struct:

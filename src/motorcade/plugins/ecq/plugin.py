@@ -138,7 +138,24 @@ class EcqPlugin(Plugin):
 
     # -- producers
 
-    @hook("message.publish", priority=TAKING, topics=TOPICS, takes=True)
+    def on_plain(self, client: ClientInfo, topic: str, payload: bytes, guid: bytes) -> asyncio.Future[None] | None:
+        """A message without anything special, for a queue that has room for it; all else is for `on_publish`."""
+        shape = WRITING.get(topic[:PLACE])
+        name, _, key = topic[PLACE:].partition("/")
+        queue = self.queues.of(shape).get(name) if shape is not None else None
+        config, appender = self.config, self.tools.appender
+        place = key.encode()
+        if queue is None or not queue.registered or not 0 < len(place) <= config.max_key:
+            return None
+        if appender.pending >= config.max_pending or appender.pending_octets >= config.max_pending_bytes:
+            return None
+        body, rest = record.encode_plain(payload, client.client_id, client.username, guid, self.context.hub.now())
+        size = len(body) + len(rest)
+        if 0 < config.max_bytes < size or (config.overflow == "refuse" and not queue.has_room(size, config)):
+            return None
+        return appender.add(Row(queue, Draft(body, rest, place), size, None, False)).future()
+
+    @hook("message.publish", priority=TAKING, topics=TOPICS, takes=True, plain="on_plain")
     def on_publish(self, client: ClientInfo | None, message: Message | Handled) -> Stop | None:
         """Append, or rewind; nobody else gets it."""
         if isinstance(message, Handled):

@@ -22,7 +22,6 @@ from motorcade.extension.hooks import Handled
 from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.tables import EXCLUSIVE, Shape
-from motorcade.plugins.ecq.topics import PLACE
 from motorcade.storage.ports import Appended, Draft, Entry, MailboxInfo
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Row(msgspec.Struct, gc=False):
     queue: Queue
     draft: Draft
     size: int
-    message: Message
+    message: Message | None  #: None: it was plain, the draft has everything
     probe: bool  #: it is not certain that there is room: it may have to replace an older value
     refusal: str = ""  #: why it was not taken
 
@@ -213,12 +212,9 @@ class Queue:
         if not self.consumers:
             return
         shape = self.shape
-        read = f"{shape.root}/"
+        read = f"{shape.root}/{self.name}/"
         items = [
-            Item(
-                number,
-                record.delivered(row.message, read + row.message.topic[PLACE:], (shape.number, str(number)), stored_at),
-            )
+            Item(number, _delivery(row, read, (shape.number, str(number)), stored_at))
             for number, row in (() if gap or too_old else rows.items())
         ]
         fresh = Fresh(self._fresh_after if items else self.tail, self.tail, items, gone)
@@ -233,6 +229,14 @@ class Queue:
     def topic_of(self, entry: Entry) -> str:
         """Where consumers get an entry."""
         return f"{self.shape.root}/{self.name}/{entry.key.decode(errors='replace')}"
+
+
+def _delivery(row: Row, read: str, number: tuple[str, str], stored_at: float) -> Message:
+    draft = row.draft
+    topic = read + draft.key.decode()
+    if row.message is None:
+        return record.delivery(record.decode(draft.body), draft.payload, topic, number, stored_at)
+    return record.delivered(row.message, topic, number, stored_at)
 
 
 class Queues:

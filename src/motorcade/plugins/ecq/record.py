@@ -70,6 +70,13 @@ def encode(message: Message, now: float) -> tuple[bytes, bytes]:
     return body, b"" if inline else payload
 
 
+def encode_plain(payload: bytes, publisher: str, username: str | None, guid: bytes, now: float) -> tuple[bytes, bytes]:
+    """The same of a message of QoS 1 that has no properties."""
+    if len(payload) <= INLINE:
+        return _encode(Stored(payload, publisher, username, guid, now, 1, None)), b""
+    return _encode(Stored(None, publisher, username, guid, now, 1, None)), payload
+
+
 def decode(body: bytes) -> Stored:
     """What a body says; `RecordError`."""
     try:

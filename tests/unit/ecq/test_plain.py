@@ -1,0 +1,176 @@
+"""Plain messages, which the byte loop hands to the plugin as they come: they mean the same as all others."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from motorcade.core.message import Message
+from motorcade.extension.hooks import Callback, Stop
+from motorcade.mqtt.packets import Puback, Publish
+from motorcade.mqtt.properties import Properties
+from motorcade.plugins.ecq.plugin import EcqPlugin
+from motorcade.storage.memory import MemoryStore
+from motorcade.storage.ports import StoreFullError
+from tests.unit.ecq.node import EXCLUSIVE, Client, Node, numbers, until, values
+from tests.unit.ecq.test_plugin import Sluggish, consume
+
+SAID = Properties(user_properties=(("said", "so"),))
+
+
+class Counted:
+    """How many messages have come either way."""
+
+    def __init__(self) -> None:
+        self.plain = self.others = 0
+
+
+@pytest.fixture
+def counted() -> Any:
+    """Counts what the plugin takes."""
+    count = Counted()
+    on_plain, on_publish = EcqPlugin.on_plain, EcqPlugin.on_publish
+
+    def plain(plugin: EcqPlugin, *args: Any) -> Any:
+        done = on_plain(plugin, *args)
+        count.plain += done is not None
+        return done
+
+    def others(plugin: EcqPlugin, *args: Any) -> Any:
+        count.others += 1
+        return on_publish(plugin, *args)
+
+    others.__dict__.update(on_publish.__dict__)  # the marks of the hook
+    with patch.object(EcqPlugin, "on_plain", plain), patch.object(EcqPlugin, "on_publish", others):
+        yield count
+
+
+async def memory() -> MemoryStore:
+    store = MemoryStore()
+    await store.open()
+    return store
+
+
+def packet(number: int, key: str, *, said: bool = False, qos: int = 1) -> Publish:
+    properties = SAID if said else Properties()
+    return Publish(f"$ECQ/w/car/{key}", b"%d" % number, qos, packet_id=number, properties=properties)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_they_are_appended_in_order_with_all_others(counted: Counted, version: int) -> None:
+    """Of one read; and answered in the order in which they came."""
+    async with Node.on(await memory()) as node:
+        pub = await node.client("pub", version)
+        keys = ["k", "l", "k", "m", "l", "k"]
+        for number, key in enumerate(keys, 1):  # their routes are known, and the queue is
+            assert 0 == await pub.publish(f"$ECQ/w/car/{key}", b"%d" % number)
+        before = counted.plain
+        packets = [packet(number, key, said=version == 5 and number % 3 == 0) for number, key in enumerate(keys, 101)]
+        pub.peer.send(*packets)
+        assert [*range(101, 107)] == [(await pub.expect(Puback)).packet_id for _ in keys]
+        assert (4 if version == 5 else 6) == counted.plain - before
+        assert [("m", b"104"), ("l", b"105"), ("k", b"106")] == [each[1:] for each in await node.stored("car")]
+        assert [10, 11, 12] == [number for number, _, _ in await node.stored("car")]
+
+
+async def test_a_consumer_cannot_tell_them_apart(counted: Counted) -> None:
+    async with Node.on(await memory()) as node:
+        await node.fill("car", ("k", b"1"))
+        car = await consume(node)
+        assert [1] == numbers(await car.take(1))
+        pub = Client(node, "pub", 5)  # type: ignore[arg-type]
+        before = counted.plain
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"2")
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"x" * 5000)
+        assert 2 == counted.plain - before
+        messages = await car.take(2)
+        assert [("k", b"2"), ("k", b"x" * 5000)] == values(messages)
+        assert [2, 3] == numbers(messages)
+        car.ack(*messages)
+        (found,) = await node.service.read(EXCLUSIVE, "car")
+        assert ("pub", 32) == (found.publisher, len(found.guid))
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_a_store_that_refuses(counted: Counted, version: int) -> None:
+    store = Sluggish()
+    await store.open()
+    async with Node.on(store) as node:
+        pub = await node.client("pub", version)
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
+        store.error = StoreFullError("no room")
+        before = counted.plain
+        pub.send("$ECQ/w/car/k", b"2")
+        assert 1 == counted.plain - before
+        if version == 5:
+            answer = await pub.expect(Puback)
+            assert (0x97, "no room") == (answer.reason, answer.properties.reason_string)
+        else:
+            await until(lambda: not pub.peer.open)
+        store.error = None
+
+
+async def test_a_full_queue_is_not_for_the_quick_way(counted: Counted) -> None:
+    async with Node.on(await memory(), max_messages=1) as node:
+        pub = await node.client("pub")
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
+        before = counted.plain
+        assert 0x97 == await pub.publish("$ECQ/w/car/l", b"2")
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"3")
+        assert 0 == counted.plain - before
+
+
+async def test_who_wants_to_see_them_does(counted: Counted) -> None:
+    """Another callback for the topic, also one that comes later."""
+    async with Node.on(await memory()) as node:
+        pub = await node.client("pub")
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
+        seen: list[bytes] = []
+
+        def look(_client: object, message: Message) -> None:
+            seen.append(message.payload)
+
+        node.broker.hooks.add("message.publish", Callback(look, 900, "test", ("$ECQ/w/#",)))
+        before = counted.plain
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"2")
+        assert ([b"2"], 0) == (seen, counted.plain - before)
+        node.broker.hooks.remove("message.publish", look)
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"3")
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"4")
+        assert ([b"2"], True) == (seen, counted.plain > before)
+
+
+async def test_access_rules_hold(counted: Counted) -> None:
+    async with Node.on(await memory()) as node:
+        pub = await node.client("pub")
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
+        node.broker.hooks.add("client.authorize", Callback(_authorize, 0, "test"))
+        other = await node.client("other")
+        before = counted.plain
+        assert [0x87, 0x87, 0, 0] == [
+            await other.publish(f"$ECQ/w/car/{key}", b"2") for key in ("secret", "secret", "k", "k")
+        ]
+        assert 1 == counted.plain - before, "once it is known to be allowed"
+
+
+def _authorize(_client: object, _action: str, topic: str, _answer: object) -> Stop:
+    return Stop(not topic.endswith("secret"))
+
+
+async def test_one_that_fails_hurts_nobody(counted: Counted) -> None:
+    """The message takes the long way."""
+    async with Node.on(await memory()) as node:
+        pub = await node.client("pub")
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
+        (callback,) = [each for each in node.broker.hooks.lookup("message.publish") if each.plain is not None]
+
+        def broken(*_args: object) -> None:
+            raise RuntimeError("on purpose")
+
+        plain, callback.plain = callback.plain, broken
+        assert 0 == await pub.publish("$ECQ/w/car/k", b"2")
+        assert 1 == callback.errors
+        callback.plain, callback.errors = plain, 0
+        assert [(2, "k", b"2")] == await node.stored("car")
