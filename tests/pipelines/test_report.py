@@ -21,6 +21,7 @@ from motorcade.core import record
 from motorcade.core.message import Message
 from motorcade.pipelines import report
 from motorcade.pipelines.receipts import receipts
+from motorcade.storage.ports import StoreError
 from tests.pipelines.lake import Lake
 from tests.pipelines.receipts_made import START, stream, told
 from tests.support.node import ROOT
@@ -195,3 +196,8 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(option: s
         result = CliRunner().invoke(app, ["fanout", "report", "r1", option, str(place), "--data", str(tmp_path)])
         assert 2 == result.exit_code
         assert "cannot be written" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_store_that_is_not_there_is_told_before_spark_is_started(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"there is no store at {tmp_path}"):
+        _report.made(f"rocksdb://{tmp_path}", "", "r1", 3600.0, "no such master")

@@ -32,7 +32,9 @@ def check_writable(file: Path | None) -> None:
 def made(url: str, shown: str, request: str, slow_after: float, master: str) -> dict[str, Any]:
     """The data of the report, by a session of its own."""
     from motorcade.pipelines import session
+    from motorcade.storage.readers import open_reader
 
+    open_reader(url).close()  # what is wrong with it is told sooner, and in fewer words, than by Spark
     with _telling() as tell:
         tell("starting Spark")
         spark = session.start(master, _QUIET, name=f"motorcade fanout report {request}")
