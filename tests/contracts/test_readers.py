@@ -206,6 +206,31 @@ async def test_a_reader_outlives_the_node(tmp_path: Path) -> None:
     reader.close()
 
 
+async def test_a_reader_follows_a_node_that_starts_again(tmp_path: Path) -> None:
+    """What was written before the restart and after it: streams and mailboxes."""
+    url = f"rocksdb://{tmp_path / 'store'}"
+    owners = [f"fanout:{number}" for number in range(5)]
+    store = await open_store(url, Durability.FAST)
+    await store.streams.append("s", [b"0"], NOW)
+    async with reading(url) as reader:
+        for count in (1, 2, 3):
+            await store.streams.append("s", [b"%d" % count] * 10, NOW)
+            await store.mailboxes.append(owners, Draft(b"body", PAYLOAD), NOW)
+            await look(reader.refresh)
+            await store.streams.append("s", [b"unseen"], NOW)
+            await store.close()
+            store = await open_store(url, Durability.FAST)
+            await store.mailboxes.clear(owners[count])
+            await store.streams.append("s", [b"again"], NOW)
+            await look(reader.refresh)
+            last = 1 + 12 * count
+            assert last == (await look(lambda: reader.extent("s"))).last
+            assert list(range(1, last + 1)) == [offset for offset, _, _ in await rows(reader, "s", 0, last)]
+            waiting = await look(lambda: [owner for page in reader.waiting("fanout:", 0) for owner in page.owners])
+            assert {owners[count]} == set(owners) - set(waiting)
+    await store.close()
+
+
 async def test_files_that_the_node_removes_stay_readable(tmp_path: Path) -> None:
     """A page is asked for long after the files that have it were compacted away."""
     url = f"rocksdb://{tmp_path / 'store'}"

@@ -8,6 +8,8 @@ in a folder of its own. The node does not notice; it need not even run.
 Rule 1: all files are held open from the time they are found, so that what the node removes stays readable.
 Rule 2: rows are taken apart by the functions that the engine itself uses.
 Rule 3: between finding a file and opening it the node may remove it. Then everything is opened anew, a few times.
+Rule 4: a node that starts begins a new list of files, and what a secondary remembers of the old log would stand before
+        what the node has since written. So everything is opened anew then, too.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Secondary:
         self._path = Path(path)
         self._files = Files(self._path, block_cache=BLOCK_CACHE)  # for its words about errors only
         self._cache = Cache(BLOCK_CACHE)
+        self._manifest = b""  # the name of the list of files it was opened with
         self._opened: Tables | None = None
         if not (self._path / "CURRENT").exists():
             raise StoreError(
@@ -68,6 +71,7 @@ class Secondary:
 
     def _open(self) -> None:
         self._release()
+        self._manifest = self._read_manifest()
         families = {table: self._options() for table in READ}
         db = Rdict(
             str(self._path),
@@ -103,10 +107,14 @@ class Secondary:
         self._persist(self._catch_up)
 
     def _catch_up(self) -> None:
-        if self._opened is None:
-            self._open()
-        else:
+        if self._opened is not None and self._manifest == self._read_manifest():
             self._opened.db.try_catch_up_with_primary()
+            if self._manifest == self._read_manifest():
+                return
+        self._open()  # rule 4
+
+    def _read_manifest(self) -> bytes:
+        return (self._path / "CURRENT").read_bytes()
 
     def _persist(self, step: Callable[[], None]) -> None:
         """Rule 3: try, and if that fails open everything anew."""
