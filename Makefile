@@ -26,7 +26,7 @@ serve: setup ## Run a node until it is stopped (ARGS="--mqtt 127.0.0.1:1883")
 test: setup ## Run all tests, three at a time (ARGS="tests/unit -k window" runs some, one at a time)
 	@scripts/need-commands java mosquitto mosquitto_pub mosquitto_sub node npm redis-server
 	@scripts/npm-packages tests/npm .build/npm
-	@.venv/bin/python -m pytest $(or $(ARGS),-n 3 --dist loadgroup)
+	@$(if $(ARGS),.venv/bin/python -m pytest $(ARGS),scripts/test)
 
 .PHONY: fuzz
 fuzz: setup ## Throw broken conversations at a broker for five minutes (ARGS="--minutes 30 --seed 7")

@@ -1,6 +1,7 @@
 """`spark`: one session for all tests of a process, because starting one takes ten seconds and half a gigabyte.
 
-Tests that take it run on one worker (`make test` distributes by group), and begin and end without running queries.
+Tests that take it have the mark `spark` and run in one process (`scripts/test`), and begin and end without running
+queries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whoever needs the session needs the one there is."""
     for item in items:
         if "spark_session" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")

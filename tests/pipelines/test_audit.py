@@ -12,7 +12,7 @@ from motorcade.core.receipt import FINAL
 from motorcade.pipelines.audit import Problem, Verdict, audit, judged
 from tests.pipelines.receipts_made import mailboxes, moment, stream, told
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.timeout(240)
 
 WRONG: list[dict[str, Any] | bytes] = [
     told("A.1", "accepted", 0),

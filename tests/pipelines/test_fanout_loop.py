@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shutil
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ from tests.support.fanout import Watch, batch
 from tests.support.node import NodeProcess
 from tests.support.operator import Operator
 
-pytestmark = [pytest.mark.timeout(500), pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.timeout(500)
 
 #: Seconds for anything that happens by itself, on a busy machine.
 PATIENCE = 120.0
@@ -185,8 +184,7 @@ def test_the_whole_loop(spark: SparkSession, tmp_path: Path) -> None:
         assert heard.outcomes("ota") == Counter(alone.outcomes)
         _tables_are_right(spark, url, heard)
         _audited_while_it_moves(spark, url, life, len(heard.histories()))
-    shutil.copytree(tmp_path / "data" / "store", tmp_path / "damaged")
-    _damage_is_found(spark, f"rocksdb://{tmp_path / 'damaged'}")
+    _damage_is_found(spark, url)
 
 
 def _story(life: Life, desk: Operator) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from motorcade.pipelines.receipts import Tables, latency, parse, receipts
 from tests.pipelines.receipts_made import START, moment, stream, told
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.timeout(240)
 
 STORY: list[dict[str, Any] | bytes] = [
     # A.1: at once.

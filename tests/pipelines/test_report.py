@@ -26,7 +26,7 @@ from tests.pipelines.lake import Lake
 from tests.pipelines.receipts_made import START, stream, told
 from tests.support.node import ROOT
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.timeout(240)
 
 #: Seconds for a command that starts a Spark of its own beside ours, on a busy machine.
 COMMAND_PATIENCE = 300.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.compacted import Compacted
-from tests.support.consumers import ask, connected, numbers, payloads, settled, take, take_until, unique
+from tests.support.consumers import acknowledge, ask, connected, numbers, payloads, settled, take, take_until, unique
 from tests.support.kept import sound_node
 from tests.support.node import ROOT, NodeProcess
 from tests.support.operator import Operator
@@ -157,11 +157,13 @@ def test_deleting(queue: Compacted, desk: Operator) -> None:
     queue.put_numbers(50)
     with queue.consumer() as client:
         take(client, 10)
-        settled(client)
+        under_way = settled(client)
         desk.delete("compacted/exclusive", queue.name)
         queue.put(("new", b"new"))
+        for message in under_way:  # else they would take up its window
+            acknowledge(client, message)
         late = take_until(client, b"new")
-        assert len(late) <= 32, "only what was under way"
+        assert len(under_way) + len(late) <= 32, "only what was under way"
     answer = desk.web.delete(f"compacted/exclusive/{unique('nobody')}")
     assert 404 == answer.status_code
     queue.put(("new", b"newer"))
