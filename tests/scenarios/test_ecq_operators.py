@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.compacted import Compacted
-from tests.support.consumers import acknowledge, ask, connected, numbers, payloads, settled, take, take_until, unique
+from tests.support.consumers import ask, connected, numbers, payloads, settled, take, take_until, unique
+from tests.support.flows import acknowledge
 from tests.support.kept import sound_node
 from tests.support.node import ROOT, NodeProcess
 from tests.support.operator import Operator
