@@ -1021,3 +1021,19 @@ asyncio.run(main())
     # The refused one may or may not be there; it was never acknowledged.
     assert expected == list(dict.fromkeys(entry.body for entry in entries))
     await store.close()
+
+
+async def test_replaced_values_give_their_disk_back(tmp_path: Path) -> None:
+    """One key, far more written than stays: what is left is of the size of one value, not of all that came before."""
+    store = RocksStore(tmp_path / "store", Durability.FAST)
+    await store.open()
+    for group in range(250):
+        batch = store.batch()
+        for number in range(100):
+            batch.append(["ecq:car"], Draft(b"", bytes((group, number)) * 2048, b"key"), 1000.0 + group)
+        await batch.commit()
+    info = await store.mailboxes.info("ecq:car")
+    assert (1, 4096, 25_000) == (info.entries, info.octets, info.last)
+    await store.close()
+    left = sum(file.stat().st_size for file in (tmp_path / "store").iterdir())
+    assert left < 25_000 * 4096 // 10, "100 MB were written"
