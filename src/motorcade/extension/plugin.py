@@ -82,6 +82,12 @@ class Hub(Protocol):
         """Seconds since the epoch."""
 
 
+class Spawn(Protocol):
+    """`Context.spawn`."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+
+
 @dataclass(slots=True)
 class Context:
     """What one plugin is given."""

@@ -113,8 +113,7 @@ class Node:
     async def kill(self) -> None:
         """Nothing is written any more, and nobody is told."""
         ledger = self.plugin.tools.ledger
-        if ledger._timer is not None:
-            ledger._timer.cancel()
+        ledger.gathered.cancel()
         for task in list(self.loaded.context.tasks):
             task.cancel()
         await asyncio.gather(*self.loaded.context.tasks, return_exceptions=True)

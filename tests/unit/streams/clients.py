@@ -99,8 +99,7 @@ class Node:
 
     async def kill(self) -> None:
         """The process is gone: nothing is written any more."""
-        if self.streams.ledger._timer is not None:
-            self.streams.ledger._timer.cancel()
+        self.streams.ledger.gathered.cancel()
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

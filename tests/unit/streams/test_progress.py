@@ -75,7 +75,7 @@ async def test_many_acknowledgements_are_one_write(node: Node, store: Store) -> 
         car.acknowledge()
     await node.quiet()
     assert written == node.counters["progress_written"]
-    node.streams.ledger._due()
+    node.streams.ledger.gathered.due()
     await node.quiet()
     assert {"s/car": [1, 10, NOW, False]} == await records(store)
     assert written + 1 == node.counters["progress_written"]
@@ -86,12 +86,12 @@ async def test_the_interval_is_one_for_all(store: Store) -> None:
     node = await Node.on(store, progress_interval=0.01)
     await node.create()
     car = await reading(node)
-    assert node.streams.ledger._timer is None
+    assert not node.streams.ledger.gathered.is_timed
     car.acknowledge()
     async with asyncio.timeout(10):
         while (await records(store))["s/car"][1] != 1:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.01)
-    assert node.streams.ledger._timer is None
+    assert not node.streams.ledger.gathered.is_timed
     await node.stop()
 
 
@@ -248,7 +248,7 @@ async def test_a_store_that_fails_is_tried_again(node: Node, store: Store, monke
             raise StoreError("away")
 
     monkeypatch.setattr(store, "batch", Failing)
-    node.streams.ledger._due()
+    node.streams.ledger.gathered.due()
     await node.quiet()
     assert 1 == node.counters["progress_failed"]
     assert {"s/car": [1, 1, NOW, False]} == await records(store)
@@ -273,7 +273,7 @@ async def test_a_stream_is_deleted_while_its_progress_cannot_be_written(
             raise StoreError("away")
 
     monkeypatch.setattr(store, "batch", Failing)
-    node.streams.ledger._due()
+    node.streams.ledger.gathered.due()
     await node.quiet()
     assert {} == await records(store)
 
@@ -340,8 +340,8 @@ async def test_a_subscription_keeps_its_progress(store: Store, away: bool) -> No
     for _ in range(40):
         node.now += 10
         node.streams.ledger.sweep()
-        if node.streams.ledger._timer is not None:
-            node.streams.ledger._due()
+        if node.streams.ledger.gathered.is_timed:
+            node.streams.ledger.gathered.due()
         await node.quiet()
         assert 1 == (await records(store, node.now))["s/car"][1]
     assert {"s/car"} == set(await records(store, node.now))

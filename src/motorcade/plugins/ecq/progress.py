@@ -14,28 +14,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from itertools import islice
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import structlog
 
 from motorcade.extension.compacted import Form
+from motorcade.extension.gathered import Gathered
+from motorcade.extension.plugin import Spawn
 from motorcade.plugins.ecq.queue import Queue, Queues
 from motorcade.plugins.ecq.tables import ProgressRecord, decode_progress, encode
 from motorcade.storage.ports import Store, StoreError
 
-BATCH: Final = 500  #: records written at once
 RETRY: Final = 1.0  #: seconds until a batch that failed is tried again
-LAST_ATTEMPT: Final = 5.0  #: seconds for what is left when the plugin stops
 MADE_UP: Final = "auto-"  #: ids that the broker gives to clients without one begin so: they never come back
-
-
-class Spawn(Protocol):
-    """`Context.spawn`."""
-
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
 
 class Progress:
@@ -80,17 +73,11 @@ class Ledger:
         self._store = store
         self._queues = queues
         self._now = now
-        self._spawn = spawn
         self._counters = counters
         self._log = log
+        self.gathered = Gathered(self._write, self._interval, RETRY, spawn, "progress", self._written)
         self._open: dict[tuple[Form, str], Progress] = {}
-        self._changed: dict[Progress, None] = {}  # to be written when the interval is over
-        self._urgent: dict[Progress, None] = {}  # to be written now
-        self._flying: dict[Progress, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
         self._failing = False
-        self._ending = False
 
     # -- who uses it
 
@@ -109,21 +96,17 @@ class Ledger:
     def unwritten(self, queue: Queue) -> list[Progress]:
         """What is not in the store yet, of one queue."""
         shape, name = queue.shape, queue.name
-        return [
-            progress
-            for progress in (*self._changed, *self._urgent, *self._flying)
-            if progress.queue.shape is shape and progress.queue.name == name
-        ]
+        return [progress for progress in self.gathered if progress.queue.shape is shape and progress.queue.name == name]
 
     def close(self, progress: Progress) -> None:
         """Somebody is done with it: what has changed is written now."""
         progress.users -= 1
-        if not progress.users and progress in self._changed:
-            self._hurry(progress)
+        if not progress.users and self.gathered.waits(progress):
+            self.gathered.hurry(progress)
         self._drop_unused(progress)
 
     def _drop_unused(self, progress: Progress) -> None:
-        if progress.users or progress in self._changed or progress in self._urgent or progress in self._flying:
+        if progress.users or progress in self.gathered:
             return
         place = progress.queue.shape.form, progress.key
         if self._open.get(place) is progress:
@@ -188,67 +171,39 @@ class Ledger:
 
     def _change(self, progress: Progress) -> None:
         progress.time = self._now()
-        if not progress.kept:
-            return
-        self._changed[progress] = None
-        if self._timer is None:
-            interval = self._queues.config.progress_interval
-            self._timer = asyncio.get_running_loop().call_later(interval, self._due)
+        if progress.kept:
+            self.gathered.change(progress)
+
+    def _interval(self) -> float:
+        return self._queues.config.progress_interval
 
     def forget(self, progress: Progress, number: int) -> None:
         """Its queue is deleted: nothing of it is written, but for what comes later. The caller deletes the record."""
         progress.epoch += 1
         progress.number = number
         progress.stored = None
-        self._changed.pop(progress, None)
-        self._urgent.pop(progress, None)
+        self.gathered.drop(progress)
+        for waiter in progress.waiters:
+            if not waiter.done():
+                waiter.set_result(None)  # there is nothing to wait for any more
+        progress.waiters = []
         self._drop_unused(progress)
 
     async def flush(self, progress: Progress) -> None:
         """Write it now, if it has changed; done when it is stored. `StoreError` says that it is not yet."""
-        if progress in self._changed or progress in self._urgent or progress in self._flying:
+        if progress in self.gathered:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             progress.waiters.append(done)
-            self._hurry(progress)
+            self.gathered.hurry(progress)
             await done
 
     # -- into the store
 
-    def _hurry(self, progress: Progress) -> None:
-        self._changed.pop(progress, None)
-        self._urgent[progress] = None
-        self._write_soon()
+    def _written(self, some: list[Progress]) -> None:
+        for progress in some:
+            self._drop_unused(progress)
 
-    def _due(self) -> None:
-        self._timer = None
-        self._urgent.update(self._changed)
-        self._changed.clear()
-        self._write_soon()
-
-    def _write_soon(self) -> None:
-        if self._writing is None and self._urgent:
-            self._writing = self._spawn(self._write(), "progress")
-
-    async def _write(self) -> None:
-        try:
-            while self._urgent:
-                some = self._flying = dict.fromkeys(islice(self._urgent, BATCH))
-                for progress in some:
-                    del self._urgent[progress]
-                written = await self._write_some(list(some))
-                self._flying = {}
-                if written:
-                    for progress in some:
-                        self._drop_unused(progress)
-                    continue
-                self._urgent = some | self._urgent
-                if self._ending:
-                    return
-                await asyncio.sleep(RETRY)
-        finally:
-            self._writing = None
-
-    async def _write_some(self, some: list[Progress]) -> bool:
+    async def _write(self, some: list[Progress]) -> bool:
         now = self._now()
         batch = self._store.batch()
         records: list[ProgressRecord] = []
@@ -289,11 +244,6 @@ class Ledger:
 
     async def settle(self) -> None:
         """Write everything, for the last time; what the store does not take is delivered again."""
-        self._ending = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due()
-        if self._writing is not None:
-            await asyncio.wait([self._writing], timeout=LAST_ATTEMPT)
-        if self._urgent:
-            self._log.warning("ecq_progress_left", count=len(self._urgent))
+        left = await self.gathered.settle()
+        if left:
+            self._log.warning("ecq_progress_left", count=left)

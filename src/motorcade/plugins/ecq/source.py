@@ -32,12 +32,13 @@ from motorcade.core.message import Message
 from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import Form
+from motorcade.extension.plugin import Spawn
 from motorcade.extension.sources import Ack, Answer, Delayed, Feed, Given, Source, Why
 from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.appender import Appender
 from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.place import Place
-from motorcade.plugins.ecq.progress import Ledger, Progress, Spawn
+from motorcade.plugins.ecq.progress import Ledger, Progress
 from motorcade.plugins.ecq.queue import Fresh, Item, Queue, Queues
 from motorcade.plugins.ecq.topics import consumed
 from motorcade.storage.ports import Entry, Store, StoreError

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
 from motorcade.core.message import Message
 from motorcade.core.record import encode
+from motorcade.extension.plugin import Spawn
 from motorcade.storage.ports import StoreError, StoreFullError, Streams
 
 MAX_GROUP: Final = 1000  #: messages written at once; one `append` of more goes as a whole
@@ -27,12 +28,6 @@ MAX_GROUP_BYTES: Final = 4 * 1024**2
 OVERHEAD: Final = 200  #: bytes a message takes in memory besides its record, roughly
 
 Done = asyncio.Future[list[int]]
-
-
-class Spawn(Protocol):
-    """`Context.spawn`."""
-
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
 
 class Waiting:

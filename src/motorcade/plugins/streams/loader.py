@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from motorcade.plugins.streams.appender import Spawn
+from motorcade.extension.plugin import Spawn
 
 CONCURRENT: Final = 8
 

@@ -31,23 +31,20 @@ Rule 4: progress goes with its stream, or when nothing was committed for the ret
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import Final
 
 import msgspec
 import structlog
 
-from motorcade.plugins.streams.appender import Spawn
+from motorcade.extension.gathered import BATCH, Gathered
+from motorcade.extension.plugin import Spawn
 from motorcade.plugins.streams.position import Position
 from motorcade.storage.ports import Store
 
 COLLECTION: Final = "stream-progress"
-BATCH: Final = 500  #: records written at once
 RETRY: Final = 5.0  #: seconds until a batch that failed is tried again
-LAST_ATTEMPT: Final = 5.0  #: seconds for what is left when the plugin stops
 LASTS: Final = 30 * 86400.0  #: seconds that progress in a stream without a retention is kept after the last commit
 SWEEPS: Final = 4  #: looks at what has expired, in the time that progress is kept
 MAX_KEY: Final = 65_535  #: bytes; nothing is committed of a client whose id leaves no room for the name of the stream
@@ -197,19 +194,14 @@ class Ledger:
         self._store = store
         self._now = now
         self._retention = retention
-        self._spawn = spawn
         self._counters = counters
         self._log = log
+        self.gathered = Gathered(self._write, lambda: self.interval, RETRY, spawn, "progress")
         self._marks: dict[str, dict[tuple[str, str], Mark]] = {}  # by client; stream, and offset in the filter
         self._by_stream: dict[str, dict[Mark, None]] = {}
         self._progress: dict[str, OrderedDict[str, Progress]] = {}  # by stream; client; the last commit last
         self._swept: dict[str, float] = {}  # by stream: when it was looked at
-        self._changed: dict[Progress, None] = {}  # to be written when the interval is over
-        self._urgent: dict[Progress, None] = {}  # to be written at once
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
         self._failing = False
-        self._ending = False
 
     async def load(self) -> None:
         """Read what a node before this one has written."""
@@ -315,7 +307,7 @@ class Ledger:
         progress.gather()
         old = progress.time + self._lasts(mark.stream) / 2 <= self._now()
         if old or not progress.written or before != (progress.offset, progress.ahead):
-            self._hurry(progress)
+            self.gathered.hurry(progress)
 
     def _add(self, mark: Mark) -> Progress | None:
         """None: it gets none."""
@@ -334,8 +326,7 @@ class Ledger:
 
     def _drop(self, progress: Progress) -> None:
         progress.gone = True
-        self._changed.pop(progress, None)
-        self._urgent.pop(progress, None)
+        self.gathered.drop(progress)
         in_stream = self._progress[progress.stream]
         del in_stream[progress.client]
         if not in_stream:
@@ -360,7 +351,7 @@ class Ledger:
             if progress.time + lasts / 2 > now:
                 return  # so are all that follow
             if progress.marks:
-                self._changes(progress)
+                self.gathered.change(progress)
             elif progress.time + lasts <= now:
                 self._drop(progress)
 
@@ -388,49 +379,14 @@ class Ledger:
     def changed(self, mark: Mark) -> None:
         """Write its progress within an interval."""
         if mark.progress is not None and not mark.progress.gone:
-            self._changes(mark.progress)
-
-    def _changes(self, progress: Progress) -> None:
-        self._changed[progress] = None
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.interval, self._due)
+            self.gathered.change(mark.progress)
 
     def leave(self, mark: Mark) -> None:
         """Its client goes away: write now what has changed."""
-        if mark.progress is not None and mark.progress in self._changed:
-            self._hurry(mark.progress)
+        if mark.progress is not None and self.gathered.waits(mark.progress):
+            self.gathered.hurry(mark.progress)
 
-    def _hurry(self, progress: Progress) -> None:
-        """Write it now."""
-        self._changed.pop(progress, None)
-        self._urgent[progress] = None
-        self._write_soon()
-
-    def _due(self) -> None:
-        self._timer = None
-        self._urgent.update(self._changed)
-        self._changed.clear()
-        self._write_soon()
-
-    def _write_soon(self) -> None:
-        if self._writing is None and self._urgent:
-            self._writing = self._spawn(self._write(), "progress")
-
-    async def _write(self) -> None:
-        try:
-            while self._urgent:
-                some = list(islice(self._urgent, BATCH))
-                for progress in some:
-                    del self._urgent[progress]
-                if not await self._write_some(some):
-                    self._urgent = dict.fromkeys(progress for progress in some if not progress.gone) | self._urgent
-                    if self._ending:
-                        return
-                    await asyncio.sleep(RETRY)
-        finally:
-            self._writing = None
-
-    async def _write_some(self, some: list[Progress]) -> bool:
+    async def _write(self, some: list[Progress]) -> bool:
         now = self._now()
         batch = self._store.batch()
         for progress in some:
@@ -454,11 +410,6 @@ class Ledger:
 
     async def settle(self) -> None:
         """Write everything, for the last time; what the store does not take is read again by those it concerns."""
-        self._ending = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due()
-        if self._writing is not None:
-            await asyncio.wait([self._writing], timeout=LAST_ATTEMPT)
-        if self._urgent:
-            self._log.warning("stream_progress_left", count=len(self._urgent))
+        left = await self.gathered.settle()
+        if left:
+            self._log.warning("stream_progress_left", count=left)

@@ -25,7 +25,8 @@ from motorcade.core.message import Message
 from motorcade.core.record import RecordError, decode
 from motorcade.core.trie import FilterTrie
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
-from motorcade.plugins.streams.appender import Done, Spawn, Waiting
+from motorcade.extension.plugin import Spawn
+from motorcade.plugins.streams.appender import Done, Waiting
 from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
 from motorcade.plugins.streams.pages import Cache

@@ -21,7 +21,8 @@ import structlog
 
 from motorcade.core.message import Message, UserProperties
 from motorcade.core.record import RecordError, decode
-from motorcade.plugins.streams.appender import Appender, Group, Spawn, Waiting
+from motorcade.extension.plugin import Spawn
+from motorcade.plugins.streams.appender import Appender, Group, Waiting
 from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions
 from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Page, Pages
