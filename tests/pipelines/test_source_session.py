@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from motorcade.pipelines import PipelineError, session
+from tests.support.ports import free_port
 
 
 def java(place: Path, says: str) -> str:
@@ -51,6 +54,52 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match="cannot be run"):
         session.check_java()
+
+
+@pytest.mark.parametrize(
+    ("master", "here"),
+    [
+        ("local[2]", True),
+        ("local-cluster[2,1,1024]", True),
+        ("spark://127.0.0.1:7077", True),
+        ("spark://localhost", True),
+        ("spark://[::1]:7077", True),
+        ("spark://127.0.0.1:7077,10.0.0.2:7077", False),
+        ("spark://master.example:7077", False),
+        ("yarn", False),
+        ("k8s://https://127.0.0.1:6443", False),  # its pods are elsewhere
+    ],
+)
+def test_which_clusters_are_on_this_machine(master: str, here: bool) -> None:
+    assert here == session.is_here(master)
+
+
+def test_a_master_that_does_not_answer_is_named() -> None:
+    master = f"spark://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(PipelineError, match=f"no Spark master at {master} .*refused.*refused.*--master"):
+        session.check_master(master)
+    with pytest.raises(PipelineError, match="'spark://host:port' is no master; write spark://HOST:PORT"):
+        session.check_master("spark://host:port")
+
+
+def test_one_master_that_answers_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        session.check_master(f"spark://127.0.0.1:{free_port()},127.0.0.1:{server.getsockname()[1]}")
+    session.check_master("yarn")  # which is found by its configuration
+
+
+def test_the_python_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting counts, then the environment; on this machine, what runs the driver."""
+    monkeypatch.setenv("PYSPARK_PYTHON", "environment")
+    session._choose_python("setting", here=False)
+    assert "setting" == os.environ["PYSPARK_PYTHON"]
+    session._choose_python(None, here=True)
+    assert "setting" == os.environ["PYSPARK_PYTHON"]
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    session._choose_python(None, here=False)
+    assert "PYSPARK_PYTHON" not in os.environ
+    session._choose_python(None, here=True)
+    assert sys.executable == os.environ["PYSPARK_PYTHON"]
 
 
 def test_nobody_needs_spark_who_does_not_use_it() -> None:

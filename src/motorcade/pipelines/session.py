@@ -4,23 +4,30 @@
     spark = start("spark://host:7077")           a cluster; `motorcade[spark]` must be installed on its machines
     spark = start("local[2]", {"spark.driver.memory": "2g"})
 
-Java is looked for before Spark is, because what Spark says without it helps nobody.
+Java is looked for before Spark is, because what Spark says without it helps nobody; likewise the master of a cluster.
+The driver is this process. A master on this machine gets a driver that listens here alone, and workers with the Python
+that runs the driver; other clusters have a Python of their own, which `spark.pyspark.python` or `PYSPARK_PYTHON` names.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from motorcade.pipelines import MISSING, PipelineError, register
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA: Final = 17
@@ -36,31 +43,150 @@ SETTINGS: Final = {
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
 }
 
-#: On this machine only: 200 shuffle partitions, Spark's default, are for clusters; the interfaces are nobody else's.
-LOCAL_SETTINGS: Final = {
-    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
+#: 200 shuffle partitions, Spark's default, are for clusters.
+LOCAL_SETTINGS: Final = {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2))}
+
+#: Where everything is on this machine, the driver's ports are nobody else's.
+LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+PYTHON_SETTING: Final = "spark.pyspark.python"
+DEFAULT_PORT: Final = 7077  #: of a standalone master
+
+#: Seconds that a standalone master may take to accept a connection.
+MASTER_PATIENCE: Final = 5.0
+
+#: Seconds until a cluster that has given no executor is spoken of. Spark waits for one for ever, and so do pipelines.
+EXECUTOR_PATIENCE: Final = 20.0
+
+#: The standard library's: commands do not set up logs, and this one has to reach standard error, never the output.
+log = logging.getLogger("motorcade.pipelines")
 
 
-def start(master: str = "local[*]", settings: Mapping[str, str] | None = None, name: str = "motorcade") -> SparkSession:
-    """A session with the source registered; one that this process has already is used again."""
+def start(
+    master: str = "local[*]",
+    settings: Mapping[str, str] | None = None,
+    name: str = "motorcade",
+    output: Path | None = None,
+) -> SparkSession:
+    """A session with the source registered; one that this process has already is used again.
+
+    What Java prints, warnings of its start above all, goes to the end of the file `output`; without one to where our
+    own goes.
+    """
     check_java()
     try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - importing takes a while, and it is an extra
+        from pyspark import SparkConf  # noqa: PLC0415 - importing takes a while, and it is an extra
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - likewise
     except ImportError as error:
         raise PipelineError(f"{error}; {MISSING}") from error
-    chosen = SETTINGS | (LOCAL_SETTINGS if master.startswith("local") else {}) | dict(settings or {})
-    # Workers run what runs the driver; on a cluster the machines have their own.
-    if master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName(name)
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    local, here = master.startswith("local"), is_here(master)
+    chosen = SETTINGS | (LOCAL_SETTINGS if local else {}) | (LOOPBACK_SETTINGS if here else {}) | dict(settings or {})
+    if not local:
+        check_master(master)
+    _choose_python(chosen.get(PYTHON_SETTING), here=here)
+    conf = SparkConf().setMaster(master).setAppName(name).setAll(list(chosen.items()))
+    try:
+        if output is not None:
+            _launch(conf, output)
+        spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    except Exception as error:
+        raise PipelineError(f"Spark cannot be started on {master}: {_words(error)}") from error
     register(spark)
+    if not local:
+        _look_for_executors(spark, master)
     return spark
+
+
+def _launch(conf: SparkConf, output: Path) -> None:
+    """Start Java with its output in a file, if this process has none yet."""
+    from pyspark import SparkContext  # noqa: PLC0415 - see above
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    if SparkContext._gateway is not None:  # noqa: SLF001 - no other way to ask
+        return
+    with output.open("ab") as out:
+        SparkContext(conf=conf, gateway=launch_gateway(conf, {"stdout": out, "stderr": out}))  # type: ignore[no-untyped-call]
+
+
+def is_here(master: str) -> bool:
+    """Whether all of it runs on this machine: embedded, or a cluster whose masters listen on the loopback interface."""
+    if master.startswith("local"):
+        return True
+    hosts = [host for host, _port in _masters(master)]
+    return bool(hosts) and all(_is_loopback(host) for host in hosts)
+
+
+def check_master(master: str) -> None:
+    """Refuse a standalone cluster none of whose masters answers: Spark would take a minute, and say less."""
+    reasons = []
+    for host, port in _masters(master):
+        try:
+            socket.create_connection((host, port), MASTER_PATIENCE).close()
+            return
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+    if reasons:
+        raise PipelineError(
+            f"there is no Spark master at {master} ({'; '.join(reasons)}); start it, or name another one with --master"
+        )
+
+
+def _masters(master: str) -> list[tuple[str, int]]:
+    """Addresses of `spark://host:port,host:port`; other clusters are not found by an address of their own."""
+    kind, _, addresses = master.partition("://")
+    if kind != "spark":
+        return []
+    found = []
+    for address in addresses.split(","):
+        host, colon, port = address.rpartition(":")
+        if colon and not port.isdigit():
+            raise PipelineError(f"{master!r} is no master; write spark://HOST:PORT")
+        found.append((host.strip("[]"), int(port)) if colon else (address, DEFAULT_PORT))
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _choose_python(wanted: str | None, *, here: bool) -> None:
+    """PySpark asks the environment alone; the setting is read by `spark-submit`, which need not be in between."""
+    if wanted:
+        os.environ["PYSPARK_PYTHON"] = wanted
+    elif here:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def _look_for_executors(spark: SparkSession, master: str) -> None:
+    """Say so if a cluster does not give any: Spark's warning about it is one of many, which nobody is shown."""
+    context: Any = spark.sparkContext
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # it asks for executors when there is work
+    tracker = context._jsc.sc().statusTracker()  # noqa: SLF001 - PySpark's own does not tell of executors
+    end = time.monotonic() + EXECUTOR_PATIENCE
+    while len(tracker.getExecutorInfos()) < 2:  # the driver is one of them
+        if time.monotonic() > end:
+            log.warning(
+                "%s has given no executor within %g s; waiting for one. Are there workers with a core free, and with "
+                "as much memory as spark.executor.memory says?",
+                master,
+                EXECUTOR_PATIENCE,
+            )
+            return
+        time.sleep(0.1)
+
+
+def _words(error: Exception) -> str:
+    """What the innermost error says, without the stack of Java."""
+    java = getattr(error, "java_exception", None)
+    if java is None:
+        return str(error).partition("\n")[0]
+    while java.getCause() is not None:
+        java = java.getCause()
+    return str(java.getMessage() or java.toString()).partition("\n")[0]
 
 
 def check_java() -> int:

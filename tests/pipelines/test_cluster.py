@@ -1,0 +1,117 @@
+"""Pipelines on a real Spark cluster: a master and two workers as processes of their own, commands as a user gives them.
+
+What a command says on the cluster is what the same functions say on `local[2]`, in the session that tests share; and
+both executors have done some of the work.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from motorcade.cli import _report
+from motorcade.pipelines.sources.shelf import shelf
+from tests.support.dispatch import environment
+from tests.support.fanout import Platform, Watch, fresh, get, vehicle
+from tests.support.node import NodeProcess
+from tests.support.ports import free_port
+from tests.support.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+#: Seconds that a command may take, with the start of Spark, on a busy machine.
+PATIENCE = 180.0
+
+REQUEST = "task_ota_7"
+HERE, AWAY = fresh(3), fresh(297)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkCluster]:
+    with SparkCluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """One with receipts: a request for 300 vehicles, three of which are there and answer."""
+    with NodeProcess(data=tmp_path_factory.mktemp("node"), http=True) as running:
+        vehicles = [vehicle(running, vin) for vin in HERE]
+        with Watch(running, REQUEST) as watch, Platform(running) as platform:
+            for start in range(0, 300, 100):
+                platform.send([*HERE, *AWAY][start : start + 100], REQUEST)
+            for client in vehicles:
+                get(client)
+            watch.gather(lambda: watch.number("acked") == len(HERE), "the vehicles have answered")
+        yield running
+        for client in vehicles:
+            client.close()
+
+
+@pytest.fixture(autouse=True)
+def _put_back() -> Iterator[None]:
+    yield
+    shelf.close()
+
+
+class Desk:
+    """A person at a command line who uses the cluster."""
+
+    def __init__(self, cluster: SparkCluster) -> None:
+        self.cluster = cluster
+
+    def command(self, *words: object, master: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "motorcade", *map(str, words), "--master", master or self.cluster.url],
+            env=environment(self.cluster.environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def done(self, *words: object) -> str:
+        """The output of a command that must succeed, when both executors have worked for it."""
+        before = self.cluster.applications()
+        result = self.command(*words)
+        assert 0 == result.returncode, result.stdout + result.stderr
+        (application,) = [name for name in self.cluster.applications() if name not in before]
+        tasks = self.cluster.tasks(application)
+        assert 2 == len(tasks), tasks
+        assert all(tasks.values()), tasks
+        return result.stdout
+
+
+@pytest.fixture
+def desk(cluster: SparkCluster) -> Desk:
+    return Desk(cluster)
+
+
+def test_a_report(desk: Desk, node: NodeProcess, spark: SparkSession) -> None:
+    there = json.loads(desk.done("fanout", "report", REQUEST, "--data", node.data, "--json"))
+    assert {"accepted": 300, "acked": 3, "pending": 297}.items() <= there["requests"][0]["funnel"].items()
+    here = _report.data(spark, url_of(node), "", REQUEST, slow_after=3600.0)
+    assert timeless(here) == timeless(there)
+
+
+def url_of(node: NodeProcess) -> str:
+    return f"rocksdb://{node.data / 'store'}"
+
+
+def timeless(report: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in report.items() if key != "made_at"}
+
+
+def test_a_cluster_that_is_not_there(desk: Desk, node: NodeProcess) -> None:
+    master = f"spark://127.0.0.1:{free_port()}"
+    result = desk.command("fanout", "report", REQUEST, "--data", node.data, master=master)
+    assert 1 == result.returncode
+    assert f"error: there is no Spark master at {master}" in result.stderr
+    assert "Traceback" not in result.stderr
