@@ -23,6 +23,7 @@ from motorcade.cli import (
     fanout,
     fleet,
     passwd,
+    pipeline,
     plugin,
     pub,
     queue,
@@ -53,6 +54,7 @@ app.add_typer(client.app, name="client")
 app.add_typer(queue.app, name="queue")
 app.add_typer(stream.app, name="stream")
 app.add_typer(capture.app, name="capture")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(plugin.app, name="plugin")
 app.add_typer(store.app, name="store")
 app.command("passwd")(passwd.passwd)

@@ -1,0 +1,145 @@
+"""`motorcade pipeline`: data pipelines on Spark, embedded or on a cluster.
+
+A run has a folder (`--checkpoint DIR`, for receipts `--out DIR`) that it goes on from when the same command is given
+again, whatever has ended it; `status` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from motorcade.cli import _control, _output, _pipeline
+from motorcade.cli.fanout import _positive, _request_id
+from motorcade.cli.serve import ConfigFile
+from motorcade.cli.store import Data, Url, _shown, _where
+
+app = typer.Typer(no_args_is_help=True, help="Run data pipelines on Spark, and see how far they are.")
+run = typer.Typer(no_args_is_help=True, help="Run a pipeline: on this machine, or on a cluster.")
+app.add_typer(run, name="run")
+
+Request = Annotated[
+    str | None, typer.Option("--request", metavar="ID", parser=_request_id, help="Of this request alone. [all]")
+]
+
+
+@run.command()
+def receipts(
+    out: Annotated[
+        Path,
+        typer.Option("--out", parser=_pipeline.folder, metavar="DIR", help="Where tables, page and pictures go."),
+    ],
+    request: Request = None,
+    slow_after: Annotated[
+        float, typer.Option("--slow-after", parser=_positive, metavar="1h|30m|45s", help="What counts as late.")
+    ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
+    requests: Annotated[int, typer.Option("--requests", min=1, help="At most so many in page and pictures.")] = 100,
+    store: Url = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    master: _pipeline.Master = "local[*]",
+    trigger: _pipeline.TriggerOption = "once",
+    every: _pipeline.Every = "1m",  # type: ignore[assignment]  # likewise
+    quiet: _pipeline.Quiet = False,
+    settings: _pipeline.Set = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """How far each request got, how long it took, who is late and why: as tables, page, pictures and JSON."""
+    from motorcade.pipelines import runner
+    from motorcade.storage.readers import open_reader
+
+    where = _where(store, config, data, None, None)
+    open_reader(where.url).close()  # what is wrong with it is told sooner, and in fewer words, than by Spark
+    identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
+    with _pipeline.running(out, "receipts", identity, master, settings, quiet=quiet) as running:
+        from motorcade.pipelines import publication  # not without Spark, and `running` says what to do then
+
+        def work() -> dict[str, Any]:
+            made = publication.publish(
+                running.spark, where.url, out, request=request, slow_after=slow_after, max_requests=requests
+            )
+            return {"rows": made.pop("receipts"), **made}
+
+        running.tell("reading receipts")
+        outcome = runner.repeat(work, running.folder, _pipeline.trigger_of(trigger, every), running.show)
+    _pipeline.ended(outcome, as_json)
+
+
+@run.command()
+def audit(
+    request: Request = None,
+    list_: Annotated[int, typer.Option("--list", min=0, metavar="N", help="Name at most so many.")] = 1000,
+    store: Url = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    master: _pipeline.Master = "local[*]",
+    quiet: _pipeline.Quiet = False,
+    settings: _pipeline.Set = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Is every accepted delivery in one final state, or pending? Exit code 1 and a list of those that are not."""
+    from motorcade.storage.readers import open_reader
+
+    where = _where(store, config, data, None, None)
+    open_reader(where.url).close()
+    with _pipeline.session(master, settings, "motorcade pipeline audit", quiet=quiet) as running:
+        from motorcade.pipelines import audit as audits  # likewise
+
+        running.tell("comparing receipts and mailboxes")
+        verdict = audits.run(running.spark, where.url, request=request, max_listed=list_)
+    if as_json:
+        _output.print_json({"store": _shown(where), **verdict.as_dict()})
+    else:
+        print(*verdict.lines(), sep="\n")
+    if not verdict.clean:
+        raise typer.Exit(verdict.exit_code)
+
+
+# -- status
+
+
+@app.command()
+def status(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", parser=_pipeline.folder, help="The folder of a run."),
+    ],
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="URL", help="The store, if it needs a password. [as it was run]")
+    ] = None,
+    as_json: _control.AsJson = False,
+) -> None:
+    """Whether a run is under way, how far it is, and how far behind its stream."""
+    from motorcade.pipelines import status as states
+
+    found = states.look(folder, store)
+    if as_json:
+        _output.print_json(found)
+    else:
+        _output.print_fields(_lines(found))
+
+
+def _lines(found: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "pipeline", found["pipeline"]
+    yield from found["identity"].items()
+    yield "state", f"running ({found['by']})" if found["running"] else found["state"]
+    for name in ("trigger", "error"):
+        if found[name]:
+            yield name, found[name]
+    for name in ("started_at", "ended_at", "batch_at"):
+        if found[name]:
+            yield name, _output.when(found[name])
+    for name in ("batch", "batches", "rows", "rows_last"):
+        if found[name] is not None:
+            yield name, found[name]
+    for name, value in (found["counts"] or {}).items():
+        yield f"  {name}", value
+    for offset in found["offsets"]:
+        yield "read up to", offset
+    if found["behind"] is not None:
+        yield "behind", found["behind"]
+    elif found["behind_unknown"]:
+        yield "behind", f"unknown: {found['behind_unknown']}"

@@ -1,0 +1,303 @@
+"""Running a streaming query until it is done, somebody stops it, or it fails.
+
+    Folder ──▶ follow(start, folder, trigger, show) ──▶ Outcome, or PipelineError with the innermost words
+                 │  every POLL seconds: new micro-batches ──▶ show(batch), folder.note(…)
+                 └─ SIGINT, SIGTERM ──▶ the query is let go: its batch is not finished, the next run does it again
+
+Rule 1: a query that is stopped loses nothing: what was read is in the checkpoint, a batch under way is read again.
+Rule 2: handlers only set a flag. Spark is spoken to from one thread, between two looks; a call to it that is
+        interrupted in its middle would leave a connection that answers the wrong question.
+Rule 3: "continuous" is the next micro-batch as soon as the last one is done. What Spark itself calls continuous mode
+        knows neither sources in Python nor state, so it is not used.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+from motorcade.pipelines import PipelineError, failures
+from motorcade.pipelines.folder import Folder
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Batch", "Folder", "Kind", "Outcome", "Show", "Trigger", "follow", "repeat"]
+
+#: Seconds between two looks at a query.
+POLL: Final = 0.25
+
+#: Exit code of a command that was stopped before it was done.
+INTERRUPTED: Final = 130
+
+
+class Kind(StrEnum):
+    """When there is a next micro-batch."""
+
+    ONCE = auto()  #: what is there at the start, in as many batches as it takes; then the run ends
+    INTERVAL = auto()  #: every so many seconds
+    CONTINUOUS = auto()  #: as soon as the last one is done (rule 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When batches are made."""
+
+    kind: Kind = Kind.ONCE
+    every: float = 60.0  #: seconds, of an interval
+
+    def options(self) -> dict[str, Any]:
+        """As `DataStreamWriter.trigger` takes it."""
+        if self.kind is Kind.ONCE:
+            return {"availableNow": True}
+        seconds = self.every if self.kind is Kind.INTERVAL else 0.0
+        return {"processingTime": f"{round(seconds * 1000)} milliseconds"}
+
+    @property
+    def ends(self) -> bool:
+        """Whether a run ends by itself."""
+        return self.kind is Kind.ONCE
+
+    def __str__(self) -> str:
+        return f"every {self.every:g} s" if self.kind is Kind.INTERVAL else self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch that is done."""
+
+    number: int
+    rows: int  #: read
+    seconds: float  #: that it took
+    behind: int | None  #: rows that were there and not read yet, if the source can tell
+    done_at: float
+    offsets: Mapping[str, Any] = field(default_factory=dict)  #: of its first source: where it has ended
+    counts: Mapping[str, Any] = field(default_factory=dict)  #: what the pipeline has noted as `counts`
+
+
+Show = Callable[[Batch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run has ended."""
+
+    pipeline: str
+    done: bool  #: by itself; else it was stopped
+    batches: int
+    rows: int
+    seconds: float
+    exit_code: int
+    counts: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "pipeline": self.pipeline,
+            "done": self.done,
+            "batches": self.batches,
+            "rows": self.rows,
+            "seconds": round(self.seconds, 3),
+            "counts": dict(self.counts),
+        }
+
+
+def follow(
+    start: Callable[[], StreamingQuery] | DataStreamWriter,
+    folder: Folder,
+    trigger: Trigger,
+    show: Show = lambda _batch: None,
+    *,
+    poll: float = POLL,
+) -> Outcome:
+    """Start a query and stay with it to its end.
+
+    `start` starts it with the trigger and the checkpoint `folder.spark`; a writer gets both from here.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a while, and is an extra
+
+    began = time.time()
+    spark = SparkSession.getActiveSession()
+    if spark is not None:
+        folder.claim(spark)
+    folder.note(state="running", trigger=str(trigger), started_at=began, ended_at=None, error=None, batches=0, rows=0)
+    seen = _Seen(folder, show)
+    with _stops() as stop:
+        try:
+            query = start() if callable(start) else _started(start, folder, trigger)
+            try:
+                _watch(query, seen, stop, poll)
+            finally:
+                stopped = query.isActive
+                query.stop()
+            failed = query.exception()
+            seen.look(query)
+        except Exception as error:
+            raise _failed(folder, seen.batches, error) from error
+    if failed is not None and not stopped:
+        raise _failed(folder, seen.batches, failed)
+    folder.note(state="stopped" if stopped else "done", ended_at=time.time())
+    return Outcome(
+        folder.pipeline,
+        not stopped,
+        seen.batches,
+        seen.rows,
+        time.time() - began,
+        INTERRUPTED if stopped and trigger.ends else 0,
+        folder.status.get("counts") or {},
+    )
+
+
+def repeat(
+    work: Callable[[], Mapping[str, Any]],
+    folder: Folder,
+    trigger: Trigger,
+    show: Show = lambda _batch: None,
+) -> Outcome:
+    """Do something that is no query, once or again and again; it returns its counts, `rows` among them.
+
+    A KeyboardInterrupt ends it, also in the middle of its work, which must stand that as it stands a kill.
+    """
+    began = time.time()
+    folder.note(state="running", trigger=str(trigger), started_at=began, ended_at=None, error=None, batches=0, rows=0)
+    times = rows = 0
+    stopped = False
+    counts: Mapping[str, Any] = {}
+    try:
+        while True:
+            begun = time.time()
+            counts = work()
+            now = time.time()
+            batch = Batch(times, int(counts.get("rows", 0)), now - begun, None, now, counts=counts)
+            times, rows = times + 1, batch.rows
+            folder.note(
+                batch=batch.number,
+                batches=times,
+                rows=rows,
+                rows_last=batch.rows,
+                seconds_last=batch.seconds,
+                batch_at=now,
+                counts=dict(counts),
+            )
+            show(batch)
+            if trigger.ends:
+                break
+            time.sleep(max(0.0, begun + trigger.every - now) if trigger.kind is Kind.INTERVAL else 0.0)
+    except KeyboardInterrupt:
+        stopped = True
+    except Exception as error:
+        raise _failed(folder, times, error) from error
+    folder.note(state="stopped" if stopped else "done", ended_at=time.time())
+    code = INTERRUPTED if stopped and trigger.ends else 0
+    return Outcome(folder.pipeline, not stopped, times, rows, time.time() - began, code, counts)
+
+
+def _started(writer: DataStreamWriter, folder: Folder, trigger: Trigger) -> StreamingQuery:
+    return writer.option("checkpointLocation", folder.spark).trigger(**trigger.options()).start()
+
+
+def _watch(query: StreamingQuery, seen: _Seen, stop: threading.Event, poll: float) -> None:
+    while query.isActive and not stop.is_set():
+        seen.look(query)
+        time.sleep(poll)
+
+
+class _Seen:
+    """The batches of a query, each once."""
+
+    def __init__(self, folder: Folder, show: Show) -> None:
+        self._folder = folder
+        self._show = show
+        self._last = -1
+        self.batches = 0
+        self.rows = 0
+
+    def look(self, query: StreamingQuery) -> None:
+        newest: Any = query.lastProgress  # one document; only if it is new, all that are kept
+        if newest is None or not _is_batch(newest) or newest["batchId"] <= self._last:
+            return
+        for progress in query.recentProgress:
+            if _is_batch(progress) and progress["batchId"] > self._last:
+                self._done(progress)
+
+    def _done(self, progress: Any) -> None:
+        self._last = progress["batchId"]
+        self.batches += 1
+        self.rows += progress["numInputRows"]
+        batch = _batch(progress, self._folder.status.get("counts") or {})
+        self._folder.note(
+            batch=batch.number,
+            batches=self.batches,
+            rows=self.rows,
+            rows_last=batch.rows,
+            seconds_last=batch.seconds,
+            behind=batch.behind,
+            batch_at=batch.done_at,
+        )
+        self._show(batch)
+
+
+def _is_batch(progress: Any) -> bool:
+    """Not only a sign of life: while there is nothing to do, Spark says so every ten seconds."""
+    return "addBatch" in progress["durationMs"]
+
+
+def _batch(progress: Any, counts: Mapping[str, Any]) -> Batch:
+    source: Mapping[str, Any] = progress["sources"][0] if progress["sources"] else {}
+    end = _offset(source.get("endOffset"))
+    return Batch(
+        number=progress["batchId"],
+        rows=progress["numInputRows"],
+        seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+        behind=behind(end, _offset(source.get("latestOffset"))),
+        done_at=time.time(),
+        offsets=end,
+        counts=counts,
+    )
+
+
+def _offset(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def behind(read: Mapping[str, Any], newest: Mapping[str, Any]) -> int | None:
+    """How many rows lie between two offsets of the source `motorcade`; None if that cannot be told."""
+    for count in ("entries", "offset"):  # a Redis stream counts its entries, other offsets are numbers in a row
+        if count in read and count in newest:
+            return max(0, int(newest[count]) - int(read[count]))
+    return None
+
+
+def _failed(folder: Folder, batches: int, error: BaseException) -> PipelineError:
+    said = failures.words(error)
+    folder.note(state="failed", ended_at=time.time(), error=said)
+    after = f" after {batches} batches" if batches else ""
+    return PipelineError(f"the pipeline {folder.pipeline} failed{after}: {said}")
+
+
+@contextmanager
+def _stops() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; a second one is a KeyboardInterrupt, for who cannot wait."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
