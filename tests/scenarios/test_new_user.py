@@ -24,6 +24,7 @@ import pytest
 import typer
 
 from motorcade.cli import app
+from motorcade.pipelines.folder import Folder
 from tests.scenarios.witness import wait_until
 from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, NodeProcess
 from tests.support.redis import RedisServer
@@ -96,6 +97,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "wrong.vins").write_text("LMCAAAAA4RA000000\n\nLMCAAAAA4RA00000O\nlmcaaaaa6ra000001\n")
     (tmp_path / "none.vins").write_text("# nobody\n")
     (tmp_path / "empty").mkdir()
+    with Folder(tmp_path / "run", "receipts", {"store": "rocksdb://nowhere"}):
+        pass  # that was all
     (tmp_path / "bad-profile.toml").write_text("[city]\nanser = [1, 2]\n")
     (tmp_path / "bad.vins").write_text("LMCAAAAA9RA000001\nLMCAAAAA9RA00000O\n")
     (tmp_path / "greeter.py").write_text(
@@ -126,7 +129,7 @@ def test_help_is_there(tmp_path: Path, path: tuple[str, ...]) -> None:
 NOBODY = "--http 127.0.0.1:1"
 
 #: Arguments, exit code, and what the message must contain: what is wrong, where, and what to do. HTTP and MQTT stand
-#: for the ports of a running node.
+#: for the ports of a running node, DATA for its folder.
 WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("nonsense", 2, ("nonsense", "--help")),
     ("--nonsense", 2, ("--nonsense", "--help")),
@@ -297,6 +300,25 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("fanout report a+b", 2, ("REQUEST", "a+b")),
     ("fanout report r --slow-after soon", 2, ("--slow-after", "soon")),
     ("fanout report r --data empty", 1, ("there is no store", "--data")),
+    ("pipeline run receipts", 2, ("--out",)),
+    ("pipeline run receipts --out hdfs://host/out", 2, ("--out", "hdfs://host/out", "no folder")),
+    ("pipeline run receipts --out out --data empty", 1, ("there is no store", "--data")),
+    ("pipeline run receipts --out out --request a+b", 2, ("--request", "a+b", "character 2")),
+    ("pipeline run receipts --out out --trigger sometimes", 2, ("--trigger", "sometimes", "continuous")),
+    ("pipeline run receipts --out out --trigger interval --every 0", 2, ("--every", "longer than 0", "continuous")),
+    ("pipeline run receipts --out out --requests 0", 2, ("--requests",)),
+    ("pipeline run receipts --out out --master localhost", 2, ("--master", "localhost", "spark://HOST:PORT")),
+    ("pipeline run receipts --out good.toml --data DATA", 1, ("good.toml", "folder of a run")),
+    ("pipeline run receipts --out empty --set driver.memory=1g", 2, ("--set", "spark.KEY=VALUE")),
+    ("pipeline run audit --data empty", 1, ("there is no store", "--data")),
+    ("pipeline run audit --store memory://", 1, ("memory://", "--store URL")),
+    ("pipeline run audit --list -1", 2, ("--list",)),
+    ("pipeline run audit --request a+b", 2, ("--request", "a+b")),
+    ("pipeline status", 2, ("DIR",)),
+    ("pipeline status nowhere", 1, ("nowhere", "no folder of a pipeline", "pipeline.json")),
+    ("pipeline status good.toml", 1, ("good.toml", "is no folder")),
+    ("pipeline status empty", 1, ("empty", "no folder of a pipeline")),
+    ("pipeline status s3a://bucket/run", 2, ("DIR", "s3a://bucket/run", "no folder")),
     ("dispatch leader --config nowhere", 1, ("nowhere", "No such file")),
     ("dispatch leader --redis nonsense", 1, ("command line", "dispatch.redis", "redis://")),
     ("dispatch worker --listen nowhere", 1, ("dispatch.listen", "nowhere", "HOST:PORT")),
@@ -363,7 +385,7 @@ def test_wrong_input_is_answered_with_words(
     http, mqtt = str(node.http.port), str(node.port)
 
     def ports(text: str) -> str:
-        return text.replace("HTTP", http).replace("MQTT", mqtt)
+        return text.replace("HTTP", http).replace("MQTT", mqtt).replace("DATA", str(node.data))
 
     done = run(folder, *shlex.split(ports(line)))
     said = " ".join(done.stderr.split())
@@ -429,6 +451,7 @@ JSON = [
     "fanout cancel task_1 --http 127.0.0.1:HTTP",
     "fanout status task_1 --watch --http 127.0.0.1:HTTP",
     "fanout gc --http 127.0.0.1:HTTP",
+    "pipeline status run",
     "plugin load greeter --path greeter.py --http 127.0.0.1:HTTP",
     "plugin list --http 127.0.0.1:HTTP",
     "plugin unload greeter --http 127.0.0.1:HTTP",
@@ -470,6 +493,7 @@ def test_json_is_json(node: NodeProcess, folder: Path) -> None:
     assert "json" == answers["sub -t json -C 1 -p MQTT"]["topic"]
     assert 2 == answers["fanout send --vins good.vins --request task_1 --payload good.toml -p MQTT"]["accepted"]
     assert "offline" == answers["fanout why LMCAAAAA6RA000001 --http 127.0.0.1:HTTP"]["reason"]
+    assert ("receipts", "new") == tuple(answers["pipeline status run"][key] for key in ("pipeline", "state"))
     assert {"cancelled": 2} == answers["fanout status task_1 --watch --http 127.0.0.1:HTTP"]["states"]
 
 
@@ -477,7 +501,8 @@ def test_every_verb_with_json_is_tried() -> None:
     """The list above misses no verb."""
     with_json = {path for path, verb in LEAVES.items() if any("--json" in option.opts for option in verb.params)}
     tried = {tuple(shlex.split(line)[: len(path)]) for line in JSON for path in with_json}
-    assert {("fanout", "report")} == with_json - tried, "that one needs Spark: tests/pipelines/test_report.py"
+    need_spark = {("fanout", "report"), ("pipeline", "run", "receipts"), ("pipeline", "run", "audit")}
+    assert need_spark == with_json - tried, "those need Spark: tests/pipelines/test_report.py, test_runner_commands.py"
 
 
 def test_a_failed_case_is_exit_code_1(folder: Path) -> None:

@@ -66,6 +66,13 @@ def _every(text: str) -> float:
     return seconds
 
 
+def _setting(text: str) -> str:
+    key, equals, _value = text.partition("=")
+    if not equals or not re.fullmatch(r"spark(\.\w[\w-]*)+", key):
+        raise typer.BadParameter(f"{text!r}; write spark.KEY=VALUE")
+    return text
+
+
 def folder(text: str) -> Path:
     from motorcade.pipelines import PipelineError
     from motorcade.pipelines.folder import check_place
@@ -103,7 +110,7 @@ Checkpoint = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="spark.KEY=VALUE", help="A setting of Spark's. Several times."),
+    typer.Option("--set", parser=_setting, metavar="spark.KEY=VALUE", help="A setting of Spark's. Several times."),
 ]
 
 
@@ -116,13 +123,8 @@ def trigger_of(kind: str, every: float) -> Trigger:
 
 def settings_of(options: list[str] | None) -> dict[str, str]:
     """`--set spark.KEY=VALUE`, as Spark takes them."""
-    found = {}
-    for option in options or []:
-        key, equals, value = option.partition("=")
-        if not equals or not re.fullmatch(r"spark(\.\w[\w-]*)+", key):
-            raise typer.BadParameter(f"{option!r}; write spark.KEY=VALUE", param_hint="--set")
-        found[key] = value
-    return found
+    pairs = (option.partition("=") for option in options or [])
+    return {key: value for key, _, value in pairs}
 
 
 # -- a run
