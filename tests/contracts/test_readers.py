@@ -246,8 +246,8 @@ async def test_files_that_the_node_removes_stay_readable(tmp_path: Path) -> None
     await store.close()
     store = await open_store(url, Durability.FAST)
     await store.close()
-    assert list(range(1001, 50_001)) == [offset for page in pages for offset in page.offsets]
-    assert 1000 == len(first.offsets)
+    assert 0 < len(first.offsets) <= 1000
+    assert list(range(1, 50_001)) == [*first.offsets, *(offset for page in pages for offset in page.offsets)]
     reader.close()
 
 

@@ -4,6 +4,7 @@
     writer.py        one thread that commits in groups; everything that writes passes through it
     transaction.py   what a write does: reads, decides, one atomic batch
     notes.py         small rows that change often, noted first and put in place later
+    stream_rows.py   reading streams, here and from outside the node
     runs.py          records of a stream that share a row
     tables.py        keys and values
     files.py         opening, closing, errors in our words
@@ -30,9 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from rocksdict import ReadOptions
-
-from motorcade.storage import runs, tables
+from motorcade.storage import runs, stream_rows, tables
 from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables, scan, scan_up_to
 from motorcade.storage.inspect import inspect
 from motorcade.storage.notes import Notes
@@ -57,7 +56,6 @@ from motorcade.storage.transaction import (
     MAX_SEEN_ROWS,
     NO_BOUND,
     State,
-    StreamHead,
     Transaction,
     after_prefix,
     load_head,
@@ -548,13 +546,13 @@ class RocksStreams:
         if limit <= 0:
             return []
         look = self._reader.now if limit <= DIRECT_ROWS else self._reader.beside
-        return await look(partial(_stream_rows, stream, max(after, 0), limit))
+        return await look(partial(stream_rows.records, stream, max(after, 0), limit))
 
     async def find(self, stream: str, time: float) -> int:
-        return await self._reader.now(partial(_find, stream, time))
+        return await self._reader.now(partial(stream_rows.find, stream, time))
 
     async def info(self, stream: str) -> StreamInfo:
-        head = await self._reader.now(partial(_stream_head, stream))
+        head = await self._reader.now(partial(stream_rows.head, stream))
         return StreamInfo(head.first if head.records else 0, head.last, head.records, head.octets)
 
     async def trim(
@@ -583,49 +581,6 @@ class RocksStreams:
 def _kept(values: Sequence[bytes]) -> Sequence[bytes]:
     """Values that stay as they are until they are written."""
     return values if isinstance(values, Formed) else list(values)
-
-
-def _stream_head(stream: str, opened: Tables) -> StreamHead:
-    row = opened.streams.get(tables.name(stream))
-    return StreamHead(*tables.STREAM.unpack(row)) if row is not None else StreamHead()
-
-
-def _stream_rows(stream: str, after: int, limit: int, opened: Tables) -> list[StreamRecord]:
-    head = _stream_head(stream, opened)
-    prefix = tables.name(stream) + b"\0"
-    # From the first on: before it lies what was trimmed, and walking over that takes time.
-    start = max(after + 1, head.first)
-    found: list[StreamRecord] = []
-    for key, row in scan_up_to(opened.rows, prefix + _pack(start), after_prefix(prefix), prefix + _pack(head.last)):
-        last: int = _unpack_number(key[-8:])[0]
-        if row[0] < runs.RUN:
-            found.append(StreamRecord(last, _unpack_time(row)[0], row[8:]))
-        else:
-            found += runs.records(last, row, start, limit - len(found))
-        if len(found) == limit:
-            break
-    return found
-
-
-def _find(stream: str, time: float, opened: Tables) -> int:
-    """Halve the offsets: times never go back. What is not there takes the time of what comes next."""
-    head = _stream_head(stream, opened)
-    prefix = tables.name(stream) + b"\0"
-    options = ReadOptions()
-    options.set_iterate_upper_bound(after_prefix(prefix))
-    cursor = opened.rows.iter(options)
-    low, high = head.first, head.last + 1
-    while low < high:
-        middle = (low + high) // 2
-        cursor.seek(prefix + _pack(middle))
-        if not cursor.valid():
-            cursor.status()  # see `scan`
-            low = middle + 1  # trimmed since the head was read
-        elif runs.extent(cursor.value())[0] < time:
-            low = _unpack_number(cursor.key()[-8:])[0] + 1
-        else:
-            high = middle
-    return low - 1
 
 
 # -- coordination

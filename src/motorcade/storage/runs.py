@@ -76,18 +76,26 @@ def extent(row: bytes) -> tuple[float, int]:
     return -time, count
 
 
-def records(last: int, row: bytes, start: int, limit: int) -> list[StreamRecord]:
-    """Up to `limit` of a row's records from an offset on; `last` is the offset of the row."""
+def values(last: int, row: bytes, start: int, limit: int) -> tuple[int, float, list[bytes]]:
+    """Up to `limit` of a row's values from an offset on: the offset of the first of them, the time of all, the values.
+
+    `last` is the offset of the row.
+    """
     if row[0] < RUN:
-        return [StreamRecord(last, _TIME.unpack_from(row)[0], row[8:])]
+        return last, _TIME.unpack_from(row)[0], [row[8:]] if limit > 0 else []
     time, kind, count = _HEAD.unpack_from(row)
     first = last - count + 1
     skip = max(start - first, 0)
-    values = _values(row, kind)
+    found = _values(row, kind)
     if skip or limit < count:
-        values = values[skip : skip + limit]
-    first += skip
-    return list(map(StreamRecord, range(first, first + len(values)), repeat(-time), values))
+        found = found[skip : skip + max(limit, 0)]
+    return first + skip, -time, found
+
+
+def records(last: int, row: bytes, start: int, limit: int) -> list[StreamRecord]:
+    """The same as records."""
+    first, time, found = values(last, row, start, limit)
+    return list(map(StreamRecord, range(first, first + len(found)), repeat(time), found))
 
 
 def sizes(row: bytes) -> list[int]:

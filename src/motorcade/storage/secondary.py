@@ -25,11 +25,10 @@ from typing import Final, TypeVar
 
 from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict
 
-from motorcade.storage import tables
+from motorcade.storage import stream_rows, tables
 from motorcade.storage.files import Files, Tables, scan
 from motorcade.storage.ports import StoreError
 from motorcade.storage.readers import MOST_ROWS, Extent, Page, Waiting, rows_for
-from motorcade.storage.rocks import _find, _stream_head, _stream_rows
 
 #: Octets. What is read in bulk is read once.
 BLOCK_CACHE: Final = 16 * 2**20
@@ -156,17 +155,17 @@ class Secondary:
         return self._look(lambda opened: [key.decode() for key, _ in scan(opened.streams, b"", b"")])
 
     def extent(self, stream: str) -> Extent:
-        head = self._look(lambda opened: _stream_head(stream, opened))
+        head = self._look(lambda opened: stream_rows.head(stream, opened))
         return Extent(head.first if head.records else head.last + 1, head.last, head.records, head.octets)
 
     def find(self, stream: str, time: float) -> int:
-        return self._look(lambda opened: _find(stream, time, opened))
+        return self._look(lambda opened: stream_rows.find(stream, time, opened))
 
     def pages(self, stream: str, after: int, last: int, rows: int = MOST_ROWS) -> Iterator[Page]:
         extent = self.extent(stream)
         limit = rows_for(extent.octets, extent.records, rows)
         while after < last:
-            page = self._look(lambda opened: _page(stream, after, last, limit, opened))  # noqa: B023 - called at once
+            page = self._look(lambda opened: stream_rows.page(stream, after, last, limit, opened))  # noqa: B023
             if not page.offsets:
                 return
             after = page.offsets[-1]
@@ -199,17 +198,6 @@ class Secondary:
             raise self._files.explain(error) from error
         if page.owners:
             yield page
-
-
-def _page(stream: str, after: int, last: int, limit: int, opened: Tables) -> Page:
-    records = _stream_rows(stream, after, min(limit, last - after), opened)
-    while records and records[-1].offset > last:  # offsets may have gaps
-        records.pop()
-    return Page(
-        [record.offset for record in records],
-        [record.time for record in records],
-        [record.value for record in records],
-    )
 
 
 def _add_entry(

@@ -1,0 +1,98 @@
+"""Streams in the tables of the embedded engine, as all who read them do: the engine itself, and readers from outside.
+
+    head      size and ends
+    records   some of them, one by one
+    page      many of them, as columns
+    find      where a time begins
+
+Rule 1: the head says where a stream begins. What the tables have before that was trimmed, and is only not removed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rocksdict import ReadOptions
+
+from motorcade.storage import runs, tables
+from motorcade.storage.files import Tables, scan_up_to
+from motorcade.storage.ports import StreamRecord
+from motorcade.storage.readers import Page
+from motorcade.storage.transaction import StreamHead, after_prefix
+
+_pack = tables.NUMBER.pack
+_unpack_number = tables.NUMBER.unpack
+_unpack_time = tables.EXPIRES.unpack_from
+
+
+def head(stream: str, opened: Tables) -> StreamHead:
+    """Size and ends of a stream; of one that never was, those of an empty one."""
+    row = opened.streams.get(tables.name(stream))
+    return StreamHead(*tables.STREAM.unpack(row)) if row is not None else StreamHead()
+
+
+def records(stream: str, after: int, limit: int, opened: Tables) -> list[StreamRecord]:
+    """Up to `limit` records with an offset above `after`."""
+    ends = head(stream, opened)
+    start = max(after + 1, ends.first)
+    found: list[StreamRecord] = []
+    for key, row in _rows(stream, start, ends.last, opened):
+        last: int = _unpack_number(key[-8:])[0]
+        if row[0] < runs.RUN:
+            found.append(StreamRecord(last, _unpack_time(row)[0], row[8:]))
+        else:
+            found += runs.records(last, row, start, limit - len(found))
+        if len(found) == limit:
+            break
+    return found
+
+
+def page(stream: str, after: int, last: int, limit: int, opened: Tables) -> Page:
+    """Up to `limit` records above `after` up to `last`; fewer if one run more would be too many."""
+    ends = head(stream, opened)
+    start = max(after + 1, ends.first)
+    offsets: list[int] = []
+    times: list[float] = []
+    values: list[bytes] = []
+    for key, row in _rows(stream, start, ends.last, opened):
+        end: int = _unpack_number(key[-8:])[0]
+        count = runs.extent(row)[1]
+        if offsets and len(offsets) + count > limit:
+            break  # or the next page would have to take this row apart once more
+        first, time, found = runs.values(end, row, start, min(limit, last - max(start, end - count + 1) + 1))
+        if not found:
+            break
+        offsets += range(first, first + len(found))
+        times += [time] * len(found)
+        values += found
+        if len(offsets) >= limit or offsets[-1] >= last:
+            break
+    return Page(offsets, times, values)
+
+
+def _rows(stream: str, start: int, last: int, opened: Tables) -> Iterator[tuple[bytes, bytes]]:
+    """The rows that have these offsets."""
+    prefix = tables.name(stream) + b"\0"
+    # From the first on: before it lies what was trimmed, and walking over that takes time.
+    return scan_up_to(opened.rows, prefix + _pack(start), after_prefix(prefix), prefix + _pack(last))
+
+
+def find(stream: str, time: float, opened: Tables) -> int:
+    """Halve the offsets: times never go back. What is not there takes the time of what comes next."""
+    ends = head(stream, opened)
+    prefix = tables.name(stream) + b"\0"
+    options = ReadOptions()
+    options.set_iterate_upper_bound(after_prefix(prefix))
+    cursor = opened.rows.iter(options)
+    low, high = ends.first, ends.last + 1
+    while low < high:
+        middle = (low + high) // 2
+        cursor.seek(prefix + _pack(middle))
+        if not cursor.valid():
+            cursor.status()  # see `scan`
+            low = middle + 1  # trimmed since the head was read
+        elif runs.extent(cursor.value())[0] < time:
+            low = _unpack_number(cursor.key()[-8:])[0] + 1
+        else:
+            high = middle
+    return low - 1
