@@ -1,7 +1,6 @@
 """Sending one message to a list of vehicles over MQTT: data once, then batches that name it.
 
-    $SDV-FANOUT/data/sha256:…     the payload, as it is
-    $SDV-FANOUT/trigger           {"ids": [up to BATCH VINs], "request_id", "data_id", …}, WINDOW of them in flight
+What is sent is an order (`motorcade.platform.orders`), WINDOW batches of it in flight.
 
 Rule 1: what the broker has acknowledged is stored; what it has refused is not stored, not in part. What was in flight
         when the connection ended may be either, and is told as that.
@@ -12,25 +11,22 @@ Rule 2: after the first batch that fails no further one is sent: whatever is wro
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from motorcade.core.errors import MotorcadeError
-from motorcade.plugins.fanout.tables import DATA_PREFIX, TRIGGER
+from motorcade.platform.courier import WINDOW
+from motorcade.platform.orders import BATCH, NO_FANOUT, Order, broker_words
+from motorcade.plugins.fanout.tables import TRIGGER
 
 if TYPE_CHECKING:
     from motorcade.client import Client
     from motorcade.core.reasons import ReasonCode
     from motorcade.mqtt.properties import Properties
 
-BATCH = 200  #: VINs in one batch, unless the caller says otherwise
-WINDOW = 8  #: batches sent and not acknowledged
 _NO_MATCHING_SUBSCRIBERS = 0x10
-_NO_FANOUT = "the broker took it for an ordinary message; is the plugin 'fanout' loaded there?"
 
 
 @dataclass(frozen=True)
@@ -43,24 +39,22 @@ class Job:
     options: dict[str, object]  #: expires_in, priority, mode; only those that were given
     size: int = BATCH
 
+    @cached_property
+    def order(self) -> Order:
+        """All of it but the vehicles."""
+        return Order(self.request_id, self.data, self.options)
+
     @property
     def data_id(self) -> str:
-        """What the batches call the data; the broker checks it against the bytes."""
-        return f"sha256:{hashlib.sha256(self.data).hexdigest()}"
+        return self.order.data_id
 
     def batches(self) -> list[Sequence[str]]:
         """The vehicles in batches."""
         return [self.vins[start : start + self.size] for start in range(0, len(self.vins), self.size)]
 
-    def trigger(self, vins: Sequence[str], data_id: str) -> bytes:
-        """The message for one batch."""
-        fields = {"ids": list(vins), "request_id": self.request_id, "data_id": data_id, **self.options}
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-
     def octets(self) -> int:
         """Bytes of all messages that the broker is sent, without their headers."""
-        data_id = self.data_id
-        return len(self.data) + sum(len(self.trigger(vins, data_id)) for vins in self.batches())
+        return len(self.data) + sum(len(self.order.trigger(vins)) for vins in self.batches())
 
 
 @dataclass
@@ -83,8 +77,7 @@ class SendError(MotorcadeError):
 
 async def send(client: Client, job: Job, outcome: Outcome, progress: Callable[[int], None]) -> None:
     """Send everything, or stop at what fails. `progress` hears of vehicles accepted, as they are."""
-    data_id = job.data_id
-    await _send_data(client, job, data_id)
+    await _send_data(client, job.order)
     batches = job.batches()
     missed: set[str] = set()
     room = asyncio.Semaphore(WINDOW)
@@ -94,7 +87,7 @@ async def send(client: Client, job: Job, outcome: Outcome, progress: Callable[[i
         if outcome.problems:
             missed.update(vin for later in batches[number - 1 :] for vin in later)
             break
-        work = _send_batch(client, job.trigger(vins, data_id), number, vins, outcome, progress)
+        work = _send_batch(client, job.order.trigger(vins), number, vins, outcome, progress)
         task = asyncio.create_task(work, name=f"batch {number}")
         task.add_done_callback(lambda _done: room.release())
         sent.append(task)
@@ -104,15 +97,17 @@ async def send(client: Client, job: Job, outcome: Outcome, progress: Callable[[i
     outcome.rest = [vin for vin in job.vins if vin in missed]
 
 
-async def _send_data(client: Client, job: Job, data_id: str) -> None:
+async def _send_data(client: Client, order: Order) -> None:
     from motorcade.client import ClientError
 
     try:
-        reason = await client.publish(f"{DATA_PREFIX}{data_id}", job.data, 1)
+        reason = await client.publish(order.data_topic, order.data, 1)
     except ClientError as error:
-        raise SendError(f"the payload was not stored, and no vehicle was sent anything: {_words(error)}") from error
+        raise SendError(
+            f"the payload was not stored, and no vehicle was sent anything: {broker_words(error)}"
+        ) from error
     if reason == _NO_MATCHING_SUBSCRIBERS:
-        raise SendError(f"the payload was not stored, and no vehicle was sent anything: {_NO_FANOUT}")
+        raise SendError(f"the payload was not stored, and no vehicle was sent anything: {NO_FANOUT}")
 
 
 async def _send_batch(
@@ -128,11 +123,11 @@ async def _send_batch(
         await _acknowledged(sent)
         accepted, duplicates, replaced = (int(answers[key]) for key in ("accepted", "duplicates", "replaced"))
     except RefusedError as error:
-        outcome.problems.append(f"{which} was refused: {_words(error)}; nothing of it was stored")
+        outcome.problems.append(f"{which} was refused: {broker_words(error)}; nothing of it was stored")
     except ClientError as error:
         outcome.problems.append(f"{which} was not acknowledged: {error}; it may be stored or not")
     except (KeyError, ValueError):
-        outcome.problems.append(f"{which}: {_NO_FANOUT}")
+        outcome.problems.append(f"{which}: {NO_FANOUT}")
     else:
         outcome.accepted += accepted
         outcome.duplicates += duplicates
@@ -151,12 +146,6 @@ async def _acknowledged(sent: asyncio.Future[ReasonCode] | None) -> None:
 
 def _note(answers: dict[str, str], told: Properties) -> None:
     answers.update(told.user_properties)
-
-
-def _words(error: Any) -> str:
-    """The broker's own words, if it said something, else the name of its reason."""
-    detail = getattr(error, "detail", "")
-    return f"{detail} (0x{error.reason:02x})" if detail else str(error)
 
 
 def _range(vins: Sequence[str]) -> str:

@@ -71,12 +71,12 @@ class Broker:
     ) -> Client:
         from motorcade.client import Client
         from motorcade.mqtt.properties import NONE
+        from motorcade.platform.address import PORTS
 
         tls = self.tls()
-        default = {(False, False): 1883, (True, False): 8883, (False, True): 8083, (True, True): 8084}
         return await Client.connect(
             self.host,
-            self.port or default[tls is not None, self.ws is not None],
+            self.port or PORTS[tls is not None, self.ws is not None],
             client_id=self.client_id
             if self.client_id is not None
             else f"motorcade-{os.getpid()}-{uuid.uuid4().hex[:6]}",
@@ -95,23 +95,12 @@ class Broker:
     def tls(self) -> ssl.SSLContext | None:
         if not (self.cafile or self.cert or self.insecure):
             return None
-        import ssl
+        from motorcade.platform.address import tls_context
 
-        from motorcade.core.errors import MotorcadeError
-
-        for option, file in (("--cafile", self.cafile), ("--cert", self.cert), ("--key", self.key)):
-            if file is not None and not file.is_file():
-                raise MotorcadeError(f"{option}: there is no file {file}")
-        try:
-            context = ssl.create_default_context(cafile=self.cafile)
-            if self.cert is not None:
-                context.load_cert_chain(self.cert, self.key)
-        except (OSError, ssl.SSLError) as error:
-            raise MotorcadeError(f"TLS: {error} (--cafile, --cert and --key name PEM files)") from error
-        if self.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+        files = {"cafile": self.cafile, "cert": self.cert, "key": self.key}
+        return tls_context(
+            {name: file for name, file in files.items() if file is not None}, insecure=self.insecure, prefix="--"
+        )
 
 
 #: Properties that may be given on the command line, and how their text is read.

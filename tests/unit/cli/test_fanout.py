@@ -130,7 +130,7 @@ def test_a_dry_run_talks_to_nobody(run: Run, tmp_path: Path) -> None:
     plan = shown(run, *asked)
     digest = hashlib.sha256(b"x" * 1000).hexdigest()
     job = _batches.Job(targets, "dry", b"x" * 1000, {})
-    messages = [job.trigger(batch, job.data_id) for batch in job.batches()]
+    messages = [job.order.trigger(batch) for batch in job.batches()]
     assert [200, 1] == [len(json.loads(message)["ids"]) for message in messages]
     assert {
         "request_id": "dry",
