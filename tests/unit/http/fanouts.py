@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -42,6 +44,7 @@ class Requests:
         self.sent: dict[
             str, tuple[bytes, float, int, str | None]
         ] = {}  #: by request and VIN: data, time, priority, mode
+        self.batch_ids: set[tuple[str, str]] = set()  #: with the request
         self.collect = asyncio.Event()
         self.collecting = False
 
@@ -53,8 +56,14 @@ class Requests:
         expires_in: float | None = None,
         priority: int = 0,
         mode: str | None = None,
+        batch_id: str | None = None,
     ) -> views.AcceptedView:
-        return self.accept(vins, request_id, data, expires_in, priority, mode)
+        accepted = self.accept(vins, request_id, data, expires_in, priority, mode)
+        if batch_id is None:
+            return accepted
+        repeated = (request_id, batch_id) in self.batch_ids
+        self.batch_ids.add((request_id, batch_id))
+        return msgspec.structs.replace(accepted, repeated=repeated)
 
     def accept(
         self,

@@ -91,6 +91,12 @@ def test_a_batch_is_sent_and_followed(web: httpx.Client) -> None:
     } == targets["data"][0]
 
 
+def test_a_batch_with_an_id_is_told_whether_it_is_known(web: httpx.Client) -> None:
+    batch = {"ids": [VIN], "data": "x", "batch_id": "b1"}
+    answers = [web.post("/fanout/requests/twice/send", json=batch).json() for _ in range(2)]
+    assert [False, True] == [answer["repeated"] for answer in answers]
+
+
 def test_what_is_sent_arrives_as_it_was_meant(web: httpx.Client) -> None:
     """Bytes in base64; time, priority and mode are handed on; a batch may be larger than other bodies."""
     batch: dict[str, Any] = {"data": base64.b64encode(b"\x00\xff").decode(), "encoding": "base64"}

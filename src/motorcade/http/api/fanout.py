@@ -33,6 +33,7 @@ class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     expires_in: float | None = None
     priority: int = 0
     mode: Literal["replace", "append"] | None = None
+    batch_id: str | None = None
 
     def octets(self) -> bytes:
         """The data as vehicles get it."""
@@ -88,7 +89,13 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
         accepted = await bridge.call_slow(
             control.ask_fanout,
             lambda fanout: fanout.send(
-                batch.ids, request_id, data, expires_in=batch.expires_in, priority=batch.priority, mode=batch.mode
+                batch.ids,
+                request_id,
+                data,
+                expires_in=batch.expires_in,
+                priority=batch.priority,
+                mode=batch.mode,
+                batch_id=batch.batch_id,
             ),
         )
         return answer(accepted, HTTPStatus.ACCEPTED)

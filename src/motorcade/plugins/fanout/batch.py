@@ -2,7 +2,8 @@
 
     topic `$SDV-FANOUT`          {"ids": [VIN, …], "request_id": "task_ota_1", "data": "…", "encoding": "utf8"|"base64"}
     topic `$SDV-FANOUT/trigger`  {"ids": [VIN, …], "request_id": "task_ota_1", "data_id": "…"}
-    both, optional               "expires_in": seconds, "priority": 0 to 9 (9 first), "mode": "replace"|"append"
+    both, optional               "expires_in": seconds, "priority": 0 to 9 (9 first), "mode": "replace"|"append",
+                                 "batch_id": "…": sent again under the same id it is stored once
 
 Rule 1: all or nothing. A batch that is returned is right in every part; the error of one that is not names the field,
         the index and the value, and fits into the reason string of a PUBACK.
@@ -29,13 +30,14 @@ from motorcade.plugins.fanout.tables import INGRESS, TRIGGER
 
 MAX_REASON: Final = 200  #: characters of an error
 MAX_REQUEST_ID: Final = 128  #: characters
+MAX_BATCH_ID: Final = 128  #: characters
 MAX_DATA_ID: Final = 256  #: characters
 MAX_EXPIRY: Final = 10**10  #: seconds
 MAX_PRIORITY: Final = 9
 MAX_EXTRA: Final = 10  #: unknown keys that are named
 
 _SHOWN: Final = 40  # characters of a wrong value in an error
-_OPTIONAL: Final = frozenset({"expires_in", "priority", "mode"})
+_OPTIONAL: Final = frozenset({"expires_in", "priority", "mode", "batch_id"})
 _INLINE: Final = frozenset({"ids", "request_id", "data", "encoding"}) | _OPTIONAL
 _TRIGGER: Final = frozenset({"ids", "request_id", "data_id"}) | _OPTIONAL
 
@@ -68,6 +70,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: float | None  #: seconds; None: not before the retention is over
     priority: int
     mode: Mode
+    batch_id: str = ""  #: empty: it has none
     extra: tuple[str, ...] = ()  #: keys that mean nothing here, shortened, at most `MAX_EXTRA` of them
 
 
@@ -89,6 +92,7 @@ def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> Batch:
         expires_in=_expires_in(fields),
         priority=_priority(fields),
         mode=cast("Mode", _choice(fields, "mode", ("replace", "append"), config.mode)),
+        batch_id=_batch_id(fields) if "batch_id" in fields else "",
         extra=_extra(fields, _TRIGGER if trigger else _INLINE),
     )
 
@@ -96,6 +100,11 @@ def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> Batch:
 def check_request_id(request_id: str) -> None:
     """`BadBatchError` unless it can be one level of a topic."""
     _check_text("request_id", request_id, MAX_REQUEST_ID, _NO_LEVEL, "no '/', '+', '#' or control characters")
+
+
+def check_batch_id(batch_id: str) -> None:
+    """`BadBatchError` unless it can be an id like that of a request."""
+    _check_text("batch_id", batch_id, MAX_BATCH_ID, _NO_LEVEL, "no '/', '+', '#' or control characters")
 
 
 def check_data_id(data_id: str) -> None:
@@ -213,6 +222,12 @@ def _data_id(fields: Mapping[str, Any]) -> str:
     data_id = _text(fields, "data_id")
     check_data_id(data_id)
     return data_id
+
+
+def _batch_id(fields: Mapping[str, Any]) -> str:
+    batch_id = _text(fields, "batch_id")
+    check_batch_id(batch_id)
+    return batch_id
 
 
 def _expires_in(fields: Mapping[str, Any]) -> float | None:

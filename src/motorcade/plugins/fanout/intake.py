@@ -17,6 +17,7 @@ Rule 4: a vehicle that has as many messages pending as it may have gets no more:
 Rule 5: receipts of several batches are under way at a time, but batches end in the order in which they came, and one
         that replaces entries of another waits for it. So no vehicle gets the later of two messages first, and no
         receipt says `replaced` before `accepted`, however often something has to be written again.
+Rule 6: a batch with a `batch_id` that was stored before is answered, and stored no more (`repeats`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import Desk, Phase, delivery_of
 from motorcade.plugins.fanout.job import Job
 from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run
-from motorcade.plugins.fanout.record import DataRecord, EntryRecord, IntentRecord, RecordError, decode_data, encode
+from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
 from motorcade.plugins.fanout.recovery import Recovery
+from motorcade.plugins.fanout.repeats import Repeats, named_of
 from motorcade.plugins.fanout.tables import DATA, INTENTS, PRIORITISED, REQUESTS, STATE, done_of, owner_of
 from motorcade.storage.ports import Appended, Bound, Draft, Store, StoreError, StoreFullError
 from motorcade.storage.ports import Batch as StoreBatch
@@ -85,6 +87,7 @@ class Intake:
         self._trigger = trigger
         self._counters = counters
         self._log = log
+        self.repeats = Repeats(store.records, desk, now, counters)
         self._line: asyncio.Queue[Job] = asyncio.Queue()
         self._last: Job | None = None  # whose append has begun
         self._telling: dict[str, dict[Job, None]] = {}  # by request: those whose append has begun, until they are over
@@ -122,7 +125,10 @@ class Intake:
             self._counters["batches_refused_queued"] += 1
             raise StoreFullError(f"{most} batches wait for the store (max_queued); send it again later")
         self._under_way += 1
-        job = Job(parsed, message, self._now())
+        if parsed.batch_id:
+            job = Job(parsed, message, self.repeats.moment(), named_of(parsed))
+        else:
+            job = Job(parsed, message, self._now())
         self._line.put_nowait(job)
         return job
 
@@ -208,12 +214,16 @@ class Intake:
         while True:
             job = await self._line.get()
             try:
+                if job.named is not None and not await self.repeats.admit(job, job.named):
+                    self._end(job)
+                    self._over(job)
+                    continue
                 data = job.batch.data if job.batch.data is not None else await self._find(job.batch.data_id)
                 if job.batch.priority:
                     await self._prioritise()
                 await self._use_again(job)
             except MissingDataError as error:
-                job.result.refusal = str(error)
+                job.result.refuse(str(error))
                 self._end(job)
                 self._over(job)
                 continue
@@ -284,8 +294,7 @@ class Intake:
         key = parsed.request_id.encode() if parsed.mode == "replace" else b""
         draft = Draft(encode(entry), data, key=key)
         batch = self._store.batch()
-        intent = IntentRecord(parsed.request_id, "".join(parsed.vins), job.now)
-        batch.put(INTENTS, job.key, encode(intent))  # first: where batches are not atomic it must not be missing
+        batch.put(INTENTS, job.key, encode(job.intent()))  # first: where batches are not atomic it must not be missing
         batch.append([owner_of(vin) for vin in parsed.vins], draft, job.now)
         return await batch.commit()
 
@@ -324,6 +333,8 @@ class Intake:
         job.before = None
         job.begun.set()
         job.over.set()
+        if job.named is not None:
+            self.repeats.over(job, job.named)
         others = self._telling.get(job.batch.request_id)
         if others is not None:
             others.pop(job, None)
@@ -337,7 +348,7 @@ class Intake:
         vins = job.batch.vins
         while True:
             try:
-                found = await self._recovery.complete(job.guid, job.batch.request_id, vins)
+                found = await self._recovery.complete(job.guid, job.intent(), vins)
                 break
             except StoreError as error:
                 self._log.warning("fanout_batch_not_completed", request_id=job.batch.request_id, error=str(error))
@@ -353,7 +364,9 @@ class Intake:
 
     def _end(self, job: Job, error: Exception | None = None) -> None:
         """The publisher hears of it."""
-        if error is None and not job.result.refusal:
+        if error is None and job.result.repeated:
+            self._counters["batches_repeated"] += 1
+        elif error is None and not job.result.refusal:
             self._counters["batches"] += 1
             self._counters["targets"] += job.result.accepted
         else:
@@ -390,12 +403,17 @@ class Intake:
         result.replaced = len(ends)
         result.rejected = len(rejected)
         result.accepted = len(vins) - len(rejected)
+        if job.known is not None:
+            result.add(job.known)
         ends += [(*end, State.FAILED, "pending_limit") for end in rejected.items() if self._desk.end_entry(*end)]
         others = [self._receipt(job, *end, State.ACCEPTED) for end in unknown]
         others += [self._receipt(job, *end) for end in ends]
         bound = Bound(entries=self._desk.config.history)
+        keep = self.repeats.keep(job, job.named) if job.named is not None else None
 
         def fill(batch: StoreBatch) -> None:
+            if keep is not None:
+                keep(batch)  # before anything is removed by which it could be found out
             for receipt in others:
                 if receipt.state is not State.ACCEPTED:
                     batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), job.now, bound)
@@ -406,6 +424,8 @@ class Intake:
         positions = [answer.position for answer in answers]
         asyncio.get_running_loop().call_soon(job.begun.set)  # as soon as its own commit has begun
         await self._receipts.store(fill, others, Run(vins, positions, job.batch.request_id, job.now))
+        if keep is not None and job.known is None:
+            self.repeats.count += 1
 
     async def _wait_for(self, job: Job, replaced: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         """Let batches come first whose entries this one has replaced (rule 5); those that were never told of."""

@@ -34,6 +34,7 @@ class FanoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_data_bytes: Count = 1024**3  #: of all data published under an id; more is refused; 0: any number
     max_queued: Positive = 1000  #: batches that wait for the store; more are refused
     max_requests: Positive = 100_000  #: whose counts are kept; above it those that ended longest ago go
+    max_batch_ids: Positive = 1_000_000  #: batches with a batch_id that are remembered; more are refused
     data_retention: Interval = 604_800.0  #: seconds that data and pending messages are kept; what is older has expired
     gc_interval: Interval = 3600.0  #: seconds between two collections of what is no longer needed
     gc_budget: Positive = 1000  #: entries looked at in one step of a collection; others get their turn in between

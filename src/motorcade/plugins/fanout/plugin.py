@@ -109,6 +109,7 @@ class FanoutPlugin(Plugin):
         self._keep(self.intake.run, "intake")
         for worker in self.pool.workers:
             self._keep(partial(self.pool.run, worker), "dispatcher")
+        self.context.spawn(self._count_batch_ids(), "count")
         self._keep(self._collect, "collect")
         self._keep(self._trim, "trim")
         self.context.add_source(self._kind)
@@ -155,6 +156,15 @@ class FanoutPlugin(Plugin):
         self.intake.count_data(dict(sizes))
         self.desk.prioritised = await self._store.records.get(STATE, PRIORITISED, now) is not None
 
+    async def _count_batch_ids(self) -> None:
+        """There may be so many of them that nobody should wait for it."""
+        try:
+            found = await self.sweeper.count_batch_ids()
+        except StoreError as error:
+            self.context.log.warning("fanout_batch_ids_not_counted", error=str(error))  # the next collection does it
+        else:
+            self.intake.repeats.count += found
+
     async def stop(self) -> None:
         """What has happened is written down."""
         with contextlib.suppress(TimeoutError):
@@ -181,6 +191,7 @@ class FanoutPlugin(Plugin):
                 if not self.sweeper.running:
                     found = await self.sweeper.collect()
                     self.intake.count_data(dict(self.sweeper.data))
+                    self.intake.repeats.count = self.sweeper.batch_ids
                     self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
             except StoreError as error:
                 self.context.log.warning("fanout_not_collected", error=str(error))
@@ -252,4 +263,5 @@ class FanoutPlugin(Plugin):
             "fanout_in_flight": len(self.desk.hold),
             "fanout_receipts_unwritten": self.clerk.unwritten,
             "fanout_requests": len(self.ledger),
+            "fanout_batch_ids": self.intake.repeats.count,
         }

@@ -2,7 +2,8 @@
 
     entry     [1, batch, request id, accepted at, expires at, priority, publisher]
     data      [1, SHA-256 digest, SHA-1 as hex, bytes, time]
-    intent    [1, request id, VINs, time]
+    intent    [1, request id, VINs, time, [batch id, digest, appends, duplicates] or nil]
+    batch     [1, batch, digest, time, accepted, duplicates, replaced, rejected, superseded, VINs]
     request   [1, state, since, first at, last at, targets, cancelled at]
 
     times     seconds since the epoch; expires at, cancelled at: 0 for never
@@ -52,12 +53,36 @@ class DataRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
     time: float  #: published last
 
 
+class Named(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What makes a batch with an id the same batch, however often it is sent (`repeats`)."""
+
+    batch_id: str
+    digest: bytes  #: of its vehicles and data
+    appends: bool  #: its mode is `append`
+    duplicates: int
+
+
 class IntentRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
     """A batch whose receipts may be missing, if the process dies now."""
 
     request_id: str
     vins: str  #: one after the other
     time: float
+    named: Named | None = None  #: it has an id
+
+
+class BatchRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """A batch with an id that is stored, and what its publisher was told."""
+
+    batch: bytes  #: the guid of the message that brought it, or the rest of it
+    digest: bytes
+    time: float
+    accepted: int
+    duplicates: int
+    replaced: int
+    rejected: int = 0
+    superseded: int = 0
+    missing: str = ""  #: VINs, one after the other, for which it is not stored
 
 
 class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
@@ -80,9 +105,10 @@ _entry = msgspec.msgpack.Decoder(EntryRecord)
 _data = msgspec.msgpack.Decoder(DataRecord)
 _intent = msgspec.msgpack.Decoder(IntentRecord)
 _request = msgspec.msgpack.Decoder(RequestRecord)
+_batch = msgspec.msgpack.Decoder(BatchRecord)
 
 
-def encode(record: EntryRecord | DataRecord | IntentRecord | RequestRecord) -> bytes:
+def encode(record: EntryRecord | DataRecord | IntentRecord | RequestRecord | BatchRecord) -> bytes:
     """A record as the store keeps it."""
     return _encoder.encode(record)
 
@@ -100,6 +126,11 @@ def decode_data(value: bytes) -> DataRecord:
 def decode_intent(value: bytes) -> IntentRecord:
     """The record of a batch that was being taken in; `RecordError`."""
     return _decoded(_intent, value)
+
+
+def decode_batch(value: bytes) -> BatchRecord:
+    """The record of a batch with an id; `RecordError`."""
+    return _decoded(_batch, value)
 
 
 def decode_request(value: bytes) -> RequestRecord:

@@ -13,6 +13,8 @@ Rule 1: entries are read first, then receipts. What was removed by somebody who 
         by then.
 Rule 2: in a process that goes on, something is written to each mailbox before that: a write of unknown outcome may be
         carried out until then (`ports`, rule 6). Batches of the same request that came before must have been told of.
+A batch with an id is remembered besides, as far as it is stored (`repeats`, rules 2 and 3).
+
 Rule 3: a delivery that ends meanwhile ends once (`desk`, rule 2); the intent stays until that is written down.
 """
 
@@ -26,14 +28,14 @@ import structlog
 
 from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import FINAL, Receipt, State, delivery_id
-from motorcade.core.vin import LENGTH
 from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import Desk
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.receipts import Receipts
 from motorcade.plugins.fanout.record import IntentRecord, RecordError, decode_entry, decode_intent
-from motorcade.plugins.fanout.tables import INTENTS, done_of, owner_of
-from motorcade.storage.ports import Batch, Bound, Draft, Store
+from motorcade.plugins.fanout.repeats import find, recovered, vins_of, writing
+from motorcade.plugins.fanout.tables import INTENTS, done_of, name_of, owner_of
+from motorcade.storage.ports import Batch, Bound, Draft, Entry, Store
 
 PAGE: Final = 500  #: entries read at once
 NOTHING: Final = 0  #: no entry has this position
@@ -72,19 +74,18 @@ class Recovery:
                 self._log.warning("fanout_intent_unreadable", key=key, error=str(error))
                 await self._store.records.delete(INTENTS, key)
                 continue
-            vins = [intent.vins[at : at + LENGTH] for at in range(0, len(intent.vins), LENGTH)]
-            await self._complete(key, batch, intent, vins)
+            await self._complete(key, batch, intent, vins_of(intent.vins))
         if found:
             self._log.info("fanout_batches_completed", batches=len(found))
         return len(found)
 
-    async def complete(self, batch: bytes, request_id: str, vins: Sequence[str]) -> list[Receipt]:
+    async def complete(self, batch: bytes, intent: IntentRecord, vins: Sequence[str]) -> list[Receipt]:
         """While the process goes on: what was missing for a batch (rule 2)."""
         barrier = self._store.batch()
         for vin in vins:
             barrier.acknowledge(owner_of(vin), [NOTHING])
         await barrier.commit()
-        return await self._complete(batch.hex(), batch, IntentRecord(request_id, "", self._now()), vins)
+        return await self._complete(batch.hex(), batch, intent, vins)
 
     async def unknown(self, request_id: str, deliveries: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         """Those of these deliveries (VIN, position) of which there is no receipt."""
@@ -92,11 +93,12 @@ class Recovery:
         return [(vin, position) for vin, position in deliveries if delivery_id(vin, position) not in told]
 
     async def _complete(self, key: str, batch: bytes, intent: IntentRecord, vins: Sequence[str]) -> list[Receipt]:
-        pending: dict[str, bool] = {}  # delivery id -> whether it belongs to this batch
+        found = _Found(batch, intent)
         for number, vin in enumerate(vins):
-            await self._pending(vin, intent.request_id, batch, pending)
+            await self._pending(vin, found)
             if number % PAGE == PAGE - 1:
                 await asyncio.sleep(0)
+        pending = found.pending
         told = await self._queries.last_words(intent.request_id, set(vins))
         missing = [
             self._receipt(intent, name, State.ACCEPTED)
@@ -113,8 +115,11 @@ class Recovery:
             await self._clerk.written({_parts(receipt.delivery_id) for receipt in gone})  # before the intent goes
         missing += ends
         bound = Bound(entries=self._desk.config.history)
+        keep = await self._keep(found, vins, len(ends))
 
         def fill(batch: Batch) -> None:
+            if keep is not None:
+                keep(batch)
             for receipt in ends:
                 batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), receipt.time, bound)
             batch.delete(INTENTS, key)
@@ -122,19 +127,25 @@ class Recovery:
         await self._receipts.store(fill, missing)
         return missing
 
-    async def _pending(self, vin: str, request_id: str, batch: bytes, found: dict[str, bool]) -> None:
+    async def _keep(self, found: _Found, vins: Sequence[str], replaced: int) -> Callable[[Batch], None] | None:
+        """What writes down how much of a batch with an id is stored."""
+        intent, named = found.intent, found.intent.named
+        if named is None:
+            return None
+        name = name_of(intent.request_id, named.batch_id)
+        known = await find(self._store.records, name, self._now())
+        missing = [vin for vin in vins if vin not in found.ours and vin not in found.superseded]
+        record = recovered(found.batch, intent, named, known, len(found.ours), replaced, missing)
+        return writing(name, record, self._desk.config.data_retention) if record is not None else None
+
+    async def _pending(self, vin: str, found: _Found) -> None:
         """What waits for a vehicle, of one request."""
         after = 0
         while True:
             entries = await self._store.mailboxes.read(owner_of(vin), after, PAGE, self._now())
             for entry in entries:
                 after = entry.position
-                try:
-                    record = decode_entry(entry.body)
-                except RecordError:
-                    continue
-                if record.request_id == request_id:
-                    found[delivery_id(vin, entry.position)] = record.batch == batch
+                found.see(vin, entry)
             if len(entries) < PAGE:
                 return
 
@@ -149,6 +160,32 @@ class Recovery:
             attempt=attempt,
             reason=reason,
         )
+
+
+class _Found:
+    """What waits for the vehicles of a batch, of its request."""
+
+    def __init__(self, batch: bytes, intent: IntentRecord) -> None:
+        self.batch = batch
+        self.intent = intent
+        self.pending: dict[str, bool] = {}  # delivery id -> whether it belongs to this batch
+        self.ours: set[str] = set()  # vehicles that have it
+        self.superseded: set[str] = set()  # vehicles that have a later one which would have replaced it
+
+    def see(self, vin: str, entry: Entry) -> None:
+        try:
+            record = decode_entry(entry.body)
+        except RecordError:
+            return
+        if record.request_id != self.intent.request_id:
+            return
+        is_ours = record.batch == self.batch
+        self.pending[delivery_id(vin, entry.position)] = is_ours
+        named = self.intent.named
+        if is_ours:
+            self.ours.add(vin)
+        elif named is not None and not named.appends and entry.key and record.accepted_at > self.intent.time:
+            self.superseded.add(vin)
 
 
 def _parts(name: str) -> tuple[str, int]:

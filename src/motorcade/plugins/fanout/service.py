@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from motorcade.core import receipt as receipts_
 from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import ReceiptError, State
 from motorcade.core.vin import check_vin
 from motorcade.extension.declared import ConflictError
@@ -33,7 +35,7 @@ from motorcade.plugins.fanout.views import (
     VehicleView,
     WhyView,
 )
-from motorcade.storage.ports import Entry, Store, StoreError
+from motorcade.storage.ports import Entry, Store, StoreError, StoreFullError
 
 HISTORY = 1000  #: final receipts of a vehicle read at most
 
@@ -70,23 +72,29 @@ class FanoutService:
         expires_in: float | None = None,
         priority: int = 0,
         mode: str | None = None,
+        batch_id: str | None = None,
     ) -> AcceptedView:
         """As a batch that carries its data."""
         fields: dict[str, object] = {"ids": list(vins), "request_id": request_id, "priority": priority}
         fields |= {"data": b64encode(data).decode(), "encoding": "base64"}
         fields |= {"expires_in": expires_in} if expires_in is not None else {}
         fields |= {"mode": mode} if mode is not None else {}
+        fields |= {"batch_id": batch_id} if batch_id is not None else {}
         parsed = batches.parse(msgspec.json.encode(fields), self._desk.config, trigger=False)
         job = self._parts.intake.submit(parsed, Message("", b""))
         await job.done
-        if job.result.refusal:
-            raise BadBatchError(job.result.refusal)
         result = job.result
+        if result.refusal and result.reason is ReasonCode.QUOTA_EXCEEDED:
+            raise StoreFullError(result.refusal)
+        if result.refusal:
+            raise BadBatchError(result.refusal)
         return AcceptedView(
             accepted=result.accepted,
             duplicates=result.duplicates,
             replaced=result.replaced,
             rejected=result.rejected,
+            superseded=result.superseded or UNSET,
+            repeated=result.repeated if job.named is not None else UNSET,
         )
 
     async def requests(self, after: str, limit: int) -> Sequence[RequestView]:

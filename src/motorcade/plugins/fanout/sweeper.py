@@ -4,7 +4,7 @@ A vehicle that comes finds out by itself (`dispatcher.look_at`); this is for tho
 hear of it, and stores do not fill up.
 
 Data that was published under an id goes by itself: its record expires in the store, and its bytes with the last entry
-that refers to them. Here it is only counted.
+that refers to them. So do the ids of batches. Here they are only counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import ENDS, Desk, Phase, Verdict
 from motorcade.plugins.fanout.dispatcher import Pool
 from motorcade.plugins.fanout.record import RecordError, decode_data, decode_entry
-from motorcade.plugins.fanout.tables import DATA, PRIORITISED, STATE, owner_of, vin_of
+from motorcade.plugins.fanout.tables import BATCHES, DATA, PRIORITISED, STATE, owner_of, vin_of
 from motorcade.plugins.fanout.views import GcView
 from motorcade.storage.ports import Store
 
@@ -35,6 +35,7 @@ class Sweeper:
     ) -> None:
         self.running = False
         self.data: dict[str, int] = {}  #: bytes by id, as of the last collection
+        self.batch_ids = 0  #: that are remembered; likewise
         self._store = store
         self._desk = desk
         self._pool = pool
@@ -59,6 +60,7 @@ class Sweeper:
                     await self._look_at(vin, ended)
             before = self.data
             self.data = await self._count_data()
+            self.batch_ids = await self.count_batch_ids()
             if self._desk.prioritised and not self._priorities and batches == self._desk.priorities:
                 self._desk.prioritised = False
                 await self._store.records.delete(STATE, PRIORITISED)
@@ -107,6 +109,14 @@ class Sweeper:
                 sizes[data_id] = decode_data(value).size
             await self._breathe(1)
         return sizes
+
+    async def count_batch_ids(self) -> int:
+        """How many batches with an id are remembered."""
+        count = 0
+        async for _ in self._store.records.scan(BATCHES, self._now()):
+            count += 1
+            await self._breathe(1)
+        return count
 
     async def _breathe(self, looked: int) -> None:
         """After a budget's worth of work let what was ended be stored, and everybody else have their turn."""

@@ -11,6 +11,7 @@
     records   fanout-data / {data_id}     `record.DataRecord`; the bytes are a blob
     records   fanout-request / {request}  `record.RequestRecord`; whether a request is paused or cancelled
     records   fanout-intent / {guid}      `record.IntentRecord`; a batch that is stored, its receipts perhaps not yet
+    records   fanout-batch / {name}       `record.BatchRecord`; a batch with an id that was stored; {request}/{batch id}
     records   fanout-state / prioritised  there is, or was lately, a pending message with a priority
     records   fanout-ledger / …           counts per request, see `ledger.py`
     stream    receipts                    one record (`core.record`) per receipt
@@ -34,6 +35,7 @@ DATA: Final = "fanout-data"
 REQUESTS: Final = "fanout-request"
 LEDGER: Final = "fanout-ledger"
 INTENTS: Final = "fanout-intent"
+BATCHES: Final = "fanout-batch"
 STATE: Final = "fanout-state"
 PRIORITISED: Final = "prioritised"
 
@@ -55,6 +57,11 @@ def vin_of(owner: str) -> str | None:
 def done_of(vin: str) -> str:
     """The mailbox of a vehicle's history."""
     return f"{DONE}{vin}"
+
+
+def name_of(request_id: str, batch_id: str) -> str:
+    """What a batch with an id is remembered by; neither of both has a slash."""
+    return f"{request_id}/{batch_id}"
 
 
 def mark_of(attempts: int) -> int:

@@ -19,6 +19,7 @@ from enum import StrEnum, auto
 from typing import Final, Literal, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from motorcade.core.receipt import State
 from motorcade.plugins.fanout.record import Status
@@ -48,6 +49,10 @@ class AcceptedView(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int  #: VINs that were named before in the same batch
     replaced: int  #: vehicles whose pending message of the same request gave way to this one
     rejected: int = 0  #: vehicles that have `max_pending` messages waiting: theirs has failed (`pending_limit`)
+    #: Of batches with an id, and if there are some: vehicles that have a later message of the request waiting.
+    superseded: int | UnsetType = UNSET
+    #: Of batches with an id: it is known, and nothing was stored now; the figures are those of the first time.
+    repeated: bool | UnsetType = UNSET
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +149,7 @@ class Fanout(Protocol):
         expires_in: float | None = None,
         priority: int = 0,
         mode: str | None = None,
+        batch_id: str | None = None,
     ) -> AcceptedView:
         """As a batch that carries its data: answered when it is as durable as the store promises."""
 

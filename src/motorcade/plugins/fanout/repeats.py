@@ -1,0 +1,174 @@
+"""Batches with a `batch_id`: however often such a batch is sent, each vehicle is addressed once.
+
+    first time   entries + intent ──commit──▶ receipts + record ──commit──▶ PUBACK
+    again        record ──▶ PUBACK with the figures of the first time and `repeated`; nothing is stored, nothing sent
+
+A record (`fanout-batch`) is written with the receipts, not with the entries: until then the intent, which is stored
+with the entries, carries the id, and `recovery` makes the record of what it finds.
+
+Rule 1: one batch of a name (request and batch id) is under way at a time. A second one waits for it in the line, and
+        all that came behind it wait, too: so the order of batches is kept if the first fails and the second is stored.
+Rule 2: where a commit is not atomic, a batch may be stored for some of its vehicles only. Then the record names the
+        others (`missing`), and a batch that is sent again goes to these.
+Rule 3: a vehicle for which a later batch of the same request waits already, in mode `replace`, is not `missing` but
+        `superseded`: if it got the earlier one now, it would keep the wrong one, since the later one, sent again,
+        stores nothing. So the times of such batches differ (`moment`).
+Rule 4: the vehicles and the data are what is compared, not when they expire and how urgent they are: a platform may
+        have less time left when it sends a batch again. Data that is named counts by its name: it may be gone by then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.vin import LENGTH
+from motorcade.plugins.fanout.batch import Batch
+from motorcade.plugins.fanout.desk import Desk
+from motorcade.plugins.fanout.job import Job
+from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, RecordError, decode_batch, encode
+from motorcade.plugins.fanout.tables import BATCHES, name_of
+from motorcade.storage.ports import Batch as StoreBatch
+from motorcade.storage.ports import Records, StoreError
+
+_SHOWN: Final = 40  # characters of an id in a refusal
+_DIGEST: Final = 16  # bytes
+
+
+class Repeats:
+    """Which batches with an id are under way, and how many are remembered."""
+
+    def __init__(self, records: Records, desk: Desk, now: Callable[[], float], counters: Counter[str]) -> None:
+        self.count = 0  #: of records in the store, about
+        self._records = records
+        self._desk = desk
+        self._now = now
+        self._counters = counters
+        self._under_way: dict[str, Job] = {}  # by name (rule 1)
+        self._last = 0.0
+
+    def moment(self) -> float:
+        """The time of a batch; later than that of every one before (rule 3)."""
+        self._last = max(self._now(), math.nextafter(self._last, math.inf))
+        return self._last
+
+    async def admit(self, job: Job, named: Named) -> bool:
+        """Whether something of a batch is to be stored; if not, its result says what to answer."""
+        name = name_of(job.batch.request_id, named.batch_id)
+        twin = self._under_way.get(name)
+        if twin is not None:
+            await twin.over.wait()
+        known = await find(self._records, name, self._now())
+        most = self._desk.config.max_batch_ids
+        result = job.result
+        if known is None:
+            if self.count + len(self._under_way) >= most:
+                self._counters["batches_refused_ids"] += 1
+                result.refuse(
+                    f"{most} batch ids are remembered, more may not be (max_batch_ids); raise it, or send without one",
+                    ReasonCode.QUOTA_EXCEEDED,
+                )
+                return False
+        elif known.digest != named.digest:
+            self._counters["batches_refused_other"] += 1
+            shown = named.batch_id if len(named.batch_id) <= _SHOWN else f"{named.batch_id[:_SHOWN]}…"
+            result.refuse(
+                f"batch_id: {shown!r} was used in this request for other vehicles or other data; "
+                "give each batch an id of its own"
+            )
+            return False
+        elif not known.missing:
+            result.repeat(known)
+            return False
+        else:
+            self._counters["batches_completed"] += 1
+            job.known = known
+            job.batch = msgspec.structs.replace(job.batch, vins=vins_of(known.missing))
+        self._under_way[name] = job
+        return True
+
+    def over(self, job: Job, named: Named) -> None:
+        """The next one of its name may come."""
+        name = name_of(job.batch.request_id, named.batch_id)
+        if self._under_way.get(name) is job:
+            del self._under_way[name]
+
+    def keep(self, job: Job, named: Named) -> Callable[[StoreBatch], None]:
+        """All of a batch is stored: what writes that down with its receipts."""
+        result = job.result
+        record = BatchRecord(
+            job.guid,
+            named.digest,
+            job.now,
+            result.accepted,
+            result.duplicates,
+            result.replaced,
+            result.rejected,
+            result.superseded,
+        )
+        return writing(name_of(job.batch.request_id, named.batch_id), record, self._desk.config.data_retention)
+
+
+def named_of(batch: Batch) -> Named | None:
+    """What is to be known of a batch with an id until it is stored (rule 4)."""
+    if not batch.batch_id:
+        return None
+    digest = hashlib.blake2b("".join(sorted(batch.vins)).encode(), digest_size=_DIGEST)
+    digest.update(b"@" + batch.data_id.encode() if batch.data is None else b"=" + batch.data)
+    return Named(batch.batch_id, digest.digest(), batch.mode == "append", batch.duplicates)
+
+
+def vins_of(text: str) -> tuple[str, ...]:
+    """VINs that stand one after the other."""
+    return tuple(text[at : at + LENGTH] for at in range(0, len(text), LENGTH))
+
+
+async def find(records: Records, name: str, now: float) -> BatchRecord | None:
+    """What is remembered of a batch."""
+    value = await records.get(BATCHES, name, now)
+    try:
+        return decode_batch(value) if value is not None else None
+    except RecordError as error:
+        raise StoreError(f"batch {name!r} cannot be read: {error}") from error
+
+
+def writing(name: str, record: BatchRecord, retention: float) -> Callable[[StoreBatch], None]:
+    """What puts a record into a batch of the store."""
+    value, until = encode(record), record.time + retention
+    return lambda batch: batch.put(BATCHES, name, value, until)
+
+
+def recovered(
+    batch: bytes,
+    intent: IntentRecord,
+    named: Named,
+    known: BatchRecord | None,
+    ours: int,
+    replaced: int,
+    missing: Sequence[str],
+) -> BatchRecord | None:
+    """What is to be remembered of a batch that may be stored in part; None: nothing that is not known (rule 2).
+
+    `ours`: vehicles that have it. Those of the intent that have it not and are not `missing` are superseded (rule 3).
+    """
+    count = len(intent.vins) // LENGTH
+    if len(missing) == count or (known is not None and known.batch == batch):
+        return None
+    before = known or BatchRecord(b"", named.digest, 0.0, 0, named.duplicates, 0)
+    return BatchRecord(
+        batch,
+        named.digest,
+        intent.time,
+        before.accepted + ours,
+        named.duplicates,
+        before.replaced + replaced,
+        before.rejected,
+        before.superseded + count - ours - len(missing),
+        "".join(missing),
+    )
