@@ -1,0 +1,226 @@
+"""What `deploy/kubernetes` and `deploy/yarn` ship, as far as it can be tried without such clusters.
+
+Manifests are read by the Kubernetes client that Spark itself brings, which knows every kind and every field. Their
+commands are given to `motorcade`. The script for YARN is run with another master in `test_cluster.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from tests.support.dispatch import environment
+from tests.support.node import ROOT
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.timeout(300)
+
+#: Seconds for a command that starts Java, on a busy machine.
+PATIENCE = 180.0
+
+KUBERNETES, YARN = ROOT / "deploy" / "kubernetes", ROOT / "deploy" / "yarn"
+MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
+#: What the manifests show.
+VERBS = {"receipts", "audit"}
+SCRIPTS = [KUBERNETES / "entrypoint", YARN / "pack", YARN / "submit"]
+
+
+def documents(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, each of a kind that Kubernetes has, without fields that it has not."""
+    assert spark._jvm is not None
+    serialization = spark._jvm.io.fabric8.kubernetes.client.utils.Serialization
+    found = []
+    for text in re.split(r"^---\n", path.read_text(), flags=re.MULTILINE):
+        bean = serialization.unmarshal(text)
+        made = json.loads(serialization.asJson(bean))
+        known(bean, made, path.name)
+        found.append(made)
+    return found
+
+
+def known(bean: Any, made: Any, where: str) -> None:
+    """Every field of the object is one of its class."""
+    if isinstance(made, list):
+        for number, (inner, value) in enumerate(zip(bean, made, strict=True)):
+            known(inner, value, f"{where}[{number}]")
+    if not isinstance(made, dict) or not bean.getClass().getName().startswith("io.fabric8.kubernetes.api.model."):
+        return  # a scalar, or a map whose keys anybody may choose
+    for key, value in made.items():
+        try:
+            inner = getattr(bean, f"get{key[0].upper()}{key[1:]}")()
+        except Py4JError:
+            raise AssertionError(f"{where} has a field {key!r} that Kubernetes does not know") from None
+        known(inner, value, f"{where}.{key}")
+
+
+def pod_of(made: dict[str, Any]) -> dict[str, Any] | None:
+    """The specification of the pod that an object starts."""
+    inner = made.get("spec", {})
+    template = inner.get("jobTemplate", {}).get("spec", inner).get("template")
+    return template["spec"] if template else None
+
+
+def settings() -> dict[str, str]:
+    lines = (KUBERNETES / "spark-defaults.conf").read_text().splitlines()
+    return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
+
+
+@pytest.fixture(scope="session")
+def manifests(spark_session: SparkSession) -> dict[str, list[dict[str, Any]]]:
+    return {path.name: documents(spark_session, path) for path in MANIFESTS}
+
+
+def named(manifests: dict[str, list[dict[str, Any]]], kind: str) -> set[str]:
+    return {made["metadata"]["name"] for some in manifests.values() for made in some if made["kind"] == kind}
+
+
+def test_a_field_that_kubernetes_does_not_know_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    text = (KUBERNETES / "receipts.yaml").read_text()
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(text.replace("serviceAccountName:", "serviceAcountName:"))
+    with pytest.raises(AssertionError, match="serviceAcountName"):
+        documents(spark, wrong)
+
+
+def test_commands_of_the_manifests_exist(manifests: dict[str, list[dict[str, Any]]]) -> None:
+    """With --help nothing is started, but all options are read."""
+    verbs = set()
+    for name, some in manifests.items():
+        for made in some:
+            for container in (pod_of(made) or {"containers": []})["containers"]:
+                words = container["args"]
+                done = motorcade(*words, "--help")
+                assert 0 == done.returncode, f"{name}: {done.stderr}"
+                assert "k8s://https://kubernetes.default.svc" == words[words.index("--master") + 1]
+                assert {"pipeline", "run"} == set(words[:2])
+                verbs.add(words[2])
+    assert verbs == VERBS
+
+
+def test_drivers_have_what_they_name(manifests: dict[str, list[dict[str, Any]]]) -> None:
+    generated = set(re.findall(r"- name: (\S+)", (KUBERNETES / "kustomization.yaml").read_text()))
+    claims, accounts = named(manifests, "PersistentVolumeClaim"), named(manifests, "ServiceAccount")
+    for name, some in manifests.items():
+        for pod in filter(None, map(pod_of, some)):
+            assert pod["serviceAccountName"] in accounts, name
+            assert pod["securityContext"]["runAsNonRoot"], name
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            for volume in volumes.values():
+                if "persistentVolumeClaim" in volume:
+                    assert volume["persistentVolumeClaim"]["claimName"] in claims, name
+                if "configMap" in volume:
+                    assert volume["configMap"]["name"] in generated, name
+            (driver,) = pod["containers"]
+            assert {mount["name"] for mount in driver["volumeMounts"]} == set(volumes), name
+            words = " ".join(driver["args"])
+            for variable in re.findall(r"\$\((\w+)\)", words):
+                assert variable in {one["name"] for one in driver["env"]}, name
+            mounts = [mount["mountPath"] for mount in driver["volumeMounts"]]
+            for word in driver["args"]:
+                if word.startswith(("/srv/", "/etc/")):
+                    assert any(word.startswith(f"{mount}/") for mount in mounts), f"{name}: {word}"
+
+
+def test_executors_have_what_drivers_have(manifests: dict[str, list[dict[str, Any]]]) -> None:
+    chosen = settings()
+    volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.pipelines"
+    assert chosen["spark.kubernetes.authenticate.executor.serviceAccountName"] in named(manifests, "ServiceAccount")
+    assert chosen[f"{volume}.options.claimName"] in named(manifests, "PersistentVolumeClaim")
+    assert {chosen["spark.kubernetes.namespace"]} == named(manifests, "Namespace")
+    (template,) = manifests["executor.yaml"]
+    for some in manifests.values():
+        for pod in filter(None, map(pod_of, some)):
+            (driver,) = pod["containers"]
+            assert chosen["spark.kubernetes.container.image"] == driver["image"]
+            assert chosen[f"{volume}.mount.path"] in [mount["mountPath"] for mount in driver["volumeMounts"]]
+            assert template["spec"]["securityContext"] == pod["securityContext"]
+
+
+def test_the_kustomization_names_all_files() -> None:
+    listed = set(re.findall(r"- (\S+\.\w+)$", (KUBERNETES / "kustomization.yaml").read_text(), re.MULTILINE))
+    for name in listed:
+        assert (KUBERNETES / name).exists(), name
+    assert {path.name for path in MANIFESTS} <= listed
+
+
+def test_the_image_has_what_it_copies() -> None:
+    text = (KUBERNETES / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
+        for name in line.split()[:-1]:
+            assert (ROOT / name).exists(), name
+    uid = re.search(r"^USER (\d+)$", text, re.MULTILINE)
+    assert uid is not None and f"--uid {uid[1]} " in text
+    assert f"runAsUser: {uid[1]}" in (KUBERNETES / "executor.yaml").read_text()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_scripts_can_be_read_and_run(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert 0 == done.returncode, done.stderr
+
+
+def motorcade(*words: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-m", "motorcade", *map(str, words)], env or {})
+
+
+def run(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def test_the_entry_point_runs_commands() -> None:
+    done = run([str(KUBERNETES / "entrypoint"), "--version"], {"PATH": path()})
+    assert 0 == done.returncode and done.stdout.startswith("motorcade "), done.stderr
+
+
+@pytest.mark.spark
+def test_the_entry_point_runs_executors() -> None:
+    """As Spark on Kubernetes calls it: it looks for its driver, and there is none."""
+    port = free_port()
+    told = {
+        "PATH": path(),
+        "SPARK_EXECUTOR_MEMORY": "512m",
+        "SPARK_JAVA_OPT_0": "-Dspark.network.timeout=10s",
+        "SPARK_JAVA_OPT_1": "-Dmotorcade.words=two words",
+        "SPARK_DRIVER_URL": f"spark://CoarseGrainedScheduler@127.0.0.1:{port}",
+        "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "1",
+        "SPARK_APPLICATION_ID": "app",
+        "SPARK_EXECUTOR_POD_IP": "127.0.0.1",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "pod",
+    }
+    done = run([str(KUBERNETES / "entrypoint"), "executor"], told)
+    assert 0 != done.returncode
+    assert f"Failed to connect to /127.0.0.1:{port}" in done.stdout + done.stderr
+
+
+def path() -> str:
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+# -- YARN
+
+
+@pytest.mark.parametrize("script", ["pack", "submit"])
+def test_scripts_for_yarn_say_how_they_are_used(script: str) -> None:
+    done = run([str(YARN / script)], {})
+    assert 2 == done.returncode
+    assert f"usage: deploy/yarn/{script} ARCHIVE.tar.gz" in done.stderr
