@@ -73,7 +73,7 @@ class Tables:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Read the stream once for all that is asked for inside; else it is read for every table."""
-        shared = (self.once, self.deliveries)
+        shared = [frame for frame in (self.once, self.deliveries) if not frame.is_cached]  # else by who is around us
         for frame in shared:
             frame.persist()
         try:
@@ -118,31 +118,27 @@ def read(frame: DataFrame, request: str | None = None) -> DataFrame:
     if request is not None and "topic" in frame.columns:
         # Most records are of other requests, and a topic is compared sooner than JSON is parsed.
         frame = frame.where(F.col("topic").startswith(f"{TOPIC}/{request}/"))
-    rows = _fields(frame)
-    return rows.withColumn("readable", F.coalesce(_is_receipt(), F.lit(False))).drop("v")
-
-
-def _fields(frame: DataFrame) -> DataFrame:
+    # As a table of one row, and not as a column: a filter on it would be moved below the parsing, which Spark would then
+    # do once more for each field that the filter looks at.
     text = F.col("payload").cast("string")
-    return frame.select("offset", F.from_json(text, _JSON).alias("r")).select(
-        "offset",
-        "r.v",
-        "r.request_id",
-        "r.vin",
-        "r.delivery_id",
-        "r.state",
-        F.coalesce("r.attempt", F.lit(0)).alias("attempt"),
-        F.timestamp_micros(F.round(F.col("r.time") * 1e6).try_cast("long")).alias("at"),
-        F.coalesce("r.node", F.lit("")).alias("node"),
-        F.coalesce("r.reason", F.lit("")).alias("reason"),
+    told = F.transform(F.array(F.from_json(text, _JSON)), _row)
+    return frame.select("offset", F.inline(told))
+
+
+def _row(told: Column) -> Column:
+    """The columns of one receipt."""
+    at = F.timestamp_micros(F.round(told["time"] * 1e6).try_cast("long"))
+    readable = (told["v"] == VERSION) & at.isNotNull() & told["state"].isin(_FINAL + _OPEN)
+    for name in _DELIVERY:
+        readable &= told[name].isNotNull()
+    return F.struct(
+        *(told[name].alias(name) for name in (*_DELIVERY, "state")),
+        F.coalesce(told["attempt"], F.lit(0)).alias("attempt"),
+        at.alias("at"),
+        F.coalesce(told["node"], F.lit("")).alias("node"),
+        F.coalesce(told["reason"], F.lit("")).alias("reason"),
+        F.coalesce(readable, F.lit(False)).alias("readable"),
     )
-
-
-def _is_receipt() -> Column:
-    whole = F.col("v") == VERSION
-    for name in (*_DELIVERY, "at"):
-        whole &= F.col(name).isNotNull()
-    return whole & F.col("state").isin(_FINAL + _OPEN)
 
 
 def once(rows: DataFrame) -> DataFrame:
