@@ -1,8 +1,10 @@
 """What the verbs of `motorcade pipeline run` have in common: options, a session in a folder, progress, the end.
 
-with _pipeline.running(checkpoint, "ingest", identity, master, settings, quiet=quiet) as run:
-    outcome = run.follow(writer, trigger)      # run.spark, run.folder, run.tell("reading …")
-_pipeline.ended(outcome, as_json)
+    with _pipeline.running(checkpoint, "ingest", identity, master, settings, quiet=quiet) as run:
+        outcome = run.follow(writer, trigger)      # run.spark, run.folder, run.tell("reading")
+    _pipeline.ended(outcome, as_json)
+
+Whatever ends a run, nothing of Spark's is left: not its Java, and nothing that it says is on the terminal.
 """
 
 from __future__ import annotations
@@ -14,23 +16,26 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from motorcade.cli import _options, _output
+from motorcade.core.errors import MotorcadeError
+from motorcade.pipelines import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-    from rich.console import Console
 
-    from motorcade.pipelines.runner import Batch, Folder, Outcome, Trigger
+    from motorcade.cli._progress import Display
+    from motorcade.pipelines.runner import Folder, Outcome, Trigger
 
 _MASTERS = ("local", "local[N]", "local[*]", "spark://HOST:PORT", "yarn", "k8s://URL")
 _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\]|-cluster\[\d+, *\d+, *\d+\])?|spark://.+|yarn|k8s://.+")
@@ -40,6 +45,11 @@ _SETTINGS = {"spark.ui.enabled": "false", "spark.log.level": "WARN"}
 
 #: Seconds that Spark, and after it Java, may take to stop; then they are left to end by themselves.
 STOP_PATIENCE = 20.0
+
+#: Loggers of PySpark that tell of each error a second time, with the stack of Java, and of connections that we close.
+_TALKATIVE = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+STOPPED = "stopped; the same command goes on from here"
 
 
 # -- options
@@ -74,7 +84,6 @@ def _setting(text: str) -> str:
 
 
 def folder(text: str) -> Path:
-    from motorcade.pipelines import PipelineError
     from motorcade.pipelines.folder import check_place
 
     try:
@@ -132,18 +141,21 @@ def settings_of(options: list[str] | None) -> dict[str, str]:
 
 @dataclass
 class Running:
-    """A session, the folder of the run, and how to tell what is done."""
+    """A session, the folder of the run, and who is shown what is done."""
 
     spark: SparkSession
     folder: Folder
-    tell: Callable[[str], None]  #: what is being done, for a person who watches
-    show: Callable[[Batch], None]
+    display: Display
+
+    def tell(self, words: str) -> None:
+        """What is being done, for a person who watches."""
+        self.display.tell(words)
 
     def follow(self, start: Callable[[], StreamingQuery] | DataStreamWriter, trigger: Trigger) -> Outcome:
         """`runner.follow` with the progress of this command."""
         from motorcade.pipelines import runner
 
-        return runner.follow(start, self.folder, trigger, self.show)
+        return runner.follow(start, self.folder, trigger, self.display.batch)
 
 
 @contextmanager
@@ -157,44 +169,62 @@ def running(
     quiet: bool = False,
 ) -> Iterator[Running]:
     """Take the folder, start Spark; end both."""
+    from motorcade.cli import _progress
     from motorcade.pipelines import runner
 
-    chosen = settings_of(settings)
+    name = f"motorcade pipeline {pipeline}"
     with (
-        _interruptible(),
+        _interruptible(STOPPED),
         runner.Folder(checkpoint, pipeline, identity) as folder,
-        progress(quiet) as (tell, show),
-        _session(master, chosen, f"motorcade pipeline {pipeline}", folder.log, tell) as spark,
+        _progress.display(quiet) as display,
+        _session(master, settings, name, folder.log, display) as spark,
     ):
-        folder.claim(spark)
-        yield Running(spark, folder, tell, show)
+        try:
+            folder.claim(spark)
+            yield Running(spark, folder, display)
+        except MotorcadeError as error:
+            folder.note(state="failed", error=str(error), ended_at=time.time())
+            raise
+        except KeyboardInterrupt:
+            folder.note(state="stopped", ended_at=time.time())
+            raise
 
 
 @contextmanager
-def session(master: str, settings: list[str] | None, name: str, *, quiet: bool = False) -> Iterator[Running]:
-    """Start Spark for something that has no folder; `Running.folder` is not there."""
-    chosen = settings_of(settings)
+def session(
+    master: str, settings: list[str] | None, name: str, *, quiet: bool = False
+) -> Iterator[tuple[SparkSession, Display]]:
+    """Start Spark for something that has no folder, and end it."""
+    from motorcade.cli import _progress
+
     with (
-        _interruptible(),
+        _interruptible("stopped"),
         tempfile.TemporaryDirectory(prefix="motorcade-") as place,
-        progress(quiet) as (tell, show),
-        _session(master, chosen, name, Path(place) / "spark.log", tell) as spark,
+        _progress.display(quiet) as display,
+        _session(master, settings, name, Path(place) / "spark.log", display) as spark,
     ):
-        yield Running(spark, None, tell, show)  # type: ignore[arg-type]  # as said
+        yield spark, display
 
 
 @contextmanager
-def _session(
-    master: str, settings: Mapping[str, str], name: str, log: Path, tell: Callable[[str], None]
-) -> Iterator[SparkSession]:
+def _session(master: str, settings: list[str] | None, name: str, log: Path, display: Display) -> Iterator[SparkSession]:
+    from motorcade.pipelines import failures
     from motorcade.pipelines import session as sessions
 
-    tell("starting Spark")
-    spark = sessions.start(master, _SETTINGS | dict(settings), name, log)
+    for logger in _TALKATIVE:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    display.tell("starting Spark")
+    spark = sessions.start(master, _SETTINGS | settings_of(settings), name, log)
     signal.signal(signal.SIGINT, _interrupt)  # Spark has put its own handler there, which speaks to Java
-    tell("")
+    display.tell("working")
     try:
         yield spark
+    except MotorcadeError:
+        raise
+    except Exception as error:
+        if not failures.is_known(error):
+            raise  # a traceback is wanted
+        raise PipelineError(failures.words(error)) from error
     finally:
         _end(spark)
 
@@ -216,64 +246,17 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def _interruptible(words: str) -> Iterator[None]:
     """SIGTERM as Ctrl-C, said in our words."""
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # tells of connections that we have closed ourselves
     try:
         yield
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print(words, file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# -- progress
-
-
-@contextmanager
-def progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Batch], None]]]:
-    """What is being done, and each batch: a display that changes on a terminal, else a line per batch."""
-    if quiet:
-        yield (lambda _words: None), (lambda _batch: None)
-    elif not sys.stderr.isatty():
-        yield (lambda _words: None), (lambda batch: print(batch_line(batch), file=sys.stderr, flush=True))
-    else:
-        with _live() as both:
-            yield both
-
-
-@contextmanager
-def _live() -> Iterator[tuple[Callable[[str], None], Callable[[Batch], None]]]:
-    from rich.console import Console
-
-    console: Console = Console(stderr=True)
-    with console.status("") as status:
-        rows = 0
-
-        def show(batch: Batch) -> None:
-            nonlocal rows
-            rows += batch.rows
-            status.update(f"{rows} rows; {batch_line(batch)}")
-
-        yield (lambda words: status.update(f"{words} …" if words else "working …")), show
-
-
-def batch_line(batch: Batch) -> str:
-    """`batch 7: 20000 rows in 1.2 s (16667/s), 5000 behind; dead 3`."""
-    speed = f" ({batch.rows / batch.seconds:.0f}/s)" if batch.seconds else ""
-    behind = f", {batch.behind} behind" if batch.behind is not None else ""
-    counts = ", ".join(f"{name} {_count(value)}" for name, value in batch.counts.items())
-    line = f"batch {batch.number}: {batch.rows} rows in {batch.seconds:.1f} s{speed}{behind}"
-    return f"{line}; {counts}" if counts else line
-
-
-def _count(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "(" + ", ".join(f"{name} {inner}" for name, inner in value.items()) + ")"
-    return str(value)
 
 
 # -- the end
@@ -281,11 +264,15 @@ def _count(value: Any) -> str:
 
 def ended(outcome: Outcome, as_json: bool) -> None:
     """Say how a run has ended, and end with its exit code."""
+    from motorcade.cli import _progress
+
     if as_json:
         _output.print_json(outcome.as_dict())
     elif outcome.done:
-        print(f"{outcome.pipeline}: {outcome.rows} rows in {outcome.batches} micro-batches, {outcome.seconds:.1f} s")
+        counts = _progress.counted(outcome.counts)
+        told = f"{outcome.pipeline}: {outcome.rows} rows in {outcome.batches} batches, {outcome.seconds:.1f} s"
+        print(f"{told}; {counts}" if counts else told)
     if not outcome.done:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

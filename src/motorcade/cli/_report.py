@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +12,6 @@ from motorcade.core.errors import MotorcadeError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-#: Nobody looks at Spark's own interface or its warnings while a command runs.
-_QUIET = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
 
 
 class ReportError(MotorcadeError):
@@ -31,23 +26,18 @@ def check_writable(file: Path | None) -> None:
 
 def made(url: str, shown: str, request: str, slow_after: float, master: str) -> dict[str, Any]:
     """The data of the report, by a session of its own."""
-    from motorcade.pipelines import session
+    from motorcade.cli import _pipeline
     from motorcade.storage.readers import open_reader
 
     open_reader(url).close()  # what is wrong with it is told sooner, and in fewer words, than by Spark
-    with _telling() as tell:
-        tell("starting Spark")
-        spark = session.start(master, _QUIET, name=f"motorcade fanout report {request}")
-        try:
-            tell("reading receipts")
-            return data(spark, url, shown, request, slow_after)
-        finally:
-            spark.stop()
+    with _pipeline.session(master, None, f"motorcade fanout report {request}") as (spark, display):
+        display.tell("reading receipts")
+        return data(spark, url, shown, request, slow_after)
 
 
 def data(spark: SparkSession, url: str, shown: str, request: str, slow_after: float) -> dict[str, Any]:
     """The data of the report; `shown` is the store's URL without its password."""
-    # Not before there is a session: they cannot be imported without Spark, and `session.start` says what to do then.
+    # Not before there is a session: they cannot be imported without Spark, and starting one says what to do then.
     from motorcade.pipelines import report
     from motorcade.pipelines.receipts import COLUMNS, receipts
     from motorcade.plugins.fanout.tables import RECEIPTS
@@ -60,18 +50,6 @@ def data(spark: SparkSession, url: str, shown: str, request: str, slow_after: fl
             "whose receipts are kept for receipts_retention"
         )
     return found
-
-
-@contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
-    """What is being done, if a person watches."""
-    if not sys.stderr.isatty():
-        yield lambda _words: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("") as status:
-        yield lambda words: status.update(f"{words} …")
 
 
 def write(found: dict[str, Any], html: Path | None, png: Path | None) -> None:

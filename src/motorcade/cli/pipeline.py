@@ -57,14 +57,14 @@ def receipts(
     with _pipeline.running(out, "receipts", identity, master, settings, quiet=quiet) as running:
         from motorcade.pipelines import publication  # not without Spark, and `running` says what to do then
 
-        def work() -> dict[str, Any]:
+        def work() -> tuple[int, dict[str, Any]]:
             made = publication.publish(
                 running.spark, where.url, out, request=request, slow_after=slow_after, max_requests=requests
             )
-            return {"rows": made.pop("receipts"), **made}
+            return made.pop("receipts"), made
 
         running.tell("reading receipts")
-        outcome = runner.repeat(work, running.folder, _pipeline.trigger_of(trigger, every), running.show)
+        outcome = runner.repeat(work, running.folder, _pipeline.trigger_of(trigger, every), running.display.batch)
     _pipeline.ended(outcome, as_json)
 
 
@@ -85,11 +85,11 @@ def audit(
 
     where = _where(store, config, data, None, None)
     open_reader(where.url).close()
-    with _pipeline.session(master, settings, "motorcade pipeline audit", quiet=quiet) as running:
+    with _pipeline.session(master, settings, "motorcade pipeline audit", quiet=quiet) as (spark, display):
         from motorcade.pipelines import audit as audits  # likewise
 
-        running.tell("comparing receipts and mailboxes")
-        verdict = audits.run(running.spark, where.url, request=request, max_listed=list_)
+        display.tell("comparing receipts and mailboxes")
+        verdict = audits.run(spark, where.url, request=request, max_listed=list_)
     if as_json:
         _output.print_json({"store": _shown(where), **verdict.as_dict()})
     else:

@@ -1,7 +1,7 @@
 """What went wrong, in as few words as there are: the innermost error of what Spark says, without its Java.
 
 Spark wraps an error of ours again and again: a Python traceback inside a Java exception inside a Python exception. Who
-reads the end of a command wants the sentence inside.
+reads the end of a command wants the sentence inside; the rest is in the log of the run.
 """
 
 from __future__ import annotations
@@ -14,23 +14,57 @@ from motorcade.core.errors import MotorcadeError
 #: Characters of words that are not ours.
 MAX_WORDS: Final = 600
 
-#: A line of a Python traceback that names an error: `motorcade.x.OptionError: words`.
+GONE: Final = "Spark's Java has ended: it was killed, or out of memory (--set spark.driver.memory=4g gives it more)"
+
+#: A line of a Python traceback that names an error, `motorcade.x.OptionError: words`, and the lines that it goes on in.
 _PYTHON: Final = re.compile(
-    r"^(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (?P<words>.*(?:\n(?![ \t]|\n|\w+[.:]).*)*)",
+    r"^(?P<path>(?:\w+\.)*)(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): "
+    r"(?P<words>.*(?:\n(?![ \t\n]|\w+[.:]|SQLSTATE|==+ ).+)*)",
     re.MULTILINE,
 )
 
-#: Where Java begins to tell how it got there.
-_STACK: Final = re.compile(r"\n\s*(?:at [\w.$]+\(|Driver stacktrace:|JVM stacktrace:|\.\.\. \d+ more)|\n\nDriver stack")
+#: What Spark says before the words of an error, and behind them: where the query was, its plan, the stack.
+_BEFORE: Final = re.compile(r"^\s*(?:\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception:|(?:[a-z]\w*\.)+)\s*")
+_BEHIND: Final = re.compile(
+    r"\s*(?:SQLSTATE: \w+|=== Streaming Query ===|== SQL |== DataFrame |\n\s*at [\w.$/]+\(|Driver stacktrace:"
+    r"|JVM stacktrace:)"
+)
 _CAUSE: Final = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error|Failure)): (.*)")
+
+#: User and password of a URL; the options of a source are part of a plan.
+_SECRET: Final = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def words(error: BaseException) -> str:
-    """The words of the innermost error."""
-    inner = _ours(error)
-    if inner is not None:
-        return str(inner)
-    return _shortened(_inside(_text(error)))
+    """The words of the innermost error; ours as they are."""
+    ours = _ours(error)
+    if ours is None and _is_of_connection(error):
+        return GONE
+    return str(ours) if ours is not None else of_text(_text(error))
+
+
+def is_known(error: BaseException) -> bool:
+    """Whether its words are enough: Spark has raised it, or we have on purpose. Of other ones the place matters."""
+    of_spark = type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
+    return of_spark or _ours(error) is not None or _is_of_connection(error)
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    """The connections of a driver's main thread are those to its Java."""
+    return isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError"
+
+
+def of_text(text: str) -> str:
+    """The words of the innermost error in what Spark says."""
+    found = [match for match in _PYTHON.finditer(text) if not match["name"].startswith("Py4J")]
+    if "Traceback (most recent call last)" in text and found:
+        last = found[-1]
+        said = _BEHIND.split(last["words"], maxsplit=1)[0]
+        if last["path"].startswith("motorcade."):
+            return _SECRET.sub("***@", " ".join(said.split()))
+        return _shortened(f"{last['name']}: {said}")
+    causes = _CAUSE.findall(text)
+    return _shortened(_BEHIND.split(_BEFORE.sub("", causes[-1] if causes else text), maxsplit=1)[0])
 
 
 def _ours(error: BaseException | None) -> MotorcadeError | None:
@@ -49,17 +83,6 @@ def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _inside(text: str) -> str:
-    if "Traceback (most recent call last)" in text:
-        found = [match for match in _PYTHON.finditer(text) if not match["name"].startswith("Py4J")]
-        if found:
-            last = found[-1]
-            ours = "motorcade." in text[last.start() : last.start("words")]
-            return last["words"] if ours else f"{last['name']}: {last['words']}"
-    causes = _CAUSE.findall(text)
-    return causes[-1] if causes else _STACK.split(text, maxsplit=1)[0]
-
-
 def _shortened(text: str) -> str:
-    line = " ".join(text.split())
+    line = _SECRET.sub("***@", " ".join(text.split()))
     return line if len(line) <= MAX_WORDS else f"{line[:MAX_WORDS]} …"

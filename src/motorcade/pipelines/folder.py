@@ -5,7 +5,7 @@
     DIR/pipeline.json   which pipeline, with what identity; written once, compared at each start
     DIR/status.json     what the run has said last; replaced by rename
     DIR/spark/          Spark's checkpoint: offsets and state
-    DIR/spark.log       what Spark and Java have to say
+    DIR/spark.log       what Spark and Java have to say; it and spark.log.1 are bounded (log4j2.properties)
     DIR/…               parts of the pipeline's own
 
 Rule 1: kill -9 at any moment is harmless: locks end with their processes, files are whole or not there.
@@ -43,9 +43,6 @@ _JAVA_EVERY: Final = 0.2
 
 #: Seconds to wait for somebody who only looks whether the lock is held.
 _LOCK_PATIENCE: Final = 0.5
-
-#: Octets of spark.log that are kept when a run begins.
-MAX_LOG: Final = 16 * 2**20
 
 _LOCK: Final = "lock"
 _JAVA_LOCK: Final = "lock.java"
@@ -132,7 +129,7 @@ class Folder:
         found = _read(self.path / _MANIFEST)
         if found is not None:
             self._compare(found)
-            self._status = _read(self.path / _STATUS) or {}
+            self._status = (_read(self.path / _STATUS) or {}) | {"counts": None}  # they are of one run
             return
         strange = sorted(entry.name for entry in self.path.iterdir() if not _is_trace(entry.name))
         if strange:
@@ -263,7 +260,7 @@ def _taken(file: IO[str], how: int) -> bool:
 
 
 def _is_trace(name: str) -> bool:
-    return name in _TRACES or name.startswith((f".{_MANIFEST}.", f".{_STATUS}."))
+    return name in _TRACES or name.startswith((f".{_MANIFEST}.", f".{_STATUS}.", f"{_LOG}."))
 
 
 def _read(file: Path) -> dict[str, Any] | None:

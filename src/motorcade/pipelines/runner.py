@@ -13,6 +13,7 @@ Rule 3: "continuous" is the next micro-batch as soon as the last one is done. Wh
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -140,7 +141,10 @@ def follow(
             failed = query.exception()
             seen.look(query)
         except Exception as error:
-            raise _failed(folder, seen.batches, error) from error
+            failure = _failed(folder, seen.batches, error)
+            if failures.is_known(error):
+                raise failure from error
+            raise
     if failed is not None and not stopped:
         raise _failed(folder, seen.batches, failed)
     folder.note(state="stopped" if stopped else "done", ended_at=time.time())
@@ -156,12 +160,12 @@ def follow(
 
 
 def repeat(
-    work: Callable[[], Mapping[str, Any]],
+    work: Callable[[], tuple[int, Mapping[str, Any]]],
     folder: Folder,
     trigger: Trigger,
     show: Show = lambda _batch: None,
 ) -> Outcome:
-    """Do something that is no query, once or again and again; it returns its counts, `rows` among them.
+    """Do something that is no query, once or again and again; it returns how many rows it has read, and other counts.
 
     A KeyboardInterrupt ends it, also in the middle of its work, which must stand that as it stands a kill.
     """
@@ -173,15 +177,15 @@ def repeat(
     try:
         while True:
             begun = time.time()
-            counts = work()
+            rows, counts = work()
             now = time.time()
-            batch = Batch(times, int(counts.get("rows", 0)), now - begun, None, now, counts=counts)
-            times, rows = times + 1, batch.rows
+            batch = Batch(times, rows, now - begun, None, now, counts=counts)
+            times += 1
             folder.note(
                 batch=batch.number,
                 batches=times,
-                rows=rows,
-                rows_last=batch.rows,
+                rows=rows,  # all, each time anew
+                rows_last=rows,
                 seconds_last=batch.seconds,
                 batch_at=now,
                 counts=dict(counts),
@@ -193,7 +197,10 @@ def repeat(
     except KeyboardInterrupt:
         stopped = True
     except Exception as error:
-        raise _failed(folder, times, error) from error
+        failure = _failed(folder, times, error)
+        if failures.is_known(error):
+            raise failure from error
+        raise
     folder.note(state="stopped" if stopped else "done", ended_at=time.time())
     code = INTERRUPTED if stopped and trigger.ends else 0
     return Outcome(folder.pipeline, not stopped, times, rows, time.time() - began, code, counts)
@@ -216,13 +223,15 @@ class _Seen:
         self._folder = folder
         self._show = show
         self._last = -1
+        self._looked = ""
         self.batches = 0
         self.rows = 0
 
     def look(self, query: StreamingQuery) -> None:
         newest: Any = query.lastProgress  # one document; only if it is new, all that are kept
-        if newest is None or not _is_batch(newest) or newest["batchId"] <= self._last:
+        if newest is None or newest["timestamp"] == self._looked:
             return
+        self._looked = newest["timestamp"]
         for progress in query.recentProgress:
             if _is_batch(progress) and progress["batchId"] > self._last:
                 self._done(progress)
@@ -264,7 +273,12 @@ def _batch(progress: Any, counts: Mapping[str, Any]) -> Batch:
 
 
 def _offset(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
+    """An offset of a source, which Spark tells as JSON; of others than ours it may be anything."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return {}
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def behind(read: Mapping[str, Any], newest: Mapping[str, Any]) -> int | None:

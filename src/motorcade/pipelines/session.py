@@ -49,6 +49,11 @@ LOCAL_SETTINGS: Final = {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count
 #: Where everything is on this machine, the driver's ports are nobody else's.
 LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
+#: Where Spark's log goes if it has a file; see `start`.
+_LOG4J: Final = Path(__file__).with_name("log4j2.properties")
+JAVA_SETTING: Final = "spark.driver.extraJavaOptions"
+_MOST_WORDS: Final = 4096  #: octets of what Java says when it does not start
+
 PYTHON_SETTING: Final = "spark.pyspark.python"
 DEFAULT_PORT: Final = 7077  #: of a standalone master
 
@@ -89,6 +94,8 @@ def start(
         if output is not None:
             _launch(conf, output)
         spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    except PipelineError:
+        raise
     except Exception as error:
         raise PipelineError(f"Spark cannot be started on {master}: {_words(error)}") from error
     register(spark)
@@ -98,14 +105,32 @@ def start(
 
 
 def _launch(conf: SparkConf, output: Path) -> None:
-    """Start Java with its output in a file, if this process has none yet."""
+    """Start Java with its output and Spark's log in a file, if this process has none yet."""
     from pyspark import SparkContext  # noqa: PLC0415 - see above
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
     if SparkContext._gateway is not None:  # noqa: SLF001 - no other way to ask
         return
-    with output.open("ab") as out:
-        SparkContext(conf=conf, gateway=launch_gateway(conf, {"stdout": out, "stderr": out}))  # type: ignore[no-untyped-call]
+    options = f'"-Dlog4j2.configurationFile={_LOG4J.as_uri()}" "-Dmotorcade.log={output}"'
+    conf.set(JAVA_SETTING, f"{options} {conf.get(JAVA_SETTING, '')}".rstrip())
+    # For this user's eyes: plans and settings may be in it.
+    with os.fdopen(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
+        before = out.tell()
+        try:
+            gateway = launch_gateway(conf, {"stdout": out, "stderr": out})  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise PipelineError(f"Java did not start: {_last_words(output, before) or error}") from error
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _last_words(output: Path, after: int) -> str:
+    """What Java has said before it ended."""
+    with output.open("rb") as said:
+        said.seek(after)
+        lines = said.read(_MOST_WORDS).decode(errors="replace").splitlines()
+    return " ".join(
+        line.strip() for line in lines if line.strip() and not line.startswith(("\tat ", "WARNING: Using "))
+    )
 
 
 def is_here(master: str) -> bool:

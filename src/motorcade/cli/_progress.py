@@ -1,0 +1,135 @@
+"""How far a pipeline is, on standard error: a display that changes for a person, a line per batch for a log.
+
+    ━━━━━━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━  63 %  120000 rows, 70000 behind  0:00:12
+    batch 7: 20000 rows in 1.2 s (16667/s), 70000 behind; written (position 19985), dead (not_json 3)
+
+Standard output is for the result alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+    from rich.status import Status
+
+    from motorcade.pipelines.runner import Batch
+
+
+class Display(Protocol):
+    """What somebody sees of a run."""
+
+    def tell(self, words: str) -> None:
+        """What is being done now, in a few words."""
+
+    def batch(self, batch: Batch) -> None:
+        """A batch is done."""
+
+
+class Silent:
+    """Nobody watches, or nobody wants to."""
+
+    def tell(self, words: str) -> None:
+        pass
+
+    def batch(self, batch: Batch) -> None:
+        pass
+
+
+class Lines(Silent):
+    """A line per batch: what is left of a display in a file."""
+
+    def batch(self, batch: Batch) -> None:
+        print(line(batch), file=sys.stderr, flush=True)
+
+
+class Live:
+    """A line that changes, and a bar as soon as the end of the stream is known."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._rows = 0
+
+    def tell(self, words: str) -> None:
+        self._end_bar()
+        if self._status is None:
+            self._status = self._console.status("")
+            self._status.start()
+        self._status.update(f"{words} …")
+
+    def batch(self, batch: Batch) -> None:
+        self._rows += batch.rows
+        if batch.behind is None:
+            self.tell(f"{self._rows} rows; {line(batch)}")
+            return
+        bar, task = self._begin_bar()
+        done = f"{self._rows} rows, {batch.behind} behind"
+        bar.update(
+            task, completed=self._rows, total=self._rows + batch.behind, rows=done, last=line(batch), refresh=True
+        )
+
+    def close(self) -> None:
+        self._end_status()
+        self._end_bar()
+
+    def _begin_bar(self) -> tuple[Progress, TaskID]:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        self._end_status()
+        if self._bar is None or self._task is None:
+            text = TextColumn("{task.fields[rows]}", markup=False), TextColumn("{task.fields[last]}", markup=False)
+            columns = (BarColumn(), TaskProgressColumn(), text[0], TimeElapsedColumn(), text[1])
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", rows="", last="")
+            self._bar.start()
+        return self._bar, self._task
+
+    def _end_status(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+@contextmanager
+def display(quiet: bool) -> Iterator[Display]:
+    """Whatever suits standard error."""
+    if quiet:
+        yield Silent()
+    elif not sys.stderr.isatty():
+        yield Lines()
+    else:
+        from rich.console import Console
+
+        live = Live(Console(stderr=True))
+        try:
+            yield live
+        finally:
+            live.close()
+
+
+def line(batch: Batch) -> str:
+    """`batch 7: 20000 rows in 1.2 s (16667/s), 5000 behind; dead 3`."""
+    speed = f" ({batch.rows / batch.seconds:.0f}/s)" if batch.seconds else ""
+    behind = f", {batch.behind} behind" if batch.behind is not None else ""
+    told = f"batch {batch.number}: {batch.rows} rows in {batch.seconds:.1f} s{speed}{behind}"
+    counts = counted(batch.counts)
+    return f"{told}; {counts}" if counts else told
+
+
+def counted(counts: Mapping[str, object]) -> str:
+    """`written (position 19985), dead (not_json 3), late 2`; what is empty is left out."""
+    parts = {name: f"({counted(value)})" if isinstance(value, Mapping) else value for name, value in counts.items()}
+    return ", ".join(f"{name} {value}" for name, value in parts.items() if value not in {None, "()"})

@@ -1,0 +1,349 @@
+"""Folders of runs, queries that are followed, and what is said of those that fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from rich.console import Console
+
+from motorcade.cli import _progress
+from motorcade.pipelines import PipelineError, failures, runner, status
+from motorcade.pipelines.folder import Folder
+from motorcade.pipelines.runner import Batch, Kind, Trigger
+from tests.pipelines.lake import Lake
+from tests.support.redis import RedisServer
+
+pytestmark = pytest.mark.timeout(240)
+
+ONCE = Trigger()
+
+
+# -- folders
+
+
+def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
+    """A second run is told who has it, and gets it afterwards."""
+    with Folder(tmp_path / "run", "copy", {}):
+        with pytest.raises(PipelineError, match=rf"run is in use by process {os.getpid()} on .*: stop that one"):
+            Folder(tmp_path / "run", "copy", {}).__enter__()
+        assert status.look(tmp_path / "run")["running"] is True
+    assert status.look(tmp_path / "run")["running"] is False
+    with Folder(tmp_path / "run", "copy", {}):
+        pass
+
+
+def test_a_folder_belongs_to_what_it_was_begun_with(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    with Folder(place, "copy", {"stream": "log", "lake": "here"}):
+        pass
+    for pipeline, identity, words in (
+        ("ingest", {}, "belongs to the pipeline 'copy', not 'ingest'; name another folder"),
+        ("copy", {"stream": "other", "lake": "here"}, "was begun with stream 'log', and now it is 'other'; run it as"),
+        ("copy", {"stream": "log"}, "was begun with lake 'here', and now it is unset"),
+        ("copy", {"stream": "log", "lake": "here", "days": "3"}, "was begun with days unset, and now it is '3'"),
+    ):
+        with pytest.raises(PipelineError, match=words), Folder(place, pipeline, identity):
+            pass
+    with Folder(place, "copy", {"lake": "here", "stream": "log"}):  # refusals leave no lock behind
+        pass
+
+
+@pytest.mark.parametrize("place", ["hdfs://host/run", "s3a://bucket/run", "file:/tmp/run", ""])
+def test_a_folder_is_a_folder(place: str) -> None:
+    with pytest.raises(PipelineError, match="folder"):
+        Folder(place, "copy", {})
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("dear")
+    with pytest.raises(PipelineError, match=r"has other files in it \(letter\)"), Folder(tmp_path, "copy", {}):
+        pass
+    with pytest.raises(PipelineError, match="Not a directory"), Folder(tmp_path / "letter" / "run", "copy", {}):
+        pass
+
+
+def test_a_run_that_was_killed_before_it_wrote_anything_is_no_obstacle(tmp_path: Path) -> None:
+    for left in ("lock", "lock.java", "spark.log", ".pipeline.json.1a2b3c4d"):
+        (tmp_path / left).write_text("")
+    with Folder(tmp_path, "copy", {}):
+        pass
+    assert "copy" == status.look(tmp_path)["pipeline"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [("{", "is no JSON"), ("[]", "holds no object"), ('{"v": 99, "pipeline": "copy"}', "is of version 99")],
+)
+def test_a_manifest_that_is_none(manifest: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "pipeline.json").write_text(manifest)
+    with pytest.raises(PipelineError, match=words), Folder(tmp_path, "copy", {}):
+        pass
+
+
+def test_notes_stay_until_the_next(tmp_path: Path) -> None:
+    """From several threads, as those of Spark; and the file is whole whenever it is read."""
+    with Folder(tmp_path, "copy", {}) as folder:
+
+        def note(name: str) -> None:
+            for number in range(50):
+                folder.note(**{name: number})
+                json.loads((tmp_path / "status.json").read_text())
+
+        threads = [threading.Thread(target=note, args=(name,)) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (49, 49) == (folder.status["a"], folder.status["b"])
+    with Folder(tmp_path, "copy", {}) as folder:
+        assert 49 == folder.status["a"]
+    assert ["lock", "pipeline.json", "status.json"] == sorted(entry.name for entry in tmp_path.iterdir())
+
+
+# -- queries
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = f"rocksdb://{tmp_path / 'store'}"
+    with Lake(url) as lake:
+        lake.fill("log", 500)
+    return url
+
+
+def rows(spark: SparkSession, store: str, **options: object) -> DataFrame:
+    chosen = {"store": store, "stream": "log", **options}
+    return spark.readStream.format("motorcade").options(**chosen).load()  # type: ignore[arg-type]
+
+
+def test_a_query_is_followed_to_its_end_and_gone_on_with(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    identity = {"store": store, "stream": "log"}
+    lake, place = str(tmp_path / "lake"), tmp_path / "run"
+    files = rows(spark, store, max_rows=200).writeStream.format("parquet").option("path", lake)
+    seen: list[Batch] = []
+    with Folder(place, "copy", identity) as folder:
+        outcome = runner.follow(files, folder, ONCE, seen.append)
+    assert (True, 3, 500, 0) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
+    assert [(0, 200, 300), (1, 200, 100), (2, 100, 0)] == [(batch.number, batch.rows, batch.behind) for batch in seen]
+    assert [{"offset": end} for end in (200, 400, 500)] == [batch.offsets for batch in seen]
+    with Lake(store) as more:
+        more.fill("log", 50, first=501)
+    found = status.look(place)
+    assert ("copy", "done", False, 2, [{"offset": 500}], 50, None) == tuple(
+        found[name] for name in ("pipeline", "state", "running", "batch", "offsets", "behind", "behind_unknown")
+    )
+    assert (3, 500, 100) == tuple(found[name] for name in ("batches", "rows", "rows_last"))
+    with Folder(place, "copy", identity) as folder:
+        again = runner.follow(files, folder, ONCE)
+    assert (1, 50) == (again.batches, again.rows)
+    assert 550 == spark.read.parquet(lake).select("offset").distinct().count() == spark.read.parquet(lake).count()
+    assert 0 == status.look(place)["behind"]
+
+
+def test_the_lag_behind_a_redis_stream_is_a_number_of_entries(
+    spark: SparkSession, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    redis_server.empty()
+    add = ("XADD", "jobs", "*", "payload", "x")
+    for _ in range(3):
+        redis_server.command(*add)
+    source = spark.readStream.format("motorcade").options(store=redis_server.url, redis_stream="jobs")
+    with Folder(tmp_path, "copy", {"store": redis_server.url, "redis_stream": "jobs"}) as folder:
+        outcome = runner.follow(source.load().writeStream.format("noop"), folder, ONCE)
+    assert 3 == outcome.rows
+    redis_server.command(*add)
+    assert 1 == status.look(tmp_path)["behind"]
+    found = status.look(tmp_path, "redis://127.0.0.1:1")
+    assert found["behind"] is None
+    assert "127.0.0.1:1" in found["behind_unknown"]
+
+
+def later(act: Callable[[], None], when: threading.Event) -> threading.Thread:
+    def wait() -> None:
+        if when.wait(120):
+            act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("trigger", "code"),
+    [(ONCE, 130), (Trigger(Kind.INTERVAL, 0.1), 0), (Trigger(Kind.CONTINUOUS), 0)],
+    ids=["once", "interval", "continuous"],
+)
+def test_a_signal_lets_a_query_go_without_harm(
+    trigger: Trigger, code: int, spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    """In the middle of a batch, which the next run does again."""
+    inside, lake = threading.Event(), str(tmp_path / "lake")
+    number = signal.SIGINT if trigger.ends else signal.SIGTERM
+    handler = signal.getsignal(number)
+    later(lambda: os.kill(os.getpid(), number), inside)
+
+    def hold(frame: DataFrame, batch: int) -> None:
+        if batch == 1 and not inside.is_set():
+            inside.set()
+            frame.select(F.udf(lambda _: time.sleep(600))("topic")).collect()  # works until it is interrupted
+        frame.write.parquet(f"{lake}/{batch}", mode="overwrite")
+
+    query = rows(spark, store, max_rows=100).writeStream.foreachBatch(hold)
+    with Folder(tmp_path / "run", "copy", {}) as folder:
+        outcome = runner.follow(query, folder, trigger)
+        assert (False, 1, 100, code) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
+    assert handler is signal.getsignal(number)
+    assert "stopped" == status.look(tmp_path / "run")["state"]
+    with Folder(tmp_path / "run", "copy", {}) as folder:
+        assert 400 == runner.follow(query, folder, ONCE).rows
+    assert 500 == spark.read.parquet(f"{lake}/*").select("offset").distinct().count()
+
+
+Making = Callable[[SparkSession, str, Path], DataStreamWriter]
+
+
+def _raising(error: Exception) -> Making:
+    def fail(_frame: DataFrame, _batch: int) -> None:
+        raise error
+
+    return lambda spark, store, _place: rows(spark, store).writeStream.foreachBatch(fail)
+
+
+def _selecting(*expressions: str) -> Making:
+    return lambda spark, store, _place: rows(spark, store).selectExpr(*expressions).writeStream.format("noop")
+
+
+def _in_a_task(spark: SparkSession, store: str, _place: Path) -> DataStreamWriter:
+    @F.udf("int")
+    def fail(topic: str) -> int:
+        raise PipelineError(f"nothing is known of {topic}; ask somebody else")
+
+    return rows(spark, store).select(fail("topic")).writeStream.format("noop")
+
+
+def _into_a_file(spark: SparkSession, store: str, place: Path) -> DataStreamWriter:
+    (place / "file").write_text("")
+    return rows(spark, store).writeStream.format("parquet").option("path", str(place / "file" / "lake"))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_raising(PipelineError("the lake is full: make room")), "the lake is full: make room"),
+        (_raising(ValueError("of\ntwo lines")), "ValueError: of two lines"),
+        (_in_a_task, "nothing is known of v/1/t; ask somebody else"),
+        (
+            _selecting("int(topic)"),
+            '[CAST_INVALID_INPUT] The value \'v/1/t\' of the type "STRING" cannot be cast to "INT"',
+        ),
+        (
+            lambda spark, store, _place: rows(spark, store, stream="nope").writeStream.format("noop"),
+            "there is no stream 'nope' in this store (there are: log); a stream begins with its first record",
+        ),
+        (_into_a_file, "ParentNotDirectoryException: Parent path is not a directory: file:"),
+    ],
+    ids=["ours", "another", "in_a_task", "sql", "no_stream", "sink"],
+)
+def test_a_failure_is_told_in_the_innermost_words(
+    make: Making, words: str, spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
+        runner.follow(make(spark, store, tmp_path), folder, ONCE)
+    said = str(failure.value)
+    assert said.startswith(f"the pipeline copy failed: {words}")
+    assert not [sign for sign in ("\n", "\tat ", "java.", "SQLSTATE", "Traceback", "Streaming Query") if sign in said]
+    found = status.look(tmp_path / "run")
+    assert "failed" == found["state"]
+    assert found["error"].startswith(words)
+
+
+def test_a_column_that_is_not_there_is_told_without_the_plan(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    """Plans show the options of sources, and those the passwords of stores."""
+    frame = rows(spark, store)
+
+    def start() -> Any:
+        return frame.select("colour").writeStream.start()
+
+    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
+        runner.follow(start, folder, ONCE)
+    assert "`colour` cannot be resolved" in str(failure.value)
+    assert store not in str(failure.value)
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(spark: SparkSession, tmp_path: Path) -> None:
+    def start() -> Any:
+        raise KeyError("mistake")
+
+    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(KeyError):
+        runner.follow(start, folder, ONCE)
+    assert "failed" == status.look(tmp_path / "run")["state"]
+
+
+def test_passwords_are_not_told() -> None:
+    said = failures.of_text("Traceback (most recent call last):\nmotorcade.x.StoreError: redis://a:secret@host: gone")
+    assert "redis://***@host: gone" == said
+
+
+def test_work_that_is_no_query_is_repeated_until_it_is_stopped(tmp_path: Path) -> None:
+    times = 0
+
+    def work() -> tuple[int, dict[str, int]]:
+        nonlocal times
+        times += 1
+        if times == 4:
+            raise KeyboardInterrupt
+        return times, {"made": times}
+
+    seen: list[Batch] = []
+    with Folder(tmp_path, "copy", {}) as folder:
+        outcome = runner.repeat(work, folder, Trigger(Kind.INTERVAL, 0.01), seen.append)
+        assert (False, 3, 3, 0) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
+        assert [1, 2, 3] == [batch.counts["made"] for batch in seen]
+        times = 0
+        done = runner.repeat(work, folder, ONCE)
+        assert (True, 1) == (done.done, done.batches)
+        times = 3
+        assert 130 == runner.repeat(work, folder, ONCE).exit_code
+    assert "stopped" == status.look(tmp_path)["state"]
+
+
+# -- progress
+
+BATCH = Batch(7, 20_000, 1.25, 70_000, 0.0, counts={"written": {"position": 19_985}, "dead": {}, "late": 2})
+
+
+def test_a_line_per_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    with _progress.display(quiet=False) as display:  # standard error is no terminal here
+        display.tell("reading")
+        display.batch(BATCH)
+    with _progress.display(quiet=True) as silent:
+        silent.batch(BATCH)
+    out, err = capsys.readouterr()
+    line = "batch 7: 20000 rows in 1.2 s (16000/s), 70000 behind; written (position 19985), late 2\n"
+    assert ("", line) == (out, err)
+
+
+def test_a_display_that_changes() -> None:
+    shown = io.StringIO()
+    live = _progress.Live(Console(file=shown, force_terminal=True, width=200))
+    live.tell("starting Spark")
+    live.batch(BATCH)
+    live.batch(Batch(8, 70_000, 1.0, 0, 0.0))
+    live.batch(Batch(9, 1, 1.0, None, 0.0))
+    live.close()
+    text = shown.getvalue()
+    for part in ("starting Spark …", "20000 rows, 70000 behind", "100%", "90001 rows; batch 9"):
+        assert part in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is there again"
