@@ -7,6 +7,7 @@ collect; a store that is slow, refuses, or does not say what it has done; a proc
     a vehicle has at most one message that it has not answered, but for those that it was silent about for too long
     messages of one vehicle come in the order in which they were stored, unless their request was paused or has priority
     nothing begins its way when it has expired, was called off, or while it is paused
+    a batch with an id is stored once for each vehicle, however often it is sent, until its id is forgotten
 
 And in the end, when the store works and vehicles that are there answer: nothing that could be sent waits, though nobody
 gives a sign of life. When everybody is back: every entry that was ever stored has ended in exactly one state, and that
@@ -20,8 +21,8 @@ import json
 import sys
 from asyncio import events
 from collections import Counter
-from collections.abc import Coroutine
-from contextlib import ExitStack, suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -254,6 +255,8 @@ class Machine(RuleBasedStateMachine):
         self.entries: dict[tuple[str, int], Stored] = {}
         self.found: dict[tuple[str, str, bytes], Stored] = {}
         self.batches: dict[int, tuple[str, str, bytes, tuple[str, ...]]] = {}  #: by packet id, until they are answered
+        self.named: dict[bytes, tuple[str, dict[str, Any], tuple[str, ...]]] = {}  #: by payload: batches with an id
+        self.most: int | None = None  #: so many vehicles of a batch are written now, where that is not atomic
         self.accepted: list[tuple[str, str, bytes]] = []  #: VIN, request and payload of batches that were acknowledged
         self.cancelled: dict[str, float] = {}  #: request: when it was called off last
         self.paused: set[str] = set()
@@ -268,7 +271,8 @@ class Machine(RuleBasedStateMachine):
         apply = boxes.apply_append
 
         def noted(owners: list[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
-            answers = apply(owners, draft, now, bound)
+            most = self.most if vin_of(owners[0]) is not None else None
+            answers = apply(owners[:most], draft, now, bound)
             for answer in answers:
                 self.note(answer, draft)
             return answers
@@ -324,6 +328,8 @@ class Machine(RuleBasedStateMachine):
             record.expires_at,
         )
         assert (vin, answer.position) not in self.entries, "a position was used again"
+        earlier = self.found.get((vin, record.request_id, draft.payload))
+        assert earlier is None or record.accepted_at >= earlier.accepted_at + RETENTION, f"{earlier} once more"
         self.entries[vin, answer.position] = entry
         self.found[vin, record.request_id, draft.payload] = entry
         if answer.replaced:
@@ -377,7 +383,26 @@ class Machine(RuleBasedStateMachine):
     def _answered(self, packet: Puback) -> None:
         request, _, payload, vins = self.batches.pop(packet.packet_id)
         if packet.reason < 0x80:
-            self.accepted += [(vin, request, payload) for vin in vins]
+            taken = [vin for vin in vins if payload not in self.named or self._is_told(vin, request, payload)]
+            self.accepted += [(vin, request, payload) for vin in taken]
+            figures = dict(packet.properties.user_properties)
+            if figures:
+                told, left = (int(figures.get(name, 0)) for name in ("rejected", "superseded"))
+                told += int(figures["accepted"])
+                assert told + left == len(set(vins)), f"{figures} of {vins}"
+                assert told <= len(set(taken)), f"{figures}, but of {payload!r} only {taken} were told"
+                assert len(vins) - len(set(vins)) == int(figures["duplicates"])
+            for vin in set(vins) - set(taken):
+                assert self._is_superseded(vin, request, payload), f"{vin} was left out"
+
+    def _is_told(self, vin: str, request: str, payload: bytes) -> bool:
+        entry = self.found.get((vin, request, payload))
+        return entry is not None and any(told.delivery_id == entry.name for told in self.receipts())
+
+    def _is_superseded(self, vin: str, request: str, payload: bytes) -> bool:
+        """Whether a batch that was published later was stored for a vehicle."""
+        others = [entry for entry in self.entries.values() if (entry.vin, entry.request) == (vin, request)]
+        return any(int(entry.payload) > int(payload) for entry in others)
 
     def pass_time(self, seconds: float) -> None:
         self.go_on()
@@ -397,6 +422,7 @@ class Machine(RuleBasedStateMachine):
         mode=st.sampled_from((None, None, "replace", "append")),
         priority=st.sampled_from((0, 0, 0, 0, 5)),
         expires=st.sampled_from((None, None, None, EXPIRES)),
+        named=st.booleans(),
         turn=turns,
     )
     def publish(
@@ -408,6 +434,7 @@ class Machine(RuleBasedStateMachine):
         priority: int,
         expires: float | None,
         turn: bool,
+        named: bool = False,
     ) -> None:
         self.number += 1
         payload = b"%d" % self.number
@@ -418,12 +445,27 @@ class Machine(RuleBasedStateMachine):
         first, second = 2 * self.number, 2 * self.number + 1
         topic = TRIGGER if two else INGRESS
         fields |= {"data_id": f"d{self.number}"} if two else {"data": payload.decode(), "encoding": "utf8"}
+        if named:
+            fields |= {"batch_id": f"b{self.number}"}
+            self.named[payload] = topic, fields, vins
         packets: list[Packet] = [Publish(topic, json.dumps(fields).encode(), 1, packet_id=second)]
         self.batches[second] = request, topic, payload, vins
         if two:
             packets.insert(0, Publish(f"{DATA_PREFIX}d{self.number}", payload, 1, packet_id=first))
             self.batches[first] = request, "data", payload, ()
         self.say(self.platform, *packets)
+        self.go_on(turn)
+
+    @rule(which=st.integers(0, 3), turn=turns)
+    def send_again(self, which: int, turn: bool) -> None:
+        """One of the last batches with an id, whatever has become of it."""
+        if self.named:
+            payload = list(self.named)[-1 - which % len(self.named)]
+            topic, fields, vins = self.named[payload]
+            self.number += 1
+            packet_id = 2 * self.number
+            self.batches[packet_id] = fields["request_id"], topic, payload, vins
+            self.say(self.platform, Publish(topic, json.dumps(fields).encode(), 1, packet_id=packet_id))
         self.go_on(turn)
 
     # -- vehicles
@@ -561,20 +603,34 @@ class Machine(RuleBasedStateMachine):
         self._with_loop(self.store.let_read, count)
         self.go_on(turn)
 
-    @rule(outcome=st.sampled_from(("refused", "lost", "written", "late")), turn=turns)
+    @rule(outcome=st.sampled_from(("refused", "lost", "written", "late", "part")), turn=turns)
     def fail(self, outcome: str, turn: bool) -> None:
-        """A write is refused; or it was done, or was not, or will be, and nobody is told."""
+        """A write is refused; or it was done, or was not, or will be, or in part, and nobody is told."""
         if self.store.waiting:
             error = StoreFullError("no room") if outcome == "refused" else StoreError("no answer")
-            self.store.fail(error, written=outcome == "written", late=outcome == "late")
+            with self.writing_a_part(outcome == "part"):
+                self.store.fail(error, written=outcome in ("written", "part"), late=outcome == "late")
         self.go_on(turn)
 
-    @rule(written=st.integers(0, 5))
-    def kill(self, written: int) -> None:
-        """The process is gone; so many of its writes are done."""
+    @contextmanager
+    def writing_a_part(self, part: bool = True) -> Iterator[None]:
+        """A batch of which something is written now gets to its first vehicle only; if batches are atomic, to all."""
+        self.most = 1 if part and not self.store.atomic else None
+        try:
+            yield
+        finally:
+            self.most = None
+
+    @rule(written=st.integers(0, 5), part=st.booleans())
+    def kill(self, written: int, part: bool = False) -> None:
+        """The process is gone; so many of its writes are done, and perhaps a part of the next one."""
         self.go_on()
         self.loop.die()
+        writes = list(self.store.waiting)
         self.store.die(written)
+        if part and not self.store.atomic and len(writes) > written:
+            with self.writing_a_part():
+                writes[written].apply()
         self.store.held = self.store.held_reads = False
         self.batches.clear()
         self.chores.clear()

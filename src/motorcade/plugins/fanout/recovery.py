@@ -13,9 +13,9 @@ Rule 1: entries are read first, then receipts. What was removed by somebody who 
         by then.
 Rule 2: in a process that goes on, something is written to each mailbox before that: a write of unknown outcome may be
         carried out until then (`ports`, rule 6). Batches of the same request that came before must have been told of.
-A batch with an id is remembered besides, as far as it is stored (`repeats`, rules 2 and 3).
-
 Rule 3: a delivery that ends meanwhile ends once (`desk`, rule 2); the intent stays until that is written down.
+Rule 4: of a batch with an id it is written down besides for whom it is stored (`repeats`, rules 2 and 3). What is
+        pending tells, since nothing of it, nor of later batches, is sent or ends otherwise before that.
 """
 
 from __future__ import annotations
