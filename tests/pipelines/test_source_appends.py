@@ -149,7 +149,7 @@ def test_entries_are_made_of_columns_or_of_one_map() -> None:
 @pytest.mark.parametrize(
     ("options", "overwrite", "says"),
     [
-        ({}, False, "`redis_stream` says which stream"),
+        ({}, False, "one of the options `redis_stream`, `fanout` and `publish`"),
         ({"redis_stream": "s"}, False, "`store` says where"),
         ({"redis_stream": "s", "store": "rocksdb:///x"}, False, "the store must be redis"),
         ({"redis_stream": "s", "store": "redis://h", "qery": "x"}, False, "no option 'qery' for writing"),

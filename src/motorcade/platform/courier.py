@@ -141,7 +141,15 @@ class Courier:
         self._troubled: float | None = None  # since when nothing was acknowledged, because of the connection
 
     async def send(self, posts: AsyncIterator[Post]) -> None:
-        """Until all are acknowledged; `SendError` if one is refused or the broker stays away."""
+        """Until all are acknowledged; `SendError` if one is refused or the broker stays away.
+
+        There is no connection before there is something to send, which may take its time, or never come.
+        """
+        async for post in posts:
+            await self._take(post)
+            break
+        else:
+            return
         delay = FIRST_DELAY
         again = False
         while True:
@@ -181,13 +189,16 @@ class Courier:
             for number in list(self._open):
                 await self._hand_over(client, number)
             async for post in posts:
-                await self._pace.take(post.weight)
-                self._number += 1
-                self._open[self._number] = post
+                await self._take(post)
                 await self._hand_over(client, self._number)
             await self._until(client, lambda: not self._open)
         finally:
             await client.disconnect()
+
+    async def _take(self, post: Post) -> None:
+        await self._pace.take(post.weight)
+        self._number += 1
+        self._open[self._number] = post
 
     async def _introduce(self, client: Client, post: Post) -> None:
         """What the others need is there before they are."""

@@ -6,6 +6,9 @@
     natives.py      a stream of Redis
     mailboxes.py    what waits in mailboxes
     appends.py      frames into a stream of Redis
+    fanouts.py      frames to vehicles
+    publishes.py    frames to topics
+    brokers.py      what these two have in common
     columns.py      schemas, and pages of a store as Arrow columns
     shelf.py        open stores that a process keeps
 

@@ -7,7 +7,7 @@ where it is used.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -37,10 +37,14 @@ from pyspark.sql.types import (
 
 from motorcade.pipelines.sources import columns
 from motorcade.pipelines.sources.appends import FIELDS, Appends, Staged
+from motorcade.pipelines.sources.brokers import Sender, Sent
+from motorcade.pipelines.sources.fanouts import Fanouts
 from motorcade.pipelines.sources.mailboxes import Mailboxes
 from motorcade.pipelines.sources.messages import Messages, Offset
 from motorcade.pipelines.sources.natives import Natives
 from motorcade.pipelines.sources.options import Kind, OptionError, ReadOptions, WriteOptions
+from motorcade.pipelines.sources.publishes import Publishes
+from motorcade.pipelines.sources.shelf import settle
 
 COLUMNS: Final = {
     Kind.STREAM: columns.MESSAGES,
@@ -80,7 +84,7 @@ def columns_of(kind: Kind, schema: StructType) -> list[str]:
 
 
 class MotorcadeDataSource(DataSource):
-    """Streams, Redis streams and mailboxes; see docs/pipelines.md."""
+    """Streams, Redis streams and mailboxes to read; Redis streams, fan-outs and topics to write: docs/pipelines.md."""
 
     @classmethod
     def name(cls) -> str:
@@ -100,11 +104,17 @@ class MotorcadeDataSource(DataSource):
         return StreamReader(options, columns_of(options.kind, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        sender = _sender(self.options, schema, overwrite, streaming=False)
+        if sender is not None:
+            return BatchSender(sender)
         options = WriteOptions.parse(self.options)
         _check_entries(schema, overwrite)
         return BatchAppender(Appends(options.store, options.redis_stream, options.query or uuid.uuid4().hex))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        sender = _sender(self.options, schema, overwrite, streaming=True)
+        if sender is not None:
+            return StreamSender(sender)
         options = WriteOptions.parse(self.options)
         _check_entries(schema, overwrite)
         if not options.query:
@@ -181,9 +191,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _read(options: ReadOptions, names: Sequence[str], part: Any) -> Iterator[pa.RecordBatch]:
-    if options.kind is Kind.MAILBOXES:
-        return Mailboxes(options, names).read(part)
-    return feed(options, names).read(part)
+    source = Mailboxes(options, names) if options.kind is Kind.MAILBOXES else feed(options, names)
+    yield from source.read(part)
+    settle()
 
 
 # -- writing
@@ -243,3 +253,63 @@ class StreamAppender(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         self._appends.forget(_staged(messages))
+
+
+# -- writing to a broker
+
+
+def _sender(options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> Sender | None:
+    """What sends the rows over MQTT, if an option says so."""
+    targets = [name.lower() for name in options if name.lower() in {"fanout", "publish", "redis_stream"}]
+    if len(targets) != 1:
+        raise OptionError("one of the options `redis_stream`, `fanout` and `publish` says where to write")
+    if targets == ["redis_stream"]:
+        return None
+    if overwrite:
+        raise OptionError("what is sent is sent: use mode append, output mode append")
+    if targets == ["fanout"]:
+        return Fanouts.parse(options, schema, streaming=streaming)
+    return Publishes.parse(options, schema)
+
+
+class Acknowledged(WriterCommitMessage):
+    """What a task tells the driver when the broker has taken everything."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.sent = sent
+
+
+def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
+    return [message.sent for message in messages if isinstance(message, Acknowledged)]
+
+
+class BatchSender(DataSourceArrowWriter):
+    """A frame to a broker."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Acknowledged(self._sender.send(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sender.line.note(_sent(messages), 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What is sent cannot be called back."""
+
+
+class StreamSender(DataSourceStreamArrowWriter):
+    """A query to a broker."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Acknowledged(self._sender.send(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self._sender.line.note(_sent(messages), batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What is sent cannot be called back; the batch is sent again, under the same ids."""
