@@ -12,13 +12,11 @@ from __future__ import annotations
 import logging
 import re
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,9 +40,6 @@ _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\]|-cluster\[\d+, *\d+, *\d+\])?
 
 #: Nobody looks at Spark's own interface while a command runs; what it has to say is in a file.
 _SETTINGS = {"spark.ui.enabled": "false", "spark.log.level": "WARN"}
-
-#: Seconds that Spark, and after it Java, may take to stop; then they are left to end by themselves.
-STOP_PATIENCE = 20.0
 
 #: Loggers of PySpark that tell of each error a second time, with the stack of Java, and of connections that we close.
 _TALKATIVE = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
@@ -226,19 +221,7 @@ def _session(master: str, settings: list[str] | None, name: str, log: Path, disp
             raise  # a traceback is wanted
         raise PipelineError(failures.words(error)) from error
     finally:
-        _end(spark)
-
-
-def _end(spark: SparkSession) -> None:
-    """Stop Spark and its Java, whatever this thread was saying to them when it was interrupted."""
-    stopping = threading.Thread(target=spark.stop, daemon=True)  # another thread has a connection of its own
-    stopping.start()
-    stopping.join(STOP_PATIENCE)
-    process = spark.sparkContext._gateway.proc  # type: ignore[union-attr]  # noqa: SLF001 - no other way to Java
-    if process is not None:  # else it was there before us
-        process.stdin.close()  # by this Java learns that it is no longer needed
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_PATIENCE)
+        sessions.stop(spark)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

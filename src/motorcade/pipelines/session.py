@@ -19,8 +19,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +50,9 @@ LOCAL_SETTINGS: Final = {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count
 
 #: Where everything is on this machine, the driver's ports are nobody else's.
 LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+#: Seconds that Spark, and after it Java, may take to stop; then they are left to end by themselves.
+STOP_PATIENCE: Final = 20.0
 
 #: Where Spark's log goes if it has a file; see `start`.
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
@@ -131,6 +136,25 @@ def _last_words(output: Path, after: int) -> str:
     return " ".join(
         line.strip() for line in lines if line.strip() and not line.startswith(("\tat ", "WARNING: Using "))
     )
+
+
+def stop(spark: SparkSession) -> None:
+    """Stop Spark and its Java, whatever this thread was saying to them when it was interrupted.
+
+    Not needed where the process ends anyway, as long as nobody minds a Java that lives a moment longer.
+    """
+    from pyspark import SparkContext  # noqa: PLC0415 - see above
+
+    stopping = threading.Thread(target=spark.stop, daemon=True)  # another thread has a connection of its own
+    stopping.start()
+    stopping.join(STOP_PATIENCE)
+    process = SparkContext._gateway.proc if SparkContext._gateway else None  # noqa: SLF001 - no other way to Java
+    if process is None:  # it was there before us
+        return
+    process.stdin.close()  # by this Java learns that it is no longer needed
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_PATIENCE)
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that another session gets a Java of its own
 
 
 def is_here(master: str) -> bool:
