@@ -9,19 +9,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
+import venv
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from motorcade.cli import _report
+from motorcade.pipelines import audit
 from motorcade.pipelines.sources.shelf import shelf
 from tests.support.dispatch import environment
 from tests.support.fanout import Platform, Watch, fresh, get, vehicle
-from tests.support.node import NodeProcess
+from tests.support.node import ROOT, NodeProcess
 from tests.support.ports import free_port
-from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_cluster import SparkCluster, spark_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -67,9 +72,13 @@ class Desk:
         self.cluster = cluster
 
     def command(self, *words: object, master: str = "") -> subprocess.CompletedProcess[str]:
+        words = (sys.executable, "-m", "motorcade", *words, "--master", master or self.cluster.url)
+        return self.run(words, {})
+
+    def run(self, words: Iterable[object], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "motorcade", *map(str, words), "--master", master or self.cluster.url],
-            env=environment(self.cluster.environment),
+            [*map(str, words)],
+            env=environment(self.cluster.environment | env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -79,14 +88,20 @@ class Desk:
 
     def done(self, *words: object) -> str:
         """The output of a command that must succeed, when both executors have worked for it."""
-        before = self.cluster.applications()
-        result = self.command(*words)
+        with self.working():
+            result = self.command(*words)
         assert 0 == result.returncode, result.stdout + result.stderr
+        return result.stdout
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """One application, for which both executors have finished tasks."""
+        before = self.cluster.applications()
+        yield
         (application,) = [name for name in self.cluster.applications() if name not in before]
         tasks = self.cluster.tasks(application)
         assert 2 == len(tasks), tasks
         assert all(tasks.values()), tasks
-        return result.stdout
 
 
 @pytest.fixture
@@ -107,6 +122,35 @@ def url_of(node: NodeProcess) -> str:
 
 def timeless(report: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in report.items() if key != "made_at"}
+
+
+def test_receipts(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
+    """The tables are files that this session reads."""
+    desk.done("pipeline", "run", "receipts", "--data", node.data, "--out", tmp_path / "out", "--quiet")
+    written = json.loads((tmp_path / "out" / "current" / "report.json").read_text())
+    here = _report.data(spark, url_of(node), "", REQUEST, slow_after=3600.0)
+    assert timeless(here) == timeless(written)
+
+
+def archive(place: Path) -> Path:
+    """A small one of the kind that `pack` makes: its packages are those of this environment."""
+    venv.create(place / "environment", with_pip=False)
+    (packages,) = (place / "environment" / "lib").glob("python*/site-packages")
+    (packages / "here.pth").write_text(f"{ROOT / 'src'}\n{spark_home().parent}\n")
+    with tarfile.open(place / "motorcade.tar.gz", "w:gz") as made:
+        made.add(place / "environment", ".")
+    return place / "motorcade.tar.gz"
+
+
+def test_the_audit_by_the_script_for_yarn(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
+    """`spark-submit` starts the driver, which finds the Spark that started it; Python is that of the archive."""
+    words = (ROOT / "deploy" / "yarn" / "submit", archive(tmp_path), "pipeline", "run", "audit")
+    settings = {"MASTER": desk.cluster.url, "PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with desk.working():
+        done = desk.run((*words, "--data", node.data, "--json"), settings)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert {"pending": 297, "acked": 3} == verdict["outcomes"] == audit.run(spark, url_of(node)).outcomes
 
 
 def test_a_cluster_that_is_not_there(desk: Desk, node: NodeProcess) -> None:

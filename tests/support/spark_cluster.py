@@ -189,7 +189,7 @@ class SparkCluster:
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._page}/json/", timeout=10) as answer:
                 return dict(json.load(answer))
-        except OSError:
+        except (OSError, ValueError):  # while it starts, the page is there before the JSON is
             return {}
 
     def alive(self) -> list[dict[str, Any]]:
