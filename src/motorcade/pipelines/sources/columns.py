@@ -1,7 +1,8 @@
 """Schemas of the source, and pages of a store as Arrow columns.
 
-The value of a record is decoded once, into a struct; each column that somebody wants is then one list of its fields.
-Most columns of most streams hold one value over and over (no username, QoS 1): those are seen and made as a whole.
+The fields of most records are found by `unpack`, for a whole page at once. The value of any other is decoded into a
+struct, and each column that somebody wants is then one list of its fields. Many columns hold one value over and over
+(no username, QoS 1): those are seen and made as a whole.
 
 Rule 1: only what is asked for is made. A frame with a schema of three columns costs less than one with all.
 Rule 2: a column is added at the end of a schema, so that positions in old programs stay.
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -81,11 +84,13 @@ def plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def offsets(values: Sequence[int]) -> pa.Array:
-    """Offsets, mostly one after the other."""
+    """Offsets, which grow; mostly one after the other."""
+    if values[-1] - values[0] == len(values) - 1:
+        return pa.array(np.arange(values[0], values[-1] + 1))
     return pa.array(values, pa.int64())
 
 
-def times(seconds: Sequence[float], never: float | None = None) -> pa.Array:
+def times(seconds: Sequence[float] | npt.NDArray[np.float64], never: float | None = None) -> pa.Array:
     """Seconds since the epoch as timestamps; `never` is none."""
     column = pa.array(seconds, pa.float64())
     micros = pc.round(pc.multiply(column, 1e6)).cast(pa.int64())
@@ -100,8 +105,13 @@ def properties(values: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
     pairs = list(chain.from_iterable(values))
     names = pa.array([pair[0] for pair in pairs], pa.string())
     texts = pa.array([pair[1] for pair in pairs], pa.string())
+    return lists(pa.array(ends, pa.int32()), names, texts)
+
+
+def lists(ends: pa.Array, names: pa.Array, texts: pa.Array) -> pa.Array:
+    """Lists of pairs, each from one end to the next."""
     return pa.ListArray.from_arrays(
-        pa.array(ends, pa.int32()), pa.StructArray.from_arrays([names, texts], fields=list(_PROPERTY)), type=PROPERTIES
+        ends, pa.StructArray.from_arrays([names, texts], fields=list(_PROPERTY)), type=PROPERTIES
     )
 
 
@@ -109,6 +119,8 @@ def messages(
     names: Sequence[str], numbers: Sequence[int], moments: Sequence[float], records: Sequence[Record]
 ) -> pa.RecordBatch:
     """Records of a stream, in the columns that are asked for."""
+    if not records:
+        return batch(names, [pa.nulls(0, TYPES[name]) for name in names])
     made = []
     for name in names:
         match name:
@@ -136,6 +148,13 @@ _FIELD: Final[dict[str, Callable[[Sequence[Record]], list[Any]]]] = {
     "retain": lambda records: [record.retain for record in records],
     "content_type": lambda records: [record.content_type for record in records],
 }
+
+
+def merged(parts: Sequence[tuple[Sequence[int], pa.RecordBatch]]) -> pa.RecordBatch:
+    """Batches as one, each with its offsets, in the order of these."""
+    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]), kind="stable")
+    whole = pa.Table.from_batches([part for _, part in parts]).take(pa.array(order))
+    return whole.combine_chunks().to_batches()[0]
 
 
 def entries(names: Sequence[str], ids: Sequence[bytes], fields: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
@@ -183,7 +202,7 @@ def waiting(names: Sequence[str], page: Waiting) -> pa.RecordBatch:
             case "owner":
                 made.append(plain(page.owners, pa.string()))
             case "position":
-                made.append(offsets(page.positions))
+                made.append(pa.array(page.positions, pa.int64()))
             case "stored":
                 made.append(times(page.stored))
             case "expires":

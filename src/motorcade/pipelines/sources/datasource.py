@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -193,7 +194,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _read(options: ReadOptions, names: Sequence[str], part: Any) -> Iterator[pa.RecordBatch]:
     source = Mailboxes(options, names) if options.kind is Kind.MAILBOXES else feed(options, names)
     yield from source.read(part)
-    settle()
+    if TaskContext.get() is not None:
+        settle()
 
 
 # -- writing

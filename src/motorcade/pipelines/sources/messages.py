@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import structlog
 
@@ -17,7 +18,8 @@ from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources import columns
 from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, Place, ReadOptions
 from motorcade.pipelines.sources.shelf import shelf
-from motorcade.storage.readers import Extent, StoreReader, open_reader
+from motorcade.pipelines.sources.unpack import unpack
+from motorcade.storage.readers import Extent, Page, StoreReader, open_reader
 
 log = structlog.get_logger("motorcade.pipelines")
 
@@ -148,9 +150,9 @@ class Messages:
             if page.offsets[0] != after + 1:
                 self._gap(reader, after, page.offsets[0] - 1)
             after = page.offsets[-1]
-            numbers, moments, records = self._decoded(page.offsets, page.times, page.values)
-            if records:
-                yield columns.messages(self._names, numbers, moments, records)
+            batch = self._batch(page)
+            if batch.num_rows:
+                yield batch
         if after < last:
             self._gap(reader, after, last)
 
@@ -174,13 +176,32 @@ class Messages:
             raise self._trimmed(after + 1, gone)
         log.warning("stream_trimmed", stream=self._options.name, first=after + 1, last=gone, skipped=gone - after)
 
-    def _decoded(
-        self, numbers: Sequence[int], moments: Sequence[float], values: Sequence[bytes]
-    ) -> tuple[Sequence[int], Sequence[float], list[Record]]:
+    def _batch(self, page: Page) -> pa.RecordBatch:
+        """The records of a page: those in the usual form at once, and the others one by one."""
+        found = unpack(page.values)
+        if found is None or 2 * len(found.rows) < len(page.values):
+            return self._decoded(page)[1]
+        if len(found.rows) == len(page.values):
+            usual = page
+            others = None
+        else:
+            usual = _some(page, found.rows.tolist())
+            others = self._decoded(_some(page, np.flatnonzero(~found.fine).tolist()))
         try:
-            return numbers, moments, list(map(decode, values))
+            batch = found.batch(self._names, usual.offsets, usual.times)
+        except pa.ArrowInvalid:
+            return self._decoded(page)[1]  # somewhere text is none: this way finds out where
+        if others is None or not others[0]:
+            return batch
+        return columns.merged([(usual.offsets, batch), others])
+
+    def _decoded(self, page: Page) -> tuple[Sequence[int], pa.RecordBatch]:
+        """The same, one by one; with the offsets of those that could be read."""
+        try:
+            numbers, moments, records = page.offsets, page.times, list(map(decode, page.values))
         except RecordError:
-            return self._decoded_singly(numbers, moments, values)
+            numbers, moments, records = self._decoded_singly(page.offsets, page.times, page.values)
+        return numbers, columns.messages(self._names, numbers, moments, records)
 
     def _decoded_singly(
         self, numbers: Sequence[int], moments: Sequence[float], values: Sequence[bytes]
@@ -205,3 +226,9 @@ class Messages:
 
     def _reader(self) -> StoreReader:
         return shelf.take(self._options.store, open_reader)
+
+
+def _some(page: Page, rows: list[int]) -> Page:
+    return Page(
+        [page.offsets[row] for row in rows], [page.times[row] for row in rows], [page.values[row] for row in rows]
+    )

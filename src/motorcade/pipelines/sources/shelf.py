@@ -1,13 +1,17 @@
-"""Stores that a process has open, for the next task.
+"""What a process that Spark keeps has ready for its next task: open stores, and little to clean up.
 
 Spark keeps its Python processes and gives them one task after the other, each with a source made anew. Opening a store
 takes a fifth of a second, so what is open stays open: by process, because an open store does not survive a fork.
+
+After each task Spark collects garbage, and going over all that was imported takes 30 ms, as long as reading 50 000
+rows. So that is set aside once.
 
 Rule 1: one task at a time works in a process, so nobody closes what another one uses.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -53,3 +57,14 @@ class Shelf:
 
 #: The one of this process: tasks know nothing of each other, so nobody could hand it on.
 shelf = Shelf()
+
+
+_settled = 0  #: the process that was
+
+
+def settle() -> None:
+    """Take everything that is there out of garbage collection; in processes that work for Spark only."""
+    global _settled  # noqa: PLW0603 - of the process, as what it does
+    if _settled != os.getpid():
+        gc.freeze()
+        _settled = os.getpid()
