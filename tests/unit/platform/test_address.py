@@ -1,0 +1,78 @@
+"""Where a broker is: one URL, files, and no password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from motorcade.platform.address import Address, AddressError
+from tests.support.node import NodeProcess
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("mqtt://h", "mqtt://h:1883"),
+        ("mqtts://h", "mqtts://h:8883"),
+        ("mqtt://h:99/", "mqtt://h:99"),
+        ("ws://h", "ws://h:8083/mqtt"),
+        ("wss://h:1/a/b", "wss://h:1/a/b"),
+        ("mqtt://[::1]", "mqtt://[::1]:1883"),
+    ],
+)
+def test_a_url_says_where(url: str, shown: str) -> None:
+    address = Address.parse(url)
+    assert shown == str(address)
+    assert address == Address.parse(str(address))
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("", {}, "write one of mqtt://"),
+        ("h:1883", {}, "write one of mqtt://"),
+        ("http://h", {}, "write one of mqtt://"),
+        ("mqtt://", {}, "write one of mqtt://"),
+        ("mqtt://h?x=1", {}, "write one of mqtt://"),
+        ("mqtt://h:port", {}, "is no address of a broker"),
+        ("mqtt://h/path", {}, "only ws:// and wss:// have"),
+        ("mqtt://me:secret@h", {}, "do not belong into it"),
+        ("mqtt://me:secret@h:port", {}, "is no address of a broker"),
+        ("mqtt://h", {"cafile": "ca.pem"}, "is without TLS"),
+        ("mqtts://h", {"key": "k.pem"}, "needs a certificate"),
+    ],
+)
+def test_what_is_wrong_is_said_without_secrets(url: str, options: dict[str, str], says: str) -> None:
+    with pytest.raises(AddressError, match=says) as caught:
+        Address.parse(url, **options)  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match=r"password file .*nowhere cannot be read"):
+        await Address.parse("mqtt://127.0.0.1:1", username="u", password_file=str(tmp_path / "nowhere")).connect()
+    with pytest.raises(AddressError, match="cafile: there is no file"):
+        await Address.parse("mqtts://127.0.0.1:1", cafile=str(tmp_path / "nowhere")).connect()
+
+
+def test_the_password_is_in_a_file_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("right\n")
+    address = Address.parse("mqtt://h", username="me", password_file=str(secret))
+    assert b"right" == address._password()
+    assert "right" not in repr(address)
+    monkeypatch.delenv("MOTORCADE_PASSWORD", raising=False)
+    bare = Address.parse("mqtt://h", username="me")
+    assert bare._password() is None
+    monkeypatch.setenv("MOTORCADE_PASSWORD", "from outside")
+    assert b"from outside" == bare._password()
+    assert Address.parse("mqtt://h")._password() is None, "nobody is named"
+
+
+async def test_a_connection_is_had_over_tcp_and_websocket() -> None:
+    with NodeProcess("--store", "memory://", ws=True) as node:
+        for url in (f"mqtt://{node.mqtt}", f"ws://{node.ws}"):
+            client = await Address.parse(url).connect(name="me")
+            assert client.is_connected and client.client_id.startswith("me-")
+            await client.disconnect()
