@@ -96,6 +96,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "good.vins").write_text("# two vehicles\nLMCAAAAA4RA000000\nLMCAAAAA6RA000001\n")
     (tmp_path / "wrong.vins").write_text("LMCAAAAA4RA000000\n\nLMCAAAAA4RA00000O\nlmcaaaaa6ra000001\n")
     (tmp_path / "none.vins").write_text("# nobody\n")
+    (tmp_path / "good.csv").write_text("vin,city\nLMCAAAAA4RA000000,x\nLMCAAAAA6RA000001,y\n")
+    (tmp_path / "types.toml").write_text('[types.position]\ntopics = ["ecp/+/position"]\nfields = "vin STRING"\n')
     (tmp_path / "empty").mkdir()
     with Folder(tmp_path / "run", "receipts", {"store": "rocksdb://nowhere"}):
         pass  # that was all
@@ -127,6 +129,7 @@ def test_help_is_there(tmp_path: Path, path: tuple[str, ...]) -> None:
 # --- wrong input --------------------------------------------------------------------------------------------------
 
 NOBODY = "--http 127.0.0.1:1"
+AUDIENCE = "pipeline run audience --request r --payload good.toml"
 
 #: Arguments, exit code, and what the message must contain: what is wrong, where, and what to do. HTTP and MQTT stand
 #: for the ports of a running node, DATA for its folder.
@@ -314,6 +317,23 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("pipeline run audit --store memory://", 1, ("memory://", "--store URL")),
     ("pipeline run audit --list -1", 2, ("--list",)),
     ("pipeline run audit --request a+b", 2, ("--request", "a+b")),
+    ("pipeline run audience", 2, ("--request",)),
+    (f"{AUDIENCE} --table fleet=good.csv", 2, ("--checkpoint", "--dry-run")),
+    (f"{AUDIENCE} --checkpoint new", 2, ("--table",)),
+    (f"{AUDIENCE} --checkpoint new --table fleet", 1, ("'fleet'", "NAME=PATH")),
+    (f"{AUDIENCE} --checkpoint new --table fleet=nowhere.csv", 1, ("'fleet'", "nowhere.csv")),
+    (f"{AUDIENCE} --checkpoint new --table a=good.csv --table b=good.csv", 2, ("--sql", "several tables")),
+    (f"{AUDIENCE} --checkpoint new --table fleet=good.csv --option flet.sep=;", 1, ("'flet.sep'", "not there")),
+    (f"{AUDIENCE} --checkpoint new --table fleet=good.csv --sql @nowhere", 2, ("--sql", "nowhere", "No such file")),
+    (f"{AUDIENCE} --checkpoint new --table fleet=good.csv --trigger interval", 2, ("--trigger", "once")),
+    (f"{AUDIENCE} --checkpoint new --table fleet=good.csv --broker amqp://x", 1, ("amqp://x", "mqtt://")),
+    (f"{AUDIENCE} --checkpoint new --table fleet=good.csv --broker mqtt://127.0.0.1:1", 1, ("127.0.0.1:1", "refused")),
+    (f"{AUDIENCE} --checkpoint new --table fleet=good.csv --rate 0", 2, ("--rate",)),
+    (
+        f"{AUDIENCE} --checkpoint run --table fleet=good.csv --broker mqtt://127.0.0.1:MQTT",
+        1,
+        ("'receipts'", "another"),
+    ),
     ("pipeline status", 2, ("DIR",)),
     ("pipeline status nowhere", 1, ("nowhere", "no folder of a pipeline", "pipeline.json")),
     ("pipeline status good.toml", 1, ("good.toml", "is no folder")),
@@ -501,8 +521,8 @@ def test_every_verb_with_json_is_tried() -> None:
     """The list above misses no verb."""
     with_json = {path for path, verb in LEAVES.items() if any("--json" in option.opts for option in verb.params)}
     tried = {tuple(shlex.split(line)[: len(path)]) for line in JSON for path in with_json}
-    need_spark = {("fanout", "report"), ("pipeline", "run", "receipts"), ("pipeline", "run", "audit")}
-    assert need_spark == with_json - tried, "those need Spark: tests/pipelines/test_report.py, test_runner_commands.py"
+    need_spark = {("fanout", "report")} | {path for path in with_json if path[:2] == ("pipeline", "run")}
+    assert need_spark == with_json - tried, "those need Spark: tests/pipelines"
 
 
 def test_a_failed_case_is_exit_code_1(folder: Path) -> None:

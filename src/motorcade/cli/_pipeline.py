@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from motorcade.cli._progress import Display
+    from motorcade.cli.store import Where
     from motorcade.pipelines.runner import Folder, Outcome, Trigger
 
 _MASTERS = ("local", "local[N]", "local[*]", "spark://HOST:PORT", "yarn", "k8s://URL")
@@ -116,6 +117,15 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", parser=_setting, metavar="spark.KEY=VALUE", help="A setting of Spark's. Several times."),
 ]
+
+
+def store_url(where: Where) -> str:
+    """The store as workers see it, who run in other folders; what is wrong with it is told sooner than by Spark."""
+    from motorcade.storage.readers import open_reader
+
+    url = f"rocksdb://{where.path}" if where.path is not None else where.url
+    open_reader(url).close()
+    return url
 
 
 def trigger_of(kind: str, every: float) -> Trigger:

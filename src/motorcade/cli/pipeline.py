@@ -50,17 +50,16 @@ def receipts(
 ) -> None:
     """How far each request got, how long it took, who is late and why: as tables, page, pictures and JSON."""
     from motorcade.pipelines import runner
-    from motorcade.storage.readers import open_reader
 
     where = _where(store, config, data, None, None)
-    open_reader(where.url).close()  # what is wrong with it is told sooner, and in fewer words, than by Spark
+    url = _pipeline.store_url(where)
     identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
     with _pipeline.running(out, "receipts", identity, master, settings, quiet=quiet) as running:
         from motorcade.pipelines import publication  # not without Spark, and `running` says what to do then
 
         def work() -> tuple[int, dict[str, Any]]:
             made = publication.publish(
-                running.spark, where.url, out, request=request, slow_after=slow_after, max_requests=requests
+                running.spark, url, out, request=request, slow_after=slow_after, max_requests=requests
             )
             return made.pop("receipts"), made
 
@@ -82,15 +81,13 @@ def audit(
     as_json: _control.AsJson = False,
 ) -> None:
     """Is every accepted delivery in one final state, or pending? Exit code 1 and a list of those that are not."""
-    from motorcade.storage.readers import open_reader
-
     where = _where(store, config, data, None, None)
-    open_reader(where.url).close()
+    url = _pipeline.store_url(where)
     with _pipeline.session(master, settings, "motorcade pipeline audit", quiet=quiet) as (spark, display):
         from motorcade.pipelines import audit as audits  # likewise
 
         display.tell("comparing receipts and mailboxes")
-        verdict = audits.run(spark, where.url, request=request, max_listed=list_)
+        verdict = audits.run(spark, url, request=request, max_listed=list_)
     if as_json:
         _output.print_json({"store": _shown(where), **verdict.as_dict()})
     else:
