@@ -45,6 +45,11 @@ chaos-dispatch: setup ## Kill leaders, workers and Redis masters under load and 
 	@scripts/need-commands redis-server
 	@.venv/bin/python -m tests.chaos.dispatch $(ARGS)
 
+.PHONY: chaos-spark
+chaos-spark: setup ## Kill pipelines on Spark and compare lake and vehicles with a ledger (ARGS="--rounds 20 --pipeline ingest --cluster")
+	@scripts/need-commands java redis-server
+	@.venv/bin/python -m tests.chaos.spark $(ARGS)
+
 .PHONY: check
 check: setup ## Check format, lint, types and import contracts
 	@scripts/check

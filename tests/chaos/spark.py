@@ -1,0 +1,680 @@
+"""Kill pipelines again and again, start them again from their folders, and compare what they have made with a ledger.
+
+    python -m tests.chaos.spark --rounds 20 --pipeline ingest,audience [--engine rocksdb] [--cluster] [--seed 7]
+
+A real node with a store, and `motorcade pipeline run …` as a user would start it. A round is one blow, SIGKILL to
+
+    driver     the Python process of the command          worker     a Python process that works for Spark
+    java       the JVM that it has started                executor   (with --cluster) the JVM of an executor
+    all        everything that belongs to the run, at once
+
+at a moment that is chosen by what the run is doing (`Phase`), as far as that can be seen from outside: the folder of
+the run, Spark's checkpoint, the ledger of the lake. What has ended is started again, at once or when the last process
+of it is gone. Workers and executors leave the command running; if it fails for their sake, it is started again.
+
+    ingest     messages of all sorts come without pause (`spark_feed.py`), micro-batches follow each other. In the end
+               the feed stops, a last run reads the rest, and the lake is compared with the ledger.
+    audience   one campaign after the other, each with its own fleet, folder and request. Each is sent to its end, and
+               the vehicles of its plan and of the node's receipts are compared with those that were meant; then the
+               audit of the store must be clean.
+
+Exit code 1 on any finding. What was hit is printed by victim and phase.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import IO, Any
+
+import httpx
+import psutil
+import pyarrow.parquet as pq
+
+from tests.chaos import spark_judge as judge
+from tests.chaos.spark_feed import NODE, SCHEMA, STREAM, Feed, Fleet
+from tests.support.dispatch import environment
+from tests.support.node import NodeProcess
+from tests.support.redis import RedisServer
+from tests.support.spark_cluster import SparkCluster
+
+ENGINES = ("rocksdb", "redis")
+PIPELINES = ("ingest", "audience")
+
+#: How a round goes, and how often; `executor` only where there are some.
+VICTIMS = {"java": 3, "driver": 3, "all": 3, "worker": 2, "executor": 3}
+
+#: Seconds: for a phase to come, start of Spark included; for a command to end that must end; for processes that are
+#: left behind; between two looks at the phase.
+PHASE_PATIENCE = 60.0
+END_PATIENCE = 300.0
+ORPHAN_PATIENCE = 120.0
+LOOK = 0.003
+
+SETTINGS = {"spark.driver.memory": "512m"}
+BATCH = 50  #: vehicles
+MAX_ROWS = 2000  #: of a micro-batch
+LOCAL = "local[2,3]"  #: a task may fail twice, as on a cluster
+
+
+class Phase(StrEnum):
+    """What a run is doing."""
+
+    STARTING = "starting"  #: Python, Java, Spark; until the pipeline has begun
+    BEGINNING = "beginning"  #: no micro-batch yet
+    COMPUTING = "computing"  #: Spark has planned a micro-batch
+    WRITING = "writing"  #: files of it are staged
+    MOVING = "moving"  #: the lake has decided to take it, and moves files
+    PLACED = "placed"  #: they are in place, and Spark has not heard of it
+    COMPACTING = "compacting"  #: one file replaces many
+    PLANNING = "planning"  #: the audience is being computed
+    PLANNED = "planned"  #: and not yet sent
+    SENDING = "sending"  #: a micro-batch is on its way to the node
+    BETWEEN = "between"  #: the last micro-batch is done, and there is no next one yet
+    ENDED = "ended"
+
+
+#: Seconds from the moment when a phase has come to the blow, at most: about as long as the phase lasts.
+DELAYS = {Phase.STARTING: 8.0, Phase.PLANNING: 2.0, Phase.COMPUTING: 0.5, Phase.SENDING: 12.0}
+DELAY = 0.05
+
+
+@dataclass
+class Options:
+    """What to do in one run."""
+
+    pipeline: str = "ingest"
+    rounds: int = 20
+    engine: str = "rocksdb"
+    cluster: bool = False
+    seed: int = 1
+    rate: float = 300.0  #: messages a second into the stream
+    vehicles: int = 9000  #: of a campaign
+    send_rate: float = 300.0  #: vehicles a second; few, so that there are several micro-batches
+    victims: Mapping[str, int] = field(default_factory=lambda: VICTIMS)
+    phases: Sequence[Phase] = ()  #: to wait for; else those of the pipeline
+    data: Path | None = None
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A kill that was carried out."""
+
+    victim: str
+    phase: Phase
+    again: bool  #: the micro-batch was one that an earlier blow had interrupted
+
+    def __str__(self) -> str:
+        return f"{self.victim} while {self.phase}{' again' if self.again else ''}"
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    options: Options
+    findings: judge.Findings
+    blows: list[Blow] = field(default_factory=list)
+    starts: int = 0
+    figures: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.findings.passed
+
+
+# -- a command and its processes
+
+
+class Command:
+    """`motorcade pipeline run …`, with everything it starts."""
+
+    def __init__(self, words: Sequence[object], log: Path, env: Mapping[str, str]) -> None:
+        self.began = time.time()
+        self._log: IO[bytes] = log.open("ab")
+        self._from = self._log.tell()
+        self._path = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "motorcade", "pipeline", "run", *map(str, words)],
+            env=environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def said(self) -> str:
+        """What this process has printed."""
+        with self._path.open("rb") as log:
+            log.seek(self._from)
+            return log.read().decode(errors="replace")
+
+    def family(self) -> list[psutil.Process]:
+        """All that it has started and that run, but for itself."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def wait(self, patience: float = END_PATIENCE) -> int | None:
+        """Its exit code; None if it does not end."""
+        try:
+            return self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """Whatever is left of it goes."""
+        family = self.family()
+        strike([*family, psutil.Process(self.process.pid)] if self.running else family)
+        self.process.wait()
+        self._log.close()
+
+
+def strike(processes: Sequence[psutil.Process]) -> None:
+    """SIGKILL, as close together as it goes."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def is_python(process: psutil.Process) -> bool:
+    try:
+        return "pyspark" in " ".join(process.cmdline()) and "java" not in Path(process.exe()).name
+    except psutil.Error:
+        return False
+
+
+# -- what is killed
+
+
+class Pipeline:
+    """A pipeline in a folder: its command, and what can be seen of it from outside."""
+
+    #: To wait for before a blow; `STARTING` needs no waiting.
+    phases: Sequence[Phase] = ()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: int | None = None  #: the micro-batch that was unfinished at the start
+
+    def words(self) -> list[object]:
+        raise NotImplementedError
+
+    def starting(self) -> None:
+        """A process begins."""
+        newest, done = self._newest("offsets"), self._newest("commits")
+        self._open = newest if newest != done else None
+
+    def look(self, began: float) -> tuple[Phase, bool]:
+        """What the process that began at this time is doing, and whether it does so again."""
+        status = _json(self.folder / "status.json")
+        if status.get("started_at", 0.0) < began:
+            return self._before(), False
+        newest, done = self._newest("offsets"), self._newest("commits")
+        if newest is None:
+            return Phase.BEGINNING, False
+        if newest == done:
+            return self._between(), False
+        return self._inside(newest), newest == self._open
+
+    def _before(self) -> Phase:
+        return Phase.STARTING
+
+    def _between(self) -> Phase:
+        return Phase.BETWEEN
+
+    def _inside(self, batch: int) -> Phase:
+        raise NotImplementedError
+
+    def _newest(self, kind: str) -> int | None:
+        with suppress(OSError):
+            names = [path.name for path in (self.folder / "spark" / kind).iterdir()]
+            return max((int(name) for name in names if name.isdigit()), default=None)
+        return None
+
+
+class Ingest(Pipeline):
+    """A stream into a lake."""
+
+    phases = (
+        Phase.STARTING,
+        Phase.BEGINNING,
+        Phase.COMPUTING,
+        Phase.WRITING,
+        Phase.MOVING,
+        Phase.PLACED,
+        Phase.COMPACTING,
+        Phase.BETWEEN,
+    )
+
+    def __init__(self, place: Path, store: Sequence[object]) -> None:
+        super().__init__(place / "run")
+        self.lake = place / "lake"
+        self.trigger = "continuous"
+        self._schema = place / "schema.toml"
+        self._schema.write_text(SCHEMA)
+        self._store = store
+
+    def words(self) -> list[object]:
+        source = ["--stream", STREAM, "--schema", self._schema, "--lake", self.lake, *self._store]
+        return ["ingest", *source, "--checkpoint", self.folder, "--trigger", self.trigger, "--max-rows", MAX_ROWS]
+
+    def _inside(self, batch: int) -> Phase:
+        for home in self.lake.glob(f"{judge.HIDDEN}/*"):
+            ledger = _json(home / "ledger.json")
+            if ledger.get("removes"):
+                return Phase.COMPACTING
+            if ledger.get("moves"):
+                return Phase.MOVING
+            if ledger.get("batch") == batch:
+                return Phase.PLACED
+            if any((home / "staging").glob("*/*")):
+                return Phase.WRITING
+        return Phase.COMPUTING
+
+
+class Campaign(Pipeline):
+    """An audience, and one message to it."""
+
+    phases = (Phase.STARTING, Phase.PLANNING, Phase.PLANNED, Phase.SENDING, Phase.SENDING, Phase.BETWEEN)
+
+    def __init__(self, place: Path, request: str, fleet: Fleet, broker: str, rate: float) -> None:
+        super().__init__(place / request)
+        self.request = request
+        self.fleet = fleet
+        self._payload = place / f"{request}.txt"
+        self._payload.write_text(request)
+        self._broker = broker
+        self._rate = rate
+
+    def words(self) -> list[object]:
+        who = ["--table", f"fleet={self.fleet.table}", "--sql", self.fleet.SQL, "--batch", BATCH]
+        what = ["--request", self.request, "--payload", self._payload, "--rate", f"{self._rate:g}"]
+        return ["audience", *who, *what, "--broker", self._broker, "--checkpoint", self.folder]
+
+    def planned(self) -> list[str]:
+        """The vehicles of all batches of the plan."""
+        vins: list[str] = []
+        for path in sorted((self.folder / "plan").glob("*.parquet")):
+            for message in pq.read_table(path, columns=["message"], partitioning=None).column("message").to_pylist():
+                vins += json.loads(message)["ids"]
+        return vins
+
+    def _before(self) -> Phase:
+        if (self.folder / "plan").exists():
+            return Phase.PLANNED if self._newest("offsets") is None else Phase.STARTING
+        return Phase.PLANNING if (self.folder / "planning").exists() else Phase.STARTING
+
+    def _inside(self, batch: int) -> Phase:
+        return Phase.SENDING
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        return dict(json.loads(path.read_bytes()))
+    return {}
+
+
+# -- a run
+
+
+class Run:
+    """One pipeline under blows."""
+
+    def __init__(self, options: Options, place: Path) -> None:
+        self.options = options
+        self.place = place
+        self.random = Random(options.seed)
+        self.findings = judge.Findings()
+        self.blows: list[Blow] = []
+        self.starts = 0
+        self.figures: dict[str, int] = {}
+        self.command: Command | None = None
+        self.pipeline: Pipeline
+        self._cluster: SparkCluster | None = None
+        self._struck = False  #: the present process has got a blow, and may fail
+        self._orphans: list[psutil.Process] = []
+        self._feed: Feed | None = None
+        self._campaigns: list[Campaign] = []
+
+    def run(self) -> Outcome:
+        began = time.monotonic()
+        with self._stage():
+            for number in range(1, self.options.rounds + 1):
+                self._round(number)
+            if self.options.pipeline == "ingest":
+                self._end_ingest()
+            else:
+                self._end_audience()
+            self._look_for_orphans()
+        figures = self.figures
+        return Outcome(self.options, self.findings, self.blows, self.starts, figures, time.monotonic() - began)
+
+    @contextmanager
+    def _stage(self) -> Iterator[None]:
+        """The store, the node, the cluster; and nothing of it afterwards."""
+        with ExitStack() as stack:
+            store: list[str] = []
+            if self.options.engine == "redis":
+                store = ["--store", stack.enter_context(RedisServer()).url]
+            self.node = stack.enter_context(NodeProcess(*store, config=NODE, data=self.place / "node", http=True))
+            self.store: list[object] = [*store, "--data", self.node.data]
+            if self.options.cluster:
+                self._cluster = stack.enter_context(SparkCluster())
+            stack.callback(self._end_command)
+            if self.options.pipeline == "ingest":
+                self._feed = Feed(self.node.port, self.random, self.options.rate)
+                self._feed.start()
+                self.pipeline = Ingest(self.place, self.store)
+            else:
+                self._next_campaign()
+            yield
+
+    def _next_campaign(self) -> None:
+        number = len(self._campaigns) + 1
+        fleet = Fleet.make(self.place / "fleets" / f"{number}.parquet", self.options.vehicles, self.random)
+        broker = f"mqtt://{self.node.mqtt}"
+        campaign = Campaign(self.place, f"campaign_{number}", fleet, broker, self.options.send_rate)
+        self._campaigns.append(campaign)
+        self.pipeline = campaign
+
+    # -- starting and ending
+
+    def _end_command(self) -> None:
+        if self.command is not None:
+            self.command.close()
+
+    def _start(self) -> None:
+        self._end_command()
+        master = self._cluster.url if self._cluster is not None else LOCAL
+        words = [*self.pipeline.words(), "--master", master]
+        for key, value in SETTINGS.items():
+            words += ["--set", f"{key}={value}"]
+        self.pipeline.starting()
+        env = self._cluster.environment if self._cluster is not None else {}
+        self.command = Command(words, self.place / "pipeline.log", env)
+        self.starts += 1
+        self._struck = False
+
+    def _ensure_running(self) -> None:
+        if self.command is not None:
+            if self.command.running:
+                return
+            self._ended(self.command)
+        self._start()
+
+    def _ended(self, command: Command) -> None:
+        """Nobody has ended it; it may have failed for a worker's sake, or be done."""
+        if command.process.returncode == 0 and isinstance(self.pipeline, Campaign):
+            self._next_campaign()
+        elif not self._struck:
+            self.findings.add("failed", f"exit code {command.process.returncode}: {command.said[-1500:]}")
+
+    # -- one round
+
+    def _round(self, number: int) -> None:
+        target = self.random.choice(self.options.phases or self.pipeline.phases)
+        victim = self._victim()
+        self._await(target)
+        assert self.command is not None
+        time.sleep(self.random.uniform(0.0, DELAYS.get(target, DELAY)))
+        phase, again = self.pipeline.look(self.command.began)
+        family = self.command.family()
+        victim, hit = self._hit(victim, family)
+        strike(hit)
+        self._struck = True
+        self.blows.append(Blow(victim, phase if self.command.running or hit else Phase.ENDED, again))
+        self._say(number)
+        if victim in {"driver", "java", "all"}:
+            self._orphans += family
+            self._await_end(victim, family)
+
+    def _victim(self) -> str:
+        possible = {name: share for name, share in self.options.victims.items() if self._cluster or name != "executor"}
+        return self.random.choices(list(possible), list(possible.values()))[0]
+
+    def _await(self, target: Phase) -> None:
+        """Until the run is in this phase, or any moment will do."""
+        self._ensure_running()
+        end = time.monotonic() + PHASE_PATIENCE
+        while time.monotonic() < end:
+            self._ensure_running()
+            assert self.command is not None
+            if self.pipeline.look(self.command.began)[0] is target:
+                return
+            time.sleep(LOOK)
+
+    def _hit(self, victim: str, family: list[psutil.Process]) -> tuple[str, list[psutil.Process]]:
+        """Whom it hits: what there is just now. Before there is a worker there is Java, and before that Python."""
+        assert self.command is not None
+        driver = psutil.Process(self.command.process.pid) if self.command.running else None
+        workers = [process for process in family if is_python(process)]
+        executors = self._cluster.executors() if self._cluster is not None else []
+        workers += [child for one in executors for child in _children(one) if is_python(child)]
+        if victim == "executor" and executors:
+            return victim, [self.random.choice(executors)]
+        if victim == "worker" and workers:
+            return victim, [self.random.choice(workers)]
+        if victim == "all":
+            everything = [*([driver] if driver else []), *family, *executors, *workers]
+            self.random.shuffle(everything)
+            return victim, everything
+        java = [process for process in family if process not in workers]
+        if victim != "driver" and java:
+            return "java", java
+        return "driver", [driver] if driver else []
+
+    def _await_end(self, victim: str, family: list[psutil.Process]) -> None:
+        assert self.command is not None
+        if self.command.wait() is None:
+            self.findings.add("hung", f"after {self.blows[-1]}: {self.command.said[-1500:]}")
+            self.command.close()
+        if self.random.random() < 0.5:  # else the next one begins while something of this one still runs
+            psutil.wait_procs(family, timeout=ORPHAN_PATIENCE)
+
+    def _look_for_orphans(self) -> None:
+        """What was started for a run that is dead must end by itself."""
+        _, left = psutil.wait_procs(self._orphans, timeout=ORPHAN_PATIENCE)
+        for process in left:
+            self.findings.add("left behind", f"process {process.pid}")
+        strike(left)
+
+    # -- the end
+
+    def _end_ingest(self) -> None:
+        assert isinstance(self.pipeline, Ingest) and self._feed is not None
+        self._feed.stop()
+        self._stop()
+        self.pipeline.trigger = "once"
+        self._finish()
+        found, ledger = judge.read(self.pipeline.lake), self._feed.ledger
+        self._add(judge.lake(ledger, found))
+        self.figures = {
+            "messages": ledger.size,
+            "of them published twice": ledger.repeated,
+            "rows in the lake": sum(map(len, found.rows.values())),
+            "dead letters": len(found.dead),
+            "micro-batches": 1 + (self.pipeline._newest("commits") or 0),
+            "files": found.files,
+            "of them merged": found.merged,
+        }
+
+    def _stop(self) -> None:
+        """SIGTERM, which must not be an error."""
+        assert self.command is not None
+        if not self.command.running:
+            return
+        self.command.process.send_signal(signal.SIGTERM)
+        code = self.command.wait()
+        if code and not self._struck:
+            self.findings.add("failed", f"exit code {code} after SIGTERM: {self.command.said[-1500:]}")
+
+    def _finish(self) -> None:
+        """Until it is done, without blows."""
+        self._start()
+        assert self.command is not None
+        code = self.command.wait()
+        if code != 0:
+            self.findings.add("failed", f"at the end, exit code {code}: {self.command.said[-1500:]}")
+
+    def _end_audience(self) -> None:
+        if self.command is not None and (self._struck or self.command.wait() != 0):
+            self.command.close()
+            self._finish()
+        accepted = self._accepted()
+        for campaign in self._campaigns:
+            planned = campaign.planned()
+            found = judge.fanout(campaign.request, campaign.fleet.audience, planned, accepted.pop(campaign.request, []))
+            self._add(found)
+        for request in accepted:
+            self.findings.add("invented", f"request {request}")
+        audit = Command(
+            ["audit", *self.store, "--master", "local[2]", "--set", "spark.driver.memory=1g"],
+            self.place / "audit.log",
+            {},
+        )
+        if audit.wait() != 0:
+            self.findings.add("audit", audit.said[-1500:])
+        audit.close()
+        self.figures = {
+            "campaigns": len(self._campaigns),
+            "vehicles": sum(len(campaign.fleet.audience) for campaign in self._campaigns),
+            "micro-batches": sum(1 + (campaign._newest("commits") or 0) for campaign in self._campaigns),
+            "batches that came again": self._repeated(),
+        }
+
+    def _add(self, found: judge.Findings) -> None:
+        for kind, words in found.by_kind.items():
+            self.findings.by_kind[kind] += words
+
+    def _web(self) -> httpx.Client:
+        return httpx.Client(base_url=f"http://{self.node.http}/api/v1/", trust_env=False, timeout=60.0)
+
+    def _accepted(self) -> dict[str, list[str]]:
+        """VINs by request, as receipts name them: one for each delivery that the node has taken on."""
+        found: dict[str, list[str]] = {}
+        with self._web() as web:
+            after = 0
+            while True:
+                params = {"after": after, "limit": 1000}
+                page = web.get("streams/receipts/messages", params=params).raise_for_status().json()["data"]
+                if not page:
+                    return found
+                for message in page:
+                    receipt = json.loads(message["payload"])
+                    if receipt["state"] == "accepted":
+                        found.setdefault(receipt["request_id"], []).append(receipt["vin"])
+                after = page[-1]["position"]
+
+    def _repeated(self) -> int:
+        """Batches that the node knew already: what blows have cost."""
+        with self._web() as web:
+            plugins = web.get("plugins").raise_for_status().json()["data"]
+        (counters,) = [plugin["counters"] for plugin in plugins if plugin["name"] == "fanout"]
+        return int(counters.get("batches_repeated", 0))
+
+    def _say(self, number: int) -> None:
+        if not self.options.quiet:
+            print(f"{self.options.pipeline}: round {number} of {self.options.rounds}: {self.blows[-1]}", flush=True)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return process.children(recursive=True)
+    return []
+
+
+def crash(options: Options) -> Outcome:
+    """Run, and remove what it left behind, unless the data shall be kept somewhere."""
+    if options.data is not None:
+        place = options.data / options.pipeline
+        place.mkdir(parents=True)
+    else:
+        place = Path(tempfile.mkdtemp(prefix="motorcade-chaos-"))
+    try:
+        return Run(options, place).run()
+    finally:
+        if options.data is None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def report(outcome: Outcome) -> str:
+    """What was hit, what came of it, and every finding."""
+    options = outcome.options
+    where = "a cluster of two workers" if options.cluster else LOCAL
+    head = f"{options.pipeline} from {options.engine} on {where}, seed {options.seed}: {len(outcome.blows)} kills, "
+    victims = list(VICTIMS)
+    table = Counter((blow.phase, blow.victim) for blow in outcome.blows)
+    again = Counter(blow.phase for blow in outcome.blows if blow.again)
+    lines = [f"{'killed while':<14}" + "".join(f"{name:>10}" for name in victims) + "   in a batch that came again"]
+    for phase in Phase:
+        if any(table[phase, name] for name in victims):
+            counts = "".join(f"{table[phase, name] or '':>10}" for name in victims)
+            lines.append(f"{phase:<14}{counts}   {again[phase] or ''}".rstrip())
+    return "\n".join(
+        [
+            f"{head}{outcome.starts} starts, {outcome.seconds:.0f} s",
+            "",
+            *lines,
+            "",
+            *(f"{name:<24} {value}" for name, value in outcome.figures.items()),
+            "",
+            *outcome.findings.told(),
+            "passed" if outcome.passed else "FAILED",
+        ]
+    )
+
+
+def _options(arguments: list[str]) -> list[Options]:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.spark", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=20, help="kills per pipeline")
+    parser.add_argument("--pipeline", default=",".join(PIPELINES), help=f"one or several of {', '.join(PIPELINES)}")
+    parser.add_argument("--engine", choices=ENGINES, default="rocksdb")
+    parser.add_argument("--cluster", action="store_true", help="on a Spark cluster of three processes; kills executors")
+    parser.add_argument("--seed", type=int, default=None, help="of everything random (except the timing of processes)")
+    parser.add_argument("--data", type=Path, default=None, help="keep data and logs here")
+    parser.add_argument("--quiet", action="store_true", help="only the outcome")
+    given = parser.parse_args(arguments)
+    seed = given.seed if given.seed is not None else Random().randrange(1_000_000)
+    pipelines = given.pipeline.split(",")
+    for pipeline in pipelines:
+        if pipeline not in PIPELINES:
+            parser.error(f"no pipeline {pipeline!r}; there are {', '.join(PIPELINES)}")
+    made = [Options(pipeline, given.rounds, given.engine, given.cluster, seed) for pipeline in pipelines]
+    for options in made:
+        options.data, options.quiet = given.data, given.quiet
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
+    passed = True
+    for options in _options(arguments):
+        outcome = crash(options)
+        print(report(outcome), end="\n\n", flush=True)
+        passed &= outcome.passed
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

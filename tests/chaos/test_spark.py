@@ -1,0 +1,118 @@
+"""The crash test of pipelines in short, and its judge. `make chaos-spark` is the long one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.chaos import spark_judge as judge
+from tests.chaos.spark import Options, Phase, crash, report
+
+#: Seconds; each blow costs a start of Spark, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.spark
+def test_no_vehicle_is_addressed_twice_when_an_audience_is_killed() -> None:
+    """While the plan is made, and while it is sent."""
+    phases = (Phase.PLANNING, Phase.SENDING)
+    options = Options("audience", rounds=2, seed=3, vehicles=3000, send_rate=300, victims={"all": 1}, phases=phases)
+    options.quiet = True
+    outcome = crash(options)
+    assert outcome.passed, report(outcome)
+    assert outcome.figures["vehicles"] == 3000 * outcome.figures["campaigns"]
+
+
+# -- the judge: the lake
+
+LEDGER = judge.Ledger(
+    rows={"position": {1: "2026-01-31", 2: "2026-01-30"}, "trip": {3: ""}}, dead={b"{": "not_json", b"[": "not_json"}
+)
+
+
+def found(
+    position: list[judge.Row] | None = None,
+    dead: list[tuple[bytes, str]] | None = None,
+    left: list[str] | None = None,
+) -> judge.Found:
+    return judge.Found(
+        rows={
+            "position": [(1, "2026-01-31"), (2, "2026-01-30")] if position is None else position,
+            "trip": [(3, "2026-02-01")],
+        },
+        dead=[(b"{", "not_json"), (b"[", "not_json")] if dead is None else dead,
+        left=left or [],
+    )
+
+
+def test_a_lake_that_is_as_it_should_be() -> None:
+    assert judge.lake(LEDGER, found()).passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        ("lost", found(position=[(1, "2026-01-31")])),
+        ("doubled", found(position=[(1, "2026-01-31"), (2, "2026-01-30"), (1, "2026-01-31")])),
+        ("wrong day", found(position=[(1, "2026-01-31"), (2, "2026-01-31")])),
+        ("invented", found(position=[(1, "2026-01-31"), (2, "2026-01-30"), (9, "2026-01-31")])),
+        ("lost", found(dead=[(b"{", "not_json")])),
+        ("doubled", found(dead=[(b"{", "not_json"), (b"[", "not_json"), (b"[", "not_json")])),
+        ("wrong reason", found(dead=[(b"{", "not_json"), (b"[", "no_type")])),
+        ("invented", found(dead=[(b"{", "not_json"), (b"[", "not_json"), (b"!", "not_json")])),
+        ("staged", found(left=[".motorcade/r/staging/t/f.parquet"])),
+    ],
+)
+def test_what_is_wrong_in_a_lake_is_found(kind: str, wrong: judge.Found) -> None:
+    verdict = judge.lake(LEDGER, wrong)
+    assert {kind: 1} == {name: len(words) for name, words in verdict.by_kind.items() if words}
+
+
+def test_a_table_that_nobody_has_written_is_lost() -> None:
+    assert 5 == judge.lake(LEDGER, judge.Found()).count("lost")
+
+
+def test_what_a_reader_finds(tmp_path: Path) -> None:
+    """Rows of all days, dead letters, and what was staged and forgotten."""
+
+    def write(name: str, **columns: list[object]) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), path)
+
+    write("position/day=2026-01-31/batch-1.parquet", n=[1], vin=["a"])
+    write("position/day=2026-01-30/merged-1.parquet", n=[2], vin=["b"])
+    write("dead_letters/day=2026-01-31/batch-1.parquet", payload=[b"{"], reason=["not_json"])
+    write(".motorcade/r/staging/t/f.parquet", n=[7])
+    lake = judge.read(tmp_path)
+    assert {"position": {(1, "2026-01-31"), (2, "2026-01-30")}} == {name: set(rows) for name, rows in lake.rows.items()}
+    assert [(b"{", "not_json")] == lake.dead
+    assert [".motorcade/r/staging/t/f.parquet"] == lake.left
+    assert (3, 1) == (lake.files, lake.merged)
+
+
+# -- the judge: the fan-out
+
+
+def test_a_fan_out_that_is_as_it_should_be() -> None:
+    assert judge.fanout("r", "ab", "ba", "ab").passed
+
+
+@pytest.mark.parametrize(
+    ("expected", "planned", "accepted"),
+    [
+        ({"not planned": 1}, "a", "ab"),
+        ({"planned twice": 1}, "aba", "ab"),
+        ({"not addressed": 1}, "ab", "b"),
+        ({"addressed twice": 1}, "ab", "abb"),
+        ({"invented": 2}, "abc", "abc"),
+        ({"not planned": 2, "not addressed": 2}, "", ""),
+    ],
+)
+def test_what_is_wrong_with_a_fan_out_is_found(expected: dict[str, int], planned: str, accepted: str) -> None:
+    verdict = judge.fanout("r", "ab", planned, accepted)
+    assert Counter(expected) == Counter({kind: len(words) for kind, words in verdict.by_kind.items()})
