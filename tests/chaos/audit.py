@@ -12,6 +12,9 @@ One at a time: while a vehicle has not answered a message, another PUBLISH may c
     given up      another message, when the vehicle was silent for `ack_timeout` and the unanswered one had ended
                   otherwise (replaced, expired, cancelled, failed), as a receipt says
 
+Batches with an id: however often one was published, a vehicle has one delivery of it. If the platform was told that
+some vehicles have a later one of the same request instead, these have none of it, or one that was replaced.
+
 With DUP comes what the session had in flight, before anything without it. Several of them are in flight only if one of
 these was true before. How often each was the reason is counted; everything else is a finding.
 """
@@ -38,6 +41,8 @@ class Audit:
 
     batches: int = 0  #: acknowledged
     promised: int = 0  #: vehicles named in them, each batch counted
+    published_again: int = 0  #: batches with an id, times
+    known: int = 0  #: of these, times that the node has said that it knows them
     deliveries: int = 0  #: accepted, as the receipts tell
     ended: Counter[State] = field(default_factory=Counter)
     repeated: int = 0  #: first and final receipts that are there twice
@@ -93,10 +98,7 @@ def _promises(found: Audit, batches: Sequence[Batch], vehicles: Mapping[str, Seq
         vin: {(record.request_id, record.digest) for record in received if record.acked}
         for vin, received in vehicles.items()
     }
-    replacing: dict[tuple[str, str], int] = {}  # request and VIN: the last batch that replaces
-    for batch in batches:
-        if batch.mode == "replace" and batch.published:
-            replacing |= {(batch.request, vin): batch.number for vin in batch.vins}
+    replacing = _replacing(batches)
     for batch in batches:
         for reason in batch.refusals:
             found.findings["refused"].append(f"batch {batch.number}: 0x{reason:02x}")
@@ -109,6 +111,15 @@ def _promises(found: Audit, batches: Sequence[Batch], vehicles: Mapping[str, Seq
             replaced = batch.mode == "replace" and replacing[batch.request, vin] > batch.number
             if batch.expires is None and not replaced and (batch.request, batch.digest) not in got[vin]:
                 found.findings["lost"].append(f"batch {batch.number}, request {batch.request}, vehicle {vin}")
+
+
+def _replacing(batches: Sequence[Batch]) -> dict[tuple[str, str], int]:
+    """By request and VIN: the last batch that replaces what waits."""
+    replacing: dict[tuple[str, str], int] = {}
+    for batch in batches:
+        if batch.mode == "replace" and batch.published:
+            replacing |= {(batch.request, vin): batch.number for vin in batch.vins}
+    return replacing
 
 
 def _receipts(found: Audit, batches: Sequence[Batch], receipts: Sequence[Receipt], *, atomic: bool) -> None:
@@ -141,10 +152,19 @@ def _numbers(found: Audit, batches: Sequence[Batch], accepted: Mapping[tuple[str
     """At least as many deliveries as were promised, at most as many as were asked for."""
     promised: Counter[tuple[str, str]] = Counter()
     asked: Counter[tuple[str, str]] = Counter()
+    replacing = _replacing(batches)
     for batch in batches:
+        is_named = bool(batch.batch_id)
+        found.published_again += max(0, batch.published - 1) if is_named else 0
+        found.known += batch.repeated
+        later = [vin for vin in batch.vins if replacing.get((batch.request, vin), 0) > batch.number]
+        excused = set(later) if batch.superseded else set()
+        if batch.superseded > len(later):
+            words = f"batch {batch.number}: {batch.superseded} vehicles superseded, {len(later)} have a later one"
+            found.findings["left out"].append(words)
         for vin in batch.vins:
-            promised[batch.request, vin] += batch.is_acknowledged
-            asked[batch.request, vin] += batch.published
+            promised[batch.request, vin] += batch.is_acknowledged and vin not in excused
+            asked[batch.request, vin] += min(batch.published, 1) if is_named else batch.published
     for request, vin in asked.keys() | accepted.keys():
         key, number = (request, vin), accepted.get((request, vin), 0)
         words = f"request {request}, vehicle {vin}: {number} accepted"

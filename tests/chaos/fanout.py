@@ -304,6 +304,7 @@ def report(outcome: Outcome) -> str:
             f"{head}the last {outcome.drain:.0f} s of it draining",
             "",
             f"batches acknowledged {found.batches}, for {found.promised} vehicles",
+            f"with an id           sent again {found.published_again} times, {found.known} of them known",
             f"deliveries accepted  {found.deliveries}; ended: {ended}",
             f"received             {found.received}, duplicated {found.duplicated}",
             f"while one was unanswered: {excuses}",

@@ -1,7 +1,9 @@
 """A platform that publishes batches to the fan-out, across all deaths of the node.
 
 It does what a platform should: QoS 1, and what has no answer when the connection is lost is published again, in the
-same order, on the next one. What it has published, and what was answered, is all that the judge knows of it.
+same order, on the next one. Batches of most requests have an id; of these it sends some once more although they were
+answered, as a platform does that has died itself. What it has published, and what was answered, is all that the judge
+knows of it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ TRY_AGAIN = 0.05  #: seconds between two attempts to connect
 MOST_VEHICLES = 12  #: in one batch
 POOL = 6  #: request ids that are issued again and again
 EXPIRES = 2.0  #: seconds that some batches give their messages
+NAMED = 4  #: of the POOL, requests whose batches have an id
+FORGOTTEN = 0.1  #: share of answered batches with an id that are sent once more
 
 
 @dataclass(eq=False)
@@ -38,10 +42,13 @@ class Batch:
     priority: int
     expires: float | None
     data_id: str  #: empty: it carries its data
+    batch_id: str = ""  #: empty: it has none
     digest: bytes = b""
     published: int = 0  #: times
     reason: int | None = None  #: of the answer
     refusals: list[int] = field(default_factory=list)
+    superseded: int = 0  #: vehicles that are said to have a later one
+    repeated: int = 0  #: times that it was said to be known
 
     @property
     def is_acknowledged(self) -> bool:
@@ -85,23 +92,25 @@ class Platform:
     def _new(self) -> None:
         random = self._random
         number = len(self.batches) + 1
-        again = random.random() < 0.5
+        again = random.randrange(POOL) if random.random() < 0.5 else None
+        named = again < NAMED if again is not None else random.random() < 0.7
         batch = Batch(
             number,
-            f"again-{random.randrange(POOL)}" if again else f"once-{number}",
+            f"again-{again}" if again is not None else f"once-{number}",
             tuple(random.sample(self._vins, random.randint(1, MOST_VEHICLES))),
             f"{number} ".encode() + random.randbytes(random.choice((0, 100, 4000))).hex().encode(),
             random.choice(("replace", "replace", "append")),
             random.choice((0, 0, 0, 3)),
             EXPIRES if random.random() < 0.1 else None,
             f"data-{number}" if random.random() < 0.5 else "",
+            f"batch-{number}" if named else "",
         )
         batch.digest = digest_of(batch.payload)
         self.batches.append(batch)
         if batch.data_id:
             self._queue(batch, DATA_PREFIX + batch.data_id, batch.payload)
         fields: dict[str, object] = {"ids": batch.vins, "request_id": batch.request, "mode": batch.mode}
-        fields |= {"priority": batch.priority}
+        fields |= {"priority": batch.priority} | ({"batch_id": batch.batch_id} if batch.batch_id else {})
         fields |= {"expires_in": batch.expires} if batch.expires is not None else {}
         if batch.data_id:
             fields |= {"data_id": batch.data_id}
@@ -172,7 +181,20 @@ class Platform:
         if packet.reason >= 0x80:
             batch.refusals.append(packet.reason)
         if not sent.topic.startswith(DATA_PREFIX):
-            batch.reason = packet.reason
+            self._answered(batch, packet)
             if batch.is_acknowledged:
                 self.happened()
+                if batch.batch_id and self._random.random() < FORGOTTEN:
+                    self._queue(batch, sent.topic, sent.payload)
         self._wake.set()
+
+    def _answered(self, batch: Batch, packet: Puback) -> None:
+        figures = dict(packet.properties.user_properties)
+        repeated = "repeated" in figures
+        if repeated and batch.published < 2:
+            self.odd.append(f"batch {batch.number} is said to be known when it comes for the first time")
+        if batch.batch_id and batch.is_acknowledged and not repeated:
+            self.odd.append(f"batch {batch.number} was answered before, and is not known any more")
+        batch.repeated += repeated
+        batch.superseded = int(figures.get("superseded", 0))
+        batch.reason = packet.reason

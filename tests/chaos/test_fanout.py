@@ -30,7 +30,14 @@ def test_nothing_promised_to_a_platform_is_lost_when_the_node_is_killed() -> Non
 
 
 def batch(number: int = 1, request: str = "r", mode: str = "replace", reason: int | None = 0) -> Batch:
-    return Batch(number, request, (VIN,), b"data", mode, 0, None, "", DIGEST, published=1, reason=reason)
+    return Batch(number, request, (VIN,), b"data", mode, 0, None, "", digest=DIGEST, published=1, reason=reason)
+
+
+def named(number: int = 1, published: int = 2, superseded: int = 0) -> Batch:
+    """One with an id that was published more than once."""
+    made = batch(number)
+    made.batch_id, made.published, made.superseded = f"b{number}", published, superseded
+    return made
 
 
 def told(state: State, position: int = 1, request: str = "r") -> Receipt:
@@ -88,6 +95,9 @@ def test_all_is_well() -> None:
         ("repeated receipt", [batch()], [got()], [told(State.ACCEPTED), *DELIVERED]),
         ("not accepted", [batch()], [got()], DELIVERED[1:]),
         ("invented", [batch()], [got()], [*DELIVERED, told(State.ACCEPTED, 2), told(State.REPLACED, 2)]),
+        ("invented", [named()], [got()], [*DELIVERED, told(State.ACCEPTED, 2), told(State.REPLACED, 2)]),
+        ("left out", [named(superseded=1)], [got()], DELIVERED),
+        ("no receipt", [named(1), named(2)], [got()], DELIVERED),
     ],
 )
 def test_what_is_wrong_is_found(
@@ -104,6 +114,7 @@ def test_what_is_not_wrong() -> None:
     receipts = [told(State.ACCEPTED), told(State.ACCEPTED, 2), told(State.REPLACED), told(State.ACKED, 2)]
     counts = {"r": {State.ACKED: 1, State.REPLACED: 1}}
     assert audit([batch(), later], {VIN: [got(digest=second)]}, receipts, counts, 1.0).passed
+    assert judged([named(1, superseded=1), named(2)], [got()], DELIVERED).passed
     twice = [*DELIVERED, told(State.ACKED)]
     repeated = audit([batch()], {VIN: [got()]}, twice, {"r": {State.ACKED: 1}}, 1.0, atomic=False)
     assert repeated.passed and repeated.repeated == 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from motorcade.core.vin import make_vin
 from motorcade.plugins.fanout.batch import (
+    MAX_BATCH_ID,
     MAX_DATA_ID,
     MAX_EXTRA,
     MAX_REASON,
@@ -65,7 +66,7 @@ def test_a_batch_that_carries_its_data() -> None:
 
 
 def test_a_batch_that_names_its_data_and_says_everything() -> None:
-    payload = trigger(expires_in=0.5, priority=9, mode="append", data_id="fw/v2 (final)")
+    payload = trigger(expires_in=0.5, priority=9, mode="append", data_id="fw/v2 (final)", batch_id="b" * MAX_BATCH_ID)
     assert Batch(
         vins=tuple(VINS[:2]),
         duplicates=0,
@@ -75,6 +76,7 @@ def test_a_batch_that_names_its_data_and_says_everything() -> None:
         expires_in=0.5,
         priority=9,
         mode="append",
+        batch_id="b" * MAX_BATCH_ID,
     ) == parse(payload, CONFIG, trigger=True)
 
 
@@ -149,6 +151,11 @@ WRONG_FIELDS = [
     ({"priority": 3.0}, "priority: the number 3.0 instead of a whole number"),
     ({"priority": False}, "priority: false instead of a whole number"),
     ({"priority": "high"}, "priority: the text 'high' instead of a whole number"),
+    ({"batch_id": 7}, "batch_id: the number 7 instead of a text"),
+    ({"batch_id": None}, "batch_id: null instead of a text"),
+    ({"batch_id": ""}, "batch_id is empty"),
+    ({"batch_id": "a/b"}, "batch_id: 'a/b' has '/' at character 2; no '/', '+', '#' or control characters"),
+    ({"batch_id": "b" * 129}, "batch_id: 129 characters are more than 128: 'bbbb"),
     ({"mode": "keep"}, "mode: 'keep' is none of replace, append"),
     ({"mode": None}, "mode: null instead of a text"),
 ]
@@ -290,7 +297,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-keys = ("ids", "request_id", "data", "data_id", "encoding", "expires_in", "priority", "mode")
+keys = ("ids", "request_id", "data", "data_id", "encoding", "expires_in", "priority", "mode", "batch_id")
 
 
 @given(st.dictionaries(st.sampled_from(keys), json_values), st.booleans())

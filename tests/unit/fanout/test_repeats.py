@@ -156,6 +156,32 @@ def test_the_later_of_two_stays_where_the_first_was_never_stored(world: World) -
     assert 3 == world.figures[-1]["accepted"] and world.figures[-1]["repeated"]
 
 
+@pytest.mark.parametrize(("mode", "later"), [("append", "replace"), ("replace", "append")])
+def test_a_later_one_that_would_not_have_replaced_it_keeps_nobody_from_it(world: World, mode: str, later: str) -> None:
+    world.hold(True, False)
+    world.send("1", mode)
+    world.send("2", later)
+    world.fail("part", True)
+    world.hold(False, False)
+    world.let_go(1000, True)
+    world.send("1", mode)
+    assert ANSWERED.items() <= world.figures[-1].items()
+    others = ["1", "2"] if world.store.atomic else ["2", "1"]
+    assert [["1", "2"], others, others] == [world.has(number) for number in range(3)]
+
+
+def test_an_earlier_one_is_replaced_where_it_was_not_yet(world: World) -> None:
+    world.send("1", "replace")
+    world.hold(True, False)
+    world.send("2", "replace")
+    world.kill(int(world.store.atomic), True)
+    left = ["2" if world.store.atomic else "1"]
+    assert [["2"], left, left] == [world.has(number) for number in range(3)]
+    world.send("2", "replace")
+    assert [["2"]] * 3 == [world.has(number) for number in range(3)]
+    assert {"accepted": 3, "replaced": 3}.items() <= world.figures[-1].items()
+
+
 def test_a_twin_waits_for_a_batch_that_is_under_way(world: World) -> None:
     world.hold(True, False)
     world.send("1")
