@@ -45,6 +45,9 @@ _SETTINGS = {"spark.ui.enabled": "false", "spark.log.level": "WARN"}
 #: Loggers of PySpark that tell of each error a second time, with the stack of Java, and of connections that we close.
 _TALKATIVE = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
+#: Seconds that Spark has to stop, and Java to end, for somebody who is in a hurry.
+_SHORT_PATIENCE = 3.0
+
 STOPPED = "stopped; the same command goes on from here"
 
 
@@ -222,16 +225,20 @@ def _session(master: str, settings: list[str] | None, name: str, log: Path, disp
     spark = sessions.start(master, _SETTINGS | settings_of(settings), name, log)
     signal.signal(signal.SIGINT, _interrupt)  # Spark has put its own handler there, which speaks to Java
     display.tell("working")
+    patience = sessions.STOP_PATIENCE
     try:
         yield spark
     except MotorcadeError:
+        raise
+    except KeyboardInterrupt:
+        patience = _SHORT_PATIENCE
         raise
     except Exception as error:
         if not failures.is_known(error):
             raise  # a traceback is wanted
         raise PipelineError(failures.words(error)) from error
     finally:
-        sessions.stop(spark)
+        sessions.stop(spark, patience)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

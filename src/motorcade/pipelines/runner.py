@@ -130,6 +130,7 @@ def follow(
         folder.claim(spark)
     folder.note(state="running", trigger=str(trigger), started_at=began, ended_at=None, error=None, batches=0, rows=0)
     seen = _Seen(folder, show)
+    failed: Exception | None
     with _stops() as stop:
         try:
             query = start() if callable(start) else _started(start, folder, trigger)
@@ -140,11 +141,10 @@ def follow(
                 query.stop()
             failed = query.exception()
             seen.look(query)
-        except Exception as error:
-            failure = _failed(folder, seen.batches, error)
-            if failures.is_known(error):
-                raise failure from error
-            raise
+        except Exception as error:  # noqa: BLE001 - raised below, or nobody's concern
+            stopped, failed = False, error
+    # Who stops a whole group of processes stops Java and its workers too, perhaps before us.
+    stopped = stopped or (failed is not None and stop.is_set())
     if failed is not None and not stopped:
         raise _failed(folder, seen.batches, failed)
     folder.note(state="stopped" if stopped else "done", ended_at=time.time())
@@ -196,11 +196,8 @@ def repeat(
             time.sleep(max(0.0, begun + trigger.every - now) if trigger.kind is Kind.INTERVAL else 0.0)
     except KeyboardInterrupt:
         stopped = True
-    except Exception as error:
-        failure = _failed(folder, times, error)
-        if failures.is_known(error):
-            raise failure from error
-        raise
+    except Exception as error:  # noqa: BLE001 - raised, in a way
+        raise _failed(folder, times, error)  # noqa: B904 - it knows its cause
     folder.note(state="stopped" if stopped else "done", ended_at=time.time())
     code = INTERRUPTED if stopped and trigger.ends else 0
     return Outcome(folder.pipeline, not stopped, times, rows, time.time() - began, code, counts)
@@ -289,11 +286,16 @@ def behind(read: Mapping[str, Any], newest: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _failed(folder: Folder, batches: int, error: BaseException) -> PipelineError:
+def _failed(folder: Folder, batches: int, error: Exception) -> Exception:
+    """What to raise: a sentence, or a mistake of ours as it is, since of that the place matters."""
     said = failures.words(error)
     folder.note(state="failed", ended_at=time.time(), error=said)
+    if not failures.is_known(error):
+        return error
     after = f" after {batches} batches" if batches else ""
-    return PipelineError(f"the pipeline {folder.pipeline} failed{after}: {said}")
+    failure = PipelineError(f"the pipeline {folder.pipeline} failed{after}: {said}")
+    failure.__cause__ = error
+    return failure
 
 
 @contextmanager

@@ -51,7 +51,7 @@ LOCAL_SETTINGS: Final = {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count
 #: Where everything is on this machine, the driver's ports are nobody else's.
 LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
-#: Seconds that Spark, and after it Java, may take to stop; then they are left to end by themselves.
+#: Seconds that Spark, and after it Java, may take to stop; then Java is killed, which pipelines have to stand anyway.
 STOP_PATIENCE: Final = 20.0
 
 #: Where Spark's log goes if it has a file; see `start`.
@@ -138,23 +138,31 @@ def _last_words(output: Path, after: int) -> str:
     )
 
 
-def stop(spark: SparkSession) -> None:
+def stop(spark: SparkSession, patience: float = STOP_PATIENCE) -> None:
     """Stop Spark and its Java, whatever this thread was saying to them when it was interrupted.
 
     Not needed where the process ends anyway, as long as nobody minds a Java that lives a moment longer.
     """
     from pyspark import SparkContext  # noqa: PLC0415 - see above
 
-    stopping = threading.Thread(target=spark.stop, daemon=True)  # another thread has a connection of its own
+    stopping = threading.Thread(target=_stop, args=[spark], daemon=True)  # it has a connection of its own
     stopping.start()
-    stopping.join(STOP_PATIENCE)
+    stopping.join(patience)
     process = SparkContext._gateway.proc if SparkContext._gateway else None  # noqa: SLF001 - no other way to Java
     if process is None:  # it was there before us
         return
     process.stdin.close()  # by this Java learns that it is no longer needed
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_PATIENCE)
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that another session gets a Java of its own
+
+
+def _stop(spark: SparkSession) -> None:
+    with suppress(Exception):  # Java is gone
+        spark.stop()
 
 
 def is_here(master: str) -> bool:

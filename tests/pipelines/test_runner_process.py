@@ -1,0 +1,177 @@
+"""Runs as processes: killed, interrupted, ended; and the commands of receipts and audit. Each has a Java of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from motorcade.core import record
+from motorcade.core.message import Message
+from motorcade.pipelines import PipelineError, runner, status
+from tests.pipelines.lake import Lake
+from tests.pipelines.runner_program import MAX_ROWS
+from tests.pipelines.test_report import STORY
+from tests.support.node import ROOT
+from tests.support.redis import wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+#: Seconds for something that a process with a Spark of its own does, on a busy machine.
+PATIENCE = 240.0
+
+#: Records of the stream: more batches than are done before a signal comes.
+RECORDS = 40 * MAX_ROWS
+
+
+class Process:
+    """A run, with what it says on standard error in a file."""
+
+    def __init__(self, place: Path, *args: str) -> None:
+        self._err = place / "stderr"
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
+        with self._err.open("w") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *args],
+                cwd=place,
+                env=clean | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+            )
+        self.pid = self._process.pid
+
+    def said(self) -> list[str]:
+        return self._err.read_text().splitlines()
+
+    def wait_for_batches(self, count: int) -> None:
+        def there() -> bool:
+            assert self._process.poll() is None, self.said()
+            return len(self.said()) >= count
+
+        wait_until(there, f"{count} batches are done", PATIENCE)
+
+    def java(self) -> list[psutil.Process]:
+        return [child for child in psutil.Process(self.pid).children(recursive=True) if "java" in child.name()]
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and standard output."""
+        out, _ = self._process.communicate(timeout=PATIENCE)
+        return self._process.returncode, out
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[Process]]:
+    """Whatever a test has started ends with it."""
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.kill()
+
+
+def test_a_run_that_is_killed_stopped_and_begun_again_loses_and_doubles_nothing(
+    spark: SparkSession, tmp_path: Path, started: list[Process]
+) -> None:
+    store, place, lake = f"rocksdb://{tmp_path / 'store'}", tmp_path / "run", str(tmp_path / "lake")
+    with Lake(store) as filled:
+        filled.fill("log", RECORDS)
+
+    def begin(trigger: str) -> Process:
+        started.append(Process(tmp_path, "tests.pipelines.runner_program", store, str(place), lake, trigger))
+        return started[-1]
+
+    # Killed: its Java notices a moment later, and the next run waits for that.
+    first = begin("once")
+    first.wait_for_batches(2)
+    (java,) = first.java()
+    found = status.look(place)
+    assert ("running", f"process {first.pid} on {os.uname().nodename}") == (found["state"], found["by"])
+    with pytest.raises(PipelineError, match=f"in use by process {first.pid}"):
+        runner.Folder(place, "copy", {}).__enter__()
+    first.kill()
+    # Ctrl-C: it says what was done, and how to go on.
+    second = begin("once")
+    second.wait_for_batches(2)
+    assert not java.is_running()
+    second.signal(signal.SIGINT)
+    code, out = second.end()
+    *batches, last = second.said()
+    assert (130, "stopped; the same command goes on from here") == (code, last)
+    assert all(line.startswith("batch ") for line in batches), "nothing of Spark's is on standard error"
+    outcome = json.loads(out)
+    assert (False, outcome["batches"] * MAX_ROWS) == (outcome["done"], outcome["rows"])
+    found = status.look(place)
+    assert "stopped" == found["state"]
+    assert RECORDS == found["offsets"][0]["offset"] + found["behind"]
+    # To the end, and on; SIGTERM is the ordinary end of a run that has none.
+    third = begin("continuous")
+    wait_until(lambda: status.look(place)["behind"] == 0, "everything is read", PATIENCE)
+    (java,) = third.java()
+    third.signal(signal.SIGTERM)
+    assert 0 == third.end()[0]
+    assert not java.is_running()
+    rows = spark.read.parquet(lake)
+    assert (RECORDS, RECORDS) == (rows.count(), rows.select("offset").distinct().count())
+
+
+@pytest.fixture
+def receipts(tmp_path: Path) -> Path:
+    """The data of a node that does not run: receipts, and nothing in any mailbox."""
+    with Lake(f"rocksdb://{tmp_path / 'data' / 'store'}") as lake:
+        told = [receipt for receipt in STORY if isinstance(receipt, dict)]
+        messages = (
+            Message(f"$SDV-FANOUT/receipt/{receipt['request_id']}/{receipt['vin']}", json.dumps(receipt).encode(), 1)
+            for receipt in told
+        )
+        lake.append("receipts", [record.encode(message) for message in messages])
+    return tmp_path
+
+
+def command(place: Path, started: list[Process], *args: str) -> tuple[int, str, list[str]]:
+    started.append(Process(place, "motorcade", "pipeline", *args, "--set", "spark.driver.memory=1g"))
+    code, out = started[-1].end()
+    return code, out, started[-1].said()
+
+
+def test_receipts_are_published(spark: SparkSession, receipts: Path, started: list[Process]) -> None:
+    line = ("run", "receipts", "--out", "out", "--data", "data", "--master", "local[1]", "--json")
+    code, out, said = command(receipts, started, *line)
+    assert 0 == code, said
+    assert {"requests": 3, "deliveries": 6, "edition": 1} == json.loads(out)["counts"]
+    (batch,) = said
+    assert batch.startswith("batch 0: 13 rows in ")
+    current = receipts / "out" / "current"
+    assert 6 == spark.read.parquet(str(current / "deliveries")).count()
+    report = json.loads((current / "report.json").read_text())
+    assert ["r1"] == [request["request_id"] for request in report["requests"]][:1]
+    assert "<h1>Request r1</h1>" in (current / "report.html").read_text()
+    pictures = sorted((current / "pictures").iterdir())
+    assert ["001-r1.png", "003-old.png"] == [pictures[0].name, pictures[2].name]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    found = status.look(receipts / "out")
+    assert ("receipts", "done", 13) == (found["pipeline"], found["state"], found["rows"])
+
+
+def test_the_audit_names_what_is_lost(receipts: Path, started: list[Process]) -> None:
+    code, out, said = command(receipts, started, "run", "audit", "--data", "data", "--list", "1", "--json")
+    assert (1, []) == (code, said)
+    verdict = json.loads(out)
+    assert {"acked": 3, "failed": 1, "lost": 2} == verdict["outcomes"]
+    assert (1, 1) == (len(verdict["findings"]), verdict["not_listed"])
