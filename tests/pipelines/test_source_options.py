@@ -23,7 +23,7 @@ def test_what_is_left_out_has_a_default() -> None:
         starting=Edge.EARLIEST,
         ending=Edge.LATEST,
         max_rows=1_000_000,
-        rows_per_partition=50_000,
+        rows_per_partition=250_000,
         on_trimmed=Lost.FAIL,
         on_damaged=Lost.FAIL,
         if_missing=Missing.FAIL,

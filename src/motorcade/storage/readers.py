@@ -19,11 +19,11 @@ from typing import NamedTuple, Protocol
 
 from motorcade.storage.ports import StoreError
 
-#: Octets of values in one page, about: more where records grow suddenly.
+#: Octets of values in one page, about: by a run or an answer more, and from Redis more where records grow suddenly.
 PAGE_OCTETS = 8 * 2**20
 
-#: Rows of a page, however small and however large they are.
-MOST_ROWS = 8192
+#: Rows of a page, however small; and, from Redis, however large they are.
+MOST_ROWS = 16_384
 FEWEST_ROWS = 16
 
 

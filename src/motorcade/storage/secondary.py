@@ -28,7 +28,7 @@ from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict
 from motorcade.storage import stream_rows, tables
 from motorcade.storage.files import Files, Tables, scan
 from motorcade.storage.ports import StoreError
-from motorcade.storage.readers import MOST_ROWS, Extent, Page, Waiting, rows_for
+from motorcade.storage.readers import MOST_ROWS, Extent, Page, Waiting
 
 #: Octets. What is read in bulk is read once.
 BLOCK_CACHE: Final = 16 * 2**20
@@ -162,14 +162,11 @@ class Secondary:
         return self._look(lambda opened: stream_rows.find(stream, time, opened))
 
     def pages(self, stream: str, after: int, last: int, rows: int = MOST_ROWS) -> Iterator[Page]:
-        extent = self.extent(stream)
-        limit = rows_for(extent.octets, extent.records, rows)
         while after < last:
-            page = self._look(lambda opened: stream_rows.page(stream, after, last, limit, opened))  # noqa: B023
+            page = self._look(lambda opened: stream_rows.page(stream, after, last, rows, opened))  # noqa: B023
             if not page.offsets:
                 return
             after = page.offsets[-1]
-            limit = rows_for(sum(map(len, page.values)), len(page.values), rows)
             yield page
 
     # -- mailboxes

@@ -10,14 +10,15 @@ Rule 1: the head says where a stream begins. What the tables have before that wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from rocksdict import ReadOptions
 
 from motorcade.storage import runs, tables
 from motorcade.storage.files import Tables, scan_up_to
 from motorcade.storage.ports import StreamRecord
-from motorcade.storage.readers import Page
+from motorcade.storage.readers import PAGE_OCTETS, Page
 from motorcade.storage.transaction import StreamHead, after_prefix
 
 _pack = tables.NUMBER.pack
@@ -48,26 +49,36 @@ def records(stream: str, after: int, limit: int, opened: Tables) -> list[StreamR
 
 
 def page(stream: str, after: int, last: int, limit: int, opened: Tables) -> Page:
-    """Up to `limit` records above `after` up to `last`; fewer if one run more would be too many."""
+    """Up to `limit` records above `after` up to `last`; fewer if a run more would be too many, or octets are enough."""
     ends = head(stream, opened)
     start = max(after + 1, ends.first)
-    offsets: list[int] = []
+    offsets: list[range] = []
     times: list[float] = []
     values: list[bytes] = []
+    octets = 0
     for key, row in _rows(stream, start, ends.last, opened):
         end: int = _unpack_number(key[-8:])[0]
         count = runs.extent(row)[1]
-        if offsets and len(offsets) + count > limit:
+        if values and len(values) + count > limit:
             break  # or the next page would have to take this row apart once more
         first, time, found = runs.values(end, row, start, min(limit, last - max(start, end - count + 1) + 1))
         if not found:
             break
-        offsets += range(first, first + len(found))
+        offsets.append(range(first, first + len(found)))
         times += [time] * len(found)
         values += found
-        if len(offsets) >= limit or offsets[-1] >= last:
+        # Those of a run that are of one form are as large as one another, about; the row has the common part once.
+        octets += max(len(row), len(found) * len(found[0]))
+        if len(values) >= limit or octets >= PAGE_OCTETS or offsets[-1][-1] >= last:
             break
-    return Page(offsets, times, values)
+    return Page(_joined(offsets, len(values)), times, values)
+
+
+def _joined(parts: list[range], count: int) -> Sequence[int]:
+    """Offsets, mostly without a gap."""
+    if parts and parts[-1][-1] - parts[0][0] == count - 1:
+        return range(parts[0][0], parts[-1][-1] + 1)
+    return list(chain.from_iterable(parts))
 
 
 def _rows(stream: str, start: int, last: int, opened: Tables) -> Iterator[tuple[bytes, bytes]]:
