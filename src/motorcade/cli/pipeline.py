@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from motorcade.cli import _control, _output, _pipeline, _pipeline_audience
+from motorcade.cli import _control, _output, _pipeline, _pipeline_audience, _pipeline_ingest
 from motorcade.cli.fanout import _positive, _request_id
 from motorcade.cli.serve import ConfigFile
 from motorcade.cli.store import Data, Url, _shown, _where
@@ -20,6 +20,7 @@ from motorcade.cli.store import Data, Url, _shown, _where
 app = typer.Typer(no_args_is_help=True, help="Run data pipelines on Spark, and see how far they are.")
 run = typer.Typer(no_args_is_help=True, help="Run a pipeline: on this machine, or on a cluster.")
 app.add_typer(run, name="run")
+run.command()(_pipeline_ingest.ingest)
 run.command()(_pipeline_audience.audience)
 
 Request = Annotated[

@@ -111,7 +111,7 @@ class Ingestion:
             mark = self._mark(number)
             if self.lake.has(number, mark):
                 ingest.drain(frame)
-                self._placed[number] = self.lake.ledger.last
+                self._placed[number] = self.lake.ledger.counts
                 return
             folder = self.lake.fresh()
             made = ingest.write(frame, self.types, folder)
@@ -136,32 +136,30 @@ class Ingestion:
     # -- what is told
 
     def shown(self, show: Show) -> Show:
-        """Show what has become of each batch; note what has become of all."""
-        total = self.counts()
+        """Show what has become of each batch; note what has become of all of this run."""
+        read, duplicates, total = 0, 0, Counts()
 
         def shown(batch: Batch) -> None:
+            nonlocal read, duplicates, total
             placed = self._placed.pop(batch.number, Counts())
-            duplicates = batch.rows - placed.rows
-            total["read"] += batch.rows
-            total["duplicates"] += duplicates
-            self._folder.note(counts=total | _figures(self.lake.ledger.total))
-            show(replace(batch, counts=_figures(placed) | {"duplicates": duplicates}))
+            again = batch.rows - placed.rows
+            read, duplicates, total = read + batch.rows, duplicates + again, total + placed
+            self._folder.note(counts=_figures(read, total, duplicates))
+            show(replace(batch, counts=_figures(batch.rows, placed, again)))
 
-        self._folder.note(counts=total)
+        self._folder.note(counts=_figures(read, total, duplicates))
         return shown
 
-    def counts(self) -> dict[str, Any]:
-        """Of all runs in this folder. What the lake holds is exact; a kill may cost the others a batch."""
-        noted: Mapping[str, Any] = self._folder.status.get("counts") or {}
-        return {
-            "read": noted.get("read", 0),
-            **_figures(self.lake.ledger.total),
-            "duplicates": noted.get("duplicates", 0),
-        }
 
-
-def _figures(counts: Counts) -> dict[str, Any]:
-    return {"written": counts.written, "dead": counts.dead, "late": counts.late}
+def _figures(read: int, counts: Counts, duplicates: int) -> dict[str, Any]:
+    """Rows that were read are written, dead or duplicates."""
+    return {
+        "read": read,
+        "written": counts.written,
+        "dead": counts.dead,
+        "duplicates": duplicates,
+        "late": counts.late,
+    }
 
 
 def _run(folder: Folder) -> str:

@@ -143,8 +143,7 @@ class Ledger(msgspec.Struct, frozen=True):
     change: int = 0  #: how many changes there were
     moves: list[tuple[str, str]] = []  #: from staging, to a table; relative to the lake
     removes: list[str] = []
-    last: Counts = Counts()
-    total: Counts = Counts()
+    counts: Counts = Counts()  #: what has become of the rows of that batch
 
 
 class Group(NamedTuple):
@@ -295,7 +294,7 @@ class Lake:
             for number, one in enumerate(order)
         ]
         counts = Counts.of(made)
-        self._change(batch=batch, mark=mark, moves=moves, last=counts, total=self.ledger.total + counts)
+        self._change(batch=batch, mark=mark, moves=moves, counts=counts)
         return counts
 
     def _change(self, **fields: Any) -> None:

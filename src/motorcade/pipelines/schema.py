@@ -196,7 +196,7 @@ def _parsed(one: Type) -> StructType:
     try:
         found = StructType.fromDDL(one.ddl)
     except PySparkException as error:
-        said = str(error).split("\n")[0]
+        said = str(error).strip().split("\n")[0].strip()
         raise SchemaError(
             f"{one.where} fields: Spark cannot read {one.ddl!r}: {said}; write columns as in "
             '"vin STRING NOT NULL, speed DOUBLE, at TIMESTAMP"'
