@@ -267,7 +267,7 @@ class _Growing:
             self.offsets += [int(row[0].partition(b"-")[0]) for row in rows]
         fields = [row[1] for row in rows]
         values = [field[3] for field in fields]
-        self.times += [float(field[1]) for field in fields]
+        self.times += _times([field[1] for field in fields])
         self.values += values
         octets = sum(map(len, values))
         self._octets += octets
@@ -281,6 +281,14 @@ class _Growing:
         page = Page(self.offsets, self.times, self.values)
         self.offsets, self.times, self.values, self._octets = [], [], [], 0
         return page
+
+
+def _times(texts: list[bytes]) -> list[float]:
+    """Reading a number takes longer than anything else about a row, and records that came together have one time."""
+    if texts[0] == texts[-1]:  # times never go back, so all between are the same
+        return [float(texts[0])] * len(texts)
+    known = {text: float(text) for text in set(texts)}
+    return [known[text] for text in texts]
 
 
 def _is_full(rows: int, octets: int, coming: int, most: int) -> bool:
