@@ -18,6 +18,7 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from motorcade.pipelines import schema
 from tests.support.dispatch import environment
 from tests.support.node import ROOT
 from tests.support.ports import free_port
@@ -30,7 +31,7 @@ PATIENCE = 180.0
 KUBERNETES, YARN = ROOT / "deploy" / "kubernetes", ROOT / "deploy" / "yarn"
 MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
 #: What the manifests show.
-VERBS = {"receipts", "audit"}
+VERBS = {"receipts", "audit", "audience", "ingest"}
 SCRIPTS = [KUBERNETES / "entrypoint", YARN / "pack", YARN / "submit"]
 
 
@@ -125,9 +126,10 @@ def test_drivers_have_what_they_name(manifests: dict[str, list[dict[str, Any]]])
             for variable in re.findall(r"\$\((\w+)\)", words):
                 assert variable in {one["name"] for one in driver["env"]}, name
             mounts = [mount["mountPath"] for mount in driver["volumeMounts"]]
-            for word in driver["args"]:
-                if word.startswith(("/srv/", "/etc/")):
-                    assert any(word.startswith(f"{mount}/") for mount in mounts), f"{name}: {word}"
+            for place in re.findall(r"(?:^|=|@)(/(?:srv|etc)/\S+)", "\n".join(driver["args"]), re.MULTILINE):
+                assert any(place.startswith(f"{mount}/") for mount in mounts), f"{name}: {place}"
+                if place.startswith("/etc/"):
+                    assert (KUBERNETES / Path(place).name).exists(), f"{name}: {place}"
 
 
 def test_executors_have_what_drivers_have(manifests: dict[str, list[dict[str, Any]]]) -> None:
@@ -150,6 +152,10 @@ def test_the_kustomization_names_all_files() -> None:
     for name in listed:
         assert (KUBERNETES / name).exists(), name
     assert {path.name for path in MANIFESTS} <= listed
+
+
+def test_the_schema_can_be_read() -> None:
+    assert ["position", "heartbeat"] == [one.name for one in schema.read(KUBERNETES / "schema.toml")]
 
 
 def test_the_image_has_what_it_copies() -> None:

@@ -1,0 +1,1 @@
+SELECT vin FROM fleet WHERE model = 'M1' AND region = 'north'
