@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -59,14 +59,14 @@ VICTIMS = {"java": 3, "driver": 3, "all": 3, "worker": 2, "executor": 3}
 
 #: Seconds: for a phase to come, start of Spark included; for a command to end that must end; for processes that are
 #: left behind; between two looks at the phase.
-PHASE_PATIENCE = 60.0
+PHASE_PATIENCE = 120.0
 END_PATIENCE = 300.0
 ORPHAN_PATIENCE = 120.0
 LOOK = 0.003
 
 SETTINGS = {"spark.driver.memory": "512m"}
 BATCH = 50  #: vehicles
-MAX_ROWS = 2000  #: of a micro-batch
+MAX_ROWS, ALL_ROWS = 1000, 100_000  #: of a micro-batch; and of those of the last run, which nobody disturbs
 LOCAL = "local[2,3]"  #: a task may fail twice, as on a cluster
 
 
@@ -82,7 +82,8 @@ class Phase(StrEnum):
     COMPACTING = "compacting"  #: one file replaces many
     PLANNING = "planning"  #: the audience is being computed
     PLANNED = "planned"  #: and not yet sent
-    SENDING = "sending"  #: a micro-batch is on its way to the node
+    OPENED = "opened"  #: Spark has planned a micro-batch, and nothing of it has come to the node
+    SENDING = "sending"  #: some of it has
     BETWEEN = "between"  #: the last micro-batch is done, and there is no next one yet
     ENDED = "ended"
 
@@ -101,7 +102,7 @@ class Options:
     engine: str = "rocksdb"
     cluster: bool = False
     seed: int = 1
-    rate: float = 300.0  #: messages a second into the stream
+    rate: float = 150.0  #: messages a second into the stream
     vehicles: int = 9000  #: of a campaign
     send_rate: float = 300.0  #: vehicles a second; few, so that there are several micro-batches
     victims: Mapping[str, int] = field(default_factory=lambda: VICTIMS)
@@ -199,7 +200,7 @@ def strike(processes: Sequence[psutil.Process]) -> None:
 
 def is_python(process: psutil.Process) -> bool:
     try:
-        return "pyspark" in " ".join(process.cmdline()) and "java" not in Path(process.exe()).name
+        return Path(process.exe()).name.startswith("python") and any("pyspark" in word for word in process.cmdline())
     except psutil.Error:
         return False
 
@@ -270,14 +271,15 @@ class Ingest(Pipeline):
     def __init__(self, place: Path, store: Sequence[object]) -> None:
         super().__init__(place / "run")
         self.lake = place / "lake"
-        self.trigger = "continuous"
+        self.last = False  #: this run reads what is there, and ends
         self._schema = place / "schema.toml"
         self._schema.write_text(SCHEMA)
         self._store = store
 
     def words(self) -> list[object]:
+        pace = ["--trigger", "once" if self.last else "continuous", "--max-rows", ALL_ROWS if self.last else MAX_ROWS]
         source = ["--stream", STREAM, "--schema", self._schema, "--lake", self.lake, *self._store]
-        return ["ingest", *source, "--checkpoint", self.folder, "--trigger", self.trigger, "--max-rows", MAX_ROWS]
+        return ["ingest", *source, "--checkpoint", self.folder, *pace]
 
     def _inside(self, batch: int) -> Phase:
         for home in self.lake.glob(f"{judge.HIDDEN}/*"):
@@ -296,10 +298,14 @@ class Ingest(Pipeline):
 class Campaign(Pipeline):
     """An audience, and one message to it."""
 
-    phases = (Phase.STARTING, Phase.PLANNING, Phase.PLANNED, Phase.SENDING, Phase.SENDING, Phase.BETWEEN)
+    phases = (Phase.STARTING, Phase.PLANNING, Phase.PLANNED, Phase.OPENED, *[Phase.SENDING] * 4, Phase.BETWEEN)
 
-    def __init__(self, place: Path, request: str, fleet: Fleet, broker: str, rate: float) -> None:
+    def __init__(
+        self, place: Path, request: str, fleet: Fleet, broker: str, rate: float, arrived: Callable[[], int]
+    ) -> None:
         super().__init__(place / request)
+        self._arrived = arrived  #: how many batches the node has got, of all campaigns
+        self._seen: tuple[int, int] | None = None  #: the open micro-batch, and how many there were when it was opened
         self.request = request
         self.fleet = fleet
         self._payload = place / f"{request}.txt"
@@ -325,8 +331,15 @@ class Campaign(Pipeline):
             return Phase.PLANNED if self._newest("offsets") is None else Phase.STARTING
         return Phase.PLANNING if (self.folder / "planning").exists() else Phase.STARTING
 
+    def starting(self) -> None:
+        super().starting()
+        self._seen = None
+
     def _inside(self, batch: int) -> Phase:
-        return Phase.SENDING
+        count = self._arrived()
+        if self._seen is None or self._seen[0] != batch:
+            self._seen = (batch, count)
+        return Phase.SENDING if count > self._seen[1] else Phase.OPENED
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -394,7 +407,9 @@ class Run:
         number = len(self._campaigns) + 1
         fleet = Fleet.make(self.place / "fleets" / f"{number}.parquet", self.options.vehicles, self.random)
         broker = f"mqtt://{self.node.mqtt}"
-        campaign = Campaign(self.place, f"campaign_{number}", fleet, broker, self.options.send_rate)
+        campaign = Campaign(
+            self.place, f"campaign_{number}", fleet, broker, self.options.send_rate, lambda: sum(self._batches())
+        )
         self._campaigns.append(campaign)
         self.pipeline = campaign
 
@@ -505,7 +520,7 @@ class Run:
         assert isinstance(self.pipeline, Ingest) and self._feed is not None
         self._feed.stop()
         self._stop()
-        self.pipeline.trigger = "once"
+        self.pipeline.last = True
         self._finish()
         found, ledger = judge.read(self.pipeline.lake), self._feed.ledger
         self._add(judge.lake(ledger, found))
@@ -560,7 +575,7 @@ class Run:
             "campaigns": len(self._campaigns),
             "vehicles": sum(len(campaign.fleet.audience) for campaign in self._campaigns),
             "micro-batches": sum(1 + (campaign._newest("commits") or 0) for campaign in self._campaigns),
-            "batches that came again": self._repeated(),
+            "batches that came again": self._batches()[1],
         }
 
     def _add(self, found: judge.Findings) -> None:
@@ -586,12 +601,12 @@ class Run:
                         found.setdefault(receipt["request_id"], []).append(receipt["vin"])
                 after = page[-1]["position"]
 
-    def _repeated(self) -> int:
-        """Batches that the node knew already: what blows have cost."""
+    def _batches(self) -> tuple[int, int]:
+        """Batches that the node has taken, and those that it knew already: what blows have cost."""
         with self._web() as web:
             plugins = web.get("plugins").raise_for_status().json()["data"]
         (counters,) = [plugin["counters"] for plugin in plugins if plugin["name"] == "fanout"]
-        return int(counters.get("batches_repeated", 0))
+        return counters.get("batches", 0), counters.get("batches_repeated", 0)
 
     def _say(self, number: int) -> None:
         if not self.options.quiet:
