@@ -1,0 +1,367 @@
+"""Frames to vehicles and to topics, through a real node: acknowledged, and vehicles addressed once.
+
+Tasks are called as Spark calls them, with columns of Arrow; two tests go through Spark itself. Vehicles are sent to in
+mode `append`, in which one that was addressed twice would have two messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from motorcade.pipelines import PipelineError
+from motorcade.pipelines.sources.brokers import Sent, noted
+from motorcade.pipelines.sources.datasource import MotorcadeDataSource
+from motorcade.pipelines.sources.fanouts import Fanouts
+from motorcade.pipelines.sources.options import OptionError
+from motorcade.pipelines.sources.publishes import Publishes
+from motorcade.platform.courier import SendError
+from motorcade.platform.orders import Figures, Order
+from tests.support.consumers import connected, subscribe, unique
+from tests.support.cutter import Cutter
+from tests.support.fanout import fresh, get, request_name
+from tests.support.flows import USER_PROPERTY
+from tests.support.node import NodeProcess
+from tests.support.operator import Operator, payload_of
+
+CONTENT_TYPE = 0x03
+
+TEXT, OCTETS, NUMBER = StringType(), BinaryType(), IntegerType()
+
+
+def columns(**types: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+VINS = columns(vin=TEXT)
+MESSAGES = columns(batch_id=TEXT, message=OCTETS, vehicles=NUMBER)
+TOPICS = columns(topic=TEXT, payload=OCTETS)
+PAIR = [("name", pa.string()), ("value", pa.string())]
+PAIRS = ArrayType(columns(name=TEXT, value=TEXT))
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    with NodeProcess("--store", "memory://", http=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def desk(node: NodeProcess) -> Iterator[Operator]:
+    with Operator(node) as operator:
+        yield operator
+
+
+def url(node: NodeProcess | Cutter) -> str:
+    return f"mqtt://127.0.0.1:{node.port}"
+
+
+def fanout(node: NodeProcess | Cutter, request: str, schema: StructType = VINS, **options: Any) -> Fanouts:
+    given = {"fanout": url(node), "request": request, "payload": "do it", "mode": "append"} | options
+    return Fanouts.parse({key: str(value) for key, value in given.items()}, schema, streaming=False)
+
+
+def vins(*parts: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pydict({"vin": pa.array(column, pa.string())}) for column in parts])
+
+
+def encoded(order: Order, *some: Sequence[str], run: str = "run-0-") -> Iterator[pa.RecordBatch]:
+    for number, targets in enumerate(some):
+        name = f"{run}{number}"
+        row = {"batch_id": [name], "message": [order.trigger(targets, name)], "vehicles": [len(targets)]}
+        yield pa.RecordBatch.from_pydict(row)
+
+
+def accepted(desk: Operator, request: str) -> Counter[str]:
+    """How often each vehicle was accepted for a request, by the receipts."""
+    found: Counter[str] = Counter()
+    after = 0
+    while page := desk.read("streams", "receipts", after=after, limit=1000):
+        for message in page:
+            receipt = json.loads(message["payload"])
+            found[receipt["vin"]] += (receipt["state"], receipt["request_id"]) == ("accepted", request)
+        after = page[-1]["position"]
+    return +found
+
+
+# -- vehicles
+
+
+def test_vehicles_are_sent_to_in_batches(node: NodeProcess, desk: Operator) -> None:
+    request, targets = request_name(), fresh(25)
+    sent = fanout(node, request, batch=10).send(vins(targets[:7], targets[7:] + targets[:2]))
+    assert Sent(3, Figures(batches=3, accepted=25)) == sent
+    assert Counter(targets) == accepted(desk, request)
+
+
+def test_a_task_that_runs_again_reaches_nobody_twice(node: NodeProcess, desk: Operator) -> None:
+    """Even if its rows come in another order."""
+    request, targets = request_name(), fresh(25)
+    task = fanout(node, request, batch=10)
+    task.send(vins(targets))
+    again = task.send(vins(targets[12:], list(reversed(targets[:12]))))
+    assert Figures(batches=3, accepted=25, repeated=3) == again.figures
+    assert Counter(targets) == accepted(desk, request)
+
+
+def test_another_write_is_another_one(node: NodeProcess, desk: Operator) -> None:
+    request, targets = request_name(), fresh(3)
+    for _ in range(2):
+        fanout(node, request).send(vins(targets))
+    assert Counter(targets * 2) == accepted(desk, request)
+
+
+def test_answers_may_be_lost(node: NodeProcess, desk: Operator) -> None:
+    """Batches that were in flight are sent again, over another connection, and are stored once."""
+    request, targets = request_name(), fresh(300)
+    with Cutter(node.port, 0.15, 7) as way:
+        sent = fanout(way, request, batch=20, window=2).send(vins(targets))
+        assert way.cuts > 0
+    assert sent.reconnected > 0 and sent.sent_again > 0
+    assert (15, 300) == (sent.figures.batches, sent.figures.accepted)
+    assert Counter(targets) == accepted(desk, request)
+
+
+@pytest.mark.slow
+def test_a_broker_may_start_again_in_the_middle(tmp_path: Path) -> None:
+    request, targets = request_name(), fresh(30)
+    order = Order(request, b"do it", {"mode": "append"})
+    first = NodeProcess(data=tmp_path / "data", http=True).start()
+    second = NodeProcess(data=tmp_path / "data", http=True)
+    second.mqtt, second.http = first.mqtt, first.http
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        some = [*encoded(order, targets[:10], targets[10:20], targets[20:])]
+        yield some[0]
+        first.stop()
+        second.start()
+        yield from some[1:]
+
+    try:
+        sent = fanout(first, request, MESSAGES).send(rows())
+        assert 1 == sent.reconnected
+        assert (3, 30) == (sent.figures.batches, sent.figures.accepted)
+        with Operator(second) as desk:
+            assert Counter(targets) == accepted(desk, request)
+    finally:
+        first.kill()
+        second.kill()
+
+
+def test_encoded_batches_go_as_they_are(node: NodeProcess, desk: Operator) -> None:
+    request, targets = request_name(), fresh(5)
+    order = Order(request, b"do it", {"mode": "append", "priority": 3})
+    task = fanout(node, request, MESSAGES)
+    assert Figures(batches=2, accepted=5) == task.send(encoded(order, targets[:2], targets[2:])).figures
+    assert Figures(batches=2, accepted=5, repeated=2) == task.send(encoded(order, targets[:2], targets[2:])).figures
+    assert Counter(targets) == accepted(desk, request)
+
+
+def test_a_refusal_ends_a_task_with_the_brokers_words(node: NodeProcess, desk: Operator) -> None:
+    request, targets = request_name(), fresh(40)
+    order = Order(request, b"do it")
+    some = [[vin] for vin in targets]
+    some[3] = ["NOVIN"]
+    with pytest.raises(SendError, match=r"batch run-0-3 \(1 vehicles\) was refused: ids\[0\]: 'NOVIN' is no VIN.*0x99"):
+        fanout(node, request, MESSAGES).send(encoded(order, *some))
+    there = accepted(desk, request)
+    assert 3 <= len(there) < 40 and {1} == set(there.values())
+
+
+def test_a_vin_that_is_none_is_found_before_anything_is_sent(node: NodeProcess, desk: Operator) -> None:
+    request, targets = request_name(), fresh(40)
+    with pytest.raises(PipelineError, match=r"2 of the VINs of a task are none.*nothing of this task was sent"):
+        fanout(node, request, batch=1).send(vins([*targets, "NOVIN", None]))
+    assert not accepted(desk, request)
+
+
+def test_a_broker_without_fan_out_is_told() -> None:
+    order = Order("r", b"do it")
+    with NodeProcess("--store", "memory://", config="[plugins.fanout]\nenabled = false\n") as plain:
+        with pytest.raises(SendError, match=r"the payload was not stored: .*is the plugin 'fanout' loaded"):
+            fanout(plain, "r").send(vins(fresh(1)))
+        bare = Fanouts.parse({"fanout": url(plain)}, MESSAGES, streaming=True)
+        with pytest.raises(SendError, match=r"batch run-0-0 \(1 vehicles\): .*is the plugin 'fanout' loaded"):
+            bare.send(encoded(order, fresh(1)))
+
+
+def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(node: NodeProcess) -> None:
+    with Cutter(node.port, 1.0, 1) as way, pytest.raises(SendError, match=r"nothing was acknowledged for 0\.5 s"):
+        fanout(way, "r", patience=0.5).send(vins(fresh(1)))
+
+
+def test_the_driver_notes_what_tasks_have_sent(tmp_path: Path) -> None:
+    task = Fanouts.parse({"fanout": "mqtt://h", "figures": str(tmp_path / "f")}, MESSAGES, streaming=True)
+    one = Sent(2, Figures(batches=2, accepted=9), reconnected=1, sent_again=3)
+    task.line.note([one, one], 0)
+    task.line.note([one], 1)
+    task.line.note([one], 1)  # the batch was run again
+    assert Sent(6, Figures(batches=6, accepted=27), 3, 9) == noted(tmp_path / "f")
+    assert Sent() == noted(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "says"),
+    [
+        ({}, VINS, "one of the options `redis_stream`, `fanout` and `publish`"),
+        ({"fanout": "x", "publish": "x"}, VINS, "one of the options `redis_stream`, `fanout` and `publish`"),
+        ({"fanout": "http://h"}, VINS, "option fanout: .* is no address"),
+        ({"fanout": "mqtt://u:p@h"}, VINS, "do not belong into it"),
+        ({"fanout": "mqtt://h", "reqest": "r"}, VINS, "no option 'reqest' for a fan-out"),
+        ({"fanout": "mqtt://h"}, VINS, "needs the options `request`"),
+        ({"fanout": "mqtt://h", "request": "r"}, VINS, "`payload` or `payload_file`"),
+        ({"fanout": "mqtt://h", "request": "a/b", "payload": ""}, VINS, "option request: .*'/'"),
+        ({"fanout": "mqtt://h", "request": "r", "payload": "", "payload_file": "x"}, VINS, "not both"),
+        ({"fanout": "mqtt://h", "request": "r", "payload_file": "/nowhere"}, VINS, "cannot read /nowhere"),
+        ({"fanout": "mqtt://h", "request": "r", "payload": "", "mode": "new"}, VINS, "option mode: 'new'"),
+        ({"fanout": "mqtt://h", "request": "r", "payload": "", "priority": "10"}, VINS, "option priority: .*0 to 9"),
+        ({"fanout": "mqtt://h", "request": "r", "payload": "", "expires_in": "-1"}, VINS, "option expires_in"),
+        ({"fanout": "mqtt://h", "request": "r", "payload": "", "window": "0"}, VINS, "option window"),
+        ({"fanout": "mqtt://h", "request": "r", "payload": "", "insecure": "yes"}, VINS, "option insecure"),
+        ({"fanout": "mqtt://h"}, columns(vin=NUMBER), "one column `vin` of type string"),
+        ({"fanout": "mqtt://h"}, columns(vin=TEXT, x=NUMBER), "one column `vin` of type string"),
+        ({"fanout": "mqtt://h"}, columns(message=TEXT), "`message` of type binary"),
+        ({"fanout": "mqtt://h"}, columns(message=OCTETS, x=NUMBER), "`message` of type binary"),
+        ({"fanout": "mqtt://h"}, columns(message=OCTETS, vehicles=TEXT), "the column 'vehicles' is string"),
+        ({"fanout": "mqtt://h", "task_rate": "5"}, columns(message=OCTETS), "needs the column `vehicles`"),
+        ({"publish": "mqtt://h", "request": "r"}, TOPICS, "no option 'request' for publishing"),
+        ({"publish": "mqtt://h", "unrouted": "x"}, TOPICS, "option unrouted: 'x' is none of fail, ignore"),
+        ({"publish": "mqtt://h"}, columns(topic=TEXT), "has the columns topic and payload"),
+        ({"publish": "mqtt://h"}, columns(topic=TEXT, payload=TEXT, x=NUMBER), "has the columns topic and payload"),
+        ({"publish": "mqtt://h"}, columns(topic=TEXT, payload=NUMBER), "the column 'payload' is int"),
+        (
+            {"publish": "mqtt://h"},
+            columns(topic=TEXT, payload=TEXT, user_properties=TEXT),
+            "'user_properties' is string",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, str], schema: StructType, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        MotorcadeDataSource(options).writer(schema, overwrite=False)
+
+
+def test_a_query_sends_encoded_batches_alone() -> None:
+    source = MotorcadeDataSource({"fanout": "mqtt://h", "request": "r", "payload": ""})
+    with pytest.raises(OptionError, match="not VINs: it may be started again with other partitions"):
+        source.streamWriter(VINS, overwrite=False)
+    with pytest.raises(OptionError, match="use mode append"):
+        source.writer(VINS, overwrite=True)
+
+
+# -- topics
+
+
+def publish(node: NodeProcess, rows: dict[str, Any], schema: StructType, **options: str) -> Sent:
+    task = Publishes.parse({"publish": url(node)} | options, schema)
+    batch = pa.RecordBatch.from_pydict(rows)
+    return task.send(iter([batch.slice(0, 1), batch.slice(1)]))
+
+
+def test_rows_are_published_to_a_stream(node: NodeProcess, desk: Operator) -> None:
+    name = unique("trips")
+    desk.create("streams", name, topics=[f"{name}/#"])
+    rows = {
+        "topic": [f"{name}/{number % 3}" for number in range(1200)],
+        "payload": [b"\xff%d" % number for number in range(1200)],
+        "content_type": [None, "text/plain"] * 600,
+        "user_properties": pa.array(
+            [[{"name": "n", "value": str(number)}, {"name": "n", "value": "x"}] for number in range(1200)],
+            pa.list_(pa.struct(PAIR)),
+        ),
+    }
+    schema = columns(topic=TEXT, payload=OCTETS, content_type=TEXT, user_properties=PAIRS)
+    assert Sent(1200) == publish(node, rows, schema)
+    found = [*desk.read("streams", name, limit=1000)]
+    found += desk.read("streams", name, after=found[-1]["position"], limit=1000)
+    assert rows["topic"] == [message["topic"] for message in found]
+    assert rows["payload"] == [payload_of(message) for message in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "type_"),
+    [
+        (PAIRS, [{"name": "a", "value": "1"}, {"name": "a", "value": "2"}], pa.list_(pa.struct(PAIR))),
+        (MapType(TEXT, TEXT), [("a", "1"), ("b", None)], pa.map_(pa.string(), pa.string())),
+    ],
+)
+def test_properties_go_with_a_message(node: NodeProcess, kind: DataType, given: Any, type_: pa.DataType) -> None:
+    topic = unique("listened")
+    rows = {
+        "topic": [topic] * 2,
+        "payload": ["ä", None],
+        "content_type": ["text/plain", None],
+        "user_properties": pa.array([given, None], type_),
+    }
+    schema = columns(topic=TEXT, payload=TEXT, content_type=TEXT, user_properties=kind)
+    listener = connected(node, unique("listener"), 5)
+    subscribe(listener, topic)
+    assert 2 == publish(node, rows, schema).messages
+    first, second = get(listener), get(listener)
+    wanted = [("a", "1"), ("a", "2")] if kind is PAIRS else [("a", "1")]
+    assert ("ä".encode(), "text/plain", wanted) == (
+        first.payload,
+        first.prop(CONTENT_TYPE),
+        [tuple(pair) for pair in first.prop_all(USER_PROPERTY)],
+    )
+    assert (b"", None, []) == (second.payload, second.prop(CONTENT_TYPE), second.prop_all(USER_PROPERTY))
+    listener.close()
+
+
+def test_what_nobody_takes_is_an_error_unless_it_may_go(node: NodeProcess) -> None:
+    rows = {"topic": [unique("nobody")], "payload": [b""]}
+    with pytest.raises(SendError, match=r"nobody takes messages to 'nobody.*bind a stream or a queue"):
+        publish(node, rows, TOPICS)
+    assert 1 == publish(node, rows, TOPICS, unrouted="ignore").messages
+
+
+@pytest.mark.parametrize("topic", [None, "", "a/+", "a\0b"])
+def test_what_is_no_topic_is_named(node: NodeProcess, topic: str | None) -> None:
+    rows = {"topic": pa.array([topic], pa.string()), "payload": [b""]}
+    with pytest.raises(PipelineError, match="is no topic that can be published to"):
+        publish(node, rows, TOPICS)
+
+
+# -- through Spark
+
+
+@pytest.mark.timeout(240)
+def test_a_frame_is_written_to_vehicles_and_to_topics(
+    spark: SparkSession, node: NodeProcess, desk: Operator, tmp_path: Path
+) -> None:
+    request, targets, name = request_name(), fresh(50), unique("copies")
+    frame = spark.createDataFrame([(vin,) for vin in targets], "vin STRING").repartition(3)
+    options = {"fanout": url(node), "request": request, "payload": "do it", "mode": "append", "batch": "5"}
+    frame.write.format("motorcade").options(**options, figures=str(tmp_path / "figures")).mode("append").save()
+    assert Counter(targets) == accepted(desk, request)
+    assert 50 == noted(tmp_path / "figures").figures.accepted
+    desk.create("streams", name, topics=[f"{name}/#"])
+    copies = frame.selectExpr(f"concat('{name}/', vin) AS topic", "vin AS payload")
+    copies.write.format("motorcade").option("publish", url(node)).mode("append").save()
+    assert sorted(targets) == sorted(message["payload"] for message in desk.read("streams", name, limit=1000))
+
+
+@pytest.mark.timeout(240)
+def test_a_task_that_fails_says_why(spark: SparkSession, node: NodeProcess) -> None:
+    """Somewhere in what Spark says about it."""
+    frame = spark.createDataFrame([("NOVIN",)], "vin STRING")
+    writer = frame.write.format("motorcade").options(fanout=url(node), request="r", payload="x")
+    with pytest.raises(Exception, match="NOVIN' is no VIN"):
+        writer.mode("append").save()
