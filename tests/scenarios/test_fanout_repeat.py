@@ -16,6 +16,7 @@ import pytest
 from tests.scenarios.witness import wait_until
 from tests.support.fanout import (
     INGRESS,
+    PATIENCE,
     TRIGGER,
     Platform,
     Watch,
@@ -34,8 +35,9 @@ from tests.support.fanout import (
 )
 from tests.support.node import NodeProcess
 from tests.support.operator import Operator
+from tests.support.redis import RedisCluster, RedisServer
 from tests.support.stores import Home, on_every_store
-from tests.support.wire import PUBACK, Closed, publish_packet
+from tests.support.wire import DISCONNECT, PUBACK, Closed, publish_packet
 
 QUOTA_EXCEEDED = 0x97
 
@@ -270,3 +272,41 @@ def publish_until_killed(home: Home, vins: Sequence[str], request: str, names: S
             killer.join()
     home.kill()
     return accepted
+
+
+TRIES = 12  #: in two of three of them the intent of the batch is on a server that has room
+
+
+@pytest.mark.parametrize("home", ["cluster"], indirect=True)
+def test_a_server_of_a_cluster_is_full(home: Home, cluster_redis: RedisCluster) -> None:
+    """A batch that was stored for some of its vehicles only goes to the others when it is sent again."""
+    home.may_complain = True
+    home.start()
+    vins, request, names = fresh(90), request_name(), list[str]()
+    with Operator(home.node) as desk:
+        while not desk.counters("fanout").get("batches_completed"):
+            assert len(names) < TRIES, "no batch was stored in part"
+            names.append(f"b{len(names)}")
+            body = octets(batch(vins, request, names[-1], mode="append", batch_id=names[-1]))
+            publish_in_vain(home, body, cluster_redis.masters()[len(names) % 3])
+            with Platform(home) as platform:
+                assert len(vins) == figures(platform.publish(INGRESS, body))["accepted"]
+                assert again(len(vins)) == figures(platform.publish(INGRESS, body))
+        assert len(vins) * len(names) == desk.show("fanout/requests", request)["targets"]
+    for vin in vins[::9]:
+        car = vehicle(home, vin)
+        assert names == [get(car).payload.decode() for _ in names]
+        quiet(car, 0.05)
+
+
+def publish_in_vain(home: Home, body: bytes, server: RedisServer) -> None:
+    """A batch that comes while a server has no room: it is refused, or its publisher is disconnected."""
+    with Platform(home) as platform:
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        try:
+            platform.client.send(publish_packet(INGRESS, body, qos=1, packet_id=platform.client.next_id()))
+            with suppress(Closed):
+                answer = platform.client.recv(PATIENCE)
+                assert answer.type == DISCONNECT or QUOTA_EXCEEDED == answer.reason, answer
+        finally:
+            server.command("CONFIG", "SET", "maxmemory", "0")
