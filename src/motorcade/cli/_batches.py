@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from motorcade.core.reasons import ReasonCode
     from motorcade.mqtt.properties import Properties
 
+__all__ = ["WINDOW", "Job", "Outcome", "SendError", "send"]
+
 _NO_MATCHING_SUBSCRIBERS = 0x10
 
 
