@@ -129,6 +129,7 @@ def test_help_is_there(tmp_path: Path, path: tuple[str, ...]) -> None:
 # --- wrong input --------------------------------------------------------------------------------------------------
 
 NOBODY = "--http 127.0.0.1:1"
+INGEST = "pipeline run ingest --schema types.toml --lake lake"
 AUDIENCE = "pipeline run audience --request r --payload good.toml"
 
 #: Arguments, exit code, and what the message must contain: what is wrong, where, and what to do. HTTP and MQTT stand
@@ -334,6 +335,18 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("'receipts'", "another"),
     ),
+    ("pipeline run ingest", 2, ("--schema",)),
+    (f"{INGEST} --checkpoint new", 2, ("--stream", "--redis-stream")),
+    (f"{INGEST} --checkpoint new --stream s --redis-stream s", 2, ("--stream", "--redis-stream")),
+    (f"{INGEST} --stream s", 2, ("--checkpoint",)),
+    (f"{INGEST} --checkpoint hdfs://host/run --stream s", 2, ("--checkpoint", "hdfs://host/run", "no folder")),
+    (f"{INGEST} --checkpoint lake/run --stream s", 2, ("--lake", "side by side")),
+    (f"{INGEST} --checkpoint new --stream s --trigger interval --compact", 2, ("--compact", "--trigger once")),
+    (f"{INGEST} --checkpoint new --stream s --data empty", 1, ("there is no store", "--data")),
+    (f"{INGEST} --checkpoint new --stream s --data DATA --from soon", 1, ("starting", "soon", "earliest")),
+    (f"{INGEST} --checkpoint run --stream s --data DATA", 1, ("belongs to the pipeline 'receipts'", "another folder")),
+    ("pipeline run ingest --schema nowhere --lake lake --checkpoint new --stream s", 1, ("nowhere", "No such file")),
+    ("pipeline run ingest --schema good.toml --lake lake --checkpoint new --stream s", 1, ("good.toml", "session")),
     ("pipeline status", 2, ("DIR",)),
     ("pipeline status nowhere", 1, ("nowhere", "no folder of a pipeline", "pipeline.json")),
     ("pipeline status good.toml", 1, ("good.toml", "is no folder")),
