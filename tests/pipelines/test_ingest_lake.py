@@ -95,13 +95,16 @@ def rows_of(batch: int) -> list[tuple[str, str, int]]:
     ]
 
 
-def stage(folder: Path, batch: int) -> list[Made]:
-    """What the tasks of a batch leave: a file for each row, in no certain order."""
-    made = []
+def stage(folder: Path, batch: int, *, together: bool = False) -> list[Made]:
+    """What the tasks of a batch leave: a file for each row or, as if Spark had divided it otherwise, for each day."""
+    parts: dict[tuple[str, str, int], list[int]] = {}
     for table, day, number in rows_of(batch):
-        name = f"{hash((str(folder), number)) & 0xFFFFFFFF:08x}-{number}.parquet"
-        size = write(pa.table({"n": [number]}), folder / name)
-        made.append(Made(table, day, name, 1, size))
+        parts.setdefault((table, day, 0 if together else number), []).append(number)
+    made = []
+    for (table, day, _), numbers in parts.items():
+        name = f"{hash((str(folder), numbers[0])) & 0xFFFFFFFF:08x}-{numbers[0]}.parquet"
+        size = write(pa.table({"n": numbers}), folder / name)
+        made.append(Made(table, day, name, len(numbers), size))
     return made
 
 
@@ -126,14 +129,17 @@ def _is_row(file: Path) -> bool:
 
 
 def bring(root: Path, batches: int, disk: Disk | None = None) -> None:
-    """What a run does: goes on with the first batch that Spark has not noted, which the lake may have already."""
+    """What a run does: goes on with the first batch that Spark has not noted, which the lake may have already.
+
+    One that is going to die has its rows in other files than one that tries again.
+    """
     with Lake(root, RUN, disk) as one:
         one.open(READS)
         for batch in range(max(0, one.ledger.batch), batches):
             if one.has(batch, f"mark {batch}"):
                 continue
             folder = one.fresh()
-            one.place(batch, stage(folder, batch), folder, f"mark {batch}")
+            one.place(batch, stage(folder, batch, together=disk is None), folder, f"mark {batch}")
 
 
 def compact(root: Path, disk: Disk | None = None) -> None:
