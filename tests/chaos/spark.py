@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -49,7 +50,7 @@ from tests.chaos.spark_feed import NODE, SCHEMA, STREAM, Feed, Fleet
 from tests.support.dispatch import environment
 from tests.support.node import NodeProcess
 from tests.support.redis import RedisServer
-from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_cluster import SparkCluster, still_running
 
 ENGINES = ("rocksdb", "redis")
 PIPELINES = ("ingest", "audience")
@@ -59,7 +60,7 @@ VICTIMS = {"java": 3, "driver": 3, "all": 3, "worker": 2, "executor": 3}
 
 #: Seconds: for a phase to come, start of Spark included; for a command to end that must end; for processes that are
 #: left behind; between two looks at the phase.
-PHASE_PATIENCE = 120.0
+PHASE_PATIENCE = 240.0
 END_PATIENCE = 300.0
 ORPHAN_PATIENCE = 120.0
 LOOK = 0.003
@@ -99,6 +100,7 @@ class Options:
 
     pipeline: str = "ingest"
     rounds: int = 20
+    minutes: float = math.inf  #: after which there is no further round
     engine: str = "rocksdb"
     cluster: bool = False
     seed: int = 1
@@ -374,6 +376,8 @@ class Run:
         began = time.monotonic()
         with self._stage():
             for number in range(1, self.options.rounds + 1):
+                if time.monotonic() - began > self.options.minutes * 60:
+                    break
                 self._round(number)
             if self.options.pipeline == "ingest":
                 self._end_ingest()
@@ -505,11 +509,11 @@ class Run:
             self.findings.add("hung", f"after {self.blows[-1]}: {self.command.said[-1500:]}")
             self.command.close()
         if self.random.random() < 0.5:  # else the next one begins while something of this one still runs
-            psutil.wait_procs(family, timeout=ORPHAN_PATIENCE)
+            still_running(family, ORPHAN_PATIENCE)
 
     def _look_for_orphans(self) -> None:
         """What was started for a run that is dead must end by itself."""
-        _, left = psutil.wait_procs(self._orphans, timeout=ORPHAN_PATIENCE)
+        left = still_running(self._orphans, ORPHAN_PATIENCE)
         for process in left:
             self.findings.add("left behind", f"process {process.pid}")
         strike(left)
@@ -663,6 +667,7 @@ def report(outcome: Outcome) -> str:
 def _options(arguments: list[str]) -> list[Options]:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.spark", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=20, help="kills per pipeline")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no further round after so many")
     parser.add_argument("--pipeline", default=",".join(PIPELINES), help=f"one or several of {', '.join(PIPELINES)}")
     parser.add_argument("--engine", choices=ENGINES, default="rocksdb")
     parser.add_argument("--cluster", action="store_true", help="on a Spark cluster of three processes; kills executors")
@@ -675,10 +680,19 @@ def _options(arguments: list[str]) -> list[Options]:
     for pipeline in pipelines:
         if pipeline not in PIPELINES:
             parser.error(f"no pipeline {pipeline!r}; there are {', '.join(PIPELINES)}")
-    made = [Options(pipeline, given.rounds, given.engine, given.cluster, seed) for pipeline in pipelines]
-    for options in made:
-        options.data, options.quiet = given.data, given.quiet
-    return made
+    return [
+        Options(
+            pipeline,
+            given.rounds,
+            given.minutes,
+            given.engine,
+            given.cluster,
+            seed,
+            data=given.data,
+            quiet=given.quiet,
+        )
+        for pipeline in pipelines
+    ]
 
 
 def main(arguments: list[str]) -> int:

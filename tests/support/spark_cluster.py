@@ -26,6 +26,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -100,9 +101,9 @@ class Daemon:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(STOP_PATIENCE)
-        _gone, left = psutil.wait_procs(family, timeout=STOP_PATIENCE)
-        for process in left:
-            process.kill()
+        for process in still_running(family, STOP_PATIENCE):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 class SparkCluster:
@@ -214,6 +215,24 @@ class SparkCluster:
 
 def spark_home() -> Path:
     return Path(pyspark.__file__).parent
+
+
+def still_running(processes: Sequence[psutil.Process], patience: float) -> list[psutil.Process]:
+    """Those that have not ended within so many seconds. `psutil.wait_procs` fails for some that end while it asks."""
+    end = time.monotonic() + patience
+    left = list(processes)
+    while left := [process for process in left if _is_running(process)]:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    return left
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def is_executor(process: psutil.Process) -> bool:
