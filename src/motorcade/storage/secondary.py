@@ -14,11 +14,8 @@ Rule 4: a node that starts begins a new list of files, and what a secondary reme
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
@@ -61,9 +58,6 @@ class Secondary:
                 f"there is no store at {self._path} on {socket.gethostname()}; a node keeps it in the folder `store` "
                 "below its --data, and every machine that reads it must see that folder"
             )
-        _remove_abandoned()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._persist(self._open)
 
     # -- opening, catching up, closing
@@ -72,12 +66,10 @@ class Secondary:
         self._release()
         self._manifest = self._read_manifest()
         families = {table: self._options() for table in READ}
-        db = Rdict(
-            str(self._path),
-            self._options(),
-            column_families=families,
-            access_type=AccessType.secondary(str(self._folder)),
-        )
+        # The folder is for the engine's log alone, which is open by then: whoever is killed leaves nothing behind.
+        with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+            access = AccessType.secondary(folder)
+            db = Rdict(str(self._path), self._options(), column_families=families, access_type=access)
         self._opened = Tables(db, families)
         self._check_format(self._opened)
 
@@ -137,7 +129,6 @@ class Secondary:
 
     def close(self) -> None:
         self._release()
-        self._remove()
 
     def _look(self, look: Callable[[Tables], T]) -> T:
         if self._opened is None:
@@ -223,21 +214,3 @@ def _shared(number: bytes, messages: dict[bytes, tables.EntryRow | None], opened
         row = opened.shared.get(number)
         messages[number] = tables.parse_entry(row) if row is not None else None
     return messages[number]
-
-
-def _remove_abandoned() -> None:
-    """Folders of processes that were killed; each holds a small log."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not _lives(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is somebody else's
-        pass
-    return True
