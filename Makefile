@@ -15,8 +15,9 @@ setup: ## Make .venv with everything (PYTHON=python3.13 picks the interpreter)
 	@scripts/setup
 
 .PHONY: demo
-demo: setup ## Start a node, let real clients exchange messages, end
-	@.venv/bin/motorcade demo $(ARGS)
+demo: setup ## Play the whole loop: node, clients, fleet, Spark; ends with a report (in .build/demo) and an audit
+	@scripts/need-commands java
+	@.venv/bin/motorcade demo --report .build/demo $(ARGS)
 
 .PHONY: serve
 serve: setup ## Run a node until it is stopped (ARGS="--mqtt 127.0.0.1:1883")

@@ -1,7 +1,8 @@
-"""`motorcade demo`: a node and real clients, narrated, in about ten seconds.
+"""`motorcade demo`: a node and real clients, narrated; with Spark the whole loop, in about a minute.
 
-The node is a process of its own on free loopback ports with a temporary folder; everything is gone afterwards. Each
-scene checks what it shows: a message that does not arrive ends the demonstration with exit code 1.
+The node is a process of its own on free loopback ports with a temporary folder; everything is gone afterwards, but for
+the report if somebody wants it. Each scene checks what it shows: a message that does not arrive, or an audit that is
+not clean, ends the demonstration with exit code 1.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 20.0  # seconds for anything that should happen at once
 _PORTS = (20_000, 30_000)
+_LOOP = "The whole loop on Spark"
 
 _RULES = """\
 %% Nobody may publish what only the workshop decides; a vehicle may write below its own name; the rest is open.
@@ -54,6 +56,7 @@ class Stage:
     messages: int = 0
     scenes: list[tuple[str, str]] = field(default_factory=list)  #: title, outcome
     node: Node | None = None
+    report: Path | None = None  #: folder for the page and the picture of the last scene; None: they go with the rest
 
     @contextlib.asynccontextmanager
     async def client(self, name: str, **options: object) -> AsyncIterator[Client]:
@@ -94,12 +97,16 @@ def _note(message: Publish) -> str:
 
 def demo(
     keep_log: Annotated[bool, typer.Option("--show-log", help="Print the node's log at the end.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the report of the last scene here: page and picture.")
+    ] = None,
+    spark: Annotated[bool, typer.Option(help="Play the scene on Spark, which takes most of the time.")] = True,
 ) -> None:
     """Start a node, let real clients exchange messages, show what happens, clean up."""
     with tempfile.TemporaryDirectory(prefix="motorcade-demo-") as folder:
-        stage = Stage(_free_port(), _free_port(), _free_port(), Path(folder))
+        stage = Stage(_free_port(), _free_port(), _free_port(), Path(folder), report=report)
         try:
-            asyncio.run(_play(stage))
+            asyncio.run(_play(stage, _scenes(spark=spark)))
         except BrokenPipeError:
             raise  # whoever watched has left
         except (MotorcadeError, OSError) as error:
@@ -118,17 +125,24 @@ def _report(stage: Stage) -> None:
     typer.echo(
         f"\n{len(stage.scenes)} scenes, {stage.messages} messages delivered and checked; the node has stopped cleanly."
     )
+    if stage.report is not None and stage.report.is_dir():
+        typer.echo(f"The report of the last scene: {stage.report / 'report.html'}")
+    if not any(title == _LOOP for title, _ in stage.scenes):
+        typer.echo("Left out: the whole loop on Spark (`pip install 'motorcade[spark]'` brings what it needs).")
     typer.echo(
         "Next: `motorcade serve` in one terminal, `motorcade sub -t '#' -v` in another, `motorcade pub -t a -m b`."
     )
 
 
-async def _play(stage: Stage) -> None:
+Scene = Callable[[Stage], Awaitable[str]]
+
+
+async def _play(stage: Stage, scenes: list[tuple[str, Scene]]) -> None:
     typer.echo("Starting a node …")
     node = stage.node = Node(stage)
     try:
         await node.start()
-        for number, (title, scene) in enumerate(_scenes(), 1):
+        for number, (title, scene) in enumerate(scenes, 1):
             typer.echo(f"\n  {number}. {typer.style(title, bold=True)}")
             stage.scenes.append((title, await scene(stage)))
         typer.echo("\nStopping the node …")
@@ -137,8 +151,8 @@ async def _play(stage: Stage) -> None:
         await node.kill()
 
 
-def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
-    scenes: list[tuple[str, Callable[[Stage], Awaitable[str]]]] = [
+def _scenes(*, spark: bool) -> list[tuple[str, Scene]]:
+    scenes: list[tuple[str, Scene]] = [
         ("Telemetry with QoS 0, 1 and 2", _telemetry),
         ("A retained message waits for latecomers", _retained),
         ("A vehicle vanishes: its will is published", _will),
@@ -153,6 +167,8 @@ def _scenes() -> list[tuple[str, Callable[[Stage], Awaitable[str]]]]:
     ]
     if importlib.util.find_spec("paho") is not None:
         scenes.append(("Another implementation: paho-mqtt", _paho))
+    if spark and importlib.util.find_spec("pyspark") is not None:
+        scenes.append((_LOOP, _loop))
     return scenes
 
 
@@ -422,6 +438,15 @@ async def _paho(stage: Stage) -> str:
         other.disconnect()
         await asyncio.to_thread(thread.join, _PATIENCE)
     return f"question and answer, version {importlib.import_module('paho.mqtt').__version__}"
+
+
+async def _loop(stage: Stage) -> str:
+    from motorcade.cli import _demo_loop
+
+    place = _demo_loop.Place(stage.port, stage.folder / "data", stage.folder, stage.report or stage.folder)
+    outcome = await _demo_loop.play(place, stage.say)
+    stage.messages += _demo_loop.AUDIENCE - _demo_loop.AWAY
+    return outcome
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
