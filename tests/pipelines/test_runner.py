@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -150,6 +151,17 @@ def test_a_query_is_followed_to_its_end_and_gone_on_with(spark: SparkSession, st
     assert (1, 50) == (again.batches, again.rows)
     assert 550 == spark.read.parquet(lake).select("offset").distinct().count() == spark.read.parquet(lake).count()
     assert 0 == status.look(place)["behind"]
+
+
+def test_a_query_may_be_followed_in_any_thread(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    """Spark looks for sources in the session that is active in a thread; signals are left to the main one."""
+    query = rows(spark, store).writeStream.format("noop")
+    outcomes: list[runner.Outcome] = []
+    with Folder(tmp_path / "run", "copy", {}) as folder:
+        thread = threading.Thread(target=lambda: outcomes.append(runner.follow(query, folder, ONCE)))
+        thread.start()
+        thread.join()
+    assert [500] == [outcome.rows for outcome in outcomes]
 
 
 def test_the_lag_behind_a_redis_stream_is_a_number_of_entries(
@@ -294,6 +306,14 @@ def test_a_mistake_of_ours_keeps_its_traceback(spark: SparkSession, tmp_path: Pa
 def test_passwords_are_not_told() -> None:
     said = failures.of_text("Traceback (most recent call last):\nmotorcade.x.StoreError: redis://a:secret@host: gone")
     assert "redis://***@host: gone" == said
+
+
+@pytest.mark.parametrize(
+    "error", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "no")]
+)
+def test_java_that_is_gone_is_told(error: Exception) -> None:
+    assert failures.is_known(error)
+    assert failures.words(error).startswith("Spark's Java has ended")
 
 
 def test_work_that_is_no_query_is_repeated_until_it_is_stopped(tmp_path: Path) -> None:

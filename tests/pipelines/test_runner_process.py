@@ -175,3 +175,13 @@ def test_the_audit_names_what_is_lost(receipts: Path, started: list[Process]) ->
     verdict = json.loads(out)
     assert {"acked": 3, "failed": 1, "lost": 2} == verdict["outcomes"]
     assert (1, 1) == (len(verdict["findings"]), verdict["not_listed"])
+
+
+def test_ctrl_c_while_java_starts_leaves_none(receipts: Path, started: list[Process]) -> None:
+    started.append(Process(receipts, "motorcade", "pipeline", "run", "audit", "--data", "data"))
+    (process,) = started
+    wait_until(lambda: bool(process.java()), "Java is there", PATIENCE)
+    (java,) = process.java()
+    process.signal(signal.SIGINT)
+    assert (130, "", ["stopped"]) == (*process.end(), process.said())
+    assert not java.is_running()

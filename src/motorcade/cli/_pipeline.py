@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -219,11 +219,10 @@ def _session(master: str, settings: list[str] | None, name: str, log: Path, disp
     from motorcade.pipelines import failures
     from motorcade.pipelines import session as sessions
 
-    for logger in _TALKATIVE:
-        logging.getLogger(logger).setLevel(logging.CRITICAL)
     display.tell("starting Spark")
     spark = sessions.start(master, _SETTINGS | settings_of(settings), name, log)
     signal.signal(signal.SIGINT, _interrupt)  # Spark has put its own handler there, which speaks to Java
+    _hush(spark)
     display.tell("working")
     patience = sessions.STOP_PATIENCE
     try:
@@ -239,6 +238,15 @@ def _session(master: str, settings: list[str] | None, name: str, log: Path, disp
         raise PipelineError(failures.words(error)) from error
     finally:
         sessions.stop(spark, patience)
+
+
+def _hush(spark: SparkSession) -> None:
+    """Keep PySpark from printing errors that we tell in our own words, and what becomes of it when Java is gone."""
+    for logger in _TALKATIVE:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+    server: Any = spark.sparkContext._accumulatorServer  # noqa: SLF001 - no other way
+    server.handle_error = lambda *_: None
 
 
 def _interrupt(_number: int, _frame: object) -> None:

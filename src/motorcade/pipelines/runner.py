@@ -27,6 +27,7 @@ from motorcade.pipelines import PipelineError, failures
 from motorcade.pipelines.folder import Folder
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -122,12 +123,8 @@ def follow(
 
     `start` starts it with the trigger and the checkpoint `folder.spark`; a writer gets both from here.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a while, and is an extra
-
     began = time.time()
-    spark = SparkSession.getActiveSession()
-    if spark is not None:
-        folder.claim(spark)
+    folder.claim(_active(start))
     folder.note(state="running", trigger=str(trigger), started_at=began, ended_at=None, error=None, batches=0, rows=0)
     seen = _Seen(folder, show)
     failed: Exception | None
@@ -201,6 +198,16 @@ def repeat(
     folder.note(state="stopped" if stopped else "done", ended_at=time.time())
     code = INTERRUPTED if stopped and trigger.ends else 0
     return Outcome(folder.pipeline, not stopped, times, rows, time.time() - began, code, counts)
+
+
+def _active(start: Callable[[], StreamingQuery] | DataStreamWriter) -> SparkSession:
+    """The session of a query, made the one that Spark finds in this thread: it looks there for sources by name."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a while, and is an extra
+
+    spark = SparkSession.active() if callable(start) else start._spark  # noqa: SLF001 - it does not tell otherwise
+    jvm: Any = spark._jvm  # noqa: SLF001
+    jvm.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    return spark
 
 
 def _started(writer: DataStreamWriter, folder: Folder, trigger: Trigger) -> StreamingQuery:

@@ -16,13 +16,14 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,7 +103,7 @@ def start(
     except PipelineError:
         raise
     except Exception as error:
-        raise PipelineError(f"Spark cannot be started on {master}: {_words(error)}") from error
+        raise _not_started(conf, _words(error)) from error
     register(spark)
     if not local:
         _look_for_executors(spark, master)
@@ -121,11 +122,43 @@ def _launch(conf: SparkConf, output: Path) -> None:
     # For this user's eyes: plans and settings may be in it.
     with os.fdopen(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
         before = out.tell()
+        gateway: Any = None
         try:
-            gateway = launch_gateway(conf, {"stdout": out, "stderr": out})  # type: ignore[no-untyped-call]
-        except Exception as error:
-            raise PipelineError(f"Java did not start: {_last_words(output, before) or error}") from error
-    SparkContext(conf=conf, gateway=gateway)
+            with _signals_wait():
+                gateway = launch_gateway(conf, {"stdout": out, "stderr": out})  # type: ignore[no-untyped-call]
+            SparkContext(conf=conf, gateway=gateway)
+        except BaseException as error:
+            if gateway is None:
+                raise PipelineError(f"Java did not start: {_last_words(output, before) or error}") from error
+            words = _words(error)  # as long as there is a Java that knows them
+            if gateway.proc is not None:  # else it was there before us
+                gateway.proc.kill()
+            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that another try gets another one
+            if isinstance(error, Exception):
+                raise _not_started(conf, words) from error
+            raise
+
+
+def _not_started(conf: SparkConf, words: str) -> PipelineError:
+    return PipelineError(f"Spark cannot be started on {conf.get('spark.master')}: {words}")
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Ctrl-C and SIGTERM take effect behind this: a Java that is left while it starts would never end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in both}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _last_words(output: Path, after: int) -> str:
@@ -236,7 +269,7 @@ def _look_for_executors(spark: SparkSession, master: str) -> None:
         time.sleep(0.1)
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """What the innermost error says, without the stack of Java."""
     java = getattr(error, "java_exception", None)
     if java is None:
