@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
     from rich.status import Status
 
     from motorcade.pipelines.runner import Batch
@@ -54,12 +53,13 @@ class Live:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status: Status | None = None
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar: _Bar | None = None
         self._rows = 0
 
     def tell(self, words: str) -> None:
-        self._end_bar()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
         if self._status is None:
             self._status = self._console.status("")
             self._status.start()
@@ -70,37 +70,46 @@ class Live:
         if batch.behind is None:
             self.tell(f"{self._rows} rows; {line(batch)}")
             return
-        bar, task = self._begin_bar()
-        done = f"{self._rows} rows, {batch.behind} behind"
-        bar.update(
-            task, completed=self._rows, total=self._rows + batch.behind, rows=done, last=line(batch), refresh=True
-        )
+        self._end_status()
+        if self._bar is None:
+            self._bar = _Bar(self._console)
+        self._bar.show(self._rows, batch.behind, line(batch))
 
     def close(self) -> None:
         self._end_status()
-        self._end_bar()
-
-    def _begin_bar(self) -> tuple[Progress, TaskID]:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-        self._end_status()
-        if self._bar is None or self._task is None:
-            text = TextColumn("{task.fields[rows]}", markup=False), TextColumn("{task.fields[last]}", markup=False)
-            columns = (BarColumn(), TaskProgressColumn(), text[0], TimeElapsedColumn(), text[1])
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", rows="", last="")
-            self._bar.start()
-        return self._bar, self._task
+        if self._bar is not None:
+            self._bar.close()
 
     def _end_status(self) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
 
-    def _end_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+
+class _Bar:
+    """How much of the stream is read, and below it what the last batch was."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live as Screen
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._progress = Progress(*columns)
+        self._task = self._progress.add_task("")
+        self._screen = Screen(console=console, transient=True)
+        self._screen.start()
+
+    def show(self, rows: int, behind: int, last: str) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        told = f"{rows} rows, {behind} behind"
+        self._progress.update(self._task, completed=rows, total=rows + behind, description=told)
+        below = Text(last, overflow="ellipsis", no_wrap=True)
+        self._screen.update(Group(self._progress, below), refresh=True)
+
+    def close(self) -> None:
+        self._screen.stop()
 
 
 @contextmanager
