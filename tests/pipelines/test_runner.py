@@ -303,9 +303,23 @@ def test_a_mistake_of_ours_keeps_its_traceback(spark: SparkSession, tmp_path: Pa
     assert "failed" == status.look(tmp_path / "run")["state"]
 
 
-def test_passwords_are_not_told() -> None:
-    said = failures.of_text("Traceback (most recent call last):\nmotorcade.x.StoreError: redis://a:secret@host: gone")
-    assert "redis://***@host: gone" == said
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    raise\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{TRACE}motorcade.x.StoreError: redis://a:secret@host: gone", "redis://***@host: gone"),
+        (f"{TRACE}AssertionError\n SQLSTATE: 38000", "AssertionError"),
+        (f"{TRACE}KeyError: 'a'\n\nDuring handling …\n{TRACE}x.ValueError: b\n\tat a.b(C.java)", "ValueError: b"),
+        ("[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: full SQLSTATE: XXKST", "full"),
+        ("a.b.SparkException: Job aborted.\n\tat a.b(C.java:1)\nCaused by: java.io.IOException: No space", "No space"),
+        ("x" * 1000, "x" * failures.MAX_WORDS + " …"),
+    ],
+    ids=["password", "no_words", "chained", "stream", "cause", "long"],
+)
+def test_words_of_texts(text: str, words: str) -> None:
+    assert words == failures.of_text(text)
 
 
 @pytest.mark.parametrize(

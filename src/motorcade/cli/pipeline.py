@@ -123,7 +123,8 @@ def status(
 
 def _lines(found: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "pipeline", found["pipeline"]
-    yield from found["identity"].items()
+    for name, value in found["identity"].items():
+        yield name, " ".join(value.split())  # a query may have several lines
     yield "state", f"running ({found['by']})" if found["running"] else found["state"]
     for name in ("trigger", "error"):
         if found[name]:

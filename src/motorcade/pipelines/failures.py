@@ -18,8 +18,8 @@ GONE: Final = "Spark's Java has ended: it was killed, or out of memory (--set sp
 
 #: A line of a Python traceback that names an error, `motorcade.x.OptionError: words`, and the lines that it goes on in.
 _PYTHON: Final = re.compile(
-    r"^(?P<path>(?:\w+\.)*)(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): "
-    r"(?P<words>.*(?:\n(?![ \t\n]|\w+[.:]|SQLSTATE|==+ ).+)*)",
+    r"^(?P<path>(?:\w+\.)*)(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit))"
+    r"(?:: (?P<words>.*(?:\n(?![ \t\n]|\w+[.:]|SQLSTATE|==+ ).+)*)|\s*$)",
     re.MULTILINE,
 )
 
@@ -54,17 +54,29 @@ def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError"
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether the words are ours, and so nothing but them is needed."""
+    return _ours(error) is not None or _innermost(_text(error))[1]
+
+
 def of_text(text: str) -> str:
     """The words of the innermost error in what Spark says."""
+    said, ours = _innermost(text)
+    line = _SECRET.sub("***@", " ".join(said.split()))
+    return line if ours or len(line) <= MAX_WORDS else f"{line[:MAX_WORDS]} …"
+
+
+def _innermost(text: str) -> tuple[str, bool]:
+    """The innermost error, as it is said, and whether it is one of ours."""
     found = [match for match in _PYTHON.finditer(text) if not match["name"].startswith("Py4J")]
     if "Traceback (most recent call last)" in text and found:
         last = found[-1]
-        said = _BEHIND.split(last["words"], maxsplit=1)[0]
+        said = _BEHIND.split(last["words"] or "", maxsplit=1)[0]
         if last["path"].startswith("motorcade."):
-            return _SECRET.sub("***@", " ".join(said.split()))
-        return _shortened(f"{last['name']}: {said}")
+            return said, True
+        return f"{last['name']}: {said}" if said else last["name"], False
     causes = _CAUSE.findall(text)
-    return _shortened(_BEHIND.split(_BEFORE.sub("", causes[-1] if causes else text), maxsplit=1)[0])
+    return _BEHIND.split(_BEFORE.sub("", causes[-1] if causes else text), maxsplit=1)[0], False
 
 
 def _ours(error: BaseException | None) -> MotorcadeError | None:
@@ -78,11 +90,9 @@ def _ours(error: BaseException | None) -> MotorcadeError | None:
 
 def _text(error: BaseException) -> str:
     java = getattr(error, "java_exception", None)  # of py4j: its own text is the whole Java stack
-    if java is not None:
+    if java is None:
+        return str(error) or type(error).__name__
+    try:
         return str(java.toString())
-    return str(error) or type(error).__name__
-
-
-def _shortened(text: str) -> str:
-    line = _SECRET.sub("***@", " ".join(text.split()))
-    return line if len(line) <= MAX_WORDS else f"{line[:MAX_WORDS]} …"
+    except Exception:  # noqa: BLE001 - of any kind: Java has gone before it could tell
+        return GONE

@@ -300,7 +300,8 @@ def _failed(folder: Folder, batches: int, error: Exception) -> Exception:
     if not failures.is_known(error):
         return error
     after = f" after {batches} batches" if batches else ""
-    failure = PipelineError(f"the pipeline {folder.pipeline} failed{after}: {said}")
+    more = "" if failures.is_ours(error) or not folder.log.exists() else f" (more in {folder.log})"
+    failure = PipelineError(f"the pipeline {folder.pipeline} failed{after}: {said}{more}")
     failure.__cause__ = error
     return failure
 
