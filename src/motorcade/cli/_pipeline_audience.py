@@ -289,14 +289,12 @@ def _dry_run(
 ) -> dict[str, Any]:
     from motorcade.pipelines import audience as audiences
 
-    work = audiences.sharing(spark, partitions)
-    for table in tables:
-        table.register(work)
-    frame = audiences.chosen(work, sql)
-    counts = audiences.counted(audiences.planned(frame, order, size=size, check_digit=check_digit))
     pending = 0 if mode == "append" else None
-    if store is not None:
-        pending = audiences.pending_of(work, store, order.request_id, frame)
+    with audiences.registered(audiences.sharing(spark, partitions), tables):
+        frame = audiences.chosen(spark, sql)
+        counts = audiences.counted(audiences.planned(frame, order, size=size, check_digit=check_digit))
+        if store is not None:
+            pending = audiences.pending_of(spark, store, order.request_id, frame)
     return audiences.dry_run(order, counts, pending)
 
 

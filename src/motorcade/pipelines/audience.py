@@ -28,6 +28,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,14 @@ PARTITIONS: Final = 64
 
 #: Size of a share as Spark counts it, compressed; some 800 000 VINs.
 SHARE: Final = "8m"
+
+_PARTITIONS: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+_SHARING: Final = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": SHARE,
+}
 
 #: Batches in one file of a plan. A run that was killed sends one or two files again, for nothing.
 BATCHES_PER_FILE: Final = 2000
@@ -315,16 +324,14 @@ def plan(
     place = folder.part("plan")
     if place.exists():
         return _planned_before(place)
-    work = sharing(spark, partitions)
-    for table in tables:
-        table.register(work)
     under_way = folder.part("planning")
     _remove(under_way)
     per_file = BATCHES_PER_FILE if rate is None else max(1, min(BATCHES_PER_FILE, int(rate * SECONDS_PER_FILE / size)))
-    frame = planned(chosen(work, sql), order, size=size, check_digit=check_digit)
-    frame.write.partitionBy("kind").option("maxRecordsPerFile", per_file).parquet(str(under_way))
-    counts = _counts_of(work, under_way)
-    _keep_invalid(work, under_way / f"kind={INVALID}", folder)
+    with _settings_kept(spark), registered(sharing(spark, partitions), tables):
+        frame = planned(chosen(spark, sql), order, size=size, check_digit=check_digit)
+        frame.write.partitionBy("kind").option("maxRecordsPerFile", per_file).parquet(str(under_way))
+    counts = _counts_of(spark, under_way)
+    _keep_invalid(spark, under_way / f"kind={INVALID}", folder)
     made = under_way / f"kind={BATCHES}"
     made.mkdir(exist_ok=True)
     (made / "_plan.json").write_text(json.dumps(asdict(counts)))
@@ -337,17 +344,36 @@ def plan(
 
 
 def sharing(spark: SparkSession, partitions: int) -> SparkSession:
-    """A session beside this one, with views of its own, that divides rows into so many shares and joins small ones."""
-    work = spark.newSession()
-    for key, value in {
-        "spark.sql.adaptive.enabled": "true",
-        "spark.sql.adaptive.coalescePartitions.enabled": "true",
-        "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-        "spark.sql.adaptive.coalescePartitions.initialPartitionNum": str(partitions),
-        "spark.sql.adaptive.advisoryPartitionSizeInBytes": SHARE,
-    }.items():
-        work.conf.set(key, value)
-    return work
+    """Let a session divide rows into so many shares and put small ones together, from now on."""
+    for key, value in {**_SHARING, _PARTITIONS: str(partitions)}.items():
+        spark.conf.set(key, value)
+    return spark
+
+
+@contextmanager
+def _settings_kept(spark: SparkSession) -> Iterator[None]:
+    """What `sharing` sets is as before in the end. (A session of its own would not know the source `motorcade`.)"""
+    before = {key: spark.conf.get(key, None) for key in (*_SHARING, _PARTITIONS)}
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
+
+
+@contextmanager
+def registered(spark: SparkSession, tables: Sequence[Table]) -> Iterator[None]:
+    """Tables that queries of the session can name, for as long as the context lasts."""
+    try:
+        for table in tables:
+            table.register(spark)
+        yield
+    finally:
+        for table in tables:
+            spark.catalog.dropTempView(table.name)
 
 
 def _planned_before(place: Path) -> Counts:

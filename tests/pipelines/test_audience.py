@@ -1,0 +1,403 @@
+"""An audience by SQL, planned and sent to a real node: whatever is repeated, each vehicle is addressed once.
+
+Vehicles are sent to in mode `append`, in which one that was addressed twice would have two messages. How often each was
+accepted is read from the stream of receipts, by Spark, and the audit has its say about the store.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from motorcade.core.vin import make_vin
+from motorcade.pipelines import PipelineError, audience, audit, runner
+from motorcade.pipelines.folder import Folder
+from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.tables import tables_of
+from motorcade.platform.orders import Order
+from tests.scenarios.witness import wait_until
+from tests.support.fanout import Platform, request_name
+from tests.support.node import ROOT, NodeProcess
+
+pytestmark = pytest.mark.timeout(400)
+
+#: Seconds that a command may take, Spark's start included, on a busy machine.
+PATIENCE = 300.0
+
+VINS = [make_vin(number) for number in range(1000)]
+WRONG = ["", "NOVIN", VINS[0].lower(), VINS[1][:-1] + "I", VINS[2] + "0", "x" * 1000]
+DUPLICATES = VINS[:30] * 2
+
+#: The fleet: vehicles, some of them twice more, some rows that are none.
+ROWS = [(vin, 2020 + number % 5) for number, vin in enumerate([*VINS, *DUPLICATES])] + [(text, 2024) for text in WRONG]
+SINCE_2022 = [row for row in ROWS if row[1] >= 2022]
+CHOSEN = {vin for vin, _ in SINCE_2022} & set(VINS)
+SQL = "SELECT vin FROM fleet WHERE year >= 2022"
+
+
+@pytest.fixture(autouse=True)
+def _put_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing stays open, and the session is as it was."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    with audience._settings_kept(request.getfixturevalue("spark")):
+        yield
+    shelf.close()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with NodeProcess(data=tmp_path_factory.mktemp("node") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table as Parquet."""
+    place = tmp_path_factory.mktemp("fleet") / "fleet.parquet"
+    vins, years = zip(*ROWS, strict=True)
+    pq.write_table(pa.table({"vin": [vin or None for vin in vins], "year": years}), place)
+    return place
+
+
+def store(node: NodeProcess) -> str:
+    return f"rocksdb://{node.data / 'store'}"
+
+
+def order(request: str | None = None) -> Order:
+    return Order(request or request_name(), b'{"do": "it"}', {"mode": "append"})
+
+
+def accepted(spark: SparkSession, node: NodeProcess, request: str) -> Counter[str]:
+    """How often each vehicle was accepted for a request."""
+    frame = spark.read.format("motorcade").options(store=store(node), stream="receipts").load()
+    rows = frame.selectExpr("from_json(string(payload), 'request_id STRING, vin STRING, state STRING') AS r")
+    found = rows.where((rows.r.request_id == request) & (rows.r.state == "accepted")).select("r.vin").collect()
+    return Counter(row["vin"] for row in found)
+
+
+def plan(spark: SparkSession, folder: Folder, what: Order, fleet: Path, **more: Any) -> audience.Counts:
+    options = {"size": 20, "rate": 20.0} | more  # with this rate a file has ten batches
+    return audience.plan(spark, folder, what, tables_of([f"fleet={fleet}"], []), SQL, **options)
+
+
+def send(spark: SparkSession, folder: Folder, node: NodeProcess, **more: Any) -> runner.Outcome:
+    query = audience.sending(spark, folder, {"fanout": f"mqtt://{node.mqtt}", "patience": "20"}, **more)
+    return runner.follow(query, folder, runner.Trigger())
+
+
+def counts_of_the_table() -> audience.Counts:
+    """In plain Python, from the rows."""
+    rows = [vin for vin, _ in SINCE_2022]
+    invalid = {
+        "missing": sum(not vin for vin in rows),
+        "wrong_character": sum(vin in {VINS[0].lower(), VINS[1][:-1] + "I", "NOVIN", "x" * 1000} for vin in rows),
+        "wrong_length": rows.count(VINS[2] + "0"),
+    }
+    return audience.Counts(
+        rows=len(rows),
+        vehicles=len(CHOSEN),
+        duplicates=sum(vin in CHOSEN for vin in rows) - len(CHOSEN),
+        invalid={reason: count for reason, count in invalid.items() if count},
+        batches=-(-len(CHOSEN) // 20),
+    )
+
+
+def same(expected: audience.Counts, found: audience.Counts) -> bool:
+    names = ("rows", "vehicles", "duplicates", "invalid", "batches")
+    return [getattr(expected, name) for name in names] == [getattr(found, name) for name in names]
+
+
+# -- sources
+
+
+def as_csv(spark: SparkSession, place: Path) -> list[str]:
+    with (place / "fleet.csv").open("w", newline="") as out:
+        csv.writer(out).writerows([("vin", "year"), *ROWS])
+    return [f"fleet={place / 'fleet.csv'}"]
+
+
+def as_database(spark: SparkSession, place: Path) -> list[str]:
+    """Derby, which PySpark has with it, in a folder."""
+    url = f"jdbc:derby:{place / 'derby'};create=true"
+    frame = spark.createDataFrame([(vin or None, year) for vin, year in ROWS], "vin STRING, year INT")
+    frame.write.format("jdbc").options(url=url, dbtable="fleet").save()
+    return [f"fleet={url}"]
+
+
+def as_parquet(spark: SparkSession, place: Path) -> list[str]:
+    frame = spark.createDataFrame([(vin or None, year) for vin, year in ROWS], "vin STRING, year INT")
+    frame.repartition(3).write.parquet(str(place / "fleet"))
+    return [f"fleet={place / 'fleet'}"]
+
+
+@pytest.mark.parametrize("made", [as_parquet, as_csv, as_database])
+def test_vehicles_of_a_table_are_sent_to(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path, made: Callable[[SparkSession, Path], list[str]]
+) -> None:
+    what = order()
+    tables = tables_of(made(spark, tmp_path), [])
+    with Folder(tmp_path / "run", "audience", {}) as folder:
+        counts = audience.plan(spark, folder, what, tables, SQL, size=20)
+        assert same(counts_of_the_table(), counts), counts
+        outcome = send(spark, folder, node)
+        told = audience.progress(folder, counts)
+    assert outcome.done and counts.batches == outcome.rows
+    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+    assert (len(CHOSEN), counts.batches, 0, 0) == tuple(
+        told[name] for name in ("accepted", "acknowledged", "repeated", "rejected")
+    )
+    wrong = pq.read_table(tmp_path / "run" / "invalid").to_pylist()
+    assert counts.invalid_rows == sum(row["rows"] for row in wrong)
+    by_text = {row["vin"]: row for row in wrong}
+    assert "character 17 is 'I'" in by_text[VINS[1][:-1] + "I"]["detail"]
+    assert f"{'x' * 64}…" in by_text, "what is far too long is cut"
+    verdict = audit.run(spark, store(node), request=what.request_id)
+    assert verdict.clean and {"pending": len(CHOSEN)} == verdict.outcomes
+
+
+# -- looking first
+
+
+def test_a_dry_run_counts_and_sends_nothing(spark: SparkSession, node: NodeProcess, fleet: Path) -> None:
+    what = Order(request_name(), b"x" * 500)
+    some = sorted(CHOSEN)
+    with Platform(node) as platform:
+        platform.send([*some[:7], make_vin(10**6)], what.request_id)  # the last one is not of this audience
+        platform.send(some[:3], request_name())  # nor is this the request
+    with audience.registered(audience.sharing(spark, 8), tables_of([f"fleet={fleet}"], [])):
+        frame = audience.chosen(spark, SQL)
+        counts = audience.counted(audience.planned(frame, what, size=20))
+        pending = audience.pending_of(spark, store(node), what.request_id, frame)
+    assert same(counts_of_the_table(), counts), counts
+    assert [] == spark.catalog.listTables()
+    found = audience.dry_run(what, counts, pending)
+    assert (7, len(CHOSEN), counts.invalid_rows) == (
+        found["pending_replaced"],
+        found["vehicles"],
+        found["invalid"],
+    )
+    topic = f"agent/{VINS[0]}/proxy/request/{what.request_id}"
+    assert len(CHOSEN) * (500 + len(topic)) < found["bytes_one_by_one"] < len(CHOSEN) * (500 + len(topic) + 10)
+    assert found["bytes_one_by_one"] - found["bytes"] == found["bytes_saved"]
+    assert len(CHOSEN) * 20 < found["bytes"] < len(CHOSEN) * 20 + counts.batches * 300 + 700
+    assert {*some[:7], make_vin(10**6)} == set(accepted(spark, node, what.request_id))
+
+
+def test_vehicles_fill_their_batches_and_the_check_digit_is_looked_at(spark: SparkSession, fleet: Path) -> None:
+    """A small audience is not spread over many batches that are nearly empty."""
+    audience.sharing(spark, 64)
+    wrong = [vin[:8] + ("1" if vin[8] == "0" else "0") + vin[9:] for vin in VINS[:50]]
+    frame = spark.createDataFrame([(vin,) for vin in [*VINS, *wrong]], "vin STRING")
+    counts = audience.counted(audience.planned(audience.audience(frame), order(), check_digit=True))
+    assert (5, 1000, {"wrong_check_digit": 50}) == (counts.batches, counts.vehicles, counts.invalid)
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("SELECT year FROM fleet", "has no column `vin` but year; write"),
+        ("SELECT year AS vin FROM fleet", "`vin` of the query is bigint, not string"),
+    ],
+)
+def test_a_query_without_vins_is_refused(spark: SparkSession, fleet: Path, sql: str, says: str) -> None:
+    with (
+        audience.registered(spark, tables_of([f"fleet={fleet}"], [])),
+        pytest.raises(PipelineError, match=says),
+    ):
+        audience.chosen(spark, sql)
+
+
+def test_nobody_is_an_audience_too(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
+    tables = tables_of([f"fleet={fleet}"], [])
+    with Folder(tmp_path / "run", "audience", {}) as folder:
+        counts = audience.plan(spark, folder, order(), tables, "SELECT vin FROM fleet WHERE year > 3000")
+        assert audience.Counts() == counts
+        assert send(spark, folder, node).done
+
+
+# -- interrupted
+
+
+def test_a_plan_is_made_once(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
+    """A run that ended while it was planned leaves nothing behind; one that ended after it goes on with the plan."""
+    what = order()
+    with Folder(tmp_path / "run", "audience", {}) as folder:
+        left = folder.part("planning") / "kind=batch"
+        left.mkdir(parents=True)
+        (left / "part-00000.parquet").write_bytes(b"half of a file")
+        counts = plan(spark, folder, what, fleet)
+        assert not folder.part("planning").exists()
+    copy = tmp_path / "fleet.parquet"  # other rows, and nobody reads them
+    with Folder(tmp_path / "run", "audience", {}) as folder:
+        before = {file.name: file.read_bytes() for file in folder.part("plan").glob("*.parquet")}
+        pq.write_table(pa.table({"vin": [make_vin(77)], "year": [2024]}), copy)
+        assert counts == plan(spark, folder, what, copy)
+        assert before == {file.name: file.read_bytes() for file in folder.part("plan").glob("*.parquet")}
+        assert send(spark, folder, node).done
+    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+
+
+def test_what_was_sent_is_sent_again_and_reaches_nobody(
+    spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path
+) -> None:
+    """Spark forgets the last micro-batches, as if the driver was killed before it could note them."""
+    what = order()
+    with Folder(tmp_path / "run", "audience", {}) as folder:
+        counts = plan(spark, folder, what, fleet)
+        assert send(spark, folder, node).batches > 1
+        commits = sorted((folder.part("spark") / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+        for file in commits[-1:]:
+            file.unlink()
+            (file.parent / f".{file.name}.crc").unlink()
+        assert send(spark, folder, node).batches == 1
+        told = audience.progress(folder, counts)
+    assert told["repeated"] > 0
+    assert (counts.batches, len(CHOSEN)) == (told["acknowledged"], told["accepted"])
+    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+
+
+def test_stopped_in_the_middle_and_started_again(
+    spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path
+) -> None:
+    what = order()
+    with Folder(tmp_path / "run", "audience", {}) as folder:
+        counts = plan(spark, folder, what, fleet)
+        # Slow enough to be stopped: each of the two tasks has its whole share of the plan before it.
+        query = (
+            audience.sending(spark, folder, {"fanout": f"mqtt://{node.mqtt}"}, rate=40.0, connections=2)
+            .option("checkpointLocation", folder.spark)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            wait_until(lambda: len(accepted(spark, node, what.request_id)) > 0, "the first are accepted")
+        finally:
+            query.stop()
+        there = accepted(spark, node, what.request_id)
+        assert 0 < len(there) < len(CHOSEN)
+        assert send(spark, folder, node).done
+        told = audience.progress(folder, counts)
+    assert told["repeated"] > 0
+    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+    assert (counts.batches, len(CHOSEN)) == (told["acknowledged"], told["accepted"])
+
+
+def test_a_refusal_stops_the_run_and_the_rest_stays_in_the_plan(
+    spark: SparkSession, fleet: Path, tmp_path: Path
+) -> None:
+    """The node takes fewer vehicles in a batch than the plan has; then its configuration is put right."""
+    what = order()
+    with Folder(tmp_path / "run", "audience", {}) as folder:
+        plan(spark, folder, what, fleet)
+        with (
+            NodeProcess(config="[plugins.fanout]\nmax_vins = 19\n", data=tmp_path / "data") as small,
+            pytest.raises(PipelineError, match=r"batch \w+-\d+-\d+ \(20 vehicles\) was refused: ids: 20 VINs are more"),
+        ):
+            send(spark, folder, small)
+        with NodeProcess(data=tmp_path / "data") as node:
+            assert send(spark, folder, node).done
+            shelf.close()
+            assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+
+
+# -- the command
+
+
+def command(*words: object) -> list[str]:
+    fixed = ["--master", "local[2]", "--set", "spark.driver.memory=1g", "--partitions", "4"]
+    return [sys.executable, "-m", "motorcade", "pipeline", "run", "audience", *map(str, words), *fixed]
+
+
+def environment() -> dict[str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MOTORCADE_", "PYSPARK_"))}
+    return clean | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_command_that_is_killed_goes_on(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
+    """Killed as soon as some vehicles are accepted; the same command, without a rate, reaches the others."""
+    request = request_name()
+    (tmp_path / "task.json").write_text('{"do": "it"}')
+    words = ["--request", request, "--payload", "task.json", "--table", f"fleet={fleet}", "--sql", SQL, "--append"]
+    words += ["--batch", "20", "--checkpoint", "run", "--broker", f"mqtt://{node.mqtt}"]
+    with (tmp_path / "first.log").open("w") as log:
+        first = subprocess.Popen(
+            command(*words, "--rate", "40"), cwd=tmp_path, env=environment(), stdout=log, stderr=log, process_group=0
+        )
+        try:
+            until = time.monotonic() + PATIENCE
+            while not accepted(spark, node, request):
+                assert first.poll() is None and time.monotonic() < until, (tmp_path / "first.log").read_text()
+                threading.Event().wait(0.5)
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+            first.wait(PATIENCE)
+    assert 0 < len(accepted(spark, node, request)) < len(CHOSEN)
+    done = subprocess.run(
+        command(*words, "--json"),
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    told = json.loads(done.stdout)
+    assert (request, True, len(CHOSEN)) == (told["request_id"], told["done"], told["counts"]["accepted"])
+    assert f"rows are no VINs; they are in {tmp_path / 'run' / 'invalid'}" in done.stderr
+    assert Counter(CHOSEN) == accepted(spark, node, request)
+    other = subprocess.run(
+        command(*words, "--priority", "3"),
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert 1 == other.returncode
+    assert "was begun with priority unset, and now it is '3'" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        (["--checkpoint", "run", "--broker", "mqtt://127.0.0.1:1"], 1, "the broker mqtt://127.0.0.1:1 cannot be used"),
+        (["--checkpoint", "run", "--broker", "http://h"], 1, "write one of mqtt://"),
+        (["--checkpoint", "run", "--trigger", "interval"], 2, "an audience is chosen and sent once"),
+        ([], 2, "--checkpoint"),
+        (["--checkpoint", "run", "--table", "more=task.json"], 2, "--sql"),
+        (["--checkpoint", "run", "--sql", "@nowhere"], 2, "cannot read nowhere"),
+        (["--checkpoint", "run", "--option", "x.y=1"], 1, "which is not there"),
+    ],
+)
+def test_what_is_wrong_is_said_before_spark_is_started(
+    tmp_path: Path, fleet: Path, more: list[str], code: int, says: str
+) -> None:
+    (tmp_path / "task.json").write_text("{}")
+    words = ["--request", "r", "--payload", "task.json", "--table", f"fleet={fleet}", *more]
+    done = subprocess.run(
+        command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert code == done.returncode, done.stderr
+    assert says in " ".join(done.stderr.replace("│", " ").split()), done.stderr
+    assert not (tmp_path / "run").exists()
