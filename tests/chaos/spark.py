@@ -50,7 +50,7 @@ from tests.chaos.spark_feed import NODE, SCHEMA, STREAM, Feed, Fleet
 from tests.support.dispatch import environment
 from tests.support.node import NodeProcess
 from tests.support.redis import RedisServer
-from tests.support.spark_cluster import SparkCluster, still_running
+from tests.support.spark_cluster import BRIEF_JAVA, SparkCluster, still_running
 
 ENGINES = ("rocksdb", "redis")
 PIPELINES = ("ingest", "audience")
@@ -154,7 +154,7 @@ class Command:
         self._path = log
         self.process = subprocess.Popen(
             [sys.executable, "-m", "motorcade", "pipeline", "run", *map(str, words)],
-            env=environment(env),
+            env=environment(BRIEF_JAVA | dict(env)),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

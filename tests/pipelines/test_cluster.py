@@ -14,6 +14,7 @@ import venv
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,18 +22,23 @@ from pyspark.sql import SparkSession
 
 from motorcade.cli import _report
 from motorcade.pipelines import audit
+from motorcade.pipelines.receipts import COLUMNS, receipts
 from motorcade.pipelines.sources.shelf import shelf
+from tests.chaos import spark_judge as judge
+from tests.chaos.spark_feed import NODE, SCHEMA, STREAM, Feed, Fleet
+from tests.scenarios.witness import wait_until
 from tests.support.dispatch import environment
 from tests.support.fanout import Platform, Watch, fresh, get, vehicle
 from tests.support.node import ROOT, NodeProcess
 from tests.support.ports import free_port
 from tests.support.spark_cluster import SparkCluster, spark_home
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 #: Seconds that a command may take, with the start of Spark, on a busy machine.
-PATIENCE = 180.0
+PATIENCE = 280.0
 
+MESSAGES = 2000
 REQUEST = "task_ota_7"
 HERE, AWAY = fresh(3), fresh(297)
 
@@ -45,8 +51,8 @@ def cluster() -> Iterator[SparkCluster]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """One with receipts: a request for 300 vehicles, three of which are there and answer."""
-    with NodeProcess(data=tmp_path_factory.mktemp("node"), http=True) as running:
+    """One with a stream, and with receipts: a request for 300 vehicles, three of which are there and answer."""
+    with NodeProcess(config=NODE, data=tmp_path_factory.mktemp("node"), http=True) as running:
         vehicles = [vehicle(running, vin) for vin in HERE]
         with Watch(running, REQUEST) as watch, Platform(running) as platform:
             for start in range(0, 300, 100):
@@ -130,6 +136,31 @@ def test_receipts(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: 
     written = json.loads((tmp_path / "out" / "current" / "report.json").read_text())
     here = _report.data(spark, url_of(node), "", REQUEST, slow_after=3600.0)
     assert timeless(here) == timeless(written)
+
+
+def test_ingest(desk: Desk, node: NodeProcess, tmp_path: Path) -> None:
+    """Every message is in the lake once, where it belongs."""
+    feed = Feed(node.port, Random(7), rate=5000.0)
+    feed.start()
+    wait_until(lambda: feed.ledger.size >= MESSAGES, "messages are published")
+    feed.stop()
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    words = ("--stream", STREAM, "--schema", tmp_path / "schema.toml", "--lake", tmp_path / "lake", "--data", node.data)
+    desk.done("pipeline", "run", "ingest", *words, "--checkpoint", tmp_path / "run", "--max-rows", MESSAGES, "--quiet")
+    verdict = judge.lake(feed.ledger, judge.read(tmp_path / "lake"))
+    assert verdict.passed, verdict.told()
+
+
+def test_audience(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
+    """Those who are meant, and nobody else, have one delivery each; the session here reads that from the receipts."""
+    fleet = Fleet.make(tmp_path / "fleet.parquet", 1000, Random(7))
+    (tmp_path / "payload").write_text("do it")
+    who = ("--table", f"fleet={fleet.table}", "--sql", fleet.SQL)
+    what = ("--request", "task_ota_8", "--payload", tmp_path / "payload", "--broker", f"mqtt://{node.mqtt}")
+    desk.done("pipeline", "run", "audience", *who, *what, "--checkpoint", tmp_path / "run", "--quiet")
+    stream = spark.read.format("motorcade").options(store=url_of(node), stream="receipts").schema(COLUMNS).load()
+    rows = receipts(stream, request="task_ota_8").deliveries.select("vin").collect()
+    assert sorted(fleet.audience) == sorted(row["vin"] for row in rows)
 
 
 def archive(place: Path) -> Path:
