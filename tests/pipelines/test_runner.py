@@ -292,6 +292,7 @@ def test_a_column_that_is_not_there_is_told_without_the_plan(spark: SparkSession
         runner.follow(start, folder, ONCE)
     assert "`colour` cannot be resolved" in str(failure.value)
     assert store not in str(failure.value)
+    assert "store=*********(redacted)" in str(failure.value.__cause__), "nor in the log"
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(spark: SparkSession, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",  # as everything in the store
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    # Plans are shown, and logged with errors: not what may hold a password.
+    "spark.sql.redaction.options.regex": "(?i)url|store|passw|secret|token",
 }
 
 #: 200 shuffle partitions, Spark's default, are for clusters.
