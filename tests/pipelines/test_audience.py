@@ -376,28 +376,3 @@ def test_a_command_that_is_killed_goes_on(spark: SparkSession, node: NodeProcess
     )
     assert 1 == other.returncode
     assert "was begun with priority unset, and now it is '3'" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "says"),
-    [
-        (["--checkpoint", "run", "--broker", "mqtt://127.0.0.1:1"], 1, "the broker mqtt://127.0.0.1:1 cannot be used"),
-        (["--checkpoint", "run", "--broker", "http://h"], 1, "write one of mqtt://"),
-        (["--checkpoint", "run", "--trigger", "interval"], 2, "an audience is chosen and sent once"),
-        ([], 2, "--checkpoint"),
-        (["--checkpoint", "run", "--table", "more=task.json"], 2, "--sql"),
-        (["--checkpoint", "run", "--sql", "@nowhere"], 2, "cannot read nowhere"),
-        (["--checkpoint", "run", "--option", "x.y=1"], 1, "which is not there"),
-    ],
-)
-def test_what_is_wrong_is_said_before_spark_is_started(
-    tmp_path: Path, fleet: Path, more: list[str], code: int, says: str
-) -> None:
-    (tmp_path / "task.json").write_text("{}")
-    words = ["--request", "r", "--payload", "task.json", "--table", f"fleet={fleet}", *more]
-    done = subprocess.run(
-        command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert code == done.returncode, done.stderr
-    assert says in " ".join(done.stderr.replace("│", " ").split()), done.stderr
-    assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -79,7 +80,10 @@ class Line:
         place = Path(self.figures)
         place.mkdir(parents=True, exist_ok=True)
         partial = place / f".batch-{batch:010}"
-        partial.write_text(json.dumps(asdict(total)))
+        with partial.open("w") as out:
+            json.dump(asdict(total), out)
+            out.flush()
+            os.fsync(out.fileno())
         partial.replace(place / f"batch-{batch:010}.json")
 
 
