@@ -2,7 +2,8 @@
 
     plain.py URL AFTER LAST parse|…     waits for a line on stdin, reads, prints CPU seconds and sums as JSON
 
-It reads pages of a thousand and more, decodes each record into a struct with msgspec, and goes over the rows once. From
+It reads pages of a thousand and more, decodes each record into a struct with msgspec, and goes over the rows once (to
+decode a whole page in one call takes longer). From
 Redis it reads with redis-py and hiredis, as everybody does; from an embedded store with Motorcade's own reader, since
 nothing else can. With `parse`, it also parses the payload, into a struct too, which is quicker than into a dictionary.
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from motorcade.core.record import decode
+from motorcade.core.record import Record
 from motorcade.storage.readers import open_reader
 
 PAGE = 1000
@@ -48,6 +49,7 @@ def values_of(url: str, after: int, last: int) -> Iterator[tuple[int, list[bytes
 
 def main() -> None:
     url, after, last, mode = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    decode = msgspec.msgpack.Decoder(Record).decode
     parse = msgspec.json.Decoder(Telemetry).decode
     print("ready", flush=True)
     sys.stdin.readline()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -555,3 +559,23 @@ def test_the_shelf_is_bounded() -> None:
     assert [False, True, False, False] == [thing.closed for thing in things]
     kept.close()
     assert all(thing.closed for thing in things)
+
+
+def test_a_worker_sets_aside_what_is_imported_once(tmp_path: Path) -> None:
+    """So that Spark's garbage collection after each task has little to do; and nobody else's process is touched."""
+    with Lake(f"rocksdb://{tmp_path / 'store'}") as lake:
+        lake.fill("s", 1)
+        frozen = gc.get_freeze_count()
+        assert 1 == len(read(lake.url))
+        assert frozen == gc.get_freeze_count()
+    program = """
+import gc
+from motorcade.pipelines.sources.shelf import settle
+settle()
+first = gc.get_freeze_count()
+kept = [[] for _ in range(1000)]
+settle()
+print(first > 1000, first == gc.get_freeze_count())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "True True" == done.stdout.strip()

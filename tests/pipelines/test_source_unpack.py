@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -142,6 +143,52 @@ def test_a_record_that_is_otherwise_keeps_its_place() -> None:
     made = messages(["offset", "topic"])._batch(page_of(found, step=2))
     topics = [f"t/{row}" if row not in {3, 9} else "short" for row in range(10)]
     assert [{"offset": 7 + 2 * row, "topic": topic} for row, topic in enumerate(topics)] == made.to_pylist()
+
+
+PLAIN = Record("t/1", b"{}", "c", None, NOW, b"0123456789abcdef", 1)
+FULL = Record("t/2", b"{}", "c", "u", NOW, b"g", 2, True, 1, NOW, "a/b", "r", b"d", (("n", "v"), ("", "w")))
+
+#: Octets that mean something somewhere in a record.
+TELLING = [0, 1, 3, 0x80, 0x90, 0x91, 0x92, 0x9F, 0xA0, 0xA2, 0xC0, 0xC2, 0xC4, 0xC5, 0xCB, 0xD9, 0xDB, 0xFF]
+
+
+def variants(value: bytes) -> Iterator[bytes]:
+    """A record with everything wrong that one octet can make wrong, and with every end it can have."""
+    for place in range(len(value)):
+        yield value[:place]
+        yield value[:place] + value[place + 1 :]
+        for octet in TELLING:
+            yield value[:place] + bytes([octet]) + value[place + 1 :]
+    yield value + b"\0"
+    yield value + value
+    yield value[:-1] + bytes([value[-1] + 1]) + b"\x92\xa0\xa0"
+    yield value[:-1] + bytes([value[-1] + 2]) + b"\x92\xa0\xa0"
+
+
+@pytest.mark.parametrize("whole", [PLAIN, FULL])
+def test_whatever_is_wrong_is_seen(whole: Record) -> None:
+    """Between two records that are right, of which neither may change."""
+    value, names = msgspec.msgpack.encode(whole), list(columns.MESSAGES)
+    reader = messages(names, on_damaged="skip")
+    with capture_logs():
+        for variant in variants(value):
+            page = page_of([value, variant, value])
+            try:
+                wanted = one_by_one(page, names)
+            except (OverflowError, ValueError, pa.ArrowInvalid):  # a time that is none
+                with pytest.raises(pa.ArrowInvalid):
+                    reader._batch(page)
+                continue
+            assert wanted.to_pylist() == reader._batch(page).to_pylist(), variant
+
+
+def test_a_record_does_not_end_in_the_next_one() -> None:
+    whole = msgspec.msgpack.encode(Record("t", b"p", "c", None, NOW, b"g", 0, False, None, None, None, None, b"d"))
+    assert b"\x90" == whole[-1:]
+    page = page_of([whole, whole[:-1], b"\x90", whole])
+    with capture_logs():
+        made = messages(["offset"], on_damaged="skip")._batch(page)
+    assert [7, 10] == made["offset"].to_pylist()
 
 
 @pytest.mark.parametrize("names", [["offset"], ["topic"], ["payload", "client"]])
