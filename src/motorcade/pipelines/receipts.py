@@ -118,8 +118,8 @@ def read(frame: DataFrame, request: str | None = None) -> DataFrame:
     if request is not None and "topic" in frame.columns:
         # Most records are of other requests, and a topic is compared sooner than JSON is parsed.
         frame = frame.where(F.col("topic").startswith(f"{TOPIC}/{request}/"))
-    # As a table of one row, and not as a column: a filter on it would be moved below the parsing, which Spark would then
-    # do once more for each field that the filter looks at.
+    # As a table of one row, and not as a column: a filter on it would be moved below the parsing, which Spark then does
+    # once more for each field that the filter looks at.
     text = F.col("payload").cast("string")
     told = F.transform(F.array(F.from_json(text, _JSON)), _row)
     return frame.select("offset", F.inline(told))
