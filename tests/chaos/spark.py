@@ -61,7 +61,7 @@ VICTIMS = {"java": 3, "driver": 3, "all": 3, "worker": 2, "executor": 3}
 #: Seconds: for a phase to come, start of Spark included; for a command to end that must end; for processes that are
 #: left behind; between two looks at the phase.
 PHASE_PATIENCE = 240.0
-END_PATIENCE = 300.0
+END_PATIENCE = 900.0
 ORPHAN_PATIENCE = 120.0
 LOOK = 0.003
 
@@ -104,7 +104,7 @@ class Options:
     engine: str = "rocksdb"
     cluster: bool = False
     seed: int = 1
-    rate: float = 150.0  #: messages a second into the stream
+    rate: float = 100.0  #: messages a second into the stream
     vehicles: int = 9000  #: of a campaign
     send_rate: float = 300.0  #: vehicles a second; few, so that there are several micro-batches
     victims: Mapping[str, int] = field(default_factory=lambda: VICTIMS)

@@ -17,14 +17,23 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.spark
-def test_no_vehicle_is_addressed_twice_when_an_audience_is_killed() -> None:
-    """While the plan is made, and while it is sent."""
-    phases = (Phase.PLANNING, Phase.SENDING)
-    options = Options("audience", rounds=2, seed=3, vehicles=3000, send_rate=300, victims={"all": 1}, phases=phases)
-    options.quiet = True
-    outcome = crash(options)
+def test_every_message_is_in_the_lake_once_when_ingest_is_killed() -> None:
+    """While files are written, or when they are in place and Spark has not heard of it."""
+    phases = (Phase.WRITING, Phase.PLACED)
+    outcome = crash(Options("ingest", rounds=2, seed=4, rate=60.0, victims={"all": 1}, phases=phases, quiet=True))
     assert outcome.passed, report(outcome)
-    assert outcome.figures["vehicles"] == 3000 * outcome.figures["campaigns"]
+    assert 2 == len(outcome.blows)
+    assert outcome.figures["rows in the lake"] and outcome.figures["dead letters"]
+
+
+@pytest.mark.spark
+def test_no_vehicle_is_addressed_twice_when_an_audience_is_killed() -> None:
+    """While it is sent: what the node has already comes again, and is stored no more."""
+    phases = (Phase.SENDING,)
+    outcome = crash(Options("audience", rounds=1, vehicles=2000, victims={"all": 1}, phases=phases, quiet=True))
+    assert outcome.passed, report(outcome)
+    assert 2000 == outcome.figures["vehicles"]
+    assert 1 == len(outcome.blows)
 
 
 # -- the judge: the lake
