@@ -201,6 +201,31 @@ def test_records_that_went_through_no_broker_are_known_by_their_offset(spark: Sp
     assert [b"7", b"g" * 16] == [bytes(row.identity) for row in found]
 
 
+def test_parts_of_a_key_do_not_run_into_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    text = """
+    [types.t]
+    fields = "a STRING, b STRING, n INT, d DOUBLE, m TIMESTAMP_NTZ"
+    key = ["a", "b", "n", "d", "m"]
+    """
+    types = schema.resolve(declared(tmp_path, text))
+    usual = {"a": "x", "b": "y", "n": 1, "d": 0.5, "m": "2026-01-01T00:00:00.000001"}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"a": "xy", "b": ""},
+        {"a": "", "b": "xy"},
+        {"a": "x1:", "b": ""},
+        {"a": "1:x", "b": "1:y"},
+        {"n": 11},
+        {"n": -1},
+        {"d": 0.25},
+        {"m": "2026-01-01T00:00:00.000002"},
+    ]
+    rows = judged(spark, types, [("t", json.dumps(usual | change).encode()) for change in [*changes, {}]])
+    keys = [bytes(row.key) for row in rows]
+    assert len(changes) == len(set(keys))
+    assert keys[0] == keys[-1]
+
+
 # -- properties
 
 _level = st.sampled_from(["", "a", "b", "ab", "$x", ".", "a.b", "(", "é"])
