@@ -61,7 +61,9 @@ class Process:
         wait_until(there, f"{count} batches are done", PATIENCE)
 
     def java(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process(self.pid).children(recursive=True) if "java" in child.name()]
+        """The Java of Spark, not the one that is asked for its version."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [child for child in children if _is_of_spark(child)]
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -75,6 +77,13 @@ class Process:
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
+
+
+def _is_of_spark(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "java" and "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture
