@@ -213,7 +213,7 @@ def is_python(process: psutil.Process) -> bool:
 class Pipeline:
     """A pipeline in a folder: its command, and what can be seen of it from outside."""
 
-    #: To wait for before a blow; `STARTING` needs no waiting.
+    #: To wait for before a blow; those that come again and again.
     phases: Sequence[Phase] = ()
 
     def __init__(self, folder: Path) -> None:
@@ -261,7 +261,6 @@ class Ingest(Pipeline):
 
     phases = (
         Phase.STARTING,
-        Phase.BEGINNING,
         Phase.COMPUTING,
         Phase.WRITING,
         Phase.MOVING,
@@ -290,9 +289,10 @@ class Ingest(Pipeline):
                 return Phase.COMPACTING
             if ledger.get("moves"):
                 return Phase.MOVING
+            staged = any((home / "staging").glob("*/*"))
             if ledger.get("batch") == batch:
-                return Phase.PLACED
-            if any((home / "staging").glob("*/*")):
+                return Phase.COMPACTING if staged else Phase.PLACED
+            if staged:
                 return Phase.WRITING
         return Phase.COMPUTING
 
