@@ -382,3 +382,17 @@ def test_a_display_that_changes() -> None:
     for part in ("starting Spark …", "20000 rows, 70000 behind", "100%", "90001 rows; batch 9"):
         assert part in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is there again"
+
+
+def test_what_is_repeated_ends_when_it_is_enough(tmp_path: Path) -> None:
+    times: list[int] = []
+
+    def work() -> tuple[int, dict[str, int]]:
+        times.append(len(times))
+        return len(times), {"wrong": len(times) // 3}
+
+    with Folder(tmp_path, "audit", {}) as folder:
+        trigger = Trigger(Kind.INTERVAL, every=0.001)
+        outcome = runner.repeat(work, folder, trigger, enough=lambda: len(times) == 3)
+        assert (True, 3, 3, 0) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
+        assert ({"wrong": 1}, "done") == (folder.status["counts"], folder.status["state"])

@@ -179,11 +179,15 @@ def test_receipts_are_published(spark: SparkSession, receipts: Path, started: li
 
 
 def test_the_audit_names_what_is_lost(receipts: Path, started: list[Process]) -> None:
-    code, out, said = command(receipts, started, "run", "audit", "--data", "data", "--list", "1", "--json")
+    """Also where it would look again every second: what is wrong ends it. Its folder has what it has found."""
+    again = ("--trigger", "interval", "--every", "1s", "--checkpoint", "seen")
+    code, out, said = command(receipts, started, "run", "audit", "--data", "data", "--list", "1", "--json", *again)
     assert (1, []) == (code, said)
     verdict = json.loads(out)
     assert {"acked": 3, "failed": 1, "lost": 2} == verdict["outcomes"]
     assert (1, 1) == (len(verdict["findings"]), verdict["not_listed"])
+    found = status.look(receipts / "seen")
+    assert ("audit", 1, 2) == (found["pipeline"], found["batches"], found["counts"]["wrong"])
 
 
 def test_ctrl_c_while_java_starts_leaves_none(receipts: Path, started: list[Process]) -> None:

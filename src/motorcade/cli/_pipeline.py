@@ -175,14 +175,15 @@ def running(
     settings: list[str] | None = None,
     *,
     quiet: bool = False,
+    stopped: str = STOPPED,
 ) -> Iterator[Running]:
-    """Take the folder, start Spark; end both."""
+    """Take the folder, start Spark; end both. `stopped` is said to whoever interrupts it before there is anything."""
     from motorcade.cli import _progress
     from motorcade.pipelines import runner
 
     name = f"motorcade pipeline {pipeline}"
     with (
-        _interruptible(STOPPED),
+        _interruptible(stopped),
         runner.Folder(checkpoint, pipeline, identity) as folder,
         _progress.display(quiet) as display,
         _session(master, settings, name, folder.log, display) as spark,
@@ -196,6 +197,16 @@ def running(
         except KeyboardInterrupt:
             folder.note(state="stopped", ended_at=time.time())
             raise
+
+
+@contextmanager
+def folder_or_none(checkpoint: Path | None) -> Iterator[Path]:
+    """The folder of a run, or one that is gone afterwards."""
+    if checkpoint is not None:
+        yield checkpoint
+        return
+    with tempfile.TemporaryDirectory(prefix="motorcade-") as place:
+        yield Path(place)
 
 
 @contextmanager

@@ -6,9 +6,10 @@ again, whatever has ended it; `status` reads it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,11 +18,16 @@ from motorcade.cli.fanout import _positive, _request_id
 from motorcade.cli.serve import ConfigFile
 from motorcade.cli.store import Data, Url, _shown, _where
 
+if TYPE_CHECKING:
+    from motorcade.pipelines.audit import Verdict
+
 app = typer.Typer(no_args_is_help=True, help="Run data pipelines on Spark, and see how far they are.")
 run = typer.Typer(no_args_is_help=True, help="Run a pipeline: on this machine, or on a cluster.")
 app.add_typer(run, name="run")
 run.command()(_pipeline_ingest.ingest)
 run.command()(_pipeline_audience.audience)
+
+_STOPPED = "stopped"  # an audit begins anew each time
 
 Request = Annotated[
     str | None, typer.Option("--request", metavar="ID", parser=_request_id, help="Of this request alone. [all]")
@@ -32,7 +38,13 @@ Request = Annotated[
 def receipts(
     out: Annotated[
         Path,
-        typer.Option("--out", parser=_pipeline.folder, metavar="DIR", help="Where tables, page and pictures go."),
+        typer.Option(
+            "--out",
+            "--checkpoint",
+            parser=_pipeline.folder,
+            metavar="DIR",
+            help="Where tables, page and pictures go: the folder of the run.",
+        ),
     ],
     request: Request = None,
     slow_after: Annotated[
@@ -77,24 +89,53 @@ def audit(
     config: ConfigFile = None,
     data: Data = None,
     master: _pipeline.Master = "local[*]",
+    trigger: _pipeline.TriggerOption = "once",
+    every: _pipeline.Every = "1m",  # type: ignore[assignment]  # likewise
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(parser=_pipeline.folder, metavar="DIR", help="Note here what it finds, for `pipeline status`."),
+    ] = None,
     quiet: _pipeline.Quiet = False,
     settings: _pipeline.Set = None,
     as_json: _control.AsJson = False,
 ) -> None:
-    """Is every accepted delivery in one final state, or pending? Exit code 1 and a list of those that are not."""
+    """Is every accepted delivery in one final state, or pending? Exit code 1 and a list of those that are not.
+
+    With an interval it looks again and again, until something is wrong or it is stopped.
+    """
+    from motorcade.pipelines import runner
+
     where = _where(store, config, data, None, None)
     url = _pipeline.store_url(where)
-    with _pipeline.session(master, settings, "motorcade pipeline audit", quiet=quiet) as (spark, display):
+    identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
+    verdicts: list[Verdict] = []
+    with (
+        _pipeline.folder_or_none(checkpoint) as place,
+        _pipeline.running(place, "audit", identity, master, settings, quiet=quiet, stopped=_STOPPED) as running,
+    ):
         from motorcade.pipelines import audit as audits  # likewise
 
-        display.tell("comparing receipts and mailboxes")
-        verdict = audits.run(spark, url, request=request, max_listed=list_)
+        def work() -> tuple[int, dict[str, Any]]:
+            verdict = audits.run(running.spark, url, request=request, max_listed=list_)
+            verdicts[:] = [verdict]
+            _tell_verdict(verdict, _shown(where), as_json)
+            return verdict.as_dict()["deliveries"], {**verdict.outcomes, "wrong": verdict.wrong}
+
+        running.tell("comparing receipts and mailboxes")
+        when = _pipeline.trigger_of(trigger, every)
+        outcome = runner.repeat(work, running.folder, when, enough=lambda: not verdicts[0].clean)
+    if verdicts and not verdicts[0].clean:
+        raise typer.Exit(verdicts[0].exit_code)
+    if not outcome.done:
+        print(_STOPPED, file=sys.stderr)
+        raise typer.Exit(outcome.exit_code)
+
+
+def _tell_verdict(verdict: Verdict, store: str, as_json: bool) -> None:
     if as_json:
-        _output.print_json({"store": _shown(where), **verdict.as_dict()})
+        _output.print_json({"store": store, **verdict.as_dict()})
     else:
-        print(*verdict.lines(), sep="\n")
-    if not verdict.clean:
-        raise typer.Exit(verdict.exit_code)
+        print(*verdict.lines(), sep="\n", flush=True)
 
 
 # -- status

@@ -161,10 +161,13 @@ def repeat(
     folder: Folder,
     trigger: Trigger,
     show: Show = lambda _batch: None,
+    *,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Do something that is no query, once or again and again; it returns how many rows it has read, and other counts.
 
-    A KeyboardInterrupt ends it, also in the middle of its work, which must stand that as it stands a kill.
+    `enough` ends it where the trigger would not. A KeyboardInterrupt ends it too, also in the middle of its work, which
+    must stand that as it stands a kill.
     """
     began = time.time()
     folder.note(state="running", trigger=str(trigger), started_at=began, ended_at=None, error=None, batches=0, rows=0)
@@ -188,7 +191,7 @@ def repeat(
                 counts=dict(counts),
             )
             show(batch)
-            if trigger.ends:
+            if trigger.ends or enough():
                 break
             time.sleep(max(0.0, begun + trigger.every - now) if trigger.kind is Kind.INTERVAL else 0.0)
     except KeyboardInterrupt:
