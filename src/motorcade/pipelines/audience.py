@@ -321,11 +321,10 @@ def plan(
     rate: float | None = None,
 ) -> Counts:
     """Make the plan of a folder, or find it made."""
-    place = folder.part("plan")
+    place, under_way = folder.part("plan"), folder.part("planning")
+    _remove(under_way)
     if place.exists():
         return _planned_before(place)
-    under_way = folder.part("planning")
-    _remove(under_way)
     per_file = BATCHES_PER_FILE if rate is None else max(1, min(BATCHES_PER_FILE, int(rate * SECONDS_PER_FILE / size)))
     with _settings_kept(spark), registered(sharing(spark, partitions), tables):
         frame = planned(chosen(spark, sql), order, size=size, check_digit=check_digit)
