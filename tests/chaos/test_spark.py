@@ -1,4 +1,4 @@
-"""The crash test of pipelines in short, and its judge. `make chaos-spark` is the long one."""
+"""The crash test of pipelines in short (mark `long`), and its judge. `make chaos-spark` is the whole of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.spark import Options, Phase, crash, report
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.spark
+@pytest.mark.long
 def test_every_message_is_in_the_lake_once_when_ingest_is_killed() -> None:
     """While files are written, or when they are in place and Spark has not heard of it."""
     phases = (Phase.WRITING, Phase.PLACED)
@@ -26,7 +26,7 @@ def test_every_message_is_in_the_lake_once_when_ingest_is_killed() -> None:
     assert outcome.figures["rows in the lake"] and outcome.figures["dead letters"]
 
 
-@pytest.mark.spark
+@pytest.mark.long
 def test_no_vehicle_is_addressed_twice_when_an_audience_is_killed() -> None:
     """While it is sent: what the node has already comes again, and is stored no more."""
     phases = (Phase.SENDING,)

@@ -294,7 +294,7 @@ def test_stopped_in_the_middle_and_started_again(
         assert 0 < len(there) < len(CHOSEN)
         assert send(spark, folder, node).done
         told = audience.progress(folder, counts)
-    assert told["repeated"] > 0
+    # Whether some were sent twice depends on where it was stopped, in a micro-batch or between two.
     assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
     assert (counts.batches, len(CHOSEN)) == (told["acknowledged"], told["accepted"])
 
