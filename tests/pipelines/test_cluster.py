@@ -123,6 +123,7 @@ def timeless(report: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in report.items() if key != "made_at"}
 
 
+@pytest.mark.long
 def test_receipts(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
     """The tables are files that this session reads."""
     desk.done("pipeline", "run", "receipts", "--data", node.data, "--out", tmp_path / "out", "--quiet")

@@ -95,6 +95,7 @@ def started(tmp_path: Path) -> Iterator[list[Process]]:
         process.kill()
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_stopped_and_begun_again_loses_and_doubles_nothing(
     spark: SparkSession, tmp_path: Path, started: list[Process]
 ) -> None:
