@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -210,7 +211,7 @@ def is_python(process: psutil.Process) -> bool:
 # -- what is killed
 
 
-class Pipeline:
+class Pipeline(ABC):
     """A pipeline in a folder: its command, and what can be seen of it from outside."""
 
     #: To wait for before a blow; those that come again and again.
@@ -220,8 +221,9 @@ class Pipeline:
         self.folder = folder
         self._open: int | None = None  #: the micro-batch that was unfinished at the start
 
+    @abstractmethod
     def words(self) -> list[object]:
-        raise NotImplementedError
+        """The command."""
 
     def starting(self) -> None:
         """A process begins."""
@@ -246,8 +248,9 @@ class Pipeline:
     def _between(self) -> Phase:
         return Phase.BETWEEN
 
+    @abstractmethod
     def _inside(self, batch: int) -> Phase:
-        raise NotImplementedError
+        """What is being done with a micro-batch that is under way."""
 
     def _newest(self, kind: str) -> int | None:
         with suppress(OSError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from motorcade.cli import _control, _output, _pipeline
-from motorcade.cli.fanout import _payload, _positive, _request_id
+from motorcade.cli.fanout import Append, CheckDigit, Expires, Priority, _payload, _positive, _request_id
 from motorcade.cli.serve import ConfigFile
 from motorcade.cli.store import Data, Url, _where
 from motorcade.core.errors import MotorcadeError
@@ -54,21 +54,11 @@ def audience(
         list[str] | None,
         typer.Option("--option", metavar="NAME.OPTION=VALUE|@FILE", help="How a table is read: fleet.sep=;"),
     ] = None,
-    expires: Annotated[
-        float | None,
-        typer.Option("--expires", parser=_positive, metavar="7d|12h|30m|45s", help="Not delivered after this time."),
-    ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="Higher ones go first.")] = 0,
-    append: Annotated[
-        bool | None,
-        typer.Option(
-            "--append/--replace", help="Keep or replace what waits under the same request; else as the node is set."
-        ),
-    ] = None,
+    expires: Expires = None,
+    priority: Priority = 0,
+    append: Append = None,
     batch: Annotated[int, typer.Option("--batch", min=1, max=65_536, help="VINs in one message to the broker.")] = 200,
-    check_digit: Annotated[bool, typer.Option("--check-digit", help="Check the ninth character of each VIN too.")] = (
-        False
-    ),
+    check_digit: CheckDigit = False,
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.001, metavar="N", help="At most so many vehicles per second.")
     ] = None,

@@ -60,6 +60,20 @@ Request = Annotated[str, typer.Argument(metavar="REQUEST", parser=_request_id)]
 
 # -- sending
 
+#: How a message is sent, whoever names the vehicles.
+Expires = Annotated[
+    float | None,
+    typer.Option("--expires", parser=_positive, metavar="7d|12h|30m|45s", help="Not delivered after this time."),
+]
+Priority = Annotated[int, typer.Option(min=0, max=9, help="Higher ones go first.")]
+Append = Annotated[
+    bool | None,
+    typer.Option(
+        "--append/--replace", help="Keep or replace what waits under the same request; else as the node is set."
+    ),
+]
+CheckDigit = Annotated[bool, typer.Option("--check-digit", help="Check the ninth character of each VIN too.")]
+
 
 @app.command()
 def send(
@@ -68,21 +82,11 @@ def send(
         str, typer.Option("--request", metavar="ID", parser=_request_id, help="What it is called: task_ota_1.")
     ],
     payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="What they get, byte by byte.")],
-    expires: Annotated[
-        float | None,
-        typer.Option("--expires", parser=_positive, metavar="7d|12h|30m|45s", help="Not delivered after this time."),
-    ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="Higher ones go first.")] = 0,
-    append: Annotated[
-        bool | None,
-        typer.Option(
-            "--append/--replace", help="Keep or replace what waits under the same request; else as the node is set."
-        ),
-    ] = None,
+    expires: Expires = None,
+    priority: Priority = 0,
+    append: Append = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="VINs in one message to the broker.")] = 200,
-    check_digit: Annotated[bool, typer.Option("--check-digit", help="Check the ninth character of each VIN too.")] = (
-        False
-    ),
+    check_digit: CheckDigit = False,
     rest: Annotated[
         Path | None, typer.Option("--rest", metavar="FILE", help="If something fails: write those not accepted here.")
     ] = None,
