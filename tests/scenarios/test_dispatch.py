@@ -10,8 +10,9 @@ import json
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 
 import pytest
 
@@ -153,16 +154,23 @@ def test_a_message_is_pending_before_it_is_sent(place: Place) -> None:
         worker.stop()
 
 
-def test_messages_go_round(place: Place) -> None:
-    """Three workers that are equally quick get equal parts, near enough."""
-    with Actor(acknowledge) as one, Actor(acknowledge) as two, Actor(acknowledge) as three:
+def test_messages_go_round(place_of: PlaceOf) -> None:
+    """Three workers that have room get equal parts, however the messages come in."""
+    place = place_of(ack_timeout=60, remember=300)
+    with Actor() as one, Actor() as two, Actor() as three:
         actors = (one, two, three)
-        place.leader(workers=[actor.name for actor in actors])
-        wait_until(lambda: all(actor.connections for actor in actors), "the leader has come")
-        place.publish(*numbered(300))
-        wait_until(lambda: 300 == sum(len(actor.got) for actor in actors), "all are sent")
-        assert all(80 <= len(actor.got) <= 120 for actor in actors), [len(actor.got) for actor in actors]
-        place.wait_idle()
+        leader = place.leader(workers=[actor.name for actor in actors])
+        for actor in actors:
+            leader.wait_event("dispatch_worker_connected", worker=actor.name)
+        for first, end in ((0, 1), (1, 5), (5, 36)):
+            place.publish(*numbered(end - first, first))
+            wait_until(partial(_have, actors, end), "all are sent")
+        assert [12, 12, 12] == [len(actor.got) for actor in actors]
+        leader.kill()
+
+
+def _have(actors: Iterable[Actor], count: int) -> bool:
+    return count == sum(len(actor.got) for actor in actors)
 
 
 def test_the_leader_does_not_look_into_messages(place: Place) -> None:
