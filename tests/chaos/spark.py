@@ -23,14 +23,11 @@ Exit code 1 on any finding. What was hit is printed by victim and phase.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -47,6 +44,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from tests.chaos import spark_judge as judge
+from tests.chaos.command import add_runs, folder, options_of_runs, parser, run_all
 from tests.chaos.spark_feed import NODE, SCHEMA, STREAM, Feed, Fleet
 from tests.support.dispatch import environment
 from tests.support.node import NodeProcess
@@ -628,16 +626,8 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 def crash(options: Options) -> Outcome:
     """Run, and remove what it left behind, unless the data shall be kept somewhere."""
-    if options.data is not None:
-        place = options.data / options.pipeline
-        place.mkdir(parents=True)
-    else:
-        place = Path(tempfile.mkdtemp(prefix="motorcade-chaos-"))
-    try:
+    with folder(options.data, options.pipeline) as place:
         return Run(options, place).run()
-    finally:
-        if options.data is None:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 def report(outcome: Outcome) -> str:
@@ -668,44 +658,16 @@ def report(outcome: Outcome) -> str:
 
 
 def _options(arguments: list[str]) -> list[Options]:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.spark", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="kills per pipeline")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no further round after so many")
-    parser.add_argument("--pipeline", default=",".join(PIPELINES), help=f"one or several of {', '.join(PIPELINES)}")
-    parser.add_argument("--engine", choices=ENGINES, default="rocksdb")
-    parser.add_argument("--cluster", action="store_true", help="on a Spark cluster of three processes; kills executors")
-    parser.add_argument("--seed", type=int, default=None, help="of everything random (except the timing of processes)")
-    parser.add_argument("--data", type=Path, default=None, help="keep data and logs here")
-    parser.add_argument("--quiet", action="store_true", help="only the outcome")
-    given = parser.parse_args(arguments)
-    seed = given.seed if given.seed is not None else Random().randrange(1_000_000)
-    pipelines = given.pipeline.split(",")
-    for pipeline in pipelines:
-        if pipeline not in PIPELINES:
-            parser.error(f"no pipeline {pipeline!r}; there are {', '.join(PIPELINES)}")
-    return [
-        Options(
-            pipeline,
-            given.rounds,
-            given.minutes,
-            given.engine,
-            given.cluster,
-            seed,
-            data=given.data,
-            quiet=given.quiet,
-        )
-        for pipeline in pipelines
-    ]
+    line = parser("tests.chaos.spark", __doc__, rounds="kills per pipeline")
+    line.add_argument("--minutes", type=float, default=math.inf, help="no further round after so many")
+    add_runs(line, "pipeline", PIPELINES, default=",".join(PIPELINES))
+    line.add_argument("--engine", choices=ENGINES, default="rocksdb")
+    line.add_argument("--cluster", action="store_true", help="on a Spark cluster of three processes; kills executors")
+    return [Options(**run) for run in options_of_runs(line.parse_args(arguments), "pipeline")]
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
-    passed = True
-    for options in _options(arguments):
-        outcome = crash(options)
-        print(report(outcome), end="\n\n", flush=True)
-        passed &= outcome.passed
-    return 0 if passed else 1
+    return run_all(_options(arguments), crash, report, lambda outcome: outcome.passed)
 
 
 if __name__ == "__main__":
