@@ -22,21 +22,20 @@ these was true before. How often each was the reason is counted; everything else
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from motorcade.core.receipt import FINAL, Receipt, State
 from motorcade.fleet import Received
+from tests.chaos.findings import Findings
 from tests.chaos.platform import Batch
-
-MOST_TOLD = 20  #: findings of one kind that are told one by one
 
 #: Seconds by which a vehicle may note a packet later than the node has sent it: it reads when it gets its turn.
 TOLERANCE = 0.25
 
 
 @dataclass
-class Audit:
+class Audit(Findings):
     """Counts, and what is wrong."""
 
     batches: int = 0  #: acknowledged
@@ -49,21 +48,6 @@ class Audit:
     received: int = 0  #: PUBLISH packets
     duplicated: int = 0  #: of these, of a delivery that the vehicle had acknowledged before
     excused: Counter[str] = field(default_factory=Counter)  #: why a message came while another one was unanswered
-    findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def passed(self) -> bool:
-        return not any(self.findings.values())
-
-    def count(self, kind: str) -> int:
-        return len(self.findings.get(kind, []))
-
-    def told(self) -> Iterable[str]:
-        for kind, found in self.findings.items():
-            for words in found[:MOST_TOLD]:
-                yield f"{kind}: {words}"
-            if len(found) > MOST_TOLD:
-                yield f"{kind}: and {len(found) - MOST_TOLD} more"
 
 
 def audit(
@@ -101,16 +85,17 @@ def _promises(found: Audit, batches: Sequence[Batch], vehicles: Mapping[str, Seq
     replacing = _replacing(batches)
     for batch in batches:
         for reason in batch.refusals:
-            found.findings["refused"].append(f"batch {batch.number}: 0x{reason:02x}")
+            found.add("refused", f"batch {batch.number}: 0x{reason:02x}")
         if not batch.is_acknowledged:
-            found.findings["unanswered"] += [f"batch {batch.number}"] * (batch.reason is None)
+            if batch.reason is None:
+                found.add("unanswered", f"batch {batch.number}")
             continue
         found.batches += 1
         found.promised += len(batch.vins)
         for vin in batch.vins:
             replaced = batch.mode == "replace" and replacing[batch.request, vin] > batch.number
             if batch.expires is None and not replaced and (batch.request, batch.digest) not in got[vin]:
-                found.findings["lost"].append(f"batch {batch.number}, request {batch.request}, vehicle {vin}")
+                found.add("lost", f"batch {batch.number}, request {batch.request}, vehicle {vin}")
 
 
 def _replacing(batches: Sequence[Batch]) -> dict[tuple[str, str], int]:
@@ -128,7 +113,7 @@ def _receipts(found: Audit, batches: Sequence[Batch], receipts: Sequence[Receipt
     accepted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for receipt in receipts:
         if receipt.delivery_id not in ends and receipt.state is not State.ACCEPTED:
-            found.findings["not accepted"].append(f"{receipt.delivery_id} begins with {receipt.state}")
+            found.add("not accepted", f"{receipt.delivery_id} begins with {receipt.state}")
         end = ends.setdefault(receipt.delivery_id, [])
         if receipt.state in FINAL:
             end.append(receipt.state)
@@ -138,13 +123,15 @@ def _receipts(found: Audit, batches: Sequence[Batch], receipts: Sequence[Receipt
     repeated = [name for names in accepted.values() for name, times in names.items() if times > 1]
     for name, states in ends.items():
         if not states:
-            found.findings["not ended"].append(name)
+            found.add("not ended", name)
         elif len(set(states)) > 1:
-            found.findings["ended twice"].append(f"{name}: {', '.join(states)}")
+            found.add("ended twice", f"{name}: {', '.join(states)}")
         repeated += [name] * (len(states) > 1)
         found.ended.update(states[:1])
     found.repeated = len(repeated)
-    found.findings["repeated receipt"] += repeated if atomic else []
+    if atomic:
+        for name in repeated:
+            found.add("repeated receipt", name)
     _numbers(found, batches, {key: len(names) for key, names in accepted.items()})
 
 
@@ -161,7 +148,7 @@ def _numbers(found: Audit, batches: Sequence[Batch], accepted: Mapping[tuple[str
         excused = set(later) if batch.superseded else set()
         if batch.superseded > len(later):
             words = f"batch {batch.number}: {batch.superseded} vehicles superseded, {len(later)} have a later one"
-            found.findings["left out"].append(words)
+            found.add("left out", words)
         for vin in batch.vins:
             promised[batch.request, vin] += batch.is_acknowledged and vin not in excused
             asked[batch.request, vin] += min(batch.published, 1) if is_named else batch.published
@@ -169,9 +156,9 @@ def _numbers(found: Audit, batches: Sequence[Batch], accepted: Mapping[tuple[str
         key, number = (request, vin), accepted.get((request, vin), 0)
         words = f"request {request}, vehicle {vin}: {number} accepted"
         if number < promised[key]:
-            found.findings["no receipt"].append(f"{words}, {promised[key]} batches acknowledged")
+            found.add("no receipt", f"{words}, {promised[key]} batches acknowledged")
         if number > asked[key]:
-            found.findings["invented"].append(f"{words}, {asked[key]} batches published")
+            found.add("invented", f"{words}, {asked[key]} batches published")
 
 
 def _answers(found: Audit, vehicles: Mapping[str, Sequence[Received]], receipts: Sequence[Receipt]) -> None:
@@ -184,7 +171,7 @@ def _answers(found: Audit, vehicles: Mapping[str, Sequence[Received]], receipts:
         acked.update((record.request_id, vin) for record in received if record.acked)
     for key, times in said.items():
         if times > acked[key]:
-            found.findings["invented"].append(f"request {key[0]}, vehicle {key[1]}: {times} said, {acked[key]} were")
+            found.add("invented", f"request {key[0]}, vehicle {key[1]}: {times} said, {acked[key]} were")
 
 
 def _counts(found: Audit, receipts: Sequence[Receipt], counts: Mapping[str, Mapping[State, int]]) -> None:
@@ -200,7 +187,7 @@ def _counts(found: Audit, receipts: Sequence[Receipt], counts: Mapping[str, Mapp
     for request in true.keys() | counts.keys():
         shown, is_ = dict(counts.get(request, {})), dict(true.get(request, {}))
         if shown != is_:
-            found.findings["wrong count"].append(f"request {request}: {shown} instead of {is_}")
+            found.add("wrong count", f"request {request}: {shown} instead of {is_}")
 
 
 Message = tuple[str, bytes]  # request and digest
@@ -274,7 +261,7 @@ def _one_at_a_time(
     begun = 0  # connection by which something has come without DUP
     for record in received:
         if record.dup and begun == record.connection:
-            found.findings["repeated late"].append(f"{vin}: {record.request_id} with DUP behind one without")
+            found.add("repeated late", f"{vin}: {record.request_id} with DUP behind one without")
         begun = begun if record.dup else record.connection
         waiting = [
             other
@@ -287,8 +274,9 @@ def _one_at_a_time(
             if not excuse:
                 how = "again, with DUP," if record.dup else "comes"
                 late = f"{record.time - other.time:.3f} s"
-                found.findings["two at once"].append(
-                    f"{vin}: {record.request_id} {how} while {other.request_id} has not been answered for {late}"
+                found.add(
+                    "two at once",
+                    f"{vin}: {record.request_id} {how} while {other.request_id} has not been answered for {late}",
                 )
         street.came.setdefault((record.packet_id, _message(record)), record.time)
         if record.qos:

@@ -261,7 +261,7 @@ def report(outcome: Outcome) -> str:
     lines.append(f"sessions forgotten {forgotten} of {verdict.reconnects} reconnects")
     lines.append(f"retained wrong {verdict.count('retained')} in {verdict.probes} looks")
     lines.append(f"wills missing {absent}, unwanted {unwanted}, repeated {verdict.wills_repeated}, of {verdict.wills}")
-    lines += ["", *verdict.told(), "passed" if verdict.passed else "FAILED"]
+    lines += ["", *verdict.conclusion()]
     return "\n".join(lines)
 
 

@@ -131,7 +131,7 @@ class Run:
         verdict = judge(publications, [consumer.story for consumer in self.consumers], stored)
         odd = [("odd", words) for consumer in self.consumers for words in consumer.odd]
         for kind, words in [*self.troubles, *odd, *(("traceback", words) for words in self.victim.tracebacks)]:
-            verdict.findings[kind].append(words)
+            verdict.add(kind, words)
         return Outcome(self.options, verdict, self.kills, time.monotonic() - began, drain)
 
     # -- one round
@@ -306,8 +306,7 @@ def report(outcome: Outcome) -> str:
             f"delivered  {found.delivered}, of these {found.again} that their consumer had acknowledged before",
             f"{'; '.join(f'{kind} {found.count(kind)}' for kind in kinds)}",
             "",
-            *found.told(),
-            "passed" if found.passed else "FAILED",
+            *found.conclusion(),
         ]
     )
 

@@ -17,12 +17,11 @@ counts up; only one producer writes a key, and never publishes a value again who
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-MOST_TOLD = 20  #: findings of one kind that are told one by one
+from tests.chaos.findings import Findings
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Story:
 
 
 @dataclass
-class Verdict:
+class Verdict(Findings):
     """Counts, and what is wrong."""
 
     published: int = 0
@@ -102,21 +101,6 @@ class Verdict:
     again: int = (
         0  #: deliveries of what the consumer had acknowledged before: killed nodes may forget a little progress
     )
-    findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def passed(self) -> bool:
-        return not any(self.findings.values())
-
-    def count(self, kind: str) -> int:
-        return len(self.findings.get(kind, []))
-
-    def told(self) -> Iterable[str]:
-        for kind, found in self.findings.items():
-            for words in found[:MOST_TOLD]:
-                yield f"{kind}: {words}"
-            if len(found) > MOST_TOLD:
-                yield f"{kind}: and {len(found) - MOST_TOLD} more"
 
 
 Stored = Mapping[Place, Mapping[str, tuple[int, int]]]  #: number and value of each key, at the end
@@ -140,10 +124,10 @@ def _kept(found: Verdict, publications: Sequence[Publication], stored: Stored) -
     for (place, key), value in newest.items():
         _, there = stored.get(place, {}).get(key, (0, -1))
         if there < value:
-            found.findings["lost"].append(f"{place}: {key}: {value} was acknowledged, {there} is stored")
+            found.add("lost", f"{place}: {key}: {value} was acknowledged, {there} is stored")
     for one in publications:
         if one.reason is not None and one.reason >= 0x80:
-            found.findings["refused"].append(f"{one.place}: {one.key}: {one.value}: 0x{one.reason:02x}")
+            found.add("refused", f"{one.place}: {one.key}: {one.value}: 0x{one.reason:02x}")
 
 
 def _numbers(found: Verdict, stories: Sequence[Story], stored: Stored) -> None:
@@ -152,7 +136,7 @@ def _numbers(found: Verdict, stories: Sequence[Story], stored: Stored) -> None:
     seen += [(place, number, key, value) for place, keys in stored.items() for key, (number, value) in keys.items()]
     for place, number, key, value in seen:
         if number and (before := meaning.setdefault((place, number), (key, value))) != (key, value):
-            found.findings["reused"].append(f"{place}: {number} is {before} and {(key, value)}")
+            found.add("reused", f"{place}: {number} is {before} and {(key, value)}")
 
 
 def _delivered(
@@ -164,17 +148,17 @@ def _delivered(
         found.delivered += 1
         found.again += (one.key, one.value) in acked
         if (story.place, one.key, one.value) not in known:
-            found.findings["invented"].append(f"{story.client}: {one.key}: {one.value}")
+            found.add("invented", f"{story.client}: {one.key}: {one.value}")
         if one.value < newest.get(one.key, -1):
             words = f"{story.client}: {one.key}: {one.value} (number {one.number}) after {newest[one.key]}"
-            found.findings["backwards"].append(words)
+            found.add("backwards", words)
         newest[one.key] = max(one.value, newest.get(one.key, -1))
         if one.acked:
             acked.add((one.key, one.value))
     for key, (number, value) in stored.items():
         if newest.get(key) != value:
             words = f"{story.client}: {key}: {value} (number {number}) is stored, {newest.get(key)} was delivered last"
-            found.findings["unfinished"].append(words)
+            found.add("unfinished", words)
 
 
 def _visits(found: Verdict, story: Story) -> None:
@@ -183,10 +167,10 @@ def _visits(found: Verdict, story: Story) -> None:
         if visit.rewound or any(one.refused for one in visit.deliveries):
             continue
         if any(later <= earlier for earlier, later in pairwise(numbers)):
-            found.findings["unordered"].append(f"{story.client}: {numbers}")
+            found.add("unordered", f"{story.client}: {numbers}")
     for before, after in pairwise(story.visits):
         if not before.polite or before.process != after.process or before.rewound or after.rewound:
             continue
         late = [one.number for one in after.deliveries if 0 < one.number <= before.done]
         if late:
-            found.findings["repeated"].append(f"{story.client}: {late}, all up to {before.done} was acknowledged")
+            found.add("repeated", f"{story.client}: {late}, all up to {before.done} was acknowledged")

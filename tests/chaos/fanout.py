@@ -154,9 +154,9 @@ class Run:
         atomic = not self.options.engine.startswith("redis")
         found = audit(self.platform.batches, vehicles, receipts, counts, ACK_TIMEOUT, atomic=atomic)
         for kind, words in [*self.troubles, *(("odd", odd) for odd in self.platform.odd)]:
-            found.findings[kind].append(words)
+            found.add(kind, words)
         for words in self.victim.tracebacks:
-            found.findings["traceback"].append(words)
+            found.add("traceback", words)
         return Outcome(self.options, found, self.kills, time.monotonic() - began, drain)
 
     # -- one round
@@ -311,8 +311,7 @@ def report(outcome: Outcome) -> str:
             f"lost                 {found.count('lost')}",
             f"receipts repeated {found.repeated}; {'; '.join(wrong)}",
             "",
-            *found.told(),
-            "passed" if found.passed else "FAILED",
+            *found.conclusion(),
         ]
     )
 

@@ -23,8 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-#: Findings of one kind that are told in words; all are counted.
-TOLD = 5
+from tests.chaos.findings import Findings
 
 NEVER = float("inf")
 
@@ -169,37 +168,17 @@ class Tally:
 
 
 @dataclass
-class Verdict:
+class Verdict(Findings):
     """The outcome of a run."""
 
     by_qos: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     by_receiver: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
-    findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     open: int = 0  #: publications that nobody answered to the end
     refused: int = 0
     probes: int = 0
     wills: int = 0
     wills_repeated: int = 0
     reconnects: int = 0
-
-    @property
-    def passed(self) -> bool:
-        return not self.findings
-
-    def find(self, kind: str, words: str) -> None:
-        self.findings[kind].append(words)
-
-    def count(self, kind: str) -> int:
-        return len(self.findings.get(kind, ()))
-
-    def told(self) -> list[str]:
-        """The findings in words, a few of each kind."""
-        lines = []
-        for kind, words in self.findings.items():
-            lines += [f"{kind}: {text}" for text in words[:TOLD]]
-            if len(words) > TOLD:
-                lines.append(f"{kind}: and {len(words) - TOLD} more")
-        return lines
 
 
 @functools.cache
@@ -280,13 +259,13 @@ def judge(history: History) -> Verdict:
     """Compare what was promised with what came."""
     verdict = Verdict(reconnects=history.reconnects, probes=len(history.probes), wills=len(history.wills))
     for kind, words in history.oddities:
-        verdict.find(kind, words)
+        verdict.add(kind, words)
     for publication in history.sent():
         verdict.by_qos[f"QoS {publication.qos}"].acknowledged += publication.is_acknowledged
         verdict.open += publication.is_open
         verdict.refused += bool(publication.refused)
         if publication.is_open:
-            verdict.find("unanswered", f"{publication.name}: sent {len(publication.sent)} times, never acknowledged")
+            verdict.add("unanswered", f"{publication.name}: sent {len(publication.sent)} times, never acknowledged")
     for receiver in history.receivers.values():
         _judge_receiver(history, receiver, verdict)
     _judge_retained(history, verdict)
@@ -299,7 +278,7 @@ def _judge_receiver(history: History, receiver: Receiver, verdict: Verdict) -> N
     again: dict[str, list[Delivery]] = defaultdict(list)
     for delivery in receiver.deliveries:
         if delivery.name not in history.publications:
-            verdict.find("invented", f"{receiver.name} got {delivery.name!r}, which nobody sent")
+            verdict.add("invented", f"{receiver.name} got {delivery.name!r}, which nobody sent")
         elif delivery.name in first:
             again[delivery.name].append(delivery)
         else:
@@ -311,12 +290,12 @@ def _judge_receiver(history: History, receiver: Receiver, verdict: Verdict) -> N
             tally.delivered += publication.name in first
             tally.lost += window is not None and publication.name not in first
         if window is not None and publication.name not in first:
-            verdict.find("lost", f"{receiver.name} never got {publication.name} (QoS {publication.qos})")
+            verdict.add("lost", f"{receiver.name} never got {publication.name} (QoS {publication.qos})")
     for name, delivery in first.items():
         publication = history.publications[name]
         _judge_copies(receiver, publication, [delivery, *again[name]], verdict)
         if not possible(receiver, publication):
-            verdict.find("unwanted", f"{receiver.name} got {name} after its UNSUBACK")
+            verdict.add("unwanted", f"{receiver.name} got {name} after its UNSUBACK")
     if not receiver.shared:
         _judge_order(history, receiver, first.values(), verdict)
 
@@ -332,16 +311,16 @@ def _judge_copies(receiver: Receiver, publication: Publication, copies: list[Del
     """All deliveries of one message to one receiver, in the order in which they came."""
     granted = {window.qos for window in receiver.windows if matches(window.filter, publication.topic)}
     if any(delivery.qos not in {min(qos, publication.qos) for qos in granted} for delivery in copies):
-        verdict.find("wrong QoS", f"{receiver.name} got {publication.name} at QoS {[copy.qos for copy in copies]}")
+        verdict.add("wrong QoS", f"{receiver.name} got {publication.name} at QoS {[copy.qos for copy in copies]}")
     if len(copies) == 1:
         return
     if copies[0].qos == 2:
         where = ", ".join(f"{copy.member}#{copy.connection}" for copy in copies)
-        verdict.find("QoS 2 twice", f"{receiver.name} got {publication.name} {len(copies)} times ({where})")
+        verdict.add("QoS 2 twice", f"{receiver.name} got {publication.name} {len(copies)} times ({where})")
     # One copy for each time the publisher sent it may come on a connection; more would be repeated on an open one.
     per_connection = Counter((copy.member, copy.connection) for copy in copies)
     if max(per_connection.values()) > len(publication.sent):
-        verdict.find("repeated on one connection", f"{receiver.name} got {publication.name} {len(copies)} times")
+        verdict.add("repeated on one connection", f"{receiver.name} got {publication.name} {len(copies)} times")
     spare = len(publication.sent) - 1
     for copy in copies[1:]:
         if copy.dup:
@@ -362,7 +341,7 @@ def _judge_order(history: History, receiver: Receiver, first: Iterable[Delivery]
         place = (publication.publisher, publication.topic)
         before = latest.get(place)
         if before is not None and publication.number < before.number:
-            verdict.find("order", f"{receiver.name} got {publication.name} after {before.name}")
+            verdict.add("order", f"{receiver.name} got {publication.name} after {before.name}")
         else:
             latest[place] = publication
 
@@ -382,14 +361,14 @@ def _judge_retained(history: History, verdict: Verdict) -> None:
             found = probe.seen.get(topic, b"")
             allowed = allowed_values(values, probe)
             if found not in allowed:
-                verdict.find("retained", f"{topic} held {found!r} instead of {' or '.join(map(repr, sorted(allowed)))}")
+                verdict.add("retained", f"{topic} held {found!r} instead of {' or '.join(map(repr, sorted(allowed)))}")
 
 
 def _judge_wills(history: History, verdict: Verdict) -> None:
     for will in history.wills:
         times = history.willed[will.name]
         if will.due and not times:
-            verdict.find("will missing", f"{will.name} ({will.deaths})")
+            verdict.add("will missing", f"{will.name} ({will.deaths})")
         if not will.due and times:
-            verdict.find("will unwanted", f"{will.name} ({will.deaths})")
+            verdict.add("will unwanted", f"{will.name} ({will.deaths})")
         verdict.wills_repeated += max(times - 1, 0)

@@ -45,6 +45,7 @@ import pyarrow.parquet as pq
 
 from tests.chaos import spark_judge as judge
 from tests.chaos.command import add_runs, folder, options_of_runs, parser, run_all
+from tests.chaos.findings import Findings
 from tests.chaos.spark_feed import NODE, SCHEMA, STREAM, Feed, Fleet
 from tests.support.dispatch import environment
 from tests.support.node import NodeProcess
@@ -129,7 +130,7 @@ class Outcome:
     """What came of it."""
 
     options: Options
-    findings: judge.Findings
+    findings: Findings
     blows: list[Blow] = field(default_factory=list)
     starts: int = 0
     figures: dict[str, int] = field(default_factory=dict)
@@ -361,7 +362,7 @@ class Run:
         self.options = options
         self.place = place
         self.random = Random(options.seed)
-        self.findings = judge.Findings()
+        self.findings = Findings()
         self.blows: list[Blow] = []
         self.starts = 0
         self.figures: dict[str, int] = {}
@@ -583,7 +584,7 @@ class Run:
             "batches that came again": self._batches()[1],
         }
 
-    def _add(self, found: judge.Findings) -> None:
+    def _add(self, found: Findings) -> None:
         for kind, words in found.by_kind.items():
             self.findings.by_kind[kind] += words
 
@@ -651,8 +652,7 @@ def report(outcome: Outcome) -> str:
             "",
             *(f"{name:<24} {value}" for name, value in outcome.figures.items()),
             "",
-            *outcome.findings.told(),
-            "passed" if outcome.passed else "FAILED",
+            *outcome.findings.conclusion(),
         ]
     )
 

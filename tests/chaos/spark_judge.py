@@ -17,35 +17,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from tests.chaos.findings import Findings
+
 DEAD_LETTERS = "dead_letters"
 HIDDEN = ".motorcade"  #: the folder of a lake that readers leave out
-
-SHOWN = 5  # of a kind of finding
-
-
-@dataclass
-class Findings:
-    """What is wrong, by kind."""
-
-    by_kind: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, kind: str, words: str) -> None:
-        self.by_kind[kind].append(words)
-
-    def count(self, kind: str) -> int:
-        return len(self.by_kind.get(kind, ()))
-
-    @property
-    def passed(self) -> bool:
-        return not any(self.by_kind.values())
-
-    def told(self) -> list[str]:
-        lines = []
-        for kind, words in sorted(self.by_kind.items()):
-            lines.append(f"{kind}: {len(words)}")
-            lines += [f"    {one}" for one in words[:SHOWN]]
-        return lines
-
 
 # -- the lake
 

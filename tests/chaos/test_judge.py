@@ -160,14 +160,14 @@ def test_each_fault_is_found_and_nothing_else(fault: Callable[[History], None]) 
     history = sound()
     fault(history)
     verdict = judge(history)
-    assert FAULTS[fault] == verdict.findings.keys()
+    assert FAULTS[fault] == verdict.by_kind.keys()
     assert not verdict.passed
     assert verdict.told()
 
 
 def test_a_sound_history_passes() -> None:
     verdict = judge(sound())
-    assert {} == verdict.findings
+    assert {} == verdict.by_kind
     assert verdict.passed
     assert (5, 5, 5, 0, 0) == figures(verdict, 1)
     assert (5, 5, 5, 0, 0) == figures(verdict, 2)
@@ -252,7 +252,7 @@ def test_members_of_a_group_are_one_receiver_without_an_order() -> None:
     swap(history)
     assert judge(history).passed
     delivered(history, "p:3", member="other")
-    assert {"QoS 2 twice", "repeated on one connection"} >= judge(history).findings.keys() >= {"QoS 2 twice"}
+    assert {"QoS 2 twice", "repeated on one connection"} >= judge(history).by_kind.keys() >= {"QoS 2 twice"}
 
 
 def test_a_retained_value_may_be_the_one_that_is_under_way() -> None:
