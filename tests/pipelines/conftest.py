@@ -1,5 +1,7 @@
 """`spark`: one session for all tests of a process, because starting one takes ten seconds and half a gigabyte.
 
+A task may fail once, as on a cluster it may three times: Spark runs it again.
+
 Tests that take it have the mark `spark` and run in one process (`scripts/test`), and begin and end without running
 queries.
 """
@@ -28,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     place = tmp_path_factory.mktemp("spark")
     started = session.start(
-        "local[2]",
+        "local[2,2]",
         {
             "spark.driver.memory": "1g",
             "spark.ui.enabled": "false",

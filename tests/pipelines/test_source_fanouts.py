@@ -1,12 +1,14 @@
 """Frames to vehicles and to topics, through a real node: acknowledged, and vehicles addressed once.
 
-Tasks are called as Spark calls them, with columns of Arrow; two tests go through Spark itself. Vehicles are sent to in
+Tasks are called as Spark calls them, with columns of Arrow; some tests go through Spark itself. Vehicles are sent to in
 mode `append`, in which one that was addressed twice would have two messages.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,7 +32,7 @@ from pyspark.sql.types import (
 
 from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources.brokers import Sent, noted
-from motorcade.pipelines.sources.datasource import MotorcadeDataSource
+from motorcade.pipelines.sources.datasource import BatchSender, MotorcadeDataSource, StreamSender
 from motorcade.pipelines.sources.fanouts import Fanouts
 from motorcade.pipelines.sources.options import OptionError
 from motorcade.pipelines.sources.publishes import Publishes
@@ -365,3 +369,72 @@ def test_a_task_that_fails_says_why(spark: SparkSession, node: NodeProcess) -> N
     writer = frame.write.format("motorcade").options(fanout=url(node), request="r", payload="x")
     with pytest.raises(Exception, match="NOVIN' is no VIN"):
         writer.mode("append").save()
+
+
+def dying() -> type[MotorcadeDataSource]:
+    """The source, with tasks whose process dies at the first attempt: all is acknowledged, and Spark is not told.
+
+    Defined here and not at the top of the module, so that Spark takes the classes to its workers by value.
+    """
+
+    def die_once() -> None:
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class DyingBatch(BatchSender):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            told = super().write(iterator)
+            die_once()
+            return told
+
+    class DyingStream(StreamSender):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            told = super().write(iterator)
+            die_once()
+            return told
+
+    class Dying(MotorcadeDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "motorcade_dying"
+
+        def writer(self, schema: StructType, overwrite: bool) -> DyingBatch:
+            writer = super().writer(schema, overwrite)
+            assert isinstance(writer, BatchSender)
+            return DyingBatch(writer._sender)
+
+        def streamWriter(self, schema: StructType, overwrite: bool) -> DyingStream:  # noqa: N802 - Spark's name
+            writer = super().streamWriter(schema, overwrite)
+            assert isinstance(writer, StreamSender)
+            return DyingStream(writer._sender)
+
+    return Dying
+
+
+@pytest.mark.timeout(240)
+def test_tasks_that_spark_runs_again_reach_nobody_twice(
+    spark: SparkSession, node: NodeProcess, desk: Operator, tmp_path: Path
+) -> None:
+    """VINs of a frame, then encoded batches of a query; the process of each task dies when all of it is accepted."""
+    spark.dataSource.register(dying())
+    request, targets, figures = request_name(), fresh(60), tmp_path / "written"
+    frame = spark.createDataFrame([(vin,) for vin in targets], "vin STRING").repartition(3)
+    options = {"fanout": url(node), "request": request, "payload": "do it", "mode": "append", "batch": "5"}
+    frame.write.format("motorcade_dying").options(**options, figures=str(figures)).mode("append").save()
+    assert Counter(targets) == accepted(desk, request)
+    told = noted(figures).figures
+    assert (60, told.batches) == (told.accepted, told.repeated), "not every batch was there before it was sent again"
+
+    request, targets, figures = request_name(), fresh(60), tmp_path / "followed"
+    order = Order(request, b"do it", {"mode": "append"})
+    plan = encoded(order, *(targets[first : first + 5] for first in range(0, 60, 5)))
+    rows = [tuple(one.to_pylist()[0].values()) for one in plan]
+    spark.createDataFrame(rows, MESSAGES).repartition(3).write.parquet(str(tmp_path / "plan"))
+    query = spark.readStream.schema(MESSAGES).parquet(str(tmp_path / "plan")).writeStream.format("motorcade_dying")
+    options = {"fanout": url(node), "request": request, "payload": "do it", "figures": str(figures)}
+    options["checkpointLocation"] = str(tmp_path / "checkpoint")
+    query.options(**options).trigger(availableNow=True).start().awaitTermination()
+    assert Counter(targets) == accepted(desk, request)
+    assert Figures(batches=12, accepted=60, repeated=12) == noted(figures).figures
