@@ -1,6 +1,7 @@
 """Kill pipelines again and again, start them again from their folders, and compare what they have made with a ledger.
 
     python -m tests.chaos.spark --rounds 20 --pipeline ingest,audience [--engine rocksdb] [--cluster] [--seed 7]
+    python -m tests.chaos.spark --pipeline ingest --phase compacting,replacing      strike at these moments only
 
 A real node with a store, and `motorcade pipeline run …` as a user would start it. A round is one blow, SIGKILL to
 
@@ -10,7 +11,8 @@ A real node with a store, and `motorcade pipeline run …` as a user would start
 
 at a moment that is chosen by what the run is doing (`Phase`), as far as that can be seen from outside: the folder of
 the run, Spark's checkpoint, the ledger of the lake. What has ended is started again, at once or when the last process
-of it is gone. Workers and executors leave the command running; if it fails for their sake, it is started again.
+of it is gone. Workers and executors leave the command running; if it fails for their sake, it is started again. A blow
+before Spark's Java is there hits a shell or an interpreter that loads modules; it is counted apart, and is no round.
 
     ingest     messages of all sorts come without pause (`spark_feed.py`), micro-batches follow each other. In the end
                the feed stops, a last run reads the rest, and the lake is compared with the ledger.
@@ -30,6 +32,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -65,6 +68,12 @@ END_PATIENCE = 900.0
 ORPHAN_PATIENCE = 120.0
 LOOK = 0.003
 
+#: Seconds for which a list of processes is good: to make one takes longer than some phases last.
+LIST_AGE = 0.5
+
+#: Attempts for each blow that counts, at most.
+TRIES = 3
+
 SETTINGS = {"spark.driver.memory": "512m"}
 BATCH = 50  #: vehicles
 MAX_ROWS, ALL_ROWS = 1000, 100_000  #: of a micro-batch; and of those of the last run, which nobody disturbs
@@ -80,17 +89,24 @@ class Phase(StrEnum):
     WRITING = "writing"  #: files of it are staged
     MOVING = "moving"  #: the lake has decided to take it, and moves files
     PLACED = "placed"  #: they are in place, and Spark has not heard of it
-    COMPACTING = "compacting"  #: one file replaces many
+    COMPACTING = "compacting"  #: one file is made of many
+    REPLACING = "replacing"  #: the lake has decided that it takes their place
     PLANNING = "planning"  #: the audience is being computed
     PLANNED = "planned"  #: and not yet sent
     OPENED = "opened"  #: Spark has planned a micro-batch, and nothing of it has come to the node
     SENDING = "sending"  #: some of it has
     BETWEEN = "between"  #: the last micro-batch is done, and there is no next one yet
-    ENDED = "ended"
 
 
 #: Seconds from the moment when a phase has come to the blow, at most: about as long as the phase lasts.
-DELAYS = {Phase.STARTING: 8.0, Phase.PLANNING: 2.0, Phase.COMPUTING: 0.5, Phase.SENDING: 12.0}
+DELAYS = {
+    Phase.STARTING: 8.0,
+    Phase.PLANNING: 2.0,
+    Phase.COMPUTING: 0.5,
+    Phase.MOVING: 0.01,
+    Phase.REPLACING: 0.01,
+    Phase.SENDING: 12.0,
+}
 DELAY = 0.05
 
 
@@ -104,11 +120,12 @@ class Options:
     engine: str = "rocksdb"
     cluster: bool = False
     seed: int = 1
+    compact: bool = False  #: runs of ingest read what is there, compact all small files, and end
     rate: float = 100.0  #: messages a second into the stream
     vehicles: int = 9000  #: of a campaign
     send_rate: float = 300.0  #: vehicles a second; few, so that there are several micro-batches
     victims: Mapping[str, int] = field(default_factory=lambda: VICTIMS)
-    phases: Sequence[Phase] = ()  #: to wait for; else those of the pipeline
+    phases: Sequence[Phase] = ()  #: to strike in, and in no others; else those of the pipeline are waited for
     data: Path | None = None
     quiet: bool = False
 
@@ -121,9 +138,6 @@ class Blow:
     phase: Phase
     again: bool  #: the micro-batch was one that an earlier blow had interrupted
 
-    def __str__(self) -> str:
-        return f"{self.victim} while {self.phase}{' again' if self.again else ''}"
-
 
 @dataclass
 class Outcome:
@@ -132,6 +146,7 @@ class Outcome:
     options: Options
     findings: Findings
     blows: list[Blow] = field(default_factory=list)
+    vain: int = 0  #: blows that hit nothing of Spark's
     starts: int = 0
     figures: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -201,8 +216,17 @@ def strike(processes: Sequence[psutil.Process]) -> None:
 
 
 def is_python(process: psutil.Process) -> bool:
+    return _is(process, "python", "pyspark")
+
+
+def is_driver_java(process: psutil.Process) -> bool:
+    """Not the shell that starts it, nor the Java that the shell asks for a command line."""
+    return _is(process, "java", "org.apache.spark.deploy.SparkSubmit")
+
+
+def _is(process: psutil.Process, program: str, word: str) -> bool:
     try:
-        return Path(process.exe()).name.startswith("python") and any("pyspark" in word for word in process.cmdline())
+        return Path(process.exe()).name.startswith(program) and any(word in one for one in process.cmdline())
     except psutil.Error:
         return False
 
@@ -215,6 +239,9 @@ class Pipeline(ABC):
 
     #: To wait for before a blow; those that come again and again.
     phases: Sequence[Phase] = ()
+
+    #: A run ends by itself, and there is to be another one of the same.
+    recurs = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -268,30 +295,45 @@ class Ingest(Pipeline):
         Phase.MOVING,
         Phase.PLACED,
         Phase.COMPACTING,
+        Phase.REPLACING,
         Phase.BETWEEN,
     )
 
-    def __init__(self, place: Path, store: Sequence[object]) -> None:
+    def __init__(self, place: Path, store: Sequence[object], *, compact: bool = False) -> None:
         super().__init__(place / "run")
         self.lake = place / "lake"
+        self.recurs = compact
         self.last = False  #: this run reads what is there, and ends
+        self.left_to_do: Counter[str] = Counter()  #: what was decided and not done when a process began
         self._schema = place / "schema.toml"
         self._schema.write_text(SCHEMA)
         self._store = store
 
     def words(self) -> list[object]:
-        pace = ["--trigger", "once" if self.last else "continuous", "--max-rows", ALL_ROWS if self.last else MAX_ROWS]
+        pace = ["--trigger", "once" if self.last or self.recurs else "continuous"]
+        pace += ["--max-rows", str(ALL_ROWS if self.last else MAX_ROWS), *(["--compact"] if self.recurs else [])]
         source = ["--stream", STREAM, "--schema", self._schema, "--lake", self.lake, *self._store]
         return ["ingest", *source, "--checkpoint", self.folder, *pace]
+
+    def starting(self) -> None:
+        super().starting()
+        for home in self.lake.glob(f"{judge.HIDDEN}/*"):
+            ledger = _json(home / "ledger.json")
+            self.left_to_do["compactions"] += bool(ledger.get("removes"))
+            self.left_to_do["batches"] += bool(ledger.get("moves") and not ledger.get("removes"))
+
+    def _between(self) -> Phase:
+        phase = self._inside(self._newest("commits") or 0)  # --compact works when all is read
+        return phase if phase in {Phase.COMPACTING, Phase.REPLACING} else Phase.BETWEEN
 
     def _inside(self, batch: int) -> Phase:
         for home in self.lake.glob(f"{judge.HIDDEN}/*"):
             ledger = _json(home / "ledger.json")
             if ledger.get("removes"):
-                return Phase.COMPACTING
+                return Phase.REPLACING
             if ledger.get("moves"):
                 return Phase.MOVING
-            staged = any((home / "staging").glob("*/*"))
+            staged = _has_files(home / "staging")
             if ledger.get("batch") == batch:
                 return Phase.COMPACTING if staged else Phase.PLACED
             if staged:
@@ -346,6 +388,13 @@ class Campaign(Pipeline):
         return Phase.SENDING if count > self._seen[1] else Phase.OPENED
 
 
+def _has_files(staging: Path) -> bool:
+    """In one of its folders, which may vanish while they are looked at."""
+    with suppress(OSError):
+        return any(staging.glob("*/*"))
+    return False
+
+
 def _json(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         return dict(json.loads(path.read_bytes()))
@@ -353,6 +402,16 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 # -- a run
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Whom a blow would hit now."""
+
+    victim: str  #: what those are that are hit; not always who was meant
+    hit: list[psutil.Process]
+    family: list[psutil.Process]  #: of the command
+    counts: bool  #: Spark is there
 
 
 class Run:
@@ -364,6 +423,7 @@ class Run:
         self.random = Random(options.seed)
         self.findings = Findings()
         self.blows: list[Blow] = []
+        self.vain = 0
         self.starts = 0
         self.figures: dict[str, int] = {}
         self.command: Command | None = None
@@ -377,17 +437,18 @@ class Run:
     def run(self) -> Outcome:
         began = time.monotonic()
         with self._stage():
-            for number in range(1, self.options.rounds + 1):
-                if time.monotonic() - began > self.options.minutes * 60:
+            for _ in range(self.options.rounds * TRIES):
+                late = time.monotonic() - began > self.options.minutes * 60
+                if late or len(self.blows) >= self.options.rounds:
                     break
-                self._round(number)
+                self._round()
             if self.options.pipeline == "ingest":
                 self._end_ingest()
             else:
                 self._end_audience()
             self._look_for_orphans()
-        figures = self.figures
-        return Outcome(self.options, self.findings, self.blows, self.starts, figures, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Outcome(self.options, self.findings, self.blows, self.vain, self.starts, self.figures, seconds)
 
     @contextmanager
     def _stage(self) -> Iterator[None]:
@@ -404,7 +465,7 @@ class Run:
             if self.options.pipeline == "ingest":
                 self._feed = Feed(self.node.port, self.random, self.options.rate)
                 self._feed.start()
-                self.pipeline = Ingest(self.place, self.store)
+                self.pipeline = Ingest(self.place, self.store, compact=self.options.compact)
             else:
                 self._next_campaign()
             yield
@@ -448,70 +509,89 @@ class Run:
         """Nobody has ended it; it may have failed for a worker's sake, or be done."""
         if command.process.returncode == 0 and isinstance(self.pipeline, Campaign):
             self._next_campaign()
-        elif not self._struck:
+        elif not self._struck and (command.process.returncode != 0 or not self.pipeline.recurs):
             self.findings.add("failed", f"exit code {command.process.returncode}: {command.said[-1500:]}")
 
     # -- one round
 
-    def _round(self, number: int) -> None:
+    def _round(self) -> None:
         target = self.random.choice(self.options.phases or self.pipeline.phases)
-        victim = self._victim()
-        self._await(target)
+        aim, phase, again = self._aim(self._victim(), target)
         assert self.command is not None
-        time.sleep(self.random.uniform(0.0, DELAYS.get(target, DELAY)))
-        phase, again = self.pipeline.look(self.command.began)
-        family = self.command.family()
-        victim, hit = self._hit(victim, family)
-        strike(hit)
+        if not self.command.running:
+            return  # it was quicker; the next round looks at how it has ended
+        strike(aim.hit)
         self._struck = True
-        self.blows.append(Blow(victim, phase if self.command.running or hit else Phase.ENDED, again))
-        self._say(number)
-        if victim in {"driver", "java", "all"}:
-            self._orphans += family
-            self._await_end(victim, family)
+        if aim.counts:
+            self.blows.append(Blow(aim.victim, phase, again))
+        else:
+            self.vain += 1
+        self._say(f"{aim.victim} while {phase}{' again' if again else ''}", aim.counts)
+        if aim.victim in {"driver", "java", "all"}:
+            self._orphans += aim.family
+            self._await_end(aim)
+
+    def _aim(self, victim: str, target: Phase) -> tuple[Aim, Phase, bool]:
+        """Wait for a phase, and a random little longer; again, if the phase must be that one and is over by then."""
+        end = time.monotonic() + PHASE_PATIENCE
+        while True:
+            aim = self._await(victim, target)
+            delay = self.random.uniform(0.0, DELAYS.get(target, DELAY))
+            time.sleep(delay)
+            if delay > DELAY:
+                aim = self._targets(victim)
+            assert self.command is not None
+            phase, again = self.pipeline.look(self.command.began)
+            if not self.options.phases or phase is target or time.monotonic() > end:
+                return aim, phase, again
 
     def _victim(self) -> str:
         possible = {name: share for name, share in self.options.victims.items() if self._cluster or name != "executor"}
         return self.random.choices(list(possible), list(possible.values()))[0]
 
-    def _await(self, target: Phase) -> None:
-        """Until the run is in this phase, or any moment will do."""
-        self._ensure_running()
+    def _await(self, victim: str, target: Phase) -> Aim:
+        """Until the run is in this phase, or any moment will do; whom to hit then."""
         end = time.monotonic() + PHASE_PATIENCE
-        while time.monotonic() < end:
+        aim, listed = None, 0.0
+        while True:
             self._ensure_running()
+            if aim is None or time.monotonic() - listed > LIST_AGE:
+                aim, listed = self._targets(victim), time.monotonic()
             assert self.command is not None
-            if self.pipeline.look(self.command.began)[0] is target:
-                return
+            if self.pipeline.look(self.command.began)[0] is target or listed > end:
+                return aim
             time.sleep(LOOK)
 
-    def _hit(self, victim: str, family: list[psutil.Process]) -> tuple[str, list[psutil.Process]]:
+    def _targets(self, victim: str) -> Aim:
         """Whom it hits: what there is just now. Before there is a worker there is Java, and before that Python."""
         assert self.command is not None
-        driver = psutil.Process(self.command.process.pid) if self.command.running else None
+        driver = [psutil.Process(self.command.process.pid)] if self.command.running else []
+        family = self.command.family()
+        java = [process for process in family if is_driver_java(process)]
         workers = [process for process in family if is_python(process)]
         executors = self._cluster.executors() if self._cluster is not None else []
         workers += [child for one in executors for child in _children(one) if is_python(child)]
+        hit = driver
         if victim == "executor" and executors:
-            return victim, [self.random.choice(executors)]
-        if victim == "worker" and workers:
-            return victim, [self.random.choice(workers)]
-        if victim == "all":
-            everything = [*([driver] if driver else []), *family, *executors, *workers]
-            self.random.shuffle(everything)
-            return victim, everything
-        java = [process for process in family if process not in workers]
-        if victim != "driver" and java:
-            return "java", java
-        return "driver", [driver] if driver else []
+            hit = [self.random.choice(executors)]
+        elif victim == "worker" and workers:
+            hit = [self.random.choice(workers)]
+        elif victim == "all":
+            hit = [*driver, *family, *executors, *workers]
+            self.random.shuffle(hit)
+        elif victim != "driver" and java:
+            victim, hit = "java", java
+        else:
+            victim = "driver"
+        return Aim(victim, hit, family, counts=bool(hit and java))
 
-    def _await_end(self, victim: str, family: list[psutil.Process]) -> None:
+    def _await_end(self, aim: Aim) -> None:
         assert self.command is not None
         if self.command.wait() is None:
-            self.findings.add("hung", f"after {self.blows[-1]}: {self.command.said[-1500:]}")
+            self.findings.add("hung", f"after a blow to {aim.victim}: {self.command.said[-1500:]}")
             self.command.close()
         if self.random.random() < 0.5:  # else the next one begins while something of this one still runs
-            still_running(family, ORPHAN_PATIENCE)
+            still_running(aim.family, ORPHAN_PATIENCE)
 
     def _look_for_orphans(self) -> None:
         """What was started for a run that is dead must end by itself."""
@@ -538,6 +618,7 @@ class Run:
             "micro-batches": 1 + (self.pipeline._newest("commits") or 0),
             "files": found.files,
             "of them merged": found.merged,
+            **{f"{what} that a start had to finish": count for what, count in self.pipeline.left_to_do.items()},
         }
 
     def _stop(self) -> None:
@@ -614,9 +695,10 @@ class Run:
         (counters,) = [plugin["counters"] for plugin in plugins if plugin["name"] == "fanout"]
         return counters.get("batches", 0), counters.get("batches_repeated", 0)
 
-    def _say(self, number: int) -> None:
+    def _say(self, blow: str, counts: bool) -> None:
         if not self.options.quiet:
-            print(f"{self.options.pipeline}: round {number} of {self.options.rounds}: {self.blows[-1]}", flush=True)
+            number = f"round {len(self.blows)} of {self.options.rounds}" if counts else "in vain"
+            print(f"{self.options.pipeline}: {number}: {blow}", flush=True)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
@@ -635,7 +717,8 @@ def report(outcome: Outcome) -> str:
     """What was hit, what came of it, and every finding."""
     options = outcome.options
     where = "a cluster of two workers" if options.cluster else LOCAL
-    head = f"{options.pipeline} from {options.engine} on {where}, seed {options.seed}: {len(outcome.blows)} kills, "
+    head = f"{options.pipeline} from {options.engine} on {where}, seed {options.seed}: {len(outcome.blows)} kills "
+    head += f"(and {outcome.vain} before Spark was there), "
     victims = list(VICTIMS)
     table = Counter((blow.phase, blow.victim) for blow in outcome.blows)
     again = Counter(blow.phase for blow in outcome.blows if blow.again)
@@ -657,12 +740,24 @@ def report(outcome: Outcome) -> str:
     )
 
 
+_PHASES = ", ".join(Phase)
+
+
+def _phases(given: str) -> tuple[Phase, ...]:
+    try:
+        return tuple(map(Phase, given.split(",")))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{error}; there are {_PHASES}") from error
+
+
 def _options(arguments: list[str]) -> list[Options]:
     line = parser("tests.chaos.spark", __doc__, rounds="kills per pipeline")
     line.add_argument("--minutes", type=float, default=math.inf, help="no further round after so many")
     add_runs(line, "pipeline", PIPELINES, default=",".join(PIPELINES))
     line.add_argument("--engine", choices=ENGINES, default="rocksdb")
     line.add_argument("--cluster", action="store_true", help="on a Spark cluster of three processes; kills executors")
+    line.add_argument("--compact", action="store_true", help="ingest: each run ends with a compaction of everything")
+    line.add_argument("--phase", dest="phases", type=_phases, default=(), help=f"strike in these only, of {_PHASES}")
     return [Options(**run) for run in options_of_runs(line.parse_args(arguments), "pipeline")]
 
 
