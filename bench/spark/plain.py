@@ -1,11 +1,11 @@
 """A plain Python consumer of a stream: what somebody would write who has no Spark, and knows how to write it well.
 
-    plain.py URL AFTER LAST parse|…     waits for a line on stdin, reads, prints CPU seconds and sums as JSON
+    plain.py URL AFTER LAST MODE     waits for a line on stdin, reads, prints CPU seconds and sums as JSON
 
 It reads pages of a thousand and more, decodes each record into a struct with msgspec, and goes over the rows once (to
-decode a whole page in one call takes longer). From
-Redis it reads with redis-py and hiredis, as everybody does; from an embedded store with Motorcade's own reader, since
-nothing else can. With `parse`, it also parses the payload, into a struct too, which is quicker than into a dictionary.
+decode a whole page in one call takes longer). From Redis it reads with redis-py and hiredis, as everybody does; from an
+embedded store with Motorcade's own reader, since nothing else can. In the modes that parse, it parses the payload too,
+into a struct, which is quicker than into a dictionary.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def main() -> None:
     parse = msgspec.json.Decoder(Telemetry).decode
     print("ready", flush=True)
     sys.stdin.readline()
+    parsing = mode in ("parse", "from_json")
     cpu = time.process_time()
     rows = octets = speeds = reached = 0
     for offset, values in values_of(url, after, last):
@@ -60,9 +61,10 @@ def main() -> None:
         rows += len(values)
         for value in values:
             record = decode(value)
-            octets += len(record.payload)
-            if mode == "parse":
+            if parsing:
                 speeds += parse(record.payload).speed
+            else:
+                octets += len(record.payload)
     print(
         json.dumps(
             {

@@ -5,9 +5,23 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    CharType,
+    DataType,
+    DoubleType,
+    FloatType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from motorcade.pipelines.sources import columns
+from motorcade.pipelines.sources.columns import Wanted
 from motorcade.pipelines.sources.datasource import COLUMNS, MotorcadeDataSource, columns_of, schema_of
 from motorcade.pipelines.sources.options import Edge, Kind, Lost, Missing, Moment, OptionError, ReadOptions
 
@@ -101,7 +115,43 @@ def test_the_types_are_those_that_spark_wants(kind: Kind) -> None:
 
 def test_a_schema_chooses_columns() -> None:
     schema = StructType([StructField("topic", StringType()), StructField("offset", LongType())])
-    assert ["topic", "offset"] == columns_of(Kind.STREAM, schema)
+    assert Wanted(["topic", "offset"]) == columns_of(Kind.STREAM, schema)
+
+
+def test_a_schema_says_what_the_payload_becomes() -> None:
+    """In its place among the columns, which are read as far as they are needed."""
+    place = StructType().add("lat", DoubleType())
+    body = StructType().add("vin", StringType()).add("at", place).add("doors", ArrayType(BooleanType()))
+    schema = StructType().add("json", body).add("offset", LongType())
+    wanted = columns_of(Kind.STREAM, schema)
+    assert ["json", "offset"] == wanted.names
+    assert ["offset", "payload"] == wanted.stored()
+    assert to_arrow_schema(schema, timezone="UTC").field("json").type == wanted.json
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (StringType(), r"cannot be string: it is a STRUCT<name: TYPE, …>; `from_json`"),
+        (StructType(), "a STRUCT needs fields"),
+        (StructType().add("a", StringType()).add("a", LongType()), "each with a name of its own"),
+        (
+            StructType().add("a", ArrayType(StructType().add("at", TimestampType()))),
+            r"json\.a\[\]\.at: the payload can be parsed into STRUCT, ARRAY, BOOLEAN",
+        ),
+        (StructType().add("a", MapType(StringType(), LongType())), r"json\.a: the payload can be"),
+        (StructType().add("a", FloatType()), r"json\.a: the payload can be"),
+        (StructType().add("a", CharType(3)), "CharType"),
+    ],
+)
+def test_what_the_payload_cannot_become(kind: DataType, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        columns_of(Kind.STREAM, StructType().add("json", kind))
+
+
+def test_only_messages_have_payloads_to_parse() -> None:
+    with pytest.raises(OptionError, match="no column 'json'; redis_stream has offset"):
+        columns_of(Kind.REDIS_STREAM, StructType().add("json", StructType().add("a", LongType())))
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,11 @@ def test_the_stream_of_a_running_node_is_a_frame(spark: SparkSession, tmp_path: 
         )
         rows = speeds.orderBy("offset").collect()
         assert [(number + 1, "v/1", "car-1", 1, str(number)) for number in range(500)] == [tuple(row) for row in rows]
-        publish_many(client, "v/1", [b"{}"] * 100, qos=1)
+        publish_many(client, "v/1", [b"{}", b"no json"] * 50, qos=1)
         assert 600 == frame(spark, url, stream="telemetry").count()
+        parsed = spark.read.format("motorcade").schema("json STRUCT<speed: INT>, offset LONG")
+        rows = parsed.options(store=url, stream="telemetry").load().orderBy("offset").collect()
+        assert [(number,) for number in range(500)] + [(None,), None] * 50 == [row.json for row in rows]
 
 
 @pytest.mark.timeout(240)

@@ -12,6 +12,7 @@ Rule 3: Spark takes a batch only if its types are exactly those that it would ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Final
 
@@ -41,6 +42,9 @@ MESSAGES: Final = (
 ENTRIES: Final = ("offset", "time", "id", "fields")
 WAITING: Final = ("owner", "position", "stored", "expires", "mark", "body")
 
+#: A column of messages that is made only if a schema has it, and of what it says: the payload, parsed.
+JSON: Final = "json"
+
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _PROPERTY: Final = pa.struct([("name", pa.string()), ("value", pa.string())])
 PROPERTIES: Final = pa.list_(_PROPERTY)
@@ -68,6 +72,20 @@ TYPES: Final[dict[str, pa.DataType]] = {
     "mark": pa.int32(),
     "body": pa.binary(),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Columns of a frame in the order of its schema."""
+
+    names: list[str]
+    json: pa.StructType | None = None  #: the type of the column `json`, if that is wanted
+
+    def stored(self) -> list[str]:
+        """Those that a record has, and what others are made of."""
+        names = [name for name in self.names if name != JSON]
+        return [*names, "payload"] if len(names) < len(self.names) and "payload" not in names else names
+
 
 #: Bits of an id's number within its millisecond in an offset; and what is left for the milliseconds.
 SEQUENCE_BITS: Final = 20

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -21,6 +22,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
     ArrayType,
@@ -38,7 +40,9 @@ from pyspark.sql.types import (
 
 from motorcade.pipelines.sources import columns
 from motorcade.pipelines.sources.appends import FIELDS, Appends, Staged
+from motorcade.pipelines.sources.bodies import unfit
 from motorcade.pipelines.sources.brokers import Sender, Sent
+from motorcade.pipelines.sources.columns import Wanted
 from motorcade.pipelines.sources.fanouts import Fanouts
 from motorcade.pipelines.sources.mailboxes import Mailboxes
 from motorcade.pipelines.sources.messages import Messages, Offset
@@ -70,18 +74,37 @@ def schema_of(kind: Kind) -> StructType:
     return StructType([StructField(name, _TYPES[columns.TYPES[name]]) for name in COLUMNS[kind]])
 
 
-def columns_of(kind: Kind, schema: StructType) -> list[str]:
+def columns_of(kind: Kind, schema: StructType) -> Wanted:
     """The columns that somebody wants: all, or those of a schema that was given."""
     known = {field.name: field.dataType for field in schema_of(kind).fields}
+    parsed = None
     for field in schema.fields:
-        if field.name not in known:
+        if field.name == columns.JSON and kind is Kind.STREAM:
+            parsed = _parsed(field)
+        elif field.name not in known:
             raise OptionError(f"there is no column {field.name!r}; {kind.value} has {', '.join(known)}")
-        if field.dataType != known[field.name]:
+        elif field.dataType != known[field.name]:
             raise OptionError(
                 f"the column {field.name!r} is {known[field.name].simpleString()}, not "
                 f"{field.dataType.simpleString()}; a schema chooses columns, `cast` changes them"
             )
-    return schema.fieldNames()
+    return Wanted(schema.fieldNames(), parsed)
+
+
+def _parsed(field: StructField) -> pa.StructType:
+    """What the payload is to become."""
+    kind: pa.DataType | None = None
+    try:
+        kind = to_arrow_type(field.dataType, timezone="UTC")
+        why = unfit(kind) if isinstance(field.dataType, StructType) else "it is a STRUCT<name: TYPE, …>"
+    except PySparkTypeError as error:
+        why = str(error)
+    if why:
+        raise OptionError(
+            f"the column 'json' cannot be {field.dataType.simpleString()}: {why}; `from_json` makes other things of "
+            "the column `payload`"
+        )
+    return kind
 
 
 class MotorcadeDataSource(DataSource):
@@ -123,42 +146,42 @@ class MotorcadeDataSource(DataSource):
         return StreamAppender(Appends(options.store, options.redis_stream, options.query))
 
 
-def feed(options: ReadOptions, names: Sequence[str]) -> Messages | Natives:
-    return Natives(options, names) if options.kind is Kind.REDIS_STREAM else Messages(options, names)
+def feed(options: ReadOptions, wanted: Wanted) -> Messages | Natives:
+    return Natives(options, wanted.names) if options.kind is Kind.REDIS_STREAM else Messages(options, wanted)
 
 
 class BatchReader(DataSourceReader):
     """One read, from `starting` to `ending`."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, wanted: Wanted) -> None:
         self._options = options
-        self._names = names
+        self._wanted = wanted
 
     def partitions(self) -> list[InputPartition]:
         if self._options.kind is Kind.MAILBOXES:
-            return [InputPartition(part) for part in Mailboxes(self._options, self._names).ranges()]
-        source = feed(self._options, self._names)
+            return [InputPartition(part) for part in Mailboxes(self._options, self._wanted.names).ranges()]
+        source = feed(self._options, self._wanted)
         start = source.begin()
         return [InputPartition(part) for part in source.ranges(start, source.end(start))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # what Spark makes of no partitions
             return iter(())
-        return _read(self._options, self._names, partition.value)
+        return _read(self._options, self._wanted, partition.value)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream that is followed."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, wanted: Wanted) -> None:
         self._options = options
-        self._names = names
+        self._wanted = wanted
         self._made: Messages | Natives | None = None  #: on the driver
         self._target: Offset | None = None  #: beyond which a backfill does not go
 
     def _feed(self) -> Messages | Natives:
         if self._made is None:
-            self._made = feed(self._options, self._names)
+            self._made = feed(self._options, self._wanted)
         return self._made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,11 +211,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(part) for part in self._feed().ranges(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._names, partition.value)
+        return _read(self._options, self._wanted, partition.value)
 
 
-def _read(options: ReadOptions, names: Sequence[str], part: Any) -> Iterator[pa.RecordBatch]:
-    source = Mailboxes(options, names) if options.kind is Kind.MAILBOXES else feed(options, names)
+def _read(options: ReadOptions, wanted: Wanted, part: Any) -> Iterator[pa.RecordBatch]:
+    source = Mailboxes(options, wanted.names) if options.kind is Kind.MAILBOXES else feed(options, wanted)
     yield from source.read(part)
     if TaskContext.get() is not None:
         settle()

@@ -16,6 +16,8 @@ import structlog
 from motorcade.core.record import Record, RecordError, decode
 from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources import columns
+from motorcade.pipelines.sources.bodies import Bodies
+from motorcade.pipelines.sources.columns import JSON, Wanted
 from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, Place, ReadOptions
 from motorcade.pipelines.sources.shelf import shelf
 from motorcade.pipelines.sources.unpack import unpack
@@ -50,9 +52,11 @@ def split(after: int, last: int, rows: int) -> list[Range]:
 class Messages:
     """Plans and reads; made anew in every process."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, wanted: Wanted) -> None:
         self._options = options
-        self._names = names
+        self._wanted = wanted
+        self._names = wanted.stored()
+        self._bodies = None if wanted.json is None else Bodies(wanted.json)
         self._seen: Extent | None = None
         self._looked = 0.0  #: when; of the monotonic clock
 
@@ -177,6 +181,14 @@ class Messages:
         log.warning("stream_trimmed", stream=self._options.name, first=after + 1, last=gone, skipped=gone - after)
 
     def _batch(self, page: Page) -> pa.RecordBatch:
+        batch = self._stored(page)
+        if self._bodies is None:
+            return batch
+        made = {name: batch.column(name) for name in self._names}
+        made[JSON] = self._bodies.column(made["payload"])
+        return pa.RecordBatch.from_arrays([made[name] for name in self._wanted.names], self._wanted.names)
+
+    def _stored(self, page: Page) -> pa.RecordBatch:
         """The records of a page: those in the usual form at once, and the others one by one."""
         found = unpack(page.values)
         if found is None or 2 * len(found.rows) < len(page.values):
