@@ -1,10 +1,11 @@
-"""Receipts to tables and report, and fleet tables to encoded batches: three sizes each, beside plain Python.
+"""Receipts to tables, fleet tables to encoded batches, a stream to a lake: three sizes each, beside plain Python.
 
     receipts   the stream `receipts` of an embedded store → all tables → the data of the report
     audience   Parquet of VINs, some wrong, some twice → validated, each once → messages of 200 vehicles as Parquet
+    ingest     a stream of an embedded store, of three types, some of it late, wrong or there twice → Parquet files
 
 Cost should grow linearly: the rate at the largest size against that at the smallest is shown, and must not fall below
-`LINEAR`. The plain programs (`plain_receipts.py`, `plain_audience.py`) run in the same round, one process each.
+`LINEAR`. The plain programs (`plain_receipts.py` and so on) run in the same round, one process each.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,20 @@ from motorcade.core import receipt as receipts_
 from motorcade.core import record
 from motorcade.core.message import Message
 from motorcade.core.receipt import Receipt, State, delivery_id
-from motorcade.pipelines import audience, report
+from motorcade.pipelines import audience, report, schema
+from motorcade.pipelines import ingest as ingests
+from motorcade.pipelines.ingest_run import Ingestion, Source
 from motorcade.pipelines.receipts import COLUMNS, receipts
+from motorcade.pipelines.runner import Folder, Trigger, follow
 from motorcade.platform.orders import Order
 from motorcade.storage import open_store
 from motorcade.storage.ports import Durability
 
-RECEIPTS = (300_000, 1_000_000, 3_000_000)  # events
-VEHICLES = (1_000_000, 3_000_000, 10_000_000)
+SIZES = {
+    "receipts": (300_000, 1_000_000, 3_000_000),  # events
+    "audience": (1_000_000, 3_000_000, 10_000_000),  # vehicles
+    "ingest": (100_000, 300_000, 1_000_000),  # messages
+}
 REQUESTS = 10
 FILES = 8
 LINEAR = 0.75  # of the rate at the smallest size, at the largest
@@ -154,6 +162,112 @@ def plain_audience(fleet: Path, out: Path) -> Measured:
     return told["seconds"], told["vehicles"]
 
 
+# -- ingest
+
+SCHEMA = """
+[types.position]
+topics = ["v/+/position"]
+fields = "vin STRING NOT NULL, lat DOUBLE NOT NULL, lon DOUBLE NOT NULL, speed DOUBLE, soc INT, at TIMESTAMP"
+time = "at"
+key = ["vin", "at"]
+
+[types.trip]
+topics = ["v/+/trip"]
+fields = "vin STRING NOT NULL, started BIGINT, legs ARRAY<STRUCT<km: DOUBLE, seconds: INT>>"
+time = "started"
+time_unit = "ms"
+strict = true
+
+[types.health]
+topics = ["v/+/health"]
+fields = "vin STRING NOT NULL, odometer DOUBLE, voltage DOUBLE, codes ARRAY<STRING>"
+"""
+
+PER_SECOND = 200  #: records; so the largest size is longer than duplicates are known
+AGAIN = 49  #: every so many-th message is the one that came AGO before
+AGO = 777
+DAY = 86400.0
+
+POSITION = b'{"vin":"%s","lat":48.%06d,"lon":11.%06d,"speed":%d.5,"soc":%d,"at":"%s"}'
+TRIP = b'{"vin":"%s","started":%d,"legs":[{"km":%d.5,"seconds":%d},{"km":3.25,"seconds":240}]}'
+HEALTH = b'{"vin":"%s","odometer":%d.1,"voltage":13.%d,"codes":["P0%03d","U0100"]}'
+
+#: What can be wrong with a message; some of it only with those of one type.
+WRONG: list[Callable[[str, bytes], tuple[str, bytes]]] = [
+    lambda kind, body: (kind, body[:-2]),
+    lambda kind, body: (kind, body + b"}"),
+    lambda kind, body: (kind, body.replace(b'"lat":', b'"lat":"north","x":')),
+    lambda kind, body: (kind, body.replace(b'"vin"', b'"win"')),
+    lambda kind, body: (kind, body.replace(b'"at":"20', b'"at":"19')),
+    lambda kind, body: (kind, body.replace(b'"legs"', b'"parts"')),
+    lambda _kind, body: ("other", body),
+]
+
+
+def telemetry(number: int) -> Message:
+    """Eight of ten are positions; one in twenty is of the day before, one in a hundred is wrong."""
+    if number % AGAIN == 0 and number > AGO:
+        return telemetry(number - AGO)
+    name = f"LMCAAAAA9RA{number % 20_000:06}"
+    vin = name.encode()
+    recorded = NOW + number / PER_SECOND
+    happened = recorded - 1.5 - (DAY if number % 21 == 7 else 0.0)
+    match number % 10:
+        case 8:
+            kind, body = "trip", TRIP % (vin, happened * 1000, number % 90, number % 5000)
+        case 9:
+            kind, body = "health", HEALTH % (vin, number % 300_000, number % 10, number % 1000)
+        case _:
+            lat, lon = number * 7919 % 10**6, number * 104729 % 10**6
+            at = datetime.fromtimestamp(happened, UTC).isoformat(timespec="milliseconds").encode()
+            kind, body = "position", POSITION % (vin, lat, lon, number % 180, number % 101, at)
+    if number % 97 == 0:
+        kind, body = WRONG[number // 97 % len(WRONG)](kind, body)
+    guid = number.to_bytes(16, "big")
+    return Message(f"v/{name}/{kind}", body, 1, publisher=name, timestamp=recorded, guid=guid)
+
+
+async def fill_telemetry(url: str, messages: int) -> None:
+    store = await open_store(url, Durability.FAST)
+    for first in range(1, messages + 1, APPEND):
+        numbers = range(first, min(first + APPEND, messages + 1))
+        values = [record.encode(telemetry(number)) for number in numbers]
+        await store.streams.append("telemetry", values, NOW + first / PER_SECOND)
+    await store.close()
+
+
+def spark_ingest(spark: SparkSession, url: str, place: Path) -> Measured:
+    """As `motorcade pipeline run ingest` does it, into a new lake."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    (place / "schema.toml").write_text(SCHEMA)
+    types = schema.read(place / "schema.toml")
+    begun = time.perf_counter()
+    with (
+        Folder(place / "run", "ingest", {}) as folder,
+        Ingestion(spark, folder, place / "lake", Source(url, "stream", "telemetry"), types, ingests.Options()) as one,
+    ):
+        one.open({"stream": "telemetry"})
+        outcome = follow(one.writer(), folder, Trigger(), one.shown(lambda _batch: None))
+    seconds = time.perf_counter() - begun
+    return seconds, (rows_in(place / "lake"), dict(outcome.counts["dead"]), outcome.rows)
+
+
+def plain_ingest(url: str, place: Path) -> Measured:
+    shutil.rmtree(place, ignore_errors=True)
+    told = _child("plain_ingest.py", url, str(place))
+    return told["seconds"], (rows_in(place), told["dead"], told["read"])
+
+
+def rows_in(lake: Path) -> dict[str, int]:
+    """By table and day."""
+    found: dict[str, int] = {}
+    for file in lake.glob("[!.]*/*/*.parquet"):
+        name = str(file.parent.relative_to(lake))
+        found[name] = found.get(name, 0) + pq.read_metadata(file).num_rows
+    return found
+
+
 def _child(program: str, *arguments: str) -> dict[str, Any]:
     line = [sys.executable, str(HERE / program), *arguments]
     return dict(json.loads(subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True).stdout))
@@ -191,6 +305,13 @@ def measure(spark: SparkSession, what: str, size: int, times: int, folder: Path)
         url = f"rocksdb://{folder / f'receipts-{size}'}"
         asyncio.run(fill_receipts(url, size))
         return rounds(what, size, times, lambda: spark_receipts(spark, url), lambda: plain_receipts(url))
+    if what == "ingest":
+        url = f"rocksdb://{folder / f'telemetry-{size}'}"
+        asyncio.run(fill_telemetry(url, size))
+        place = folder / "ingest"
+        return rounds(
+            what, size, times, lambda: spark_ingest(spark, url, place), lambda: plain_ingest(url, folder / "plain")
+        )
     fleet, out = folder / f"fleet-{size}", folder / "batches"
     write_fleet(fleet, size)
     return rounds(
@@ -199,10 +320,9 @@ def measure(spark: SparkSession, what: str, size: int, times: int, folder: Path)
 
 
 def main(what: str, argv: list[str]) -> int:
-    sizes = RECEIPTS if what == "receipts" else VEHICLES
     parser = argparse.ArgumentParser(prog=f"bench/spark/run {what}")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sizes", default=",".join(map(str, sizes)), help="several with commas, growing")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES[what])), help="several with commas, growing")
     parser.add_argument("--out", type=Path, help="write the report there too")
     parser.add_argument("--strict", action="store_true", help="end with 1 unless every bar is met")
     arguments = parser.parse_args(argv)
