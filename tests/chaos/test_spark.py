@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.chaos import spark_judge as judge
-from tests.chaos.spark import Options, Phase, crash, report
+from tests.chaos.spark import Ingest, Options, Phase, crash, report
 
 #: Seconds; each blow costs a start of Spark, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)
@@ -34,6 +35,44 @@ def test_no_vehicle_is_addressed_twice_when_an_audience_is_killed() -> None:
     assert outcome.passed, report(outcome)
     assert 2000 == outcome.figures["vehicles"]
     assert 1 == len(outcome.blows)
+
+
+# -- when to strike
+
+
+@pytest.mark.parametrize(
+    ("committed", "ledger", "staged", "phase"),
+    [
+        (0, {"batch": 0}, False, Phase.COMPUTING),
+        (0, {"batch": 0}, True, Phase.WRITING),
+        (0, {"batch": 1, "moves": [["a", "b"]]}, True, Phase.MOVING),
+        (0, {"batch": 1}, False, Phase.PLACED),
+        (0, {"batch": 1}, True, Phase.COMPACTING),
+        (0, {"batch": 1, "moves": [["a", "b"]], "removes": ["c", "d"]}, True, Phase.REPLACING),
+        (1, {"batch": 1}, False, Phase.BETWEEN),
+        (1, {"batch": 1}, True, Phase.COMPACTING),
+        (1, {"batch": 1, "moves": [["a", "b"]], "removes": ["c", "d"]}, True, Phase.REPLACING),
+    ],
+)
+def test_what_ingest_is_doing_is_seen_from_outside(
+    committed: int, ledger: dict[str, object], staged: bool, phase: Phase, tmp_path: Path
+) -> None:
+    """Micro-batch 1 has begun; when it is done, files are still compacted with `--compact`."""
+    ingest = Ingest(tmp_path, [])
+    home = ingest.lake / judge.HIDDEN / "run"
+    files = {
+        ingest.folder / "status.json": json.dumps({"started_at": 2.0}),
+        ingest.folder / "spark" / "offsets" / "1": "",
+        ingest.folder / "spark" / "commits" / str(committed): "",
+        home / "ledger.json": json.dumps(ledger),
+    }
+    if staged:
+        files[home / "staging" / "try" / "f.parquet"] = ""
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert (phase, False) == ingest.look(began=1.0)
+    assert (Phase.STARTING, False) == ingest.look(began=3.0), "the process before that one has said so"
 
 
 # -- the judge: the lake
