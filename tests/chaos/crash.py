@@ -11,234 +11,158 @@ crash has its chance. Exit code 1 on any finding.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import shutil
-import signal
 import sys
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
+from tests.chaos import rounds
 from tests.chaos.cast import Cast
+from tests.chaos.command import options_of_runs, run_all
 from tests.chaos.judge import Debts, History, Tally, Verdict, judge, unpublished_wills
-from tests.chaos.victim import ENGINES, Backing, NotReadyError, Victim
 
-#: Seconds: longest life of a node in a round; longest absence of a killed Redis; longest drain.
-LIFE = 1.5
-REDIS_AWAY = 0.5
-DRAIN_PATIENCE = 600.0
+REDIS_AWAY = 0.5  #: seconds that a killed Redis is away, at most
 
 #: How many of the nodes live at least until somebody has seen all retained messages.
 LOOKS = 0.5
 
-#: How a round goes, and how often.
-WAYS = {"serving": 0.4, "answered": 0.2, "delivered": 0.1, "starting": 0.15, "twice": 0.15}
+PLAN = rounds.Plan(
+    life=1.5,
+    ways={"serving": 0.4, "answered": 0.2, "delivered": 0.1, "starting": 0.15, "twice": 0.15},
+    events={"answered": 20, "delivered": 20},
+    patience=600.0,
+    earliest=0.3,
+)
 
 
 @dataclass
-class Options:
+class Options(rounds.NodeOptions):
     """What to do in one run."""
 
-    rounds: int = 20
-    engine: str = "rocksdb"
     qos: tuple[int, ...] = (1, 2)
-    seed: int = 1
     kill: str = "node"
-    durability: str = ""
     rate: float = 60.0  #: messages per second of each publisher
-    data: Path | None = None
-    quiet: bool = False
-    standstill: float = 20.0  #: seconds without any progress until a drain is given up
 
 
-@dataclass
-class Outcome:
-    """What came of it."""
-
-    options: Options
-    verdict: Verdict
-    kills: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    drain: float = 0.0
-    starts: list[float] = field(default_factory=list)  #: seconds until ready
+Outcome = rounds.Outcome[Options, Verdict]
 
 
-class Run:
+class Run(rounds.NodeRun[Options, Verdict]):
     """One run on one engine."""
 
     def __init__(self, options: Options, data: Path) -> None:
-        self.options = options
-        self.random = Random(options.seed)
+        super().__init__(options, data, PLAN)
         self.history = History()
-        self.backing = Backing(options.engine, data)
-        self.victim = Victim(self.backing, data, durability=options.durability)
-        self.kills: Counter[str] = Counter()
-        self.starts: list[float] = []
-
-    async def run(self) -> Outcome:
-        began = time.monotonic()
-        await asyncio.to_thread(self.backing.start)
         self.cast = Cast(
             self.victim.address,
             self.history,
             self.random,
-            qos=self.options.qos,
-            rate=self.options.rate,
-            patience=self.options.standstill / 2,
+            qos=options.qos,
+            rate=options.rate,
+            patience=options.standstill / 2,
         )
-        draining = began
-        try:
-            await self._start()
-            await self.cast.enter()
-            await self.cast.play()
-            for number in range(1, self.options.rounds + 1):
-                await self._round()
-                self.cast.check()
-                self._say(number)
-            draining = time.monotonic()
-            await self.cast.end_load()
-            await self._drain()
-            await self._epilogue()
-        except NotReadyError as error:
-            self.history.odd("node did not start", str(error))
-        finally:
-            drain = time.monotonic() - draining
-            await self.cast.exit()
-            await self.victim.kill()
-            await asyncio.to_thread(self.backing.remove)
-        for words in self.victim.tracebacks:
-            self.history.odd("traceback", words)
-        verdict = judge(self.history)
-        return Outcome(self.options, verdict, self.kills, time.monotonic() - began, drain, self.starts)
+
+    # -- the load
+
+    async def enter(self) -> None:
+        await self.cast.enter()
+        await self.cast.play()
+
+    async def end_load(self) -> None:
+        await self.cast.end_load()
+
+    async def leave(self) -> None:
+        await self.cast.exit()
+
+    def acknowledged(self) -> str:
+        return str(sum(publication.is_acknowledged for publication in self.history.sent()))
+
+    def judge(self) -> Verdict:
+        return judge(self.history)
+
+    def listen(self, event: str, happened: Callable[[], None]) -> None:
+        def heard(what: str) -> None:
+            if what == event:
+                happened()
+
+        self.history.happened = heard
 
     # -- one round
 
-    async def _round(self) -> None:
+    async def round(self) -> None:
         kill = self.options.kill
         if kill == "both":
             kill = self.random.choice(("node", "redis"))
         if kill == "node":
-            await self._round_of_node()
+            if self.random.random() < LOOKS:
+                await self.cast.settle_probes()
+            await super().round()
         elif kill == "redis":
             await self._round_of_redis()
         else:
-            await asyncio.sleep(self.random.uniform(0.0, LIFE))
+            await asyncio.sleep(self.random.uniform(0.0, self.plan.life))
+        self.cast.check()
 
-    async def _round_of_node(self) -> None:
-        if self.random.random() < LOOKS:
-            await self.cast.settle_probes()
-        way = self.random.choices(list(WAYS), list(WAYS.values()))[0]
-        await asyncio.sleep(self.random.uniform(0.0, LIFE if way != "twice" else LIFE / 8))
-        if not self.victim.is_alive:
-            self.history.odd("node ended", f"process {self.victim.starts} ended by itself")
-        if way in {"answered", "delivered"}:
-            await self._strike_at(way)
-        await self.victim.kill()
-        self._killed(way if way != "starting" else "serving")
-        if way == "starting":
-            typical = sorted(self.starts)[len(self.starts) // 2]
-            await self.victim.start_and_kill(self.random.uniform(0.3, 1.1) * typical)
-            self._killed("starting", counted=False)
-        await self._start()
-
-    async def _strike_at(self, event: str) -> None:
-        """Kill at the very moment when a client has got an answer or a message."""
-        struck, countdown = asyncio.Event(), self.random.randint(1, 20)
-
-        def happened(what: str) -> None:
-            nonlocal countdown
-            countdown -= what == event
-            if countdown <= 0 and not struck.is_set():
-                self.victim.strike()
-                struck.set()
-
-        self.history.happened = happened
-        try:
-            await asyncio.wait_for(struck.wait(), LIFE)
-        except TimeoutError:
-            pass  # nothing moved for so long; any moment is as good
-        self.history.happened = lambda event: None
+    def life_of(self, way: str) -> float:
+        return self.plan.life / 8 if way == "twice" else self.plan.life
 
     async def _round_of_redis(self) -> None:
-        await asyncio.sleep(self.random.uniform(0.0, LIFE))
+        await asyncio.sleep(self.random.uniform(0.0, self.plan.life))
         server = await asyncio.to_thread(self.backing.kill, self.random)
-        self._killed("redis")
+        self.killed("redis")
         await asyncio.sleep(self.random.uniform(0.0, REDIS_AWAY))
         await asyncio.to_thread(server.start)
         if not self.victim.is_alive:
-            self.history.odd("node ended", f"process {self.victim.starts} did not live through a restart of Redis")
+            words = f"process {self.victim.starts} did not live through a restart of Redis"
+            self.troubles.append(("node ended", words))
             await self.victim.kill()
-            await self._start()
+            await self.start()
 
-    def _killed(self, how: str, *, counted: bool = True) -> None:
-        self.kills[how] += 1
-        self.cast.kills += counted
+    def killed(self, how: str) -> None:
+        super().killed(how)
+        self.cast.kills += how != "starting"
 
-    async def _start(self) -> None:
-        began = time.monotonic()
-        await self.victim.start()
-        self.starts.append(time.monotonic() - began)
+    async def start(self) -> None:
+        await super().start()
         self.cast.probe()
 
     # -- the end
 
-    async def _drain(self) -> None:
-        """Until nothing is owed any more, or nothing moves any more."""
+    async def drain(self) -> None:
+        """Until nothing is owed any more."""
         debts = Debts(self.history)
-        await self._until(
-            lambda: (
+
+        async def left() -> int:
+            self.cast.check()
+            return (
                 sum(map(len, debts.owed().values()))
                 + sum(publication.is_open for publication in self.history.sent())
                 + len(unpublished_wills(self.history))
                 + sum(not publisher.is_done for publisher in self.cast.paho_publishers)
             )
-        )
+
+        await self.until_nothing_is_left(left)
         await self.cast.settle_probes()
 
-    async def _epilogue(self) -> None:
+    async def epilogue(self) -> None:
         """Kill once more, and speak to everybody once more: what would come twice comes before that."""
         if self.options.kill != "nobody":
             await self.victim.kill()
-            self._killed("drained")
-            await self._start()
-        await self._until(lambda: 0 if self.cast.is_together else 1)
-        await self.cast.say_goodbye()
-        await self._drain()
+            self.killed("drained")
+            await self.start()
 
-    async def _until(self, remaining: Callable[[], int]) -> None:
-        end = time.monotonic() + DRAIN_PATIENCE
-        least, moved = sys.maxsize, time.monotonic()
-        while (left := remaining()) and time.monotonic() < min(end, moved + self.options.standstill):
-            if left < least:
-                least, moved = left, time.monotonic()
-            await asyncio.sleep(0.1)
+        async def absent() -> int:
             self.cast.check()
+            return not self.cast.is_together
 
-    def _say(self, number: int) -> None:
-        if self.options.quiet:
-            return
-        acknowledged = sum(publication.is_acknowledged for publication in self.history.sent())
-        line = f"\r{self.options.engine}: round {number} of {self.options.rounds}, {acknowledged} acknowledged"
-        end = "\n" if number == self.options.rounds else ""
-        if sys.stdout.isatty() or end:
-            print(line.lstrip("\r") if end and not sys.stdout.isatty() else line, end=end, flush=True)
+        await self.until_nothing_is_left(absent)
+        await self.cast.say_goodbye()
+        await self.drain()
 
 
 def crash(options: Options) -> Outcome:
-    """Run, and remove what it left behind, unless the data shall be kept somewhere."""
-    data = (
-        options.data / options.engine if options.data is not None else Path(tempfile.mkdtemp(prefix="motorcade-chaos-"))
-    )
-    try:
-        return asyncio.run(Run(options, data).run())
-    finally:
-        if options.data is None:
-            shutil.rmtree(data, ignore_errors=True)
+    return rounds.crash(Run, options)
 
 
 # -- telling
@@ -246,11 +170,7 @@ def crash(options: Options) -> Outcome:
 
 def report(outcome: Outcome) -> str:
     """The table, and every finding."""
-    options, verdict = outcome.options, outcome.verdict
-    kills = ", ".join(f"{count} {how}" for how, count in outcome.kills.items())
-    level = f", durability {options.durability}" if options.durability else ""
-    head = f"{options.engine}{level}, seed {options.seed}: {sum(outcome.kills.values())} kills ({kills}) in "
-    lines = [head + f"{outcome.seconds:.0f} s, the last {outcome.drain:.0f} s of it draining"]
+    verdict, lines = outcome.verdict, [outcome.headline()]
     if outcome.starts:
         lines += [f"ready within {min(outcome.starts):.1f} to {max(outcome.starts):.1f} s", ""]
     lines += _rows("", dict(sorted(verdict.by_qos.items())), acknowledged=True)
@@ -284,39 +204,24 @@ def _rows(title: str, tallies: dict[str, Tally], *, acknowledged: bool) -> Itera
 
 
 def _options(arguments: list[str]) -> list[Options]:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.crash", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="kills per engine")
-    parser.add_argument("--engine", default="rocksdb,redis", help=f"one or several of {', '.join(ENGINES)}")
-    parser.add_argument("--qos", default="1,2", help="QoS of the messages")
-    parser.add_argument("--seed", type=int, default=None, help="of everything random (except the timing of processes)")
-    parser.add_argument("--kill", choices=("node", "redis", "both", "nobody"), default="node", help="who is killed")
-    parser.add_argument("--durability", choices=("fast", "safe", "strict"), default="", help="level of the store")
-    parser.add_argument("--rate", type=float, default=60.0, help="messages per second of each publisher")
-    parser.add_argument("--data", type=Path, default=None, help="keep data and logs of the node here")
-    parser.add_argument("--quiet", action="store_true", help="only the outcome")
-    given = parser.parse_args(arguments)
-    seed = given.seed if given.seed is not None else Random().randrange(1_000_000)
-    engines = given.engine.split(",")
-    for engine in engines:
-        if engine not in ENGINES:
-            parser.error(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    line = rounds.node_parser(
+        "tests.chaos.crash", __doc__, rate=Options.rate, pace="messages per second of each publisher"
+    )
+    line.add_argument("--qos", type=_qos, default="1,2", help="QoS of the messages")
+    line.add_argument("--kill", choices=("node", "redis", "both", "nobody"), default="node", help="who is killed")
+    given = line.parse_args(arguments)
+    for engine in given.engine:
         if given.kill in {"redis", "both"} and not engine.startswith("redis"):
-            parser.error(f"--kill {given.kill}: there is no Redis to kill with {engine}")
-    qos = tuple(int(word) for word in given.qos.split(","))
-    return [
-        Options(given.rounds, engine, qos, seed, given.kill, given.durability, given.rate, given.data, given.quiet)
-        for engine in engines
-    ]
+            line.error(f"--kill {given.kill}: there is no Redis to kill with {engine}")
+    return [Options(**run) for run in options_of_runs(given, "engine")]
+
+
+def _qos(words: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in words.split(","))
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
-    passed = True
-    for options in _options(arguments):
-        outcome = crash(options)
-        print(report(outcome), end="\n\n", flush=True)
-        passed &= outcome.verdict.passed
-    return 0 if passed else 1
+    return run_all(_options(arguments), crash, report, lambda outcome: outcome.verdict.passed)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ the dead letters. `take-over` is the time from the blow to a leader with a highe
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from typing import Any
 
 import redis
 
+from tests.chaos.command import add_runs, options_of_runs, parser, run_all
 from tests.chaos.feed import Feed
 from tests.support.dispatch import DEAD, PROCESSED, Daemon, Place, connect
 from tests.support.redis import RedisCluster, RedisServer
@@ -362,26 +363,27 @@ def report(outcome: Outcome) -> str:
     return "\n".join(lines + [f"  FINDING {finding}" for finding in outcome.findings])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--engine", default="redis+cluster,redis", help=f"some of {', '.join(ENGINES)}")
-    parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=2000.0, help="messages a second")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", metavar="WAY,…", help=f"blows, of {', '.join(WAYS)}")
-    arguments = parser.parse_args()
-    engines = arguments.engine.split(",")
-    ways = {way: WAYS.get(way, 0) for way in arguments.only.split(",")} if arguments.only else WAYS
-    if unknown := [name for name in engines if name not in ENGINES] + [way for way, often in ways.items() if not often]:
-        parser.error(f"unknown: {', '.join(unknown)}")
-    failed = False
-    for engine in engines:
-        outcome = chaos(Options(arguments.rounds, engine, arguments.workers, arguments.rate, arguments.seed, ways))
-        print(report(outcome), flush=True)
-        failed |= not outcome.passed or bool(outcome.slow)
-    return 1 if failed else 0
+def _options(arguments: list[str]) -> list[Options]:
+    line = parser("tests.chaos.dispatch", __doc__, rounds="blows per engine", data=False)
+    line.set_defaults(seed=Options.seed)
+    add_runs(line, "engine", ENGINES, default="redis+cluster,redis")
+    line.add_argument("--workers", type=int, default=Options.workers)
+    line.add_argument("--rate", type=float, default=Options.rate, help="messages a second")
+    known = ", ".join(WAYS)
+    line.add_argument("--only", dest="ways", type=_ways, metavar="WAY,…", default=WAYS, help=f"blows, of {known}")
+    return [Options(**run) for run in options_of_runs(line.parse_args(arguments), "engine")]
+
+
+def _ways(words: str) -> dict[str, int]:
+    try:
+        return {way: WAYS[way] for way in words.split(",")}
+    except KeyError as unknown:
+        raise ArgumentTypeError(f"no blow {unknown}; there are {', '.join(WAYS)}") from None
+
+
+def main(arguments: list[str]) -> int:
+    return run_all(_options(arguments), chaos, report, lambda outcome: outcome.passed and not outcome.slow)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(sys.argv[1:]))

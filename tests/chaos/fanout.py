@@ -12,32 +12,19 @@ finding.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import shutil
-import signal
 import sys
-import tempfile
-import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
-
-import httpx
 
 from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import Receipt, State
 from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Kind, Leave, Profile
 from motorcade.fleet import State as Moment
+from tests.chaos import rounds
 from tests.chaos.audit import Audit, audit
+from tests.chaos.command import options_of_runs, run_all
 from tests.chaos.platform import Platform
-from tests.chaos.victim import ENGINES, Backing, NotReadyError, Victim
-
-#: Seconds: longest life of a node in a round; longest drain; without progress until a drain is given up.
-LIFE = 1.2
-DRAIN_PATIENCE = 300.0
-STANDSTILL = 20.0
 
 ACK_TIMEOUT = 0.6  #: so short that vehicles are found to be silent between two kills
 CONFIG = f"""
@@ -64,151 +51,97 @@ LIVES = Profile(
 )
 STEADY = Behaviour(heartbeat=1.0)
 
-#: How a round goes, and how often.
-WAYS = {"serving": 0.4, "answered": 0.25, "acknowledged": 0.2, "starting": 0.15}
+PLAN = rounds.Plan(
+    life=1.2,
+    ways={"serving": 0.4, "answered": 0.25, "acknowledged": 0.2, "starting": 0.15},
+    events={"answered": 10},
+    patience=300.0,
+)
 
 
 @dataclass
-class Options:
+class Options(rounds.NodeOptions):
     """What to do in one run."""
 
-    rounds: int = 20
-    engine: str = "rocksdb"
-    vehicles: int = 30
-    seed: int = 1
-    durability: str = ""
     rate: float = 25.0  #: batches per second
-    data: Path | None = None
-    quiet: bool = False
-    standstill: float = STANDSTILL
+    vehicles: int = 30
 
 
-@dataclass
-class Outcome:
-    """What came of it."""
-
-    options: Options
-    audit: Audit
-    kills: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    drain: float = 0.0
+Outcome = rounds.Outcome[Options, Audit]
 
 
-class Run:
+class Run(rounds.NodeRun[Options, Audit]):
     """One run on one engine."""
 
-    def __init__(self, options: Options, data: Path) -> None:
-        self.options = options
-        self.random = Random(options.seed)
-        self.backing = Backing(options.engine, data)
-        self.victim = Victim(self.backing, data, durability=options.durability, config=CONFIG, http=True)
-        self.kills: Counter[str] = Counter()
-        self.troubles: list[tuple[str, str]] = []  #: kind of finding, and words
-        self.starts: list[float] = []
+    gives_up = (*rounds.NodeRun.gives_up, FleetError)
 
-    async def run(self) -> Outcome:
-        began = draining = time.monotonic()
-        await asyncio.to_thread(self.backing.start)
+    def __init__(self, options: Options, data: Path) -> None:
+        super().__init__(options, data, PLAN, config=CONFIG, http=True)
         address = self.victim.address
         self.fleet = Fleet(
             FleetOptions(
                 host=address.host,
                 port=address.port,
-                vehicles=self.options.vehicles,
+                vehicles=options.vehicles,
                 profile=LIVES,
                 both_versions=True,
-                seed=self.options.seed,
+                seed=options.seed,
                 rate=0.0,
             )
         )
-        self.platform = Platform(address, self.fleet.vins, self.random, self.options.rate)
-        receipts: list[Receipt] = []
-        counts: dict[str, dict[State, int]] = {}
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            await self._start()
-            await self.fleet.start()
-            tasks = [asyncio.create_task(self.platform.run()), asyncio.create_task(self.platform.make())]
-            for number in range(1, self.options.rounds + 1):
-                await self._round()
-                self._say(number)
-            draining = time.monotonic()
-            self.platform.end()
-            await self._drain()
-            await self.victim.kill()
-            self.kills["drained"] += 1
-            await self._start()
-            await self._drain()
-            receipts, counts = await self._receipts(), await self._counts()
-        except (NotReadyError, FleetError, httpx.HTTPError) as error:
-            self.troubles.append(("node did not serve", str(error)))
-        finally:
-            drain = time.monotonic() - draining
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self.fleet.stop(Leave.RESET)
-            await self.victim.kill()
-            await asyncio.to_thread(self.backing.remove)
+        self.platform = Platform(address, self.fleet.vins, self.random, options.rate)
+        self.receipts: list[Receipt] = []
+        self.counts: dict[str, dict[State, int]] = {}
+
+    # -- the load
+
+    async def enter(self) -> None:
+        await self.fleet.start()
+        self.spawn(self.platform.run())
+        self.spawn(self.platform.make())
+
+    async def end_load(self) -> None:
+        self.platform.end()
+
+    async def leave(self) -> None:
+        await self.fleet.stop(Leave.RESET)
+
+    def acknowledged(self) -> str:
+        return f"{sum(batch.is_acknowledged for batch in self.platform.batches)} batches"
+
+    def judge(self) -> Audit:
         vehicles = {vehicle.vin: vehicle.received for vehicle in self.fleet}
         atomic = not self.options.engine.startswith("redis")
-        found = audit(self.platform.batches, vehicles, receipts, counts, ACK_TIMEOUT, atomic=atomic)
-        for kind, words in [*self.troubles, *(("odd", odd) for odd in self.platform.odd)]:
-            found.add(kind, words)
-        for words in self.victim.tracebacks:
-            found.add("traceback", words)
-        return Outcome(self.options, found, self.kills, time.monotonic() - began, drain)
+        found = audit(self.platform.batches, vehicles, self.receipts, self.counts, ACK_TIMEOUT, atomic=atomic)
+        for words in self.platform.odd:
+            found.add("odd", words)
+        return found
+
+    def listen(self, event: str, happened: Callable[[], None]) -> None:
+        """The platform has got an answer."""
+        self.platform.happened = happened
 
     # -- one round
 
-    async def _round(self) -> None:
-        way = self.random.choices(list(WAYS), list(WAYS.values()))[0]
-        await asyncio.sleep(self.random.uniform(0.0, LIFE))
-        if not self.victim.is_alive:
-            self.troubles.append(("node ended", f"process {self.victim.starts} ended by itself"))
-        if way == "answered":
-            await self._strike_at_answer()
-        elif way == "acknowledged":
+    async def before_kill(self, way: str) -> None:
+        if way == "acknowledged":
             await self._strike_at_acknowledgement()
-        await self.victim.kill()
-        self.kills["serving" if way == "starting" else way] += 1
-        if way == "starting":
-            typical = sorted(self.starts)[len(self.starts) // 2]
-            await self.victim.start_and_kill(self.random.uniform(0.5, 1.1) * typical)
-            self.kills[way] += 1
-        await self._start()
-
-    async def _strike_at_answer(self) -> None:
-        """Kill at the very moment when the platform has got an answer."""
-        struck, countdown = asyncio.Event(), self.random.randint(1, 10)
-
-        def happened() -> None:
-            nonlocal countdown
-            countdown -= 1
-            if countdown <= 0 and not struck.is_set():
-                self.victim.strike()
-                struck.set()
-
-        self.platform.happened = happened
-        try:
-            await asyncio.wait_for(struck.wait(), LIFE)
-        except TimeoutError:
-            pass  # nothing moved for so long; any moment is as good
-        self.platform.happened = lambda: None
+        else:
+            await super().before_kill(way)
 
     async def _strike_at_acknowledgement(self) -> None:
         """Kill when some vehicle has written its PUBACK."""
         enough = self.fleet.figures().total.acked + self.random.randint(1, 20)
         try:
-            await self.fleet.wait_until(lambda: self.fleet.figures().total.acked >= enough, "acknowledgements", LIFE)
+            await self.fleet.wait_until(
+                lambda: self.fleet.figures().total.acked >= enough, "acknowledgements", self.plan.life
+            )
         except FleetError:
-            pass  # likewise
+            pass  # nothing moved for so long; any moment is as good
         self.victim.strike()
 
-    async def _start(self) -> None:
-        began = time.monotonic()
-        await self.victim.start()
-        self.starts.append(time.monotonic() - began)
+    async def start(self) -> None:
+        await super().start()
         self._wake(0.8)
 
     def _wake(self, share: float) -> None:
@@ -219,29 +152,26 @@ class Run:
 
     # -- the end
 
-    async def _drain(self) -> None:
-        """Until every delivery has ended, or nothing moves any more."""
+    async def drain(self) -> None:
+        """Until every delivery has ended."""
         self.fleet.behave(STEADY)
-        end = time.monotonic() + DRAIN_PATIENCE
-        least, moved = sys.maxsize, time.monotonic()
-        while time.monotonic() < min(end, moved + self.options.standstill):
+
+        async def left() -> int:
             self._wake(1.0)
             counts = await self._counts()
             ended = sum(states.get(state, 0) for states in counts.values() for state in receipts_.FINAL)
-            left = sum(sum(states.values()) for states in counts.values()) - ended + self.platform.open
-            if not left:
-                return
-            if left < least:
-                least, moved = left, time.monotonic()
-            await asyncio.sleep(0.2)
+            return sum(sum(states.values()) for states in counts.values()) - ended + self.platform.open
 
-    def _web(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=f"http://{self.victim.http}/api/v1/", trust_env=False, timeout=60.0)
+        await self.until_nothing_is_left(left)
+
+    async def epilogue(self) -> None:
+        await super().epilogue()
+        self.receipts, self.counts = await self._receipts(), await self._counts()
 
     async def _counts(self) -> dict[str, dict[State, int]]:
         """What `fanout list` shows."""
         found: dict[str, dict[State, int]] = {}
-        async with self._web() as web:
+        async with self.web() as web:
             cursor: str | None = ""
             while cursor is not None:
                 answer = (await web.get("fanout/requests", params={"limit": 500, "cursor": cursor})).raise_for_status()
@@ -254,7 +184,7 @@ class Run:
     async def _receipts(self) -> list[Receipt]:
         """All of the stream `receipts`."""
         found: list[Receipt] = []
-        async with self._web() as web:
+        async with self.web() as web:
             after = 0
             while True:
                 params = {"after": after, "limit": 1000}
@@ -265,43 +195,20 @@ class Run:
                 found += [receipts_.decode(message["payload"].encode()) for message in page]
                 after = page[-1]["position"]
 
-    def _say(self, number: int) -> None:
-        if self.options.quiet:
-            return
-        acknowledged = sum(batch.is_acknowledged for batch in self.platform.batches)
-        line = f"{self.options.engine}: round {number} of {self.options.rounds}, {acknowledged} batches acknowledged"
-        last = number == self.options.rounds
-        if sys.stdout.isatty():
-            print(f"\r{line}", end="\n" if last else "", flush=True)
-        elif last:
-            print(line, flush=True)
-
 
 def crash(options: Options) -> Outcome:
-    """Run, and remove what it left behind, unless the data shall be kept somewhere."""
-    data = (
-        options.data / options.engine if options.data is not None else Path(tempfile.mkdtemp(prefix="motorcade-chaos-"))
-    )
-    try:
-        return asyncio.run(Run(options, data).run())
-    finally:
-        if options.data is None:
-            shutil.rmtree(data, ignore_errors=True)
+    return rounds.crash(Run, options)
 
 
 def report(outcome: Outcome) -> str:
     """The table, and every finding."""
-    options, found = outcome.options, outcome.audit
-    kills = ", ".join(f"{count} {how}" for how, count in outcome.kills.items())
-    level = f", durability {options.durability}" if options.durability else ""
+    found = outcome.verdict
     ended = ", ".join(f"{count} {state}" for state, count in found.ended.items())
-    head = f"fan-out on {options.engine}{level}, {options.vehicles} vehicles, seed {options.seed}: "
-    head += f"{sum(outcome.kills.values())} kills ({kills}) in {outcome.seconds:.0f} s, "
     wrong = [f"{kind} {found.count(kind)}" for kind in ("not ended", "ended twice", "two at once", "wrong count")]
     excuses = ", ".join(f"{count} {why}" for why, count in sorted(found.excused.items()) if why) or "none"
     return "\n".join(
         [
-            f"{head}the last {outcome.drain:.0f} s of it draining",
+            outcome.headline(f"fan-out to {outcome.options.vehicles} vehicles"),
             "",
             f"batches acknowledged {found.batches}, for {found.promised} vehicles",
             f"with an id           sent again {found.published_again} times, {found.known} of them known",
@@ -317,35 +224,13 @@ def report(outcome: Outcome) -> str:
 
 
 def _options(arguments: list[str]) -> list[Options]:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.fanout", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="kills per engine")
-    parser.add_argument("--engine", default="rocksdb,redis", help=f"one or several of {', '.join(ENGINES)}")
-    parser.add_argument("--vehicles", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=None, help="of everything random (except the timing of processes)")
-    parser.add_argument("--durability", choices=("fast", "safe", "strict"), default="", help="level of the store")
-    parser.add_argument("--rate", type=float, default=25.0, help="batches per second")
-    parser.add_argument("--data", type=Path, default=None, help="keep data and logs of the node here")
-    parser.add_argument("--quiet", action="store_true", help="only the outcome")
-    given = parser.parse_args(arguments)
-    seed = given.seed if given.seed is not None else Random().randrange(1_000_000)
-    engines = given.engine.split(",")
-    for engine in engines:
-        if engine not in ENGINES:
-            parser.error(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
-    return [
-        Options(given.rounds, engine, given.vehicles, seed, given.durability, given.rate, given.data, given.quiet)
-        for engine in engines
-    ]
+    line = rounds.node_parser("tests.chaos.fanout", __doc__, rate=Options.rate, pace="batches per second")
+    line.add_argument("--vehicles", type=int, default=30)
+    return [Options(**run) for run in options_of_runs(line.parse_args(arguments), "engine")]
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
-    passed = True
-    for options in _options(arguments):
-        outcome = crash(options)
-        print(report(outcome), end="\n\n", flush=True)
-        passed &= outcome.audit.passed
-    return 0 if passed else 1
+    return run_all(_options(arguments), crash, report, lambda outcome: outcome.verdict.passed)
 
 
 if __name__ == "__main__":

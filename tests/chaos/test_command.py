@@ -6,10 +6,11 @@ import dataclasses
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.chaos import command, spark
+from tests.chaos import command, crash, dispatch, ecq, fanout, spark
 
 
 def test_the_options_of_a_test_come_from_its_command_line(tmp_path: Path) -> None:
@@ -17,6 +18,41 @@ def test_the_options_of_a_test_come_from_its_command_line(tmp_path: Path) -> Non
     first, second = spark._options([*words, "--cluster", "--quiet", "--data", str(tmp_path)])
     assert spark.Options("audience", 3, 1.5, "redis", cluster=True, seed=7, data=tmp_path, quiet=True) == first
     assert dataclasses.replace(first, pipeline="ingest") == second
+
+
+def test_the_options_of_a_test_of_nodes_come_from_its_command_line(tmp_path: Path) -> None:
+    words = ["--engine", "redis,redis+cluster", "--rounds", "3", "--seed", "7", "--durability", "strict", "--rate", "9"]
+    words += ["--quiet", "--data", str(tmp_path)]
+    redis: dict[str, Any] = {
+        "engine": "redis",
+        "rounds": 3,
+        "seed": 7,
+        "durability": "strict",
+        "rate": 9.0,
+        "quiet": True,
+    }
+    redis["data"] = tmp_path
+    cluster = redis | {"engine": "redis+cluster"}
+    assert [ecq.Options(**redis), ecq.Options(**cluster)] == ecq._options(words)
+    assert fanout.Options(**cluster, vehicles=4) == fanout._options([*words, "--vehicles", "4"])[1]
+    assert (
+        crash.Options(**cluster, qos=(2,), kill="both") == crash._options([*words, "--qos", "2", "--kill", "both"])[1]
+    )
+
+
+def test_there_must_be_a_redis_to_kill(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        crash._options(["--engine", "redis,rocksdb", "--kill", "both"])
+    assert "there is no Redis to kill with rocksdb" in capsys.readouterr().err
+
+
+def test_the_options_of_the_test_of_dispatchers_come_from_its_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--engine", "redis", "--rounds", "3", "--workers", "5", "--rate", "9", "--only", "leader,pause"]
+    ways = {"leader": dispatch.WAYS["leader"], "pause": dispatch.WAYS["pause"]}
+    assert [dispatch.Options(3, "redis", 5, 9.0, ways=ways)] == dispatch._options(words)
+    with pytest.raises(SystemExit):
+        dispatch._options(["--only", "leader,follower"])
+    assert "no blow 'follower'" in capsys.readouterr().err
 
 
 def test_who_names_no_seed_gets_one_for_all_runs() -> None:
