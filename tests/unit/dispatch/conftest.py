@@ -1,33 +1,14 @@
-"""Servers of these tests; each test gets them empty."""
+"""What these tests talk to Redis with; the server itself is one of `tests/unit/conftest.py`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from motorcade.dispatch.calls import Calls
 from motorcade.dispatch.options import DispatchOptions
 from tests.support.redis import RedisServer
-
-
-@pytest.fixture(scope="session")
-def lone_server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-def server(lone_server: RedisServer) -> RedisServer:
-    lone_server.empty()
-    return lone_server
-
-
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    """A server that the test may stop or pause."""
-    with RedisServer() as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,27 +31,12 @@ PATIENCE = 20.0  #: seconds for what must happen sooner or later
 Open = Callable[[], Store]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-def redis(server: RedisServer) -> Iterator[RedisServer]:
-    """A server that is empty, well, and answers."""
-    server.empty()
-    yield server
-    server.resume()
-    server.command("CONFIG", "SET", "maxmemory", "0")
-
-
 @pytest.fixture(params=["rocksdb", "redis"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """How to open the same store, again and again."""
     if request.param == "rocksdb":
         return lambda: RocksStore(tmp_path / "store")
-    server: RedisServer = request.getfixturevalue("redis")
+    server: RedisServer = request.getfixturevalue("server")
     return lambda: RedisStore(server.url)
 
 
@@ -346,17 +331,17 @@ async def test_the_publisher_is_told_when_the_store_has_it(engine: Open, tmp_pat
         assert [] == node.publish("a", b"", qos=1)  # there is nothing to delete
 
 
-async def test_an_answer_waits_for_an_earlier_change_that_it_repeats(redis: RedisServer, tmp_path: Path) -> None:
+async def test_an_answer_waits_for_an_earlier_change_that_it_repeats(server: RedisServer, tmp_path: Path) -> None:
     """Deleting twice: the second deletion changes nothing, but is not true before the first."""
-    async with running(RedisStore(redis.url), tmp_path) as node:
+    async with running(RedisStore(server.url), tmp_path) as node:
         await node.stored("a", b"x")
-        redis.pause()
+        server.pause()
         first = node.publish("a", b"")
         await flying(node, 1)
         second = node.publish("a", b"")
         assert [] != second
         assert first == second
-        redis.resume()
+        server.resume()
         await second[0]
         assert {} == await node.kept()
 
@@ -375,17 +360,17 @@ async def test_the_changes_of_one_turn_are_one_write(engine: Open, tmp_path: Pat
         assert 1 == (await node.store.figures()).writes - before
 
 
-async def test_nothing_is_confirmed_by_a_store_that_hangs(redis: RedisServer, tmp_path: Path) -> None:
+async def test_nothing_is_confirmed_by_a_store_that_hangs(server: RedisServer, tmp_path: Path) -> None:
     """Subscribers see the newest at once; publishers are told when the store is back, and everything is there."""
-    async with running(RedisStore(redis.url), tmp_path) as node:
-        redis.pause()
+    async with running(RedisStore(server.url), tmp_path) as node:
+        server.pause()
         first = node.publish("a", b"1")
         await flying(node, 1)
         second = node.publish("a", b"2") + node.publish("b", b"2")
         done, _ = await asyncio.wait([*first, *second], timeout=0.3)
         assert set() == done
         assert {"a": b"2", "b": b"2"} == node.given()
-        redis.resume()
+        server.resume()
         await asyncio.gather(*first, *second)
         assert {"a": b"2", "b": b"2"} == await node.kept()
 
@@ -398,13 +383,13 @@ async def flying(node: Running, count: int) -> None:
 
 
 async def test_too_much_that_is_not_confirmed_is_refused(
-    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New topics are refused, and who asks is told; topics that wait already take further messages."""
     monkeypatch.setattr(keeper, "MAX_UNCOMMITTED", 3)
-    async with running(RedisStore(redis.url), tmp_path) as node:
+    async with running(RedisStore(server.url), tmp_path) as node:
         await node.stored("known", b"old")
-        redis.pause()
+        server.pause()
         flight = node.publish("a", b"1")
         await flying(node, 1)
         waiting = node.publish("b", b"1") + node.publish("c", b"1")
@@ -416,7 +401,7 @@ async def test_too_much_that_is_not_confirmed_is_refused(
         assert 0 == node.plugin.clear("known")
         assert {"known": b"old", "a": b"1", "b": b"2", "c": b"1"} == node.given()
         assert 2 == node.counters["refused_uncommitted"]
-        redis.resume()
+        server.resume()
         await asyncio.gather(*flight, *waiting)
         await node.stored("known", b"new")
         assert {"known": b"new", "a": b"1", "b": b"2", "c": b"1"} == await node.kept()
@@ -446,18 +431,18 @@ async def test_a_full_disk_leaves_the_old_message_in_force(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_full_server_leaves_the_old_message_in_force(redis: RedisServer, tmp_path: Path) -> None:
+async def test_a_full_server_leaves_the_old_message_in_force(server: RedisServer, tmp_path: Path) -> None:
     """The same, and when there is room again, index and store agree and new messages are taken."""
-    async with running(RedisStore(redis.url), tmp_path) as node:
+    async with running(RedisStore(server.url), tmp_path) as node:
         await node.stored("a", b"old")
         await node.stored("b", b"old")
-        redis.command("CONFIG", "SET", "maxmemory", "1")
+        server.command("CONFIG", "SET", "maxmemory", "1")
         (new,), (deleted,) = node.publish("a", b"new"), node.publish("b", b"")
         await deleted
         with pytest.raises(StoreFullError):
             await new
         assert {"a": b"old"} == node.given() == await node.kept()
-        redis.command("CONFIG", "SET", "maxmemory", "0")
+        server.command("CONFIG", "SET", "maxmemory", "0")
         await node.agrees()
         assert {"a": b"old"} == node.given() == await node.kept()
         await node.stored("a", b"new")
@@ -466,11 +451,11 @@ async def test_a_full_server_leaves_the_old_message_in_force(redis: RedisServer,
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_write_of_unknown_outcome_is_undone(redis: RedisServer, tmp_path: Path) -> None:
+async def test_a_write_of_unknown_outcome_is_undone(server: RedisServer, tmp_path: Path) -> None:
     """A server that comes back carries out what was given up; the index is what counts, and the store follows it."""
-    async with running(RedisStore(f"{redis.url}?patience=0.3"), tmp_path) as node:
+    async with running(RedisStore(f"{server.url}?patience=0.3"), tmp_path) as node:
         await node.stored("known", b"old")
-        redis.pause()
+        server.pause()
         (known,), (unknown,) = node.publish("known", b"new"), node.publish("unknown", b"new")
         for done in (known, unknown):
             with pytest.raises(StoreError) as told:
@@ -478,35 +463,35 @@ async def test_a_write_of_unknown_outcome_is_undone(redis: RedisServer, tmp_path
             assert not told.value.certain
         assert {"known": b"old"} == node.given()
         assert 2 == node.uncommitted
-        redis.resume()
+        server.resume()
         await node.agrees()
         assert {"known": b"old"} == node.given() == await node.kept()
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_newer_message_is_not_undone_with_the_older_one(redis: RedisServer, tmp_path: Path) -> None:
+async def test_a_newer_message_is_not_undone_with_the_older_one(server: RedisServer, tmp_path: Path) -> None:
     """What came while the failed write was under way is written next."""
-    async with running(RedisStore(f"{redis.url}?patience=0.5"), tmp_path) as node:
+    async with running(RedisStore(f"{server.url}?patience=0.5"), tmp_path) as node:
         await node.stored("a", b"old")
-        redis.kill()
+        server.kill()
         (failed,) = node.publish("a", b"new")
         await flying(node, 1)
         (newer,) = node.publish("a", b"newer")
         with pytest.raises(StoreError):
             await failed
         assert {"a": b"newer"} == node.given()
-        redis.start()
+        server.start()
         await newer
         assert {"a": b"newer"} == node.given() == await node.kept()
         assert 0 == node.uncommitted
 
 
 @pytest.mark.usefixtures("soon")
-async def test_if_the_newer_one_fails_too_the_last_confirmed_one_is_back(redis: RedisServer, tmp_path: Path) -> None:
+async def test_if_the_newer_one_fails_too_the_last_confirmed_one_is_back(server: RedisServer, tmp_path: Path) -> None:
     """Not the one in between, which was never confirmed."""
-    async with running(RedisStore(f"{redis.url}?patience=0.3"), tmp_path) as node:
+    async with running(RedisStore(f"{server.url}?patience=0.3"), tmp_path) as node:
         await node.stored("a", b"old")
-        redis.kill()
+        server.kill()
         (failed,) = node.publish("a", b"new")
         await flying(node, 1)
         (newer,) = node.publish("a", b"newer")
@@ -514,22 +499,22 @@ async def test_if_the_newer_one_fails_too_the_last_confirmed_one_is_back(redis: 
             with pytest.raises(StoreError):
                 await done
         assert {"a": b"old"} == node.given()
-        redis.start()
+        server.start()
         await node.agrees()
         assert {"a": b"old"} == node.given() == await node.kept()
 
 
-async def test_who_waits_while_the_plugin_goes_is_told(redis: RedisServer, tmp_path: Path) -> None:
+async def test_who_waits_while_the_plugin_goes_is_told(server: RedisServer, tmp_path: Path) -> None:
     """The store refuses in time, and nobody waits for ever."""
-    async with running(RedisStore(f"{redis.url}?patience=0.3"), tmp_path) as node:
-        redis.kill()
+    async with running(RedisStore(f"{server.url}?patience=0.3"), tmp_path) as node:
+        server.kill()
         (flight,) = node.publish("a", b"1")
         await flying(node, 1)
         (waiting,) = node.publish("b", b"1")
         await node.plugins.unload("retained")
         assert flight.exception() is not None
         assert waiting.exception() is not None
-        redis.start()
+        server.start()
 
 
 # -- outcomes of every kind

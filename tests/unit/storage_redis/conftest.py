@@ -1,4 +1,4 @@
-"""Servers of these tests; each test gets them empty."""
+"""A cluster, and a store on the server of `tests/unit/conftest.py`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ import pytest
 from motorcade.storage.ports import Durability
 from motorcade.storage.redis import RedisStore
 from tests.support.redis import RedisCluster, RedisServer
-
-
-@pytest.fixture(scope="session")
-def lone_server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-def server(lone_server: RedisServer) -> RedisServer:
-    lone_server.empty()
-    return lone_server
-
-
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    """A server that the test may stop, pause or change."""
-    with RedisServer() as running:
-        yield running
 
 
 @pytest.fixture
