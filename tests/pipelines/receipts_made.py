@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from motorcade.pipelines import audit, receipts
 from motorcade.pipelines.sources import columns
+from motorcade.pipelines.sources.bodies import Bodies
+from motorcade.pipelines.sources.datasource import columns_of
+from motorcade.pipelines.sources.options import Kind
 
 #: The beginning of an hour, in seconds since the epoch.
 START = 1_790_002_800.0
@@ -37,8 +41,8 @@ def told(delivery: str, state: str, at: float, request: str = "r1", **more: Any)
     } | more
 
 
-def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> DataFrame:
-    """Records of the stream, in this order; bytes are payloads as they are."""
+def records(rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> list[tuple[int, str, bytes]]:
+    """Offset, topic and payload, in this order; bytes are payloads as they are."""
     made = []
     for offset, row in enumerate(rows, first):
         if isinstance(row, bytes):
@@ -46,7 +50,21 @@ def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: i
         else:
             topic = f"$SDV-FANOUT/receipt/{row['request_id']}/{row['vin']}"
             made.append((offset, topic, json.dumps(row).encode()))
-    return _frame(spark, made, receipts.COLUMNS)
+    return made
+
+
+def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> DataFrame:
+    """The stream as the source reads it for receipts, with what it has parsed."""
+    made = records(rows, first)
+    schema = StructType.fromDDL(receipts.COLUMNS)
+    assert isinstance(schema, StructType)
+    parsed = Bodies(columns_of(Kind.STREAM, schema).json).column(pa.array([payload for _, _, payload in made], pa.binary()))
+    return _frame(spark, [record[:2] for record in made], "offset LONG, topic STRING", json=parsed)
+
+
+def unparsed(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> DataFrame:
+    """The stream as it was published."""
+    return _frame(spark, records(rows, first), "offset LONG, topic STRING, payload BINARY")
 
 
 def mailboxes(spark: SparkSession, deliveries: Iterable[str], stored: float = 0) -> DataFrame:
@@ -56,8 +74,8 @@ def mailboxes(spark: SparkSession, deliveries: Iterable[str], stored: float = 0)
     return _frame(spark, rows, audit.COLUMNS)
 
 
-def _frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
+def _frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: str, **more: pa.Array) -> DataFrame:
     """Through Arrow: then no Python worker is needed to read it."""
     names = [column.split()[0] for column in schema.split(", ")]
     made = {name: pa.array([row[index] for row in rows], columns.TYPES[name]) for index, name in enumerate(names)}
-    return spark.createDataFrame(pa.table(made))
+    return spark.createDataFrame(pa.table(made | more))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from motorcade.pipelines.receipts import Tables, latency, parse, receipts
-from tests.pipelines.receipts_made import START, moment, stream, told
+from motorcade.pipelines.receipts import Tables, latency, parse, read, receipts
+from tests.pipelines.receipts_made import START, moment, stream, told, unparsed
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -70,6 +70,12 @@ def tables(spark_session: SparkSession) -> Iterator[Tables]:
     made = receipts(stream(spark_session, STORY))
     with made.kept():
         yield made
+
+
+def test_payloads_come_to_the_same_as_what_the_source_has_parsed(spark: SparkSession) -> None:
+    parsed, plain = (sorted(read(made(spark, STORY)).collect()) for made in (stream, unparsed))
+    assert parsed == plain
+    assert len(STORY) == len(parsed)
 
 
 def rows(frame: DataFrame, *keys: str) -> dict[Any, Row]:
