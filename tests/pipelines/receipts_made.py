@@ -58,7 +58,8 @@ def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: i
     made = records(rows, first)
     schema = StructType.fromDDL(receipts.COLUMNS)
     assert isinstance(schema, StructType)
-    parsed = Bodies(columns_of(Kind.STREAM, schema).json).column(pa.array([payload for _, _, payload in made], pa.binary()))
+    payloads = pa.array([payload for _, _, payload in made], pa.binary())
+    parsed = Bodies(columns_of(Kind.STREAM, schema).json).column(payloads)
     return _frame(spark, [record[:2] for record in made], "offset LONG, topic STRING", json=parsed)
 
 
