@@ -9,9 +9,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
@@ -329,6 +331,21 @@ def test_words_of_texts(text: str, words: str) -> None:
 def test_java_that_is_gone_is_told(error: Exception) -> None:
     assert failures.is_known(error)
     assert failures.words(error).startswith("Spark's Java has ended")
+
+
+def test_a_process_of_sparks_that_is_gone_is_told(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    """The one that says which offsets there are: of its end Spark has no words at all."""
+
+    def kill(_frame: DataFrame, _batch: int) -> None:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # others end by themselves
+                if "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline():
+                    process.kill()
+
+    query = rows(spark, store, max_rows=100).writeStream.foreachBatch(kill)
+    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
+        runner.follow(query, folder, ONCE)
+    assert str(failure.value).startswith(f"the pipeline copy failed after 1 batches: {failures.HELPER_GONE}")
 
 
 def test_work_that_is_no_query_is_repeated_until_it_is_stopped(tmp_path: Path) -> None:

@@ -16,6 +16,11 @@ MAX_WORDS: Final = 600
 
 GONE: Final = "Spark's Java has ended: it was killed, or out of memory (--set spark.driver.memory=4g gives it more)"
 
+HELPER_GONE: Final = "a Python process of Spark's has ended: it was killed, or out of memory"
+
+#: All that Java has to say when the process at the other end of a connection is no more.
+_CUT_OFF: Final = "EOFException"
+
 #: A line of a Python traceback that names an error, `motorcade.x.OptionError: words`, and the lines that it goes on in.
 _PYTHON: Final = re.compile(
     r"^(?P<path>(?:\w+\.)*)(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit))"
@@ -40,7 +45,10 @@ def words(error: BaseException) -> str:
     ours = _ours(error)
     if ours is None and _is_of_connection(error):
         return GONE
-    return str(ours) if ours is not None else of_text(_text(error))
+    if ours is not None:
+        return str(ours)
+    said = of_text(_text(error)) or of_text(str(getattr(error, "_cause", None) or type(error).__name__))
+    return HELPER_GONE if said == _CUT_OFF else said
 
 
 def is_known(error: BaseException) -> bool:
