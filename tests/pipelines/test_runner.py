@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -326,7 +326,12 @@ def test_words_of_texts(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "no")]
+    "error",
+    [
+        Py4JNetworkError("Answer from Java side is empty"),
+        Py4JError("An error occurred while calling o182.defaultParallelism"),
+        ConnectionRefusedError(111, "no"),
+    ],
 )
 def test_java_that_is_gone_is_told(error: Exception) -> None:
     assert failures.is_known(error)

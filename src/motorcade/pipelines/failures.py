@@ -21,6 +21,9 @@ HELPER_GONE: Final = "a Python process of Spark's has ended: it was killed, or o
 #: All that Java has to say when the process at the other end of a connection is no more.
 _CUT_OFF: Final = "EOFException"
 
+#: What py4j says of a call whose answer has not come; one that has failed has a reason behind the full stop.
+_UNANSWERED: Final = re.compile(r"An error occurred while calling \S+(?<!\.)")
+
 #: A line of a Python traceback that names an error, `motorcade.x.OptionError: words`, and the lines that it goes on in.
 _PYTHON: Final = re.compile(
     r"^(?P<path>(?:\w+\.)*)(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit))"
@@ -59,7 +62,9 @@ def is_known(error: BaseException) -> bool:
 
 def _is_of_connection(error: BaseException) -> bool:
     """The connections of a driver's main thread are those to its Java."""
-    return isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError"
+    kind = type(error).__name__
+    unanswered = kind == "Py4JError" and _UNANSWERED.fullmatch(str(error)) is not None
+    return unanswered or kind == "Py4JNetworkError" or isinstance(error, ConnectionError)
 
 
 def is_ours(error: BaseException) -> bool:
