@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from motorcade.pipelines.sources.bodies import Bodies
@@ -149,6 +149,7 @@ def _written(draw: st.DrawFn) -> bytes:
     return bytes(octets)
 
 
+@settings(deadline=None)
 @given(st.lists(_written(), min_size=1, max_size=8))
 @example([b'{"d": NaN, "z": Inf}'])
 def test_all_at_once_comes_to_the_same(payloads: list[bytes]) -> None:
@@ -157,6 +158,7 @@ def test_all_at_once_comes_to_the_same(payloads: list[bytes]) -> None:
     assert slowly.equals(bodies.column(pa.array(payloads, pa.binary())))
 
 
+@settings(deadline=None)
 @given(st.lists(_usual, min_size=1, max_size=8))
 def test_the_usual_is_done_at_once(made: list[dict[str, Any]]) -> None:
     """Or nobody would notice if it were not."""
