@@ -740,7 +740,14 @@ def report(outcome: Outcome) -> str:
     )
 
 
-_PHASES = ", ".join(Phase)
+_PHASES, _VICTIMS = ", ".join(Phase), ", ".join(VICTIMS)
+
+
+def _victims(given: str) -> dict[str, int]:
+    try:
+        return {name: VICTIMS[name] for name in given.split(",")}
+    except KeyError as error:
+        raise ArgumentTypeError(f"no victim {error}; there are {_VICTIMS}") from error
 
 
 def _phases(given: str) -> tuple[Phase, ...]:
@@ -757,8 +764,12 @@ def _options(arguments: list[str]) -> list[Options]:
     line.add_argument("--engine", choices=ENGINES, default="rocksdb")
     line.add_argument("--cluster", action="store_true", help="on a Spark cluster of three processes; kills executors")
     line.add_argument("--compact", action="store_true", help="ingest: each run ends with a compaction of everything")
+    line.add_argument("--victim", dest="victims", type=_victims, default=VICTIMS, help=f"only these, of {_VICTIMS}")
     line.add_argument("--phase", dest="phases", type=_phases, default=(), help=f"strike in these only, of {_PHASES}")
-    return [Options(**run) for run in options_of_runs(line.parse_args(arguments), "pipeline")]
+    given = line.parse_args(arguments)
+    if [*given.victims] == ["executor"] and not given.cluster:
+        line.error("--victim executor: there are executors on a cluster only (--cluster)")
+    return [Options(**run) for run in options_of_runs(given, "pipeline")]
 
 
 def main(arguments: list[str]) -> int:
