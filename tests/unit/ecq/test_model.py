@@ -15,29 +15,22 @@ And in the end, when the store works and clients answer: everybody has got every
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from asyncio import events
-from collections.abc import Coroutine, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
-from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.broker.limits import SessionOptions
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Compacted, Form
-from motorcade.extension.plugin import Loaded, Plugins
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
-    Disconnect,
     Packet,
     Puback,
     Publish,
@@ -51,15 +44,14 @@ from motorcade.mqtt.properties import Properties
 from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.plugin import EcqPlugin
 from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, decode_progress
-from motorcade.storage.ports import Appended, Bound, Draft, StoreError, StoreFullError
+from motorcade.storage.ports import Appended, Bound, Draft
 from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
+from tests.unit.broker.world import ALL, STEP, Guest, PluginWorld, often
 
 SESSION = 10_000  #: seconds that sessions outlive connections
 RETENTION = 1000.0
 MOST = 3  #: messages in a queue, with bounds
 ATTEMPTS = 3
-STEP = 0.001  #: seconds that pass with everything that is done
 CLIENTS = ("a", "b")
 OWNERS = ("ecq:a", "ecq:b", "scq:s")
 KEYS = ("k", "k/1", "l", "m", "n")
@@ -146,22 +138,17 @@ class Reader:
         self.times.clear()
 
 
-class Car:
-    """A client. It keeps to the rules of MQTT."""
+class Car(Guest):
+    """A client."""
 
     def __init__(self, world: Machine, name: str) -> None:
+        super().__init__()
         self.world = world
         self.name = name
-        self.peer: Peer | None = None
-        self.on = False
         self.lasting = True
         self.filters: set[str] = set()
         self.flying: dict[int, Flying] = {}  #: by packet id
         self.readers = {owner: Reader(world.models[owner]) for owner in (f"ecq:{name}", "scq:s")}
-
-    @property
-    def may_speak(self) -> bool:
-        return self.peer is not None and self.on and self.peer.open and self.peer.wire.reading
 
     def filter_of(self, owner: str) -> str:
         return f"{SHAPES[owner[:3]].root}/{owner[4:]}/#"
@@ -177,8 +164,7 @@ class Car:
 
     def lost(self) -> None:
         """What was in flight is taken back."""
-        self.peer = None
-        self.on = False
+        super().lost()
         self.flying.clear()
         for reader in self.readers.values():
             reader.begins()
@@ -198,15 +184,7 @@ class Car:
         self.filters.discard(self.filter_of(owner))
         self.world.say(self.peer, Unsubscribe(2, (self.filter_of(owner),)))
 
-    def read(self) -> None:
-        if self.peer is None:
-            return
-        for packet in self.peer.take():
-            self._heard(packet)
-        if not self.peer.open:
-            self.lost()
-
-    def _heard(self, packet: Packet) -> None:
+    def heard(self, packet: Packet) -> None:
         if isinstance(packet, Connack):
             assert not packet.reason
             self.on = True
@@ -260,19 +238,16 @@ cars = st.integers(0, len(CLIENTS) - 1)
 turns = st.sampled_from((True, True, False))
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(PluginWorld[Car]):
     """The world."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = ExitStack()
-        self.number = 0
         self.models = {owner: Model(owner) for owner in OWNERS}
         self.sent: dict[int, tuple[Model, bytes]] = {}  #: by packet id, until they are answered
         self.payloads: dict[bytes, Model] = {}  #: that were ever written
         self.not_taken: set[bytes] = set()
         self.rewinds: dict[tuple[str, int], tuple[Reader, int]] = {}  #: client, packet id: until it is answered
-        self.chores: list[Any] = []
 
     @initialize(
         atomic=st.booleans(),
@@ -294,10 +269,7 @@ class Machine(RuleBasedStateMachine):
         }
         self.store = HeldStore(atomic=atomic)
         self._note_writes()
-        options = SessionOptions(source_buffer=buffer)
-        # Sessions are stored, too, but at once: how they bear a slow store has tests of its own.
-        self.node = MemoryNode(options, Limits(flapping_count=0), store=self.store.inner)
-        self.stack.enter_context(standing(self.node.clock))
+        self.set_up(SessionOptions(source_buffer=buffer))
         self.cars = [Car(self, name) for name in CLIENTS]
         self.begin()
         for car in self.cars:
@@ -331,66 +303,14 @@ class Machine(RuleBasedStateMachine):
         boxes.apply_acknowledge = removed  # type: ignore[method-assign]
 
     def begin(self) -> None:
-        """A process has started."""
-        assert isinstance(self.node.loop, Turns)
-        self.loop = self.node.loop
-        self.plugins = Plugins(self.node.broker, self.node.hooks, Path("unused"), self.node.plane.shared.sources)
-        self.plugins.store = self.store
-        self.loaded: Loaded = self.run(self.plugins.load("ecq", self.options))
+        self.load("ecq", self.options)
         assert isinstance(self.loaded.plugin, EcqPlugin)
         self.plugin = self.loaded.plugin
         self.service: Compacted = self.plugins.service(SERVICE)
-        self.producer = self.node.client("producer")
 
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "service") and sys.exc_info()[0] is None:  # else the run has ended early
-                self.come_to_rest()
-                self.judge()
-        finally:
-            if hasattr(self, "node"):
-                self.node.loop.die()  # type: ignore[union-attr]
-            self.stack.close()
+    # -- what is true at once
 
-    # -- time
-
-    @property
-    def now(self) -> float:
-        return self.node.clock.now
-
-    def say(self, peer: Peer, *packets: Packet) -> None:
-        """A client sends; the broker reads it as a callback of its loop."""
-        events._set_running_loop(cast("asyncio.AbstractEventLoop", self.loop))
-        try:
-            peer.send(*packets)
-        finally:
-            events._set_running_loop(None)
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Something that is done at once."""
-        task = self.loop.create_task(work)
-        self.node.turn()
-        assert task.done(), task
-        return task.result()
-
-    def go_on(self, turn: bool = True) -> None:
-        self.node.clock.now += STEP
-        if not turn:
-            return
-        for _ in range(3):
-            self.node.turn()
-            for car in self.cars:
-                car.read()
-            for packet in self.producer.take():
-                if isinstance(packet, Puback | Pubrec):
-                    self._answered(packet)
-            if not self.producer.open:
-                self.sent.clear()  # nobody knows
-                self.producer = self.node.client("producer")
-        self.chores = [chore for chore in self.chores if not chore.done()]
-        self.check_progress()
-
-    def _answered(self, packet: Puback | Pubrec) -> None:
+    def answered(self, packet: Puback | Pubrec) -> None:
         model, payload = self.sent.pop(packet.packet_id)
         if packet.reason < 0x80:
             assert self.payloads.get(payload) is model, "it was acknowledged, and is not stored"
@@ -400,7 +320,10 @@ class Machine(RuleBasedStateMachine):
             stored = [value.payload for value in model.values.values()]
             assert payload not in stored, "it was refused, and is there"
 
-    def check_progress(self) -> None:
+    def cut_off(self) -> None:
+        self.sent.clear()  # nobody knows
+
+    def check(self) -> None:
         for car in self.cars:
             for owner, reader in car.readers.items():
                 shape = SHAPES[owner[:3]]
@@ -428,9 +351,9 @@ class Machine(RuleBasedStateMachine):
         for key in keys:
             self.number += 1
             packets.append(Publish(model.topic + key, b"%d" % self.number, qos, packet_id=self.number if qos else 0))
-        if self.producer.wire.reading:
+        if self.publisher.wire.reading:
             self.sent |= {packet.packet_id: (model, packet.payload) for packet in packets if packet.packet_id}
-            self.say(self.producer, *packets)
+            self.say(self.publisher, *packets)
         self.go_on(turn)
 
     # -- consumers
@@ -474,23 +397,12 @@ class Machine(RuleBasedStateMachine):
             car.connect(clean=what != "resume", lasting=what != "passing", limit=limit)
             self.go_on(turn)
         elif what in ("goodbye", "cut"):
-            self._leave(car, goodbye=what == "goodbye")
+            self.see_off(car, goodbye=what == "goodbye")
         elif car.may_speak and what == "subscribe":
             car.subscribe(owner)
         elif car.may_speak:
             car.unsubscribe(owner)
         self.go_on(turn)
-
-    def _leave(self, car: Car, *, goodbye: bool) -> None:
-        if car.peer is None:
-            return
-        if goodbye and car.may_speak:
-            self.say(car.peer, Disconnect())
-        else:
-            car.peer.close()
-        self.node.turn()
-        car.peer.take()
-        car.lost()
 
     def reader_of(self, which: int, shared: bool) -> tuple[Car, str]:
         car = self.cars[which]
@@ -562,12 +474,7 @@ class Machine(RuleBasedStateMachine):
     @rule(turn=turns)
     def collect(self, turn: bool) -> None:
         """What is too old goes."""
-
-        async def work() -> None:
-            with suppress(MotorcadeError):
-                await self.plugin.collector.collect()
-
-        self.chores.append(self.loop.create_task(work()))
+        self.chore(self.plugin.collector.collect())
         self.go_on(turn)
 
     @rule(which=st.integers(0, len(OWNERS) - 1))
@@ -586,9 +493,7 @@ class Machine(RuleBasedStateMachine):
 
     def rest(self) -> None:
         """Until nothing is under way."""
-        self.store.held = self.store.held_reads = False
-        self.loop.call_soon(self.store.let_go, 1_000_000)
-        self.loop.call_soon(self.store.let_read, 1_000_000)
+        self.hold_nothing()
         for _ in range(3):
             self.go_on()
             self.node.clock.now += 1.1
@@ -601,9 +506,9 @@ class Machine(RuleBasedStateMachine):
         """From now on the store does what it is asked for when it is let go; or at once."""
         self.store.held, self.store.held_reads = writes, reads
         if not writes:
-            self.loop.call_soon(self.store.let_go, 1_000_000)
+            self.loop.call_soon(self.store.let_go, ALL)
         if not reads:
-            self.loop.call_soon(self.store.let_read, 1_000_000)
+            self.loop.call_soon(self.store.let_read, ALL)
         self.go_on()
 
     @rule(
@@ -614,11 +519,9 @@ class Machine(RuleBasedStateMachine):
     def let_go(self, outcome: str, count: int, turn: bool) -> None:
         """A few writes are done; or one is refused; or it was done, or was not, or will be, and nobody is told."""
         if outcome == "done":
-            self.loop.call_soon(self.store.let_go, count)
-            self.loop.call_soon(self.store.let_read, count)
+            self.release(count)
         elif self.store.waiting:
-            error = StoreFullError("no room") if outcome == "refused" else StoreError("no answer")
-            self.store.fail(error, written=outcome == "written", late=outcome == "late")
+            self.fail_write(outcome)
         self.go_on(turn)
 
     @rule(
@@ -637,17 +540,9 @@ class Machine(RuleBasedStateMachine):
     def kill(self, written: int) -> None:
         """The process is gone; so many of its writes are done."""
         self.go_on()
-        self.loop.die()
-        self.store.die(written)
-        self.store.held = self.store.held_reads = False
-        self.sent.clear()
+        self.die(written)
         self.rewinds.clear()
-        self.chores.clear()
-        for car in self.cars:
-            car.lost()
-        self.node = self.node.restart()
-        self.begin()
-        self.go_on()
+        self.start_again()
         for car in self.cars:
             car.connect(clean=False, lasting=True, limit=None)
             self.go_on()
@@ -688,9 +583,8 @@ class Machine(RuleBasedStateMachine):
                 assert there <= reader.done, f"{car.name} has not got {sorted(there - reader.done)} of {owner}"
                 if there:
                     self._judge_view(car, owner, there)
-        assert not self.chores and not self.sent and not self.rewinds
-        assert not self.loaded.context.counters["task_failed"]
-        assert not [kind for kind in self.node.plane.shared.sources.kinds if kind.counters["failed"]]
+        assert not self.sent and not self.rewinds
+        super().judge()
 
     def _judge_view(self, car: Car, owner: str, there: set[int]) -> None:
         form: Form = SHAPES[owner[:3]].form
@@ -701,11 +595,5 @@ class Machine(RuleBasedStateMachine):
         assert consumer.progress >= max(there)
 
 
-Machine.TestCase.settings = settings(
-    max_examples=200,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-)
+Machine.TestCase.settings = often(examples=200, steps=50)
 TestCompacted: Any = Machine.TestCase

@@ -16,37 +16,30 @@ is one that fits what has happened to it; the counts of requests are those of th
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
-from asyncio import events
 from collections import Counter
-from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
-from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.broker.limits import SessionOptions
 from motorcade.core import receipt as receipts
-from motorcade.core.errors import MotorcadeError
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import FINAL, Receipt, State
 from motorcade.core.record import decode as decode_record
 from motorcade.core.subscription import Subscription
 from motorcade.core.vin import make_vin
-from motorcade.extension.plugin import Loaded, Plugins
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
-    Disconnect,
     Packet,
     Puback,
     Publish,
+    Pubrec,
     Suback,
     Subscribe,
     Unsuback,
@@ -57,9 +50,9 @@ from motorcade.plugins.fanout.plugin import FanoutPlugin
 from motorcade.plugins.fanout.record import decode_entry
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, RECEIPTS, TRIGGER, owner_of, vin_of
-from motorcade.storage.ports import Appended, Bound, Draft, StoreError, StoreFullError
+from motorcade.storage.ports import Appended, Bound, Draft
 from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
+from tests.unit.broker.world import Guest, PluginWorld, often
 
 SESSION = 120  #: seconds that sessions outlive connections
 ACK_TIMEOUT = 10.0
@@ -79,7 +72,6 @@ OPTIONS = {
 }
 VINS = tuple(make_vin(number) for number in range(3))
 REQUESTS = ("r0", "r1", "r2")
-STEP = 0.001  #: seconds that pass with everything that is done
 
 
 @dataclass(eq=False)
@@ -112,24 +104,19 @@ class Flying:
     silent: bool = False  #: likewise, by this connection
 
 
-class Car:
-    """A vehicle. It keeps to the rules of MQTT."""
+class Car(Guest):
+    """A vehicle."""
 
     def __init__(self, world: Machine, vin: str) -> None:
+        super().__init__()
         self.world = world
         self.vin = vin
         self.filters = (f"agent/{vin}/proxy/request/+", f"agent/{vin}/#")
-        self.peer: Peer | None = None
-        self.on = False
         self.version = 5
         self.lasting = True
         self.granted: dict[str, int] = {}
         self.flying: dict[int, Flying] = {}  #: by packet id; part of the session
         self.last: dict[int, int] = {}  #: by priority: the position that has come first last
-
-    @property
-    def may_speak(self) -> bool:
-        return self.peer is not None and self.on and self.peer.open and self.peer.wire.reading
 
     @property
     def is_served(self) -> bool:
@@ -147,8 +134,7 @@ class Car:
         self.world.say(self.peer, Connect(self.vin, version, clean, properties=properties))
 
     def lost(self) -> None:
-        self.peer = None
-        self.on = False
+        super().lost()
         if not self.lasting:
             self.forget()
 
@@ -163,15 +149,7 @@ class Car:
             self.world.unconfirmed.add(self.vin)
         self.world.say(self.peer, Subscribe(1, (Subscription(self.filters[which], qos),)))
 
-    def read(self) -> None:
-        if self.peer is None:
-            return
-        for packet in self.peer.take():
-            self._heard(packet)
-        if not self.peer.open:
-            self.lost()
-
-    def _heard(self, packet: Packet) -> None:
+    def heard(self, packet: Packet) -> None:
         if isinstance(packet, Connack):
             assert not packet.reason
             self.on = True
@@ -245,13 +223,11 @@ asked = st.sampled_from(REQUESTS)
 turns = st.sampled_from((True, True, False))
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(PluginWorld[Car]):
     """The world."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = ExitStack()
-        self.number = 0
         self.entries: dict[tuple[str, int], Stored] = {}
         self.found: dict[tuple[str, str, bytes], Stored] = {}
         self.batches: dict[int, tuple[str, str, bytes, tuple[str, ...]]] = {}  #: by packet id, until they are answered
@@ -262,7 +238,6 @@ class Machine(RuleBasedStateMachine):
         self.paused: set[str] = set()
         self.ever_paused: set[str] = set()
         self.unconfirmed: set[str] = set()  #: vehicles that have ever subscribed with QoS 0
-        self.chores: list[Any] = []
 
     @initialize(atomic=st.booleans())
     def start(self, atomic: bool) -> None:
@@ -278,40 +253,17 @@ class Machine(RuleBasedStateMachine):
             return answers
 
         boxes.apply_append = noted  # type: ignore[method-assign,assignment]
-        options = SessionOptions(expiry_default_v3=SESSION)
-        # Sessions are stored, too, but at once: how they bear a slow store has tests of its own.
-        self.node = MemoryNode(options, Limits(flapping_count=0), store=self.store.inner)
-        self.stack.enter_context(standing(self.node.clock))
+        self.set_up(SessionOptions(expiry_default_v3=SESSION))
         self.cars = [Car(self, vin) for vin in VINS]
         self.begin()
 
     def begin(self) -> None:
-        """A process has started."""
-        assert isinstance(self.node.loop, Turns)
-        self.loop = self.node.loop
-        self.plugins = Plugins(self.node.broker, self.node.hooks, Path("unused"), self.node.plane.shared.sources)
-        self.plugins.store = self.store
-        self.loaded: Loaded = self.run(self.plugins.load("fanout", OPTIONS))
+        self.load("fanout", OPTIONS)
         assert isinstance(self.loaded.plugin, FanoutPlugin)
         self.plugin = self.loaded.plugin
         self.service: FanoutService = self.plugins.service("fanout")
-        self.platform = self.node.client("platform")
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "plugin") and sys.exc_info()[0] is None:  # else the run has ended early
-                self.come_to_rest()
-                self.judge()
-        finally:
-            if hasattr(self, "node"):
-                self.node.loop.die()  # type: ignore[union-attr]
-            self.stack.close()
 
     # -- what there is
-
-    @property
-    def now(self) -> float:
-        return self.node.clock.now
 
     def note(self, answer: Appended, draft: Draft) -> None:
         vin = vin_of(answer.owner)
@@ -347,40 +299,13 @@ class Machine(RuleBasedStateMachine):
     def is_over(self, entry: Stored) -> bool:
         return any(told.delivery_id == entry.name and told.state in FINAL for told in self.receipts())
 
-    # -- time
+    # -- answers, and time
 
-    def say(self, peer: Peer, *packets: Packet) -> None:
-        """A client sends; the broker reads it as a callback of its loop."""
-        events._set_running_loop(cast("asyncio.AbstractEventLoop", self.loop))
-        try:
-            peer.send(*packets)
-        finally:
-            events._set_running_loop(None)
+    def cut_off(self) -> None:
+        self.batches.clear()
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Something that is done at once."""
-        task = self.loop.create_task(work)
-        self.node.turn()
-        assert task.done(), task
-        return task.result()
-
-    def go_on(self, turn: bool = True) -> None:
-        self.node.clock.now += STEP
-        if not turn:
-            return
-        for _ in range(3):
-            self.node.turn()
-            for car in self.cars:
-                car.read()
-            for packet in self.platform.take():
-                if isinstance(packet, Puback):
-                    self._answered(packet)
-            if not self.platform.open:
-                self.batches.clear()
-                self.platform = self.node.client("platform")
-        self.chores = [chore for chore in self.chores if not chore.done()]
-
-    def _answered(self, packet: Puback) -> None:
+    def answered(self, packet: Puback | Pubrec) -> None:
+        assert isinstance(packet, Puback)
         request, _, payload, vins = self.batches.pop(packet.packet_id)
         if packet.reason < 0x80:
             taken = [vin for vin in vins if payload not in self.named or self._is_told(vin, request, payload)]
@@ -453,7 +378,7 @@ class Machine(RuleBasedStateMachine):
         if two:
             packets.insert(0, Publish(f"{DATA_PREFIX}d{self.number}", payload, 1, packet_id=first))
             self.batches[first] = request, "data", payload, ()
-        self.say(self.platform, *packets)
+        self.say(self.publisher, *packets)
         self.go_on(turn)
 
     @rule(which=st.integers(0, 3), turn=turns)
@@ -465,7 +390,7 @@ class Machine(RuleBasedStateMachine):
             self.number += 1
             packet_id = 2 * self.number
             self.batches[packet_id] = fields["request_id"], topic, payload, vins
-            self.say(self.platform, Publish(topic, json.dumps(fields).encode(), 1, packet_id=packet_id))
+            self.say(self.publisher, Publish(topic, json.dumps(fields).encode(), 1, packet_id=packet_id))
         self.go_on(turn)
 
     # -- vehicles
@@ -512,15 +437,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=cars, goodbye=st.booleans(), turn=turns)
     def leave(self, which: int, goodbye: bool, turn: bool) -> None:
-        car = self.cars[which]
-        if car.peer is not None:
-            if goodbye and car.may_speak:
-                self.say(car.peer, Disconnect())
-            else:
-                car.peer.close()
-            self.node.turn()
-            car.peer.take()
-            car.lost()
+        self.see_off(self.cars[which], goodbye=goodbye)
         self.go_on(turn)
 
     @rule(which=cars, number=st.integers(0, 3), refuse=st.sampled_from((False, False, False, True)), turn=turns)
@@ -543,15 +460,6 @@ class Machine(RuleBasedStateMachine):
         self.pass_time(seconds)
 
     # -- operators
-
-    def chore(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Something that takes the time that the store takes. Operators live with a refusal."""
-
-        async def done() -> None:
-            with suppress(MotorcadeError):
-                await work
-
-        self.chores.append(self.loop.create_task(done()))
 
     @rule(request=asked, turn=turns)
     def cancel(self, request: str, turn: bool) -> None:
@@ -599,17 +507,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4), turn=turns)
     def let_go(self, count: int, turn: bool) -> None:
-        self._with_loop(self.store.let_go, count)
-        self._with_loop(self.store.let_read, count)
+        self.release(count)
         self.go_on(turn)
 
     @rule(outcome=st.sampled_from(("refused", "lost", "written", "late", "part")), turn=turns)
     def fail(self, outcome: str, turn: bool) -> None:
         """A write is refused; or it was done, or was not, or will be, or in part, and nobody is told."""
         if self.store.waiting:
-            error = StoreFullError("no room") if outcome == "refused" else StoreError("no answer")
             with self.writing_a_part(outcome == "part"):
-                self.store.fail(error, written=outcome in ("written", "part"), late=outcome == "late")
+                self.fail_write("written" if outcome == "part" else outcome)
         self.go_on(turn)
 
     @contextmanager
@@ -627,29 +533,18 @@ class Machine(RuleBasedStateMachine):
         self.go_on()
         self.loop.die()
         writes = list(self.store.waiting)
-        self.store.die(written)
+        self.die(written)
         if part and not self.store.atomic and len(writes) > written:
             with self.writing_a_part():
                 writes[written].apply()
-        self.store.held = self.store.held_reads = False
-        self.batches.clear()
-        self.chores.clear()
         for car in self.cars:
-            car.lost()
             car.flying.clear()  # who takes them again is told so by a new packet
-        self.node = self.node.restart()
-        self.begin()
-        self.go_on()
-
-    def _with_loop(self, call: Any, count: int) -> None:
-        self.loop.call_soon(call, count)
+        self.start_again()
 
     # -- what must be true in the end
 
     def come_to_rest(self) -> None:
-        self.store.held = self.store.held_reads = False
-        self._with_loop(self.store.let_go, 1_000_000)
-        self._with_loop(self.store.let_read, 1_000_000)
+        self.hold_nothing()
         self.go_on()
         self.answer_all()
         for car in self.cars:  # nobody has given a sign of life: what could be sent was sent
@@ -684,10 +579,10 @@ class Machine(RuleBasedStateMachine):
             history = [view.delivery_id for view in self.run(self.service.vehicle(car.vin)).history]
             assert len(set(history)) == len(history), "something has ended twice in the history of a vehicle"
         assert not self.plugin.desk.hold
-        assert not self.chores and not self.batches
-        for what in ("task_failed", "parts_failed", "dispatch_failed"):
+        assert not self.batches
+        for what in ("parts_failed", "dispatch_failed"):
             assert not self.loaded.context.counters[what]
-        assert not [kind for kind in self.node.plane.shared.sources.kinds if kind.counters["failed"]]
+        super().judge()
         told = self.receipts()
         self._judge_order(told)
         self._judge_ends(told)
@@ -763,11 +658,5 @@ def _is_rejected(ends: list[Receipt]) -> bool:
     return any(receipt.reason == "pending_limit" for receipt in ends)
 
 
-Machine.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-)
+Machine.TestCase.settings = often(examples=150, steps=40)
 TestFanout: Any = Machine.TestCase

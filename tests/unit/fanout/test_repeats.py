@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from motorcade.mqtt.packets import Puback, Publish
+from motorcade.mqtt.packets import Puback, Publish, Pubrec
 from motorcade.plugins.fanout.batch import parse
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, decode_intent, encode
@@ -27,8 +27,8 @@ class World(Machine):
         super().__init__()
         self.figures: list[dict[str, int]] = []
 
-    def _answered(self, packet: Puback) -> None:
-        super()._answered(packet)
+    def answered(self, packet: Puback | Pubrec) -> None:
+        super().answered(packet)
         assert packet.reason < 0x80, packet
         self.figures.append({name: int(value) for name, value in packet.properties.user_properties})
 
@@ -38,7 +38,7 @@ class World(Machine):
         self.number += 1
         self.named[data.encode()] = INGRESS, fields, VINS
         self.batches[self.number] = "r0", INGRESS, data.encode(), VINS
-        self.say(self.platform, Publish(INGRESS, json.dumps(fields).encode(), 1, packet_id=self.number))
+        self.say(self.publisher, Publish(INGRESS, json.dumps(fields).encode(), 1, packet_id=self.number))
         self.go_on(turn)
 
     def write(self, count: int = 1) -> None:
