@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from motorcade.core.vin import make_vin
@@ -224,6 +226,7 @@ def test_vehicles_fill_their_batches_and_the_check_digit_is_looked_at(spark: Spa
     [
         ("SELECT year FROM fleet", "has no column `vin` but year; write"),
         ("SELECT year AS vin FROM fleet", "`vin` of the query is bigint, not string"),
+        ("DROP VIEW IF EXISTS nothing", "has no column `vin` and no other; write"),
     ],
 )
 def test_a_query_without_vins_is_refused(spark: SparkSession, fleet: Path, sql: str, says: str) -> None:
@@ -232,6 +235,30 @@ def test_a_query_without_vins_is_refused(spark: SparkSession, fleet: Path, sql: 
         pytest.raises(PipelineError, match=says),
     ):
         audience.chosen(spark, sql)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [("broken.parquet", "CANNOT_READ_FILE_FOOTER"), ("jdbc:derby:memory:nowhere", "FAILED_JDBC")],
+)
+def test_a_table_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path, table: str, says: str) -> None:
+    (tmp_path / "broken.parquet").write_text("no columns at all")
+    place = table if table.startswith("jdbc:") else f"{tmp_path / table}"
+    with (
+        pytest.raises(PipelineError, match=rf"^table 'fleet' \({re.escape(place)}\) cannot be read: .*{says}"),
+        audience.registered(spark, tables_of([f"fleet={place}"], [])),
+    ):
+        pass
+
+
+def test_a_query_that_fails_leaves_a_folder_for_another_one(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:
+    tables = tables_of([f"fleet={fleet}"], [])
+    with Folder(tmp_path / "run", "audience", {"sql": "wrong"}) as folder:
+        with pytest.raises(PySparkException):
+            audience.plan(spark, folder, order(), tables, "SELECT string(raise_error('no')) AS vin FROM fleet")
+        assert not folder.part("planning").exists()
+    with Folder(tmp_path / "run", "audience", {"sql": "right"}):
+        pass
 
 
 def test_nobody_is_an_audience_too(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:

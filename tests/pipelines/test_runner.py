@@ -16,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rich.console import Console
 
-from motorcade.cli import _progress
+from motorcade.cli import _pipeline, _progress
 from motorcade.pipelines import PipelineError, failures, runner, status
 from motorcade.pipelines.folder import Folder
 from motorcade.pipelines.runner import Batch, Kind, Trigger
@@ -49,8 +50,8 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_a_folder_belongs_to_what_it_was_begun_with(tmp_path: Path) -> None:
     place = tmp_path / "run"
-    with Folder(place, "copy", {"stream": "log", "lake": "here"}):
-        pass
+    with Folder(place, "copy", {"stream": "log", "lake": "here"}) as folder:
+        Path(folder.spark).mkdir()
     for pipeline, identity, words in (
         ("ingest", {}, "belongs to the pipeline 'copy', not 'ingest'; name another folder"),
         ("copy", {"stream": "other", "lake": "here"}, "was begun with stream 'log', and now it is 'other'; run it as"),
@@ -61,6 +62,31 @@ def test_a_folder_belongs_to_what_it_was_begun_with(tmp_path: Path) -> None:
             pass
     with Folder(place, "copy", {"lake": "here", "stream": "log"}):  # refusals leave no lock behind
         pass
+
+
+def test_a_folder_in_which_nothing_was_made_may_be_begun_otherwise(tmp_path: Path) -> None:
+    """A command with a mistake in it is given again, without it."""
+    place = tmp_path / "run"
+    with Folder(place, "copy", {"sql": "SELEC"}) as folder:
+        folder.note(state="failed", error="Syntax error")
+        folder.log.write_text("what Java says")
+    with Folder(place, "copy", {"sql": "SELECT"}) as folder:
+        folder.part("plan").mkdir()
+    assert {"sql": "SELECT"} == status.look(place)["identity"]
+    with pytest.raises(PipelineError, match="was begun with sql 'SELECT'"), Folder(place, "copy", {"sql": "SELEC"}):
+        pass
+
+
+def test_what_spark_fails_at_before_there_is_a_query_is_noted(spark: SparkSession, tmp_path: Path) -> None:
+    with (
+        Folder(tmp_path / "run", "copy", {}) as folder,
+        pytest.raises(ParseException),
+        _pipeline.noting(folder),
+    ):
+        spark.sql("SELEC vin FROM fleet")
+    found = status.look(tmp_path / "run")
+    assert "failed" == found["state"]
+    assert "[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELEC'." == found["error"]
 
 
 @pytest.mark.parametrize("place", ["hdfs://host/run", "s3a://bucket/run", "file:/tmp/run", ""])

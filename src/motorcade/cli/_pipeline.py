@@ -123,12 +123,11 @@ Set = Annotated[
 
 
 def store_url(where: Where) -> str:
-    """The store as workers see it, who run in other folders; what is wrong with it is told sooner than by Spark."""
+    """The store, which can be read: what is wrong with it is told sooner, and in fewer words, than by Spark."""
     from motorcade.storage.readers import open_reader
 
-    url = f"rocksdb://{where.path}" if where.path is not None else where.url
-    open_reader(url).close()
-    return url
+    open_reader(where.url).close()
+    return where.url
 
 
 def trigger_of(kind: str, every: float) -> Trigger:
@@ -185,18 +184,27 @@ def running(
     with (
         _interruptible(stopped),
         runner.Folder(checkpoint, pipeline, identity) as folder,
+        noting(folder),
         _progress.display(quiet) as display,
         _session(master, settings, name, folder.log, display) as spark,
     ):
-        try:
-            folder.claim(spark)
-            yield Running(spark, folder, display)
-        except MotorcadeError as error:
-            folder.note(state="failed", error=str(error), ended_at=time.time())
-            raise
-        except KeyboardInterrupt:
-            folder.note(state="stopped", ended_at=time.time())
-            raise
+        folder.claim(spark)
+        yield Running(spark, folder, display)
+
+
+@contextmanager
+def noting(folder: Folder) -> Iterator[None]:
+    """Let `pipeline status` know what has ended a run, whoever has raised it."""
+    from motorcade.pipelines import failures
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        folder.note(state="stopped", ended_at=time.time())
+        raise
+    except Exception as error:
+        folder.note(state="failed", error=failures.words(error), ended_at=time.time())
+        raise
 
 
 @contextmanager

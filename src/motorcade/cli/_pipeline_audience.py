@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from motorcade.pipelines.tables import Table
     from motorcade.platform.address import Address
     from motorcade.platform.orders import Order
+
+_Read = TypeVar("_Read")
 
 
 def audience(
@@ -114,14 +116,14 @@ def audience(
         raise typer.BadParameter(
             "name the folder of this run (or look first with --dry-run)", param_hint="--checkpoint"
         )
-    found = tables_of(tables, options or [])
+    found = _given("--table, --option", lambda: tables_of(tables, options or []))
     query = _query(sql, found)
     mode = None if append is None else "append" if append else "replace"
     given: dict[str, object] = {"expires_in": expires, "priority": priority or None, "mode": mode}
     order = Order(request, _payload(payload), {name: value for name, value in given.items() if value is not None})
     files = {"password_file": password_file, "cafile": cafile, "cert": cert, "key": key}
     connection: dict[str, str] = {name: str(file.absolute()) for name, file in files.items() if file is not None}
-    address = Address.parse(broker, username=username, insecure=insecure, **connection)
+    address = _given("--broker", lambda: Address.parse(broker, username=username, insecure=insecure, **connection))
     if dry_run or checkpoint is None:
         if mode != "append":
             where, unknown = _store(store, config, data)
@@ -158,6 +160,14 @@ def audience(
         )
         outcome = _send(running, counts, writer, rate, connections)
     _ended(outcome, checkpoint, request, as_json)
+
+
+def _given(option: str, read: Callable[[], _Read]) -> _Read:
+    """What somebody has written, read; what is wrong with it is wrong usage."""
+    try:
+        return read()
+    except MotorcadeError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _query(sql: str | None, tables: list[Table]) -> str:

@@ -11,9 +11,20 @@ import typer
 from motorcade.cli import _control, _options, _pipeline
 from motorcade.cli.serve import ConfigFile
 from motorcade.cli.store import Data, Url, Where, _shown, _where
+from motorcade.pipelines import PipelineError
 
 if TYPE_CHECKING:
     from motorcade.pipelines.ingest_run import Ingestion
+
+#: Options of the source, as they are called here.
+_NAMES = {
+    "store": "--store",
+    "stream": "--stream",
+    "redis_stream": "--redis-stream",
+    "starting": "--from",
+    "on_trimmed": "--on-trimmed",
+    "if_missing": "--if-missing",
+}
 
 
 def _at_least_a_second(text: str) -> float:
@@ -56,6 +67,9 @@ def ingest(
     on_trimmed: Annotated[
         str, typer.Option("--on-trimmed", metavar="fail|skip", help="If records are gone that were not read yet.")
     ] = "fail",
+    if_missing: Annotated[
+        str, typer.Option("--if-missing", metavar="fail|empty", help="If there is no such stream, or no record in it.")
+    ] = "fail",
     compact: Annotated[
         bool, typer.Option("--compact", help="In the end, make one file of many, in all days; with --trigger once.")
     ] = False,
@@ -88,7 +102,7 @@ def ingest(
     types = schemas.read(schema)
     where = _where(store, config, data, None, None)
     kind, name = ("stream", stream) if stream is not None else ("redis_stream", redis_stream or "")
-    more = {"starting": starting, "max_rows": str(max_rows), "on_trimmed": on_trimmed}
+    more = {"starting": starting, "max_rows": str(max_rows), "on_trimmed": on_trimmed, "if_missing": if_missing}
     url = _readable(where, kind, name, more)
     reads = {"store": _shown(where), kind: name}
     identity = reads | {"lake": str(lake), "duplicates": "looked for" if dedupe_within else "kept"}
@@ -109,12 +123,59 @@ def ingest(
 
 def _readable(where: Where, kind: str, name: str, more: dict[str, str]) -> str:
     """The URL of the store; what is wrong with it, or with options, is told sooner and in fewer words than by Spark."""
-    from motorcade.pipelines.sources.options import ReadOptions
+    from motorcade.pipelines.sources.options import Missing, OptionError, ReadOptions
 
-    ReadOptions.parse({"store": where.url, kind: name, **more})
-    if kind == "redis_stream":  # a server that has no store of Motorcade's will do
-        return where.url
-    return _pipeline.store_url(where)
+    try:
+        options = ReadOptions.parse({"store": where.url, kind: name, **more})
+    except OptionError as error:
+        raise typer.BadParameter(_as_written(str(error))) from error
+    if options.if_missing is Missing.FAIL:
+        _check_exists(where, kind, name)
+    elif kind == "stream":  # of Redis' own streams a server that has no store of Motorcade's may have some
+        _pipeline.store_url(where)
+    return where.url
+
+
+def _as_written(words: str) -> str:
+    """What is said of an option of the source, under the name that it has here."""
+    for theirs, ours in _NAMES.items():
+        words = words.replace(f"option {theirs}:", f"{ours}:")
+    return words
+
+
+def _check_exists(where: Where, kind: str, name: str) -> None:
+    """Say so before there is a folder that belongs to a stream which is not there."""
+    there = _streams(where) if kind == "stream" else None
+    if there is not None and name not in there:
+        found = f" (there are: {', '.join(there) or 'none'})"
+    elif there is None and not _has_entries(where, name):
+        found = ""
+    else:
+        return
+    raise PipelineError(
+        f"there is no stream {name!r} in {_shown(where)}{found}; a stream begins with its first record, and "
+        "`--if-missing empty` waits for that"
+    )
+
+
+def _streams(where: Where) -> list[str]:
+    from motorcade.storage.readers import open_reader
+
+    reader = open_reader(where.url)
+    try:
+        return reader.streams()
+    finally:
+        reader.close()
+
+
+def _has_entries(where: Where, key: str) -> bool:
+    from motorcade.storage.redis_reader import NativeReader
+
+    reader = NativeReader(where.url)
+    try:
+        return reader.extent(key).exists
+    finally:
+        reader.close()
 
 
 def _compact(ingestion: Ingestion, running: _pipeline.Running, quiet: bool) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from motorcade.cli import _control, _mqtt, _options, _output, _vins
+from motorcade.cli import _control, _mqtt, _options, _output, _pipeline, _vins
 from motorcade.cli.serve import ConfigFile
 
 if TYPE_CHECKING:
@@ -388,7 +388,7 @@ def report(
     ] = None,
     config: ConfigFile = None,
     data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where the node keeps files.")] = None,
-    master: Annotated[str, typer.Option("--master", metavar="URL", help="Where Spark works.")] = "local[*]",
+    master: _pipeline.Master = "local[*]",
     as_json: _control.AsJson = False,
 ) -> None:
     """How far a request got, how long it took, who is late and why: from all its receipts, read by Spark.

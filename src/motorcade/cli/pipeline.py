@@ -119,6 +119,8 @@ def audit(
             verdict = audits.run(running.spark, url, request=request, max_listed=list_)
             verdicts[:] = [verdict]
             _tell_verdict(verdict, _shown(where), as_json)
+            if request is not None and not verdict.outcomes:
+                print(f"{_shown(where)} knows of no delivery of request {request!r}", file=sys.stderr)
             return verdict.as_dict()["deliveries"], {**verdict.outcomes, "wrong": verdict.wrong}
 
         running.tell("comparing receipts and mailboxes")

@@ -226,6 +226,8 @@ def _where(store: str | None, config: Path | None, data: str | None, http: str |
         address = next(iter(configuration.addresses(found.http.bind)), None)
         http = f"{address.host}:{address.port}" if address is not None else _control.DEFAULT
     path = Path(url.removeprefix("rocksdb://")).absolute() if url.startswith("rocksdb://") else None
+    if path is not None:
+        url = f"rocksdb://{path}"  # workers of Spark run in other folders
     return Where(url, path, found.store.durability, http, token or found.http.token or None)
 
 

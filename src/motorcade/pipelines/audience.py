@@ -125,7 +125,8 @@ def audience(frame: DataFrame) -> DataFrame:
     """The column `vin` of a frame, as text that is not too long to be held."""
     types = {one.name: one.dataType for one in frame.schema.fields}
     if VIN not in types:
-        raise PipelineError(f"the query has no column `vin` but {', '.join(types)}; write `SELECT … AS vin`")
+        has = f"but {', '.join(types)}" if types else "and no other"
+        raise PipelineError(f"the query has no column `vin` {has}; write `SELECT … AS vin`")
     if not isinstance(types[VIN], StringType):
         raise PipelineError(
             f"the column `vin` of the query is {types[VIN].simpleString()}, not string; a VIN that was a number has "
@@ -328,7 +329,11 @@ def plan(
     per_file = BATCHES_PER_FILE if rate is None else max(1, min(BATCHES_PER_FILE, int(rate * SECONDS_PER_FILE / size)))
     with _settings_kept(spark), registered(sharing(spark, partitions), tables):
         frame = planned(chosen(spark, sql), order, size=size, check_digit=check_digit)
-        frame.write.partitionBy("kind").option("maxRecordsPerFile", per_file).parquet(str(under_way))
+        try:
+            frame.write.partitionBy("kind").option("maxRecordsPerFile", per_file).parquet(str(under_way))
+        except Exception:
+            _remove(under_way)  # so nothing is there that would keep the next command from being another one
+            raise
     counts = _counts_of(spark, under_way)
     _keep_invalid(spark, under_way / f"kind={INVALID}", folder)
     made = under_way / f"kind={BATCHES}"

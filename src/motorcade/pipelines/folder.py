@@ -2,7 +2,7 @@
 
     DIR/lock            held (flock) by the process that runs; pid and host are inside
     DIR/lock.java       held by its Java, which lives a moment longer than a process that was killed
-    DIR/pipeline.json   which pipeline, with what identity; written once, compared at each start
+    DIR/pipeline.json   which pipeline, with what identity; compared at each start, and kept once anything else is here
     DIR/status.json     what the run has said last; replaced by rename
     DIR/spark/          Spark's checkpoint: offsets and state
     DIR/spark.log       what Spark and Java have to say; it and spark.log.1 are bounded (log4j2.properties)
@@ -127,19 +127,24 @@ class Folder:
     def _belong(self) -> None:
         mine = {"v": VERSION, "pipeline": self.pipeline, "identity": self.identity}
         found = _read(self.path / _MANIFEST)
+        made = sorted(
+            entry.name for entry in self.path.iterdir() if not _is_trace(entry.name) and entry.name != _MANIFEST
+        )
         if found is not None:
-            self._compare(found)
+            self._compare(found, begun=bool(made))
             self._status = (_read(self.path / _STATUS) or {}) | {"counts": None}  # they are of one run
+            if found.get("identity") != self.identity:
+                _write(self.path / _MANIFEST, mine | {"made_at": time.time()})
             return
-        strange = sorted(entry.name for entry in self.path.iterdir() if not _is_trace(entry.name))
-        if strange:
+        if made:
             raise PipelineError(
-                f"{self.path} has other files in it ({', '.join(strange[:3])}) and no {_MANIFEST}; "
+                f"{self.path} has other files in it ({', '.join(made[:3])}) and no {_MANIFEST}; "
                 "a run needs a folder of its own"
             )
         _write(self.path / _MANIFEST, mine | {"made_at": time.time()})
 
-    def _compare(self, found: Mapping[str, Any]) -> None:
+    def _compare(self, found: Mapping[str, Any], *, begun: bool) -> None:
+        """Refuse what another command has begun; one that had a mistake in it, and has made nothing, is corrected."""
         if found.get("v") != VERSION:
             raise PipelineError(
                 f"{self.path / _MANIFEST} is of version {found.get('v')!r}, this is version {VERSION}; run it with the "
@@ -151,6 +156,8 @@ class Folder:
                 "name another folder"
             )
         before: Mapping[str, str] = found.get("identity", {})
+        if not begun:
+            return
         for field in sorted(before.keys() | self.identity.keys()):
             if before.get(field) != self.identity.get(field):
                 raise PipelineError(

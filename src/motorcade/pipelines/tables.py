@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from motorcade.pipelines import PipelineError
+from motorcade.pipelines import PipelineError, failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,14 @@ class Table:
     def register(self, spark: SparkSession) -> None:
         """Let queries of this session name it."""
         reader = spark.read.format(self.format).options(**self.options)
-        frame = reader.load() if self.format == JDBC else reader.load(self.place)
+        try:
+            frame = reader.load() if self.format == JDBC else reader.load(self.place)
+        except Exception as error:
+            if not failures.is_known(error):
+                raise
+            raise PipelineError(
+                f"table {self.name!r} ({self.place}) cannot be read: {failures.words(error)}"
+            ) from error
         frame.createOrReplaceTempView(self.name)
 
     @property
