@@ -16,7 +16,6 @@ Rule 4: nothing here waits. A caller that writes in a loop and never waits for a
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import heapq
 from bisect import bisect_left, bisect_right
@@ -40,12 +39,10 @@ from motorcade.storage.ports import (
     StreamRecord,
     Swept,
 )
+from motorcade.storage.wakeups import WakeUps
 
 #: Seconds that the token of an append is remembered.
 TOKEN_MEMORY = 3600.0
-
-#: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
-MAX_WAKE_UPS = 1000
 
 #: The cursor of a sweep that is not done. The heap knows where to go on, so it says no more than that.
 MORE = b"more"
@@ -547,7 +544,7 @@ class MemoryCoordination:
         self._gate = gate
         self._mailboxes = mailboxes
         self.leases: dict[str, tuple[int, float]] = {}  #: token, until when
-        self._listeners: dict[str, list[asyncio.Queue[bytes]]] = {}
+        self._wake_ups = WakeUps()
         self.serial = 0  #: given last
 
     async def attach(self, owner: str, node: str) -> Attached:
@@ -591,22 +588,13 @@ class MemoryCoordination:
 
     async def notify(self, node: str, data: bytes) -> None:
         self._gate.read()
-        for queue in self._listeners.get(node, ()):
-            if not queue.full():
-                queue.put_nowait(data)
+        self._wake_ups.notify(node, data)
 
     async def listen(self, node: str) -> AsyncIterator[bytes]:
         self._gate.read()
-        queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
-        queues = self._listeners.setdefault(node, [])
-        queues.append(queue)
-        try:
+        with self._wake_ups.listener(node) as waiting:
             while True:
-                yield await queue.get()
-        finally:
-            queues.remove(queue)
-            if not queues:
-                self._listeners.pop(node, None)
+                yield await waiting.get()
 
     def _next(self) -> int:
         self.serial += 1

@@ -53,6 +53,7 @@ from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_ser
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
 from motorcade.storage.redis_scripts import ALL, EXTENT, FIND, INFO, READ
 from motorcade.storage.redis_writer import Operation, Stage, Writer
+from motorcade.storage.wakeups import MAX_WAKE_UPS
 
 log = structlog.get_logger("motorcade.storage.redis")
 
@@ -76,8 +77,6 @@ BLOB_SLACK: Final = 3600.0
 #: Milliseconds that an append may take from storing its payload to storing its entries.
 HOLD_TIME: Final = 600_000
 
-#: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
-MAX_WAKE_UPS: Final = 1000
 #: Seconds between questions whether a listener's server is still there.
 LISTENER_PULSE: Final = 1.0
 

@@ -60,6 +60,7 @@ from motorcade.storage.transaction import (
     after_prefix,
     load_head,
 )
+from motorcade.storage.wakeups import WakeUps
 from motorcade.storage.writer import MAX_QUEUED, RESERVE, Writer
 
 #: Rows that a read looks at in the event loop's thread: about 0.3 ms.
@@ -79,9 +80,6 @@ MESSAGE_CACHE = 16 * 2**20
 
 #: Entries removed by one step of a sweep or of `clear`, so that other writes come in between.
 STEP_REMOVALS = 256
-
-#: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
-MAX_WAKE_UPS = 1000
 
 #: Seconds a thread may run while another waits. With Python's own 5 ms the event loop would wait that long for its turn
 #: whenever the writer is busy; with more than the writer's calls take (0.3 ms) it would wait for a whole group of them.
@@ -590,10 +588,9 @@ class RocksCoordination:
     """Who is where, and who leads; for one node."""
 
     def __init__(self, reader: Reader, writer: Writer) -> None:
-        self.lost = 0  #: wake-ups that a slow listener did not get
         self._reader = reader
         self._writer = writer
-        self._listeners: dict[str, list[asyncio.Queue[bytes]]] = {}
+        self._wake_ups = WakeUps()
 
     async def attach(self, owner: str, node: str) -> Attached:
         return await self._writer.submit(
@@ -616,24 +613,13 @@ class RocksCoordination:
 
     async def notify(self, node: str, data: bytes) -> None:
         await self._reader.now(lambda _: None)
-        for waiting in self._listeners.get(node, ()):
-            if waiting.full():
-                self.lost += 1
-            else:
-                waiting.put_nowait(data)
+        self._wake_ups.notify(node, data)
 
     async def listen(self, node: str) -> AsyncIterator[bytes]:
         await self._reader.now(lambda _: None)
-        waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
-        listeners = self._listeners.setdefault(node, [])
-        listeners.append(waiting)
-        try:
+        with self._wake_ups.listener(node) as waiting:
             while True:
                 yield await waiting.get()
-        finally:
-            listeners.remove(waiting)
-            if not listeners:
-                self._listeners.pop(node, None)
 
 
 # -- the store

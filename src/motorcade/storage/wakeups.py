@@ -1,0 +1,43 @@
+"""Wake-ups inside one process, for the engines whose nodes are alone with their store.
+
+A wake-up goes to everybody who listens for the node just then, and to nobody later: it only says that there is
+something in the store to look at (`ports.Coordination.notify`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+#: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
+MAX_WAKE_UPS: Final = 1000
+
+
+class WakeUps:
+    """Who listens for which node."""
+
+    def __init__(self) -> None:
+        self.lost = 0  #: that a slow listener did not get
+        self._listeners: dict[str, list[asyncio.Queue[bytes]]] = {}
+
+    def notify(self, node: str, data: bytes) -> None:
+        for waiting in self._listeners.get(node, ()):
+            if waiting.full():
+                self.lost += 1
+            else:
+                waiting.put_nowait(data)
+
+    @contextmanager
+    def listener(self, node: str) -> Iterator[asyncio.Queue[bytes]]:
+        """What comes for a node from now on."""
+        waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
+        listeners = self._listeners.setdefault(node, [])
+        listeners.append(waiting)
+        try:
+            yield waiting
+        finally:
+            listeners.remove(waiting)
+            if not listeners:
+                self._listeners.pop(node, None)
