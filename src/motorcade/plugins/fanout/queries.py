@@ -68,7 +68,7 @@ class Queries:
             found = await self._ended(tally, state, after, limit)
         else:
             found = await self._accepted(tally, state, after, limit)
-        return [_target(receipt) for _, receipt in found]
+        return [TargetView.of(receipt) for _, receipt in found]
 
     async def _tally(self, request_id: str) -> Tally:
         await self._ledger.ready()
@@ -194,17 +194,4 @@ def _view(tally: Tally) -> RequestView:
         targets=tally.accepted,
         pending=tally.pending,
         states=tally.states(),
-    )
-
-
-def _target(receipt: Receipt) -> TargetView:
-    return TargetView(
-        vin=receipt.vin,
-        request_id=receipt.request_id,
-        delivery_id=receipt.delivery_id,
-        state=receipt.state,
-        time=receipt.time,
-        attempt=receipt.attempt,
-        reason=receipt.reason,
-        node=receipt.node,
     )

@@ -257,17 +257,5 @@ class FanoutService:
                 receipt = receipts_.decode(entry.body)
             except ReceiptError:
                 continue
-            found.setdefault(
-                receipt.delivery_id,
-                TargetView(
-                    vin=vin,
-                    request_id=receipt.request_id,
-                    delivery_id=receipt.delivery_id,
-                    state=receipt.state,
-                    time=receipt.time,
-                    attempt=receipt.attempt,
-                    reason=receipt.reason,
-                    node=receipt.node,
-                ),
-            )
+            found.setdefault(receipt.delivery_id, TargetView.of(receipt))
         return list(found.values())

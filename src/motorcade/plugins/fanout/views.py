@@ -21,7 +21,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from motorcade.core.receipt import State
+from motorcade.core.receipt import Receipt, State
 from motorcade.plugins.fanout.record import Status
 
 MOST_WAITING: Final = 100  #: messages shown that wait for one vehicle; `pending` counts all
@@ -79,6 +79,20 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int  #: how often it had been sent then
     reason: str = ""
     node: str = ""
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> TargetView:
+        """A copy."""
+        return cls(
+            vin=receipt.vin,
+            request_id=receipt.request_id,
+            delivery_id=receipt.delivery_id,
+            state=receipt.state,
+            time=receipt.time,
+            attempt=receipt.attempt,
+            reason=receipt.reason,
+            node=receipt.node,
+        )
 
 
 class DeliveryView(msgspec.Struct, frozen=True, kw_only=True):
