@@ -28,7 +28,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -57,8 +56,9 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import NONE, Properties
 from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
+from tests.unit.broker.memory import MemoryNode, Turns, standing
 from tests.unit.broker.sources import fatal
+from tests.unit.broker.world import Guest, often
 
 EXPIRY = 50
 SMALL = 60  #: bytes of a packet that some connections take
@@ -449,13 +449,12 @@ class AskedRunAgent(AskedAgent, RunAgent):
 SORTS = {(False, False): Agent, (True, False): AskedAgent, (False, True): RunAgent, (True, True): AskedRunAgent}
 
 
-class Car:
-    """The client. It keeps to the rules of MQTT."""
+class Car(Guest):
+    """The client."""
 
     def __init__(self, world: Machine) -> None:
+        super().__init__()
         self.world = world
-        self.peer: Peer | None = None
-        self.on = False
         self.version = 5
         self.connections = 0
         self.life = 0  #: one more with every session
@@ -473,10 +472,6 @@ class Car:
         self.unreleased: dict[int, Item | None] = {}  #: QoS 2 messages that have come, part of the session
         self.released: dict[int, Item | None] = {}  #: of which PUBREL has come
         self.live: set[bytes] = set()  #: live messages that have come in this session
-
-    @property
-    def may_speak(self) -> bool:
-        return self.peer is not None and self.on and self.peer.open and self.peer.wire.reading
 
     def connect(self, *, clean: bool, version: int, limit: int, small: bool, expiry: int, user: str | None) -> None:
         if self.peer is not None:
@@ -519,8 +514,7 @@ class Car:
             item.live = False
 
     def lost(self) -> None:
-        self.peer = None
-        self.on = False
+        super().lost()
         self.lost_at = self.world.node.clock.now
         self.todo.clear()
         self.flying.clear()
@@ -530,15 +524,7 @@ class Car:
         if self.has_session and not self.expiry:
             self.forget()
 
-    def read(self) -> None:
-        if self.peer is None:
-            return
-        for packet in self.peer.take():
-            self._heard(packet)
-        if not self.peer.open:
-            self.lost()
-
-    def _heard(self, packet: Packet) -> None:
+    def heard(self, packet: Packet) -> None:
         assert self.peer is not None
         if isinstance(packet, Connack):
             assert not packet.reason and packet.session_present == self.expects_session
@@ -1055,11 +1041,5 @@ class Machine(RuleBasedStateMachine):
         assert not [timer for _, _, timer in self.loop.later if timer.callback is not None], "timers are left"
 
 
-Machine.TestCase.settings = settings(
-    max_examples=300,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-)
+Machine.TestCase.settings = often(examples=300, steps=40)
 TestCarrier: Any = Machine.TestCase

@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -47,6 +46,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.ports import StoreError
 from tests.unit.broker.held_store import HeldStore
 from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.unit.broker.world import often
 
 EXPIRY = 50
 RETRY = 1.0  #: seconds after which the broker has tried again what failed
@@ -527,11 +527,5 @@ class Machine(RuleBasedStateMachine):
         assert self.node.plane.pubsub.subscriptions == 0
 
 
-Machine.TestCase.settings = settings(
-    max_examples=100,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-)
+Machine.TestCase.settings = often(examples=100, steps=40)
 TestDurableSessions: Any = Machine.TestCase
