@@ -43,12 +43,6 @@ def node() -> Iterator[NodeProcess]:
 
 
 @pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with RedisServer() as running:
         yield running

@@ -51,12 +51,6 @@ def node(file: Path) -> Iterator[NodeProcess]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
 def create(desk: Operator, noun: str, name: str, *words: str) -> str:
     target = ["--to", "stream:history"] if noun == "capture" else []
     return desk.done(noun, "create", name, "--topic", f"{name}/#", *target, *words)

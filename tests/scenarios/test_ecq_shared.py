@@ -39,12 +39,6 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield running
 
 
-@pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
 @pytest.fixture
 def queue(node: NodeProcess) -> Compacted:
     return Compacted(node, unique("shared"), "shared")

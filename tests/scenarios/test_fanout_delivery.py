@@ -56,18 +56,6 @@ def hasty() -> Iterator[NodeProcess]:
         yield running
 
 
-@pytest.fixture
-def platform(node: NodeProcess) -> Iterator[Platform]:
-    with Platform(node) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
 def requests(platform: Platform, vin: str, count: int) -> list[str]:
     """Messages that wait for a vehicle; the names of their requests, in order."""
     names = [request_name() for _ in range(count)]

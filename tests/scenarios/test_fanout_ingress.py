@@ -67,12 +67,6 @@ def narrow() -> Iterator[NodeProcess]:
         yield running
 
 
-@pytest.fixture
-def platform(node: NodeProcess) -> Iterator[Platform]:
-    with Platform(node) as client:
-        yield client
-
-
 # --- both forms ---------------------------------------------------------------------------------------------------
 
 

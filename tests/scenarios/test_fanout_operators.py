@@ -55,21 +55,9 @@ def node() -> Iterator[NodeProcess]:
 
 
 @pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
-@pytest.fixture(scope="module")
 def hasty() -> Iterator[NodeProcess]:
     with NodeProcess(config=HASTY, http=True) as running:
         yield running
-
-
-@pytest.fixture
-def platform(node: NodeProcess) -> Iterator[Platform]:
-    with Platform(node) as client:
-        yield client
 
 
 def decide(desk: Operator, request: str, verb: str) -> dict[str, Any]:

@@ -51,18 +51,6 @@ def node() -> Iterator[NodeProcess]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
-@pytest.fixture
-def platform(node: NodeProcess) -> Iterator[Platform]:
-    with Platform(node) as client:
-        yield client
-
-
 def stored(desk: Operator, request: str) -> list[dict[str, Any]]:
     """The receipts of a request that are in the stream."""
     found: list[dict[str, Any]] = []

@@ -53,12 +53,6 @@ def node() -> Iterator[NodeProcess]:
         yield running
 
 
-@pytest.fixture
-def platform(node: NodeProcess) -> Iterator[Platform]:
-    with Platform(node) as client:
-        yield client
-
-
 @pytest.mark.parametrize("mode", ["replace", "append"])
 def test_a_repeated_batch_is_answered_as_before_and_reaches_nobody(node: NodeProcess, mode: str) -> None:
     (there, away), request = fresh(2), request_name()

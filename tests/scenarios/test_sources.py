@@ -58,12 +58,6 @@ def node() -> Iterator[NodeProcess]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
 @pytest.fixture
 def small(desk: Operator) -> str:
     """A stream of the test's own; it is bound to topics below its name."""
