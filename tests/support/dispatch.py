@@ -32,6 +32,7 @@ import redis.cluster
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
+from tests.support.commands import Commands
 from tests.support.node import READY, ROOT
 from tests.support.ports import free_port
 from tests.support.redis import RedisCluster, RedisServer
@@ -178,7 +179,7 @@ class Daemon:
             self._over.wait(PATIENCE)
 
 
-class Place:
+class Place(Commands):
     """A Redis with leaders and workers around it. `options` are the [dispatch] section of their configuration."""
 
     def __init__(self, backing: RedisServer | RedisCluster, **options: Any) -> None:
@@ -229,14 +230,6 @@ class Place:
             timeout=2 * PATIENCE,
             check=False,
         )
-
-    def done(self, *words: object) -> str:
-        result = self.command(*words)
-        assert 0 == result.returncode, f"{' '.join(map(str, words))}: {result.stdout}{result.stderr}"
-        return result.stdout
-
-    def asked(self, *words: object) -> Any:
-        return json.loads(self.done(*words, "--json"))
 
     # What is in Redis.
 

@@ -11,7 +11,6 @@ Plugins of tests are written where only the user of the node may write, as the n
 from __future__ import annotations
 
 import base64
-import json
 import os
 import subprocess
 import sys
@@ -23,13 +22,14 @@ from typing import Any, Self
 import httpx
 
 from tests.scenarios.witness import metrics
+from tests.support.commands import Commands
 from tests.support.node import ROOT, NodeProcess
 
 #: Seconds that a request or a command may take. Generous: machines that run tests are busy.
 PATIENCE = 60.0
 
 
-class Operator:
+class Operator(Commands):
     """The control port of a node. `close` unloads nothing: the node ends with the test, or the test cleans up."""
 
     def __init__(self, node: NodeProcess) -> None:
@@ -125,23 +125,6 @@ class Operator:
             timeout=PATIENCE,
             check=False,
         )
-
-    def done(self, *words: object) -> str:
-        """The output of a command that must succeed."""
-        result = self.command(*words)
-        assert 0 == result.returncode, f"{' '.join(map(str, words))}: {result.stdout}{result.stderr}"
-        return result.stdout
-
-    def asked(self, *words: object) -> Any:
-        """The JSON that a command prints."""
-        return json.loads(self.done(*words, "--json"))
-
-    def refused(self, *words: object, code: int = 1) -> str:
-        """What a command says that must fail."""
-        result = self.command(*words)
-        assert code == result.returncode, f"exit code {result.returncode}: {result.stdout}{result.stderr}"
-        assert "Traceback" not in result.stderr, result.stderr
-        return result.stderr
 
 
 def payload_of(message: dict[str, Any]) -> bytes:
