@@ -50,16 +50,10 @@ class Gone(Exception):  # noqa: N818 - a state, not a mistake
 async def read_packet(reader: asyncio.StreamReader, version: int) -> Packet:
     """The next whole packet; `Gone` at the end of the connection, also in the middle of a packet."""
     try:
-        raw = bytearray(await reader.readexactly(2))
-        length, shift = raw[1] & 0x7F, 7
-        while raw[-1] & 0x80:
-            raw += await reader.readexactly(1)
-            length |= (raw[-1] & 0x7F) << shift
-            shift += 7
-        raw += await reader.readexactly(length)
+        head, body = await wire.read_frame(reader)
     except (asyncio.IncompleteReadError, OSError):
         raise Gone from None
-    return wire.parse(bytes(raw), version)
+    return wire.parse(head + body, version)
 
 
 async def dial(

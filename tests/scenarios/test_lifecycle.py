@@ -38,6 +38,7 @@ from tests.support.wire import (
     packet,
     prop,
     publish_packet,
+    read_frame,
     subscribe_packet,
 )
 
@@ -411,14 +412,8 @@ def test_nothing_is_left_undone(tmp_path: Path, papers: Papers) -> None:
 
 async def read_packet(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Type and body of the next packet."""
-    first = (await reader.readexactly(1))[0]
-    length = shift = 0
-    while True:
-        digit = (await reader.readexactly(1))[0]
-        length |= (digit & 0x7F) << shift
-        shift += 7
-        if digit < 0x80:
-            return first >> 4, await reader.readexactly(length)
+    head, body = await read_frame(reader)
+    return head[0] >> 4, body
 
 
 Visitor = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -9,6 +9,7 @@ Versions are the protocol levels: 3 (MQTT 3.1), 4 (MQTT 3.1.1) and 5.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 import time
@@ -308,6 +309,17 @@ class Packet:
     @property
     def name(self) -> str:
         return NAMES[self.type]
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """The fixed header of the next packet, and the rest of it; the errors of the stream if it does not come whole."""
+    head = await reader.readexactly(2)
+    length, shift = head[1] & 0x7F, 7
+    while head[-1] & 0x80:
+        head += await reader.readexactly(1)
+        length |= (head[-1] & 0x7F) << shift
+        shift += 7
+    return head, await reader.readexactly(length)
 
 
 def parse(raw: bytes, version: int = 5) -> Packet:

@@ -238,15 +238,7 @@ class Peer:
 
     async def raw(self) -> bytes:
         """One whole packet as it came."""
-        head = await self.reader.readexactly(1)
-        length, shift = 0, 0
-        while True:
-            digit = await self.reader.readexactly(1)
-            head += digit
-            length |= (digit[0] & 0x7F) << shift
-            shift += 7
-            if digit[0] < 0x80:
-                return head + await self.reader.readexactly(length)
+        return b"".join(await wire.read_frame(self.reader))
 
     async def packet(self) -> wire.Packet:
         return wire.parse(await self.raw(), self.version)

@@ -26,15 +26,8 @@ class Peer:
         self.subscribe: bytes | None = None  #: the SUBSCRIBE as it came
 
     async def raw(self) -> bytes:
-        head = await self.reader.readexactly(1)
-        length, shift = 0, 0
-        while True:
-            digit = await self.reader.readexactly(1)
-            head += digit
-            length |= (digit[0] & 0x7F) << shift
-            shift += 7
-            if digit[0] < 0x80:
-                return head + await self.reader.readexactly(length)
+        """One whole packet as it came."""
+        return b"".join(await wire.read_frame(self.reader))
 
     async def next(self, kind: int) -> wire.Packet:
         """The next packet, which must be of this type; heartbeats are passed over unless they are asked for."""

@@ -15,6 +15,7 @@ import pytest
 from motorcade.core.reasons import ReasonCode
 from motorcade.platform.address import Address
 from motorcade.platform.courier import Courier, CourierOptions, Pace, Post, SendError, pulled
+from tests.support import wire
 
 PATIENCE = 30.0
 
@@ -95,14 +96,8 @@ class Broker:
 
 
 async def _packet(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    kind = (await reader.readexactly(1))[0]
-    length = shift = 0
-    while True:
-        octet = (await reader.readexactly(1))[0]
-        length |= (octet & 0x7F) << shift
-        shift += 7
-        if not octet & 0x80:
-            return kind, await reader.readexactly(length)
+    head, body = await wire.read_frame(reader)
+    return head[0], body
 
 
 OK, LATER = b"\x00\x00", b""
