@@ -106,6 +106,12 @@ def test_mailboxes_cannot_be_followed() -> None:
         source.streamReader(source.schema())
 
 
+def test_what_is_followed_has_no_end() -> None:
+    source = MotorcadeDataSource({**STORE, "stream": "s", "Ending": "5"})
+    with pytest.raises(OptionError, match=r"option ending: what is followed .* has no end"):
+        source.streamReader(source.schema())
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_the_types_are_those_that_spark_wants(kind: Kind) -> None:
     """Spark compares the schema of the first batch with its own and refuses the slightest difference."""

@@ -36,13 +36,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType
 
 from motorcade.core.vin import make_vin
-from motorcade.pipelines import PipelineError
+from motorcade.pipelines import PipelineError, failures
 from motorcade.pipelines.batching import MAX_DIFFERENT, Found, Tally, batches, reason_of, right
 from motorcade.pipelines.folder import Folder
 from motorcade.pipelines.sources.brokers import Sent, noted
@@ -117,7 +118,15 @@ _ARROW: Final = pa.schema(
 
 
 def chosen(spark: SparkSession, sql: str) -> DataFrame:
-    """The audience that a query names: its column `vin`."""
+    """The audience that a query names: its column `vin`.
+
+    Other statements would be carried out before anybody could refuse them.
+    """
+    parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001 - there is no other way to it
+    try:
+        parser.parseQuery(sql.rstrip().removesuffix(";"))
+    except ParseException as error:
+        raise PipelineError(f"this is no query (SELECT … AS vin …): {failures.words(error)}") from error
     return audience(spark.sql(sql))
 
 
@@ -125,8 +134,7 @@ def audience(frame: DataFrame) -> DataFrame:
     """The column `vin` of a frame, as text that is not too long to be held."""
     types = {one.name: one.dataType for one in frame.schema.fields}
     if VIN not in types:
-        has = f"but {', '.join(types)}" if types else "and no other"
-        raise PipelineError(f"the query has no column `vin` {has}; write `SELECT … AS vin`")
+        raise PipelineError(f"the query has no column `vin` but {', '.join(types)}; write `SELECT … AS vin`")
     if not isinstance(types[VIN], StringType):
         raise PipelineError(
             f"the column `vin` of the query is {types[VIN].simpleString()}, not string; a VIN that was a number has "

@@ -125,6 +125,11 @@ class MotorcadeDataSource(DataSource):
         options = ReadOptions.parse(self.options)
         if options.kind is Kind.MAILBOXES:
             raise OptionError("mailboxes can be read (spark.read), not followed (spark.readStream)")
+        if "ending" in {name.lower() for name in self.options}:
+            raise OptionError(
+                "option ending: what is followed (spark.readStream) has no end; spark.read has one, and the trigger "
+                "availableNow ends with what is there"
+            )
         return StreamReader(options, columns_of(options.kind, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
