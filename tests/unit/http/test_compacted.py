@@ -20,6 +20,7 @@ from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.plugin import EVENTS
 from tests.support.node import ROOT, NodeProcess
 from tests.support.wire import Client
+from tests.unit.http.answers import pages, refused
 
 TRAYS = Path(__file__).with_name("trays.py")
 CONFIG = f"""\
@@ -41,11 +42,6 @@ def node() -> Iterator[NodeProcess]:
 def web(node: NodeProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"http://{node.http}/api/v1/compacted", trust_env=False) as client:
         yield client
-
-
-def refused(answer: httpx.Response) -> tuple[int, str]:
-    assert {"code", "message"} == answer.json().keys()
-    return answer.status_code, answer.json()["code"]
 
 
 def fill(node: NodeProcess, place: str, *entries: tuple[str, bytes], progress: dict[str, int] | None = None) -> None:
@@ -112,19 +108,6 @@ def test_any_client_id_can_be_asked_for(node: NodeProcess, web: httpx.Client, na
 # -- messages
 
 
-def pages(web: httpx.Client, place: str, limit: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """All messages, and how many were on each page."""
-    found: list[dict[str, Any]] = []
-    sizes: list[int] = []
-    after: str | None = "0"
-    while after is not None:
-        page = web.get(f"/{place}/messages", params={"after": after, "limit": limit}).json()
-        found += page["data"]
-        sizes.append(page["meta"]["count"])
-        after = page["meta"]["cursor"]
-    return found, sizes
-
-
 def test_messages_are_text_or_base64(node: NodeProcess, web: httpx.Client) -> None:
     fill(node, "exclusive/bytes", ("text", "Grüße".encode()), ("raw", b"\xff\x00"))
     text, raw = web.get("/exclusive/bytes/messages").json()["data"]
@@ -145,7 +128,7 @@ def test_messages_are_text_or_base64(node: NodeProcess, web: httpx.Client) -> No
 def test_messages_come_in_pages_that_cover_all(node: NodeProcess, web: httpx.Client) -> None:
     fill(node, "shared/many", *numbered(120))
     for limit, sizes in ((50, [50, 50, 20]), (60, [60, 60]), (119, [119, 1]), (120, [120]), (MOST_FOUND, [120])):
-        found, seen = pages(web, "shared/many", limit)
+        found, seen = pages(web, "/shared/many/messages", limit, by="after", first="0")
         assert (list(range(1, 121)), sizes) == ([entry["position"] for entry in found], seen)
     assert [119, 120] == [e["position"] for e in web.get("/shared/many/messages?after=118").json()["data"]]
 
@@ -154,7 +137,7 @@ def test_a_page_of_large_messages_is_short(node: NodeProcess, web: httpx.Client)
     """However many are asked for, a page ends soon after MOST_OCTETS."""
     size, count = 256 * 1024, 70
     fill(node, "exclusive/large", *numbered(count, size))
-    found, sizes = pages(web, "exclusive/large", MOST_FOUND)
+    found, sizes = pages(web, "/exclusive/large/messages", MOST_FOUND, by="after", first="0")
     assert list(range(1, count + 1)) == [entry["position"] for entry in found]
     assert len(sizes) > 1
     assert (max(sizes) - 50) * size < MOST_OCTETS

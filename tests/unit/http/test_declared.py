@@ -13,6 +13,7 @@ import pytest
 from motorcade.control import MOST_FOUND, MOST_OCTETS, SOURCE_EVENTS
 from tests.support.node import NodeProcess
 from tests.support.wire import Client
+from tests.unit.http.answers import pages, refused
 
 BOXES = Path(__file__).with_name("boxes.py")
 CONFIG = f"""\
@@ -34,30 +35,6 @@ topics = ["boxes/fixed"]
 def node() -> Iterator[NodeProcess]:
     with NodeProcess(http=True, config=CONFIG) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False) as client:
-        yield client
-
-
-def refused(answer: httpx.Response) -> tuple[int, str]:
-    assert {"code", "message"} == answer.json().keys()
-    return answer.status_code, answer.json()["code"]
-
-
-def pages(web: httpx.Client, name: str, limit: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """All messages, and how many were on each page."""
-    found: list[dict[str, Any]] = []
-    sizes: list[int] = []
-    after: str | None = "0"
-    while after is not None:
-        page = web.get(f"/queues/{name}/messages", params={"after": after, "limit": limit}).json()
-        found += page["data"]
-        sizes.append(page["meta"]["count"])
-        after = page["meta"]["cursor"]
-    return found, sizes
 
 
 def test_the_life_of_a_declared_thing(web: httpx.Client) -> None:
@@ -177,7 +154,7 @@ def test_messages_are_text_or_base64(node: NodeProcess, web: httpx.Client) -> No
         client.connect("packer")
         for payload in raw:
             client.publish("boxes/bytes", payload, 1)
-    found, _ = pages(web, "bytes", 100)
+    found, _ = pages(web, "/queues/bytes/messages", 100, by="after", first="0")
     decoded = [
         base64.b64decode(entry["payload"]) if entry["encoding"] == "base64" else entry["payload"].encode()
         for entry in found
@@ -206,7 +183,7 @@ def test_messages_come_in_pages_that_cover_all(node: NodeProcess, web: httpx.Cli
         for number in range(120):
             client.publish("boxes/many", b"%d" % number, 1)
     for limit, sizes in ((50, [50, 50, 20]), (60, [60, 60]), (119, [119, 1]), (120, [120]), (MOST_FOUND, [120])):
-        found, seen = pages(web, "many", limit)
+        found, seen = pages(web, "/queues/many/messages", limit, by="after", first="0")
         assert (list(range(1, 121)), sizes) == ([entry["position"] for entry in found], seen)
     assert 100 == web.get("/queues/many/messages").json()["meta"]["count"]
     assert [119, 120] == [e["position"] for e in web.get("/queues/many/messages?after=118").json()["data"]]
@@ -220,7 +197,7 @@ def test_a_page_of_large_messages_is_short(node: NodeProcess, web: httpx.Client)
         client.connect("heavy")
         for _ in range(count):
             client.publish("boxes/large", b"x" * size, 1)
-    found, sizes = pages(web, "large", MOST_FOUND)
+    found, sizes = pages(web, "/queues/large/messages", MOST_FOUND, by="after", first="0")
     assert list(range(1, count + 1)) == [entry["position"] for entry in found]
     assert len(sizes) > 1
     assert max(sizes) * size < 2 * MOST_OCTETS

@@ -16,6 +16,7 @@ from motorcade.http.api.fanout import MAX_BATCH, MOST_TARGETS
 from tests.scenarios.witness import wait_until
 from tests.support.node import NodeProcess
 from tests.support.wire import Client
+from tests.unit.http.answers import pages, refused
 from tests.unit.http.fanouts import BROKEN, NOW, REFUSED
 
 CONFIG = f"""\
@@ -32,30 +33,6 @@ VIN = make_vin(1)
 def node() -> Iterator[NodeProcess]:
     with NodeProcess(http=True, config=CONFIG) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False) as client:
-        yield client
-
-
-def refused(answer: httpx.Response) -> tuple[int, str]:
-    assert {"code", "message"} == answer.json().keys()
-    return answer.status_code, answer.json()["code"]
-
-
-def pages(web: httpx.Client, path: str, limit: int, **query: str) -> tuple[list[dict[str, Any]], list[int]]:
-    """All entries of a list, and how many were on each page."""
-    found: list[dict[str, Any]] = []
-    sizes: list[int] = []
-    cursor: str | None = ""
-    while cursor is not None:
-        page = web.get(path, params={"cursor": cursor, "limit": limit, **query}).json()
-        found += page["data"]
-        sizes.append(page["meta"]["count"])
-        cursor = page["meta"]["cursor"]
-    return found, sizes
 
 
 def test_a_batch_is_sent_and_followed(web: httpx.Client) -> None:

@@ -1,0 +1,16 @@
+"""The control port of the `node` of the file that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.node import NodeProcess
+
+
+@pytest.fixture(scope="module")
+def web(node: NodeProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False) as client:
+        yield client
