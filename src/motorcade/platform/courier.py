@@ -136,6 +136,7 @@ class Courier:
         self._open: dict[int, Post] = {}  # sent, or about to be, and not acknowledged; by number, in order
         self._number = 0
         self._in_flight = 0  # on this connection
+        self._lost: ConnectionLostError | None = None  # what ended the connection, as the broker has said it
         self._changed = asyncio.Event()
         self._failure: MotorcadeError | None = None
         self._troubled: float | None = None  # since when nothing was acknowledged, because of the connection
@@ -179,6 +180,7 @@ class Courier:
             ) from error
 
     async def _over_one_connection(self, posts: AsyncIterator[Post], again: bool) -> None:
+        self._lost = None
         client = await self._address.connect(name=self._name)
         try:
             for post in self._first:
@@ -231,6 +233,7 @@ class Courier:
         self._changed.set()
         error = future.exception()
         if isinstance(error, ConnectionLostError):
+            self._lost = error
             return  # it stays open
         post = self._open.pop(number)
         try:
@@ -251,7 +254,7 @@ class Courier:
             if condition():
                 return
             if not self._in_flight:  # the connection has ended, and with it what was in flight
-                raise ConnectionLostError("the connection was lost")
+                raise self._lost or ConnectionLostError("the connection was lost")
             self._changed.clear()
             await self._wait(client)
 

@@ -87,6 +87,9 @@ class Broker:
                 said = self.answer(self, topic, payload)
                 if said is None:
                     return
+                if said == TOO_LARGE:
+                    writer.write(said)
+                    return
                 if said:
                     writer.write(bytes([0x40, 2 + len(said)]) + packet_id + said)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -101,6 +104,7 @@ async def _packet(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 OK, LATER = b"\x00\x00", b""
+TOO_LARGE = bytes([0xE0, 1, 0x95])  # a DISCONNECT instead of an answer
 
 
 def refusal(reason: int, words: str) -> bytes:
@@ -169,6 +173,18 @@ async def test_no_more_than_the_window_is_in_flight() -> None:
     async with broker(answer) as (_acting, address):
         await send(address, ledger, posts(30), window=3)
     assert 30 == len(ledger.accepted) and max(waiting) <= 3
+
+
+async def test_a_broker_that_says_why_it_hangs_up_is_not_asked_again() -> None:
+    """It says so to nobody's message, so all that wait for an answer learn of it."""
+
+    def answer(_acting: Broker, _topic: str, payload: bytes) -> bytes | None:
+        return TOO_LARGE if payload == b"2" else LATER
+
+    async with broker(answer) as (acting, address):
+        with pytest.raises(SendError, match=r"the broker disconnected us: packet too large \(0x95\)"):
+            await send(address, Ledger(), posts(3))
+    assert 1 == acting.connections
 
 
 async def test_the_first_refusal_ends_it_with_the_brokers_words() -> None:
