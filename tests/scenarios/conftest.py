@@ -1,4 +1,4 @@
-"""Fixtures that several scenarios use. `desk` and `platform` belong to the `node` of the file that asks for them."""
+"""Fixtures that several scenarios use. Most belong to the `node` of the file that asks for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.scenarios.witness import Witness, guarded, rss
 from tests.support.dispatch import dispatch_redis, place, place_of
 from tests.support.fanout import Platform
 from tests.support.node import NodeProcess
@@ -27,3 +28,18 @@ def platform(node: NodeProcess) -> Iterator[Platform]:
     """A platform that is connected."""
     with Platform(node) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def baseline(node: NodeProcess) -> int:
+    """Bytes of memory of the node before anybody misbehaved."""
+    with Witness(node) as witness:
+        witness.check()
+        return rss(node)
+
+
+@pytest.fixture
+def witness(node: NodeProcess, baseline: int) -> Iterator[Witness]:
+    """Whatever the test does to the node, others are served before and after."""
+    with guarded(node, baseline) as honest:
+        yield honest

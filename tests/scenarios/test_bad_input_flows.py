@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.scenarios.witness import Witness, guarded, refusals, rss
+from tests.scenarios.witness import Witness, refusals, rss
 from tests.support.node import NodeProcess
 from tests.support.refusals import PROTOCOL_ERROR, refused
 from tests.support.wire import (
@@ -31,24 +31,13 @@ IDS = 65535
 both = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
 _numbers = itertools.count(1)
 
+pytestmark = pytest.mark.usefixtures("witness")
+
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     with NodeProcess(http=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def baseline(node: NodeProcess) -> int:
-    with Witness(node) as witness:
-        witness.check()
-        return rss(node)
-
-
-@pytest.fixture(autouse=True)
-def witness(node: NodeProcess, baseline: int) -> Iterator[Witness]:
-    with guarded(node, baseline) as honest:
-        yield honest
 
 
 def accepted(node: NodeProcess, version: int, client_id: str = "", **options: object) -> Client:

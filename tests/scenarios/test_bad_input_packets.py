@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.scenarios.witness import Witness, guarded, refusals, rss
+from tests.scenarios.witness import Witness, refusals
 from tests.support.node import NodeProcess
 from tests.support.refusals import BROKEN, MALFORMED, PROTOCOL_ERROR, bytes_to_the_end, connect_refused, refused
 from tests.support.wire import (
@@ -49,25 +49,13 @@ CONFIG = """
 connect_timeout = 60.0
 """
 
+pytestmark = pytest.mark.usefixtures("witness")
+
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     with NodeProcess(config=CONFIG, http=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def baseline(node: NodeProcess) -> int:
-    """Bytes of memory of the node before anybody misbehaved."""
-    with Witness(node) as witness:
-        witness.check()
-        return rss(node)
-
-
-@pytest.fixture(autouse=True)
-def witness(node: NodeProcess, baseline: int) -> Iterator[Witness]:
-    with guarded(node, baseline) as honest:
-        yield honest
 
 
 _numbers = itertools.count(1)

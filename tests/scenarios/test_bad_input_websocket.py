@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.scenarios.witness import Witness, guarded, metrics, rss, wait_until
+from tests.scenarios.witness import Witness, metrics, rss, wait_until
 from tests.support.node import NodeProcess
 from tests.support.wire import CONNACK, PINGREQ, connect_packet, parse, publish_packet
 
@@ -24,24 +24,13 @@ CONFIG = """
 connect_timeout = 60.0
 """
 
+pytestmark = pytest.mark.usefixtures("witness")
+
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     with NodeProcess(config=CONFIG, ws=True, http=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def baseline(node: NodeProcess) -> int:
-    with Witness(node) as witness:
-        witness.check()
-        return rss(node)
-
-
-@pytest.fixture(autouse=True)
-def witness(node: NodeProcess, baseline: int) -> Iterator[Witness]:
-    with guarded(node, baseline) as honest:
-        yield honest
 
 
 def dial(node: NodeProcess) -> socket.socket:
