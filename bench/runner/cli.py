@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from . import ecq, fanout, sources
 from .brokers import BROKERS, Broker, Custom, Motorcade
-from .machine import BenchError, alone, compile_generator, describe, parse_cores, raise_open_files
+from .machine import BenchError, alone, compile_generator, describe, exit_code, parse_cores, raise_open_files
 from .measure import Bench, Plan
 from .report import as_json, markdown
 from .verdict import Outcome, Rows
@@ -138,10 +138,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             when = "quick" if workload.quick else "" if workload.default else "--only"
             print(f"{workload.name:26} {when:6} {workload.what}")
         return 0
-    try:
-        return _measure(args)
-    except BenchError as error:
-        print(f"bench/run: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("bench/run", lambda: _measure(args))

@@ -24,7 +24,17 @@ from statistics import median
 from typing import Any
 
 from .brokers import Motorcade, MotorcadeStored, Running
-from .machine import BENCH, BenchError, alone, compile_generator, describe, free_port, parse_cores, raise_open_files
+from .machine import (
+    BENCH,
+    BenchError,
+    alone,
+    compile_generator,
+    describe,
+    exit_code,
+    free_port,
+    parse_cores,
+    raise_open_files,
+)
 from .phases import converse
 from .report import markdown_table
 
@@ -286,10 +296,4 @@ def _measure(args: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code tells failures of the run, and with --strict of the bars."""
     args = _parser().parse_args(arguments)
-    try:
-        return _measure(args)
-    except (BenchError, subprocess.TimeoutExpired) as error:
-        print(f"bench/run ecq: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("bench/run ecq", lambda: _measure(args))

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from .brokers import Broker, Mosquitto, Motorcade, Running
-from .machine import BENCH, BenchError, alone, compile_generator, describe, free_port, parse_cores
+from .machine import BENCH, BenchError, alone, compile_generator, describe, exit_code, free_port, parse_cores
 from .phases import converse
 from .report import markdown_table
 
@@ -334,10 +334,4 @@ def _measure(args: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code tells failures of the run."""
     args = _parser().parse_args(arguments)
-    try:
-        return _measure(args)
-    except (BenchError, subprocess.TimeoutExpired) as error:
-        print(f"bench/run fanout: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("bench/run fanout", lambda: _measure(args))

@@ -9,7 +9,8 @@ import resource
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +28,17 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 class BenchError(Exception):
     """The benchmark cannot go on; the text says what the user has to do."""
+
+
+def exit_code(command: str, measure: Callable[[], int]) -> int:
+    """That of a run, which may say 0 or 1; 2 if it could not go on, and why; 130 if somebody has stopped it."""
+    try:
+        return measure()
+    except (BenchError, subprocess.TimeoutExpired) as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def free_port() -> int:

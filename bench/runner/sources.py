@@ -36,6 +36,7 @@ from .machine import (
     cpu_seconds,
     describe,
     exact_cpu_seconds,
+    exit_code,
     free_port,
     parse_cores,
     raise_open_files,
@@ -435,10 +436,4 @@ def _measure(args: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code tells failures of the run, and with --strict of the bars."""
     args = _parser().parse_args(arguments)
-    try:
-        return _measure(args)
-    except BenchError as error:
-        print(f"bench/run sources: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("bench/run sources", lambda: _measure(args))
