@@ -71,6 +71,13 @@ def test_a_batch_lands_once(server: RedisServer) -> None:
         appends.land([appends.stage(numbers(1))], 0)
 
 
+def test_a_key_that_is_no_stream_is_told_before_anything_is_staged(server: RedisServer) -> None:
+    server.command("SET", KEY, "something else")
+    with pytest.raises(PipelineError, match=f"the key '{KEY}' is a string, not a stream"):
+        Appends(server.url, KEY, "q").stage(numbers(1))
+    assert set() == left(server)
+
+
 class CrashedError(Exception):
     pass
 

@@ -76,6 +76,7 @@ class Appends:
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
         asking = self._asking()
+        self._check_kind(asking)
         name = beside(self._key, self._run, uuid.uuid4().hex)
         rows = parts = 0
         waiting: list[list[msgspec.Raw]] = []
@@ -89,6 +90,14 @@ class Appends:
             self._put(asking, name, parts, waiting)
             rows, parts = rows + len(waiting), parts + 1
         return Staged(name, rows, parts)
+
+    def _check_kind(self, asking: Asking) -> None:
+        """What is staged for a key of another kind could never land."""
+        kind = str(asking.wait(asking.ask(slot_of(self._key), "TYPE", self._key)), "ascii")
+        if kind not in {"none", "stream"}:
+            raise PipelineError(
+                f"the key {self._key!r} is a {kind}, not a stream; name another one with the option redis_stream"
+            )
 
     def _put(self, asking: Asking, name: str, number: int, rows: list[list[msgspec.Raw]]) -> None:
         asking.wait(asking.ask(slot_of(name), "HSET", name, number, _encode(rows)))
