@@ -80,7 +80,7 @@ async def test_a_consumer_cannot_tell_them_apart(counted: Counted) -> None:
         await node.fill("car", ("k", b"1"))
         car = await consume(node)
         assert [1] == numbers(await car.take(1))
-        pub = Client(node, "pub", 5)  # type: ignore[arg-type]
+        pub = Client(node.broker, "pub", 5)
         before = counted.plain
         assert 0 == await pub.publish("$ECQ/w/car/k", b"2")
         assert 0 == await pub.publish("$ECQ/w/car/k", b"x" * 5000)

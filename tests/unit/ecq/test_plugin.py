@@ -215,7 +215,7 @@ async def test_a_newer_value_supersedes_what_was_in_flight(store: Store) -> None
         messages = await car.take(2)
         car.close()
         await node.fill("car", ("a", b"new"))
-        car = Client(node, "car", 5, clean_start=False, properties=Properties(session_expiry=100))  # type: ignore[arg-type]
+        car = Client(node.broker, "car", 5, clean_start=False, properties=Properties(session_expiry=100))
         assert [("b", b"1"), ("a", b"new")] == values(await car.take(2)), "without subscribing again"
         assert not [message for message in messages if message.dup]
 

@@ -612,7 +612,7 @@ async def test_what_a_broken_source_had_in_flight_hangs_on_nobody(
             car.ack(first)
             await until(lambda: kind.counters["recreated"], "the source is to be made anew")
             car.close()
-        car = Client(node, "car", 5, clean_start=False, properties=Properties(session_expiry=100))
+        car = Client(node.broker, "car", 5, clean_start=False, properties=Properties(session_expiry=100))
         assert (await car.expect(Connack)).session_present
         left = {b"1", b"2", b"3", b"4", b"5"}  # what became of the first one, nobody has heard
         while left:
