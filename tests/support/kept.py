@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.support.consumers import fill, numbered
+from tests.support.consumers import TOPIC_INVALID, ask, fill, numbered, settled
+from tests.support.flows import REASON_STRING
 from tests.support.node import NodeProcess
 from tests.support.operator import Operator, payload_of
 from tests.support.redis import RedisServer
+from tests.support.wire import Client, publish_packet
 
 COMPLAINTS = ("Traceback", '"level":"error"', "never retrieved")
 
@@ -50,6 +52,18 @@ class Kept:
     def put_numbers(self, count: int, start: int = 0) -> None:
         fill(self.node, numbered(f"{self.name}/a", count, start))
 
+    def assert_nobody_publishes_to_it(self, client: Client) -> None:
+        """By its own name; messages reach it by the topics it is bound to, and the publisher hears so."""
+        if client.version == 5:
+            answer = client.publish(self.filter, b"x", 1)
+            assert answer is not None and TOPIC_INVALID == answer.reason
+            assert answer.prop(REASON_STRING)
+            assert [] == settled(client)
+        else:
+            client.send(publish_packet(self.filter, b"x", version=client.version, qos=1, packet_id=7))
+            assert [] == client.expect_closed()
+        assert [] == self.stored()
+
     def stored(self) -> list[bytes]:
         """What an operator sees in it."""
         return [payload_of(message) for message in self.desk.read(f"{self.noun}s", self.name, limit=1000)]
@@ -65,3 +79,11 @@ class Stream(Kept):
     """A stream."""
 
     noun = "stream"
+
+
+def assert_refused(client: Client, filter_: str, reason: int) -> None:
+    """In the SUBACK, in MQTT 5 with this reason and words for it; the connection stays."""
+    answer = ask(client, filter_)
+    assert [reason if client.version == 5 else 0x80] == answer.reasons
+    assert client.version < 5 or answer.prop(REASON_STRING)
+    assert [] == settled(client)
