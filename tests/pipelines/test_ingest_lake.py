@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from motorcade.pipelines import PipelineError, lake
 from motorcade.pipelines.lake import Counts, Disk, Group, Lake, LakeError
-from motorcade.pipelines.lake_files import Made, Sorter, merge, write
+from motorcade.pipelines.lake_files import Made, Sorter, Table, merge, write
 
 READS = {"store": "rocksdb://x", "stream": "s"}
 RUN = "0123456789ab"
@@ -374,21 +374,27 @@ def test_sorted_rows_are_in_the_file_of_their_table_and_day(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, bool]], split: int, buffer: int
 ) -> None:
     folder = tmp_path_factory.mktemp("sorted")
-    kinds = [pa.struct([("n", pa.int64())]), pa.struct([("n", pa.int64()), ("x", pa.string())])]
-    kinds.append(pa.struct([("n", pa.int64()), ("reason", pa.string())]))
+    tables = [
+        Table("a", {"n": "n"}),
+        Table("b", {"x": "1.x", "n": "n"}),
+        Table("dead_letters", {"n": "n", "reason": "2.reason"}, dead=True),
+    ]
     batches = []
     for start in range(0, len(rows), split):
         some = rows[start : start + split]
-        columns = [pa.array([row[0] for row in some], pa.int32()), pa.array([row[1] for row in some], pa.int32())]
-        columns.append(pa.array([row[2] for row in some], pa.bool_()))
-        for number, kind in enumerate(kinds):
-            values = [
-                {"n": start + at, "x": "x", "reason": f"r{at % 2}"} if row[0] == number else None
-                for at, row in enumerate(some)
-            ]
-            columns.append(pa.array(values, kind))
-        batches.append(pa.RecordBatch.from_arrays(columns, ["table", "day", "late", "row_0", "row_1", "dead"]))
-    made = list(Sorter(folder, ["a", "b", "dead_letters"], dead=2, buffer=buffer).write(iter(batches)))
+        columns = {
+            "table": pa.array([row[0] for row in some], pa.int32()),
+            "day": pa.array([row[1] for row in some], pa.int32()),
+            "late": pa.array([row[2] for row in some], pa.bool_()),
+            "n": pa.array(range(start, start + len(some)), pa.int64()),
+            "1.x": pa.array(["x" if row[0] == 1 else None for row in some], pa.string()),
+            "2.reason": pa.array([f"r{at % 2}" if row[0] == 2 else None for at, row in enumerate(some)], pa.string()),
+        }
+        batches.append(pa.RecordBatch.from_pydict(columns))
+    made = list(Sorter(folder, tables, buffer=buffer).write(iter(batches)))
+    for one in made:
+        names = next(table.columns for table in tables if table.name == one.table)
+        assert list(names) == pq.read_schema(folder / one.name).names
     seen = [
         ("ab".find(one.table[0]) if one.table != "dead_letters" else 2, one.day, n)
         for one in made

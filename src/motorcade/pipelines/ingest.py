@@ -45,7 +45,7 @@ from pyspark.sql.types import (
 )
 
 from motorcade.pipelines.lake import Group, Lake
-from motorcade.pipelines.lake_files import Made, Sorter, merge
+from motorcade.pipelines.lake_files import Made, Sorter, Table, merge
 from motorcade.pipelines.schema import DEAD_LETTERS, UNITS, Type
 
 #: Seconds.
@@ -268,28 +268,27 @@ def _is_wrong(number: int) -> Column:
 
 
 def _verdict(types: Sequence[Type], options: Options) -> Column:
-    """`reason` and `detail`, or null for what is as it should be."""
-    fine = F.lit(None).cast("struct<reason: string, detail: string>")
-    by_type = reduce(
-        lambda rest, pair: F.when(F.col("type") == pair[0], _verdict_of(*pair)).otherwise(rest),
-        enumerate(types),
-        fine,
-    )
+    """`reason` and `detail`, or null for what is as it should be: the first thing that is wrong with it."""
     size = F.octet_length("payload")
     too_large = F.concat(size.cast("string"), F.lit(f" octets, of {options.max_payload} at most"))
-    early = F.lit(datetime.fromtimestamp(0, UTC))
-    if options.max_lateness:
-        early = F.greatest(early, F.col("time") - F.lit(timedelta(seconds=options.max_lateness)))
-    late = F.col("time") + F.lit(timedelta(seconds=options.max_ahead))
-    return (
+    unfit = (
         _when(F.col("payload").isNull(), Reason.NO_PAYLOAD)
         .when(F.col("type").isNull(), _dead(Reason.NO_TYPE))
         .when(size > options.max_payload, _dead(Reason.TOO_LARGE, too_large))
         .when(~F.col("fit"), _dead(Reason.NOT_JSON, F.lit("not UTF-8")))
-        .when(by_type.isNotNull(), by_type)
-        .when(F.col("event") < early, _dead(Reason.TOO_LATE, F.col("event").cast("string")))
-        .when(F.col("event") > late, _dead(Reason.IN_FUTURE, F.col("event").cast("string")))
-        .otherwise(fine)
+    )
+    wrong = (F.when(F.col("type") == number, _verdict_of(number, one)) for number, one in enumerate(types))
+    return F.coalesce(unfit, *wrong, _untimely(options))
+
+
+def _untimely(options: Options) -> Column:
+    event = F.col("event")
+    early = F.lit(datetime.fromtimestamp(0, UTC))
+    if options.max_lateness:
+        early = F.greatest(early, F.col("time") - F.lit(timedelta(seconds=options.max_lateness)))
+    late = F.col("time") + F.lit(timedelta(seconds=options.max_ahead))
+    return _when(event < early, Reason.TOO_LATE, event.cast("string")).when(
+        event > late, _dead(Reason.IN_FUTURE, event.cast("string"))
     )
 
 
@@ -298,18 +297,19 @@ def _verdict_of(number: int, one: Type) -> Column:
     body = _body(number)
     size = F.size(F.col(f"parsed_{number}.m"))
     unknown = F.array_except(F.json_object_keys(F.col("payload").cast("string")), _texts(one.schema.fieldNames()))
+    unread = _names(one.schema.fieldNames(), lambda name: _unread(body, name))
+    inside = F.when(unread == "", F.lit("inside a field")).otherwise(unread)  # which has no name here
     found = (
         _when(size == 0, Reason.NOT_JSON, F.lit("empty"))
         .when(body.isNull() | (size != 1), _dead(Reason.NOT_JSON, F.lit("not one JSON object")))
-        .when(
-            _is_wrong(number), _dead(Reason.WRONG_TYPE, _names(one, lambda name: _unread(body, name), "inside a field"))
-        )
+        .when(_is_wrong(number), _dead(Reason.WRONG_TYPE, inside))
     )
     if one.strict:
         found = found.when(F.size(unknown) > 0, _dead(Reason.UNKNOWN_FIELD, F.concat_ws(", ", unknown)))
     if one.needed:
         missing = reduce(or_, (body.getField(name).isNull() for name in one.needed))
-        names = _names(one, lambda name: body.getField(name).isNull() & F.lit(name in one.needed), "")
+        needed = [name for name in one.schema.fieldNames() if name in one.needed]
+        names = _names(needed, lambda name: body.getField(name).isNull())
         found = found.when(missing, _dead(Reason.MISSING_FIELD, names))
     if one.time:
         no_time = F.concat(F.lit(f"{one.time}: no time: "), body.getField(one.time).cast("string"))
@@ -321,10 +321,9 @@ def _unread(body: Column, name: str) -> Column:
     return body.getField(name).isNull() & F.col("again").getItem(name).isNotNull()
 
 
-def _names(one: Type, which: Callable[[str], Column], otherwise: str) -> Column:
-    """Those fields of a type for which it is so, as one text; something inside of a field has no name here."""
-    names = F.concat_ws(", ", *(F.when(which(name), F.lit(name)) for name in one.schema.fieldNames()))
-    return F.when(names == "", F.lit(otherwise)).otherwise(names)
+def _names(fields: Iterable[str], which: Callable[[str], Column]) -> Column:
+    """Those fields for which it is so, as one text."""
+    return F.concat_ws(", ", *(F.when(which(name), F.lit(name)) for name in fields))
 
 
 def _texts(texts: Iterable[str]) -> Column:
@@ -415,6 +414,9 @@ def once(frame: DataFrame, within: float) -> DataFrame:
 
 # -- files
 
+#: Columns that all tables have; those of a type have a `_` in front there.
+_COMMON: Final = ("offset", "time", "topic")
+
 _MADE: Final = "table STRING, day STRING, name STRING, rows LONG, bytes LONG, late LONG, reasons MAP<STRING, LONG>"
 _MADE_ARROW: Final = pa.schema(
     [
@@ -431,18 +433,56 @@ _MADE_ARROW: Final = pa.schema(
 
 def write(frame: DataFrame, types: Sequence[Type], folder: Path) -> list[Made]:
     """The rows of a frame as `classified` makes it, in files; all in one job."""
-    tables = [*(one.name for one in types), DEAD_LETTERS]
+    tables = _tables(types)
     place = str(folder)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = Sorter(Path(place), tables, dead=len(tables) - 1).write(batches)
-        for one in made:
+        for one in Sorter(Path(place), tables).write(batches):
             yield pa.RecordBatch.from_pylist([asdict(one) | {"reasons": list(one.reasons.items())}], _MADE_ARROW)
 
-    rows = frame.select("table", "day", "late", *(f"row_{number}" for number in range(len(types))), "dead")
+    rows = frame.select("table", "day", "late", *_flat(types))
     # A cluster has more partitions than cores, for the sake of large batches; each would have files of its own.
     few = rows.coalesce(max(1, rows.sparkSession.sparkContext.defaultParallelism))
     return [Made(**row.asDict()) for row in few.mapInArrow(task, _MADE).collect()]
+
+
+def _flat(types: Sequence[Type]) -> list[Column]:
+    """What stands in rows and dead letters, side by side, and what all of them have, once.
+
+    Spark asks after each row how large its Arrow batch is by now. Of a struct that takes several times as long as of
+    the columns in it.
+    """
+    common = [
+        F.coalesce(
+            *(F.col(f"row_{number}").getField(f"_{name}") for number in range(len(types))), F.col(f"dead.{name}")
+        ).alias(name)
+        for name in _COMMON
+    ]
+    fields = [
+        F.col(f"row_{number}").getField(name).alias(_place(number, place))
+        for number, one in enumerate(types)
+        for place, name in enumerate(one.schema.fieldNames())
+    ]
+    return [*common, *fields, *(F.col(f"dead.{name}").alias(f"dead_{name}") for name in DEAD if name not in _COMMON)]
+
+
+def _place(number: int, place: int) -> str:
+    """What a field is called on its way; its own name may have dots in it, which Spark would take for paths."""
+    return f"field_{number}_{place}"
+
+
+def _tables(types: Sequence[Type]) -> list[Table]:
+    """Which of these columns are whose."""
+    extra = {f"_{name}": name for name in _COMMON}
+    dead = {name: name if name in _COMMON else f"dead_{name}" for name in DEAD}
+    fields = (
+        {name: _place(number, place) for place, name in enumerate(one.schema.fieldNames())}
+        for number, one in enumerate(types)
+    )
+    return [
+        *(Table(one.name, own | extra) for one, own in zip(types, fields, strict=True)),
+        Table(DEAD_LETTERS, dead, dead=True),
+    ]
 
 
 def drain(frame: DataFrame) -> None:

@@ -3,7 +3,7 @@
 What a task does, in Python, with Arrow. It knows nothing of Spark, nor of what becomes of the files: they are written
 under names of nobody else's into a folder that readers do not look into, and `lake.py` decides.
 
-    Arrow batch: table | day | late | dead letter | row of the 1st type | row of the 2nd type | …
+    Arrow batch: table | day | late | offset | time | topic | fields of the 1st type | … | of the 2nd | … | dead letters
         └─ by table, by day ─▶ rows that wait, up to BUFFER_BYTES in all ─▶ a file, written as a whole
 
 Rule 1: a file is whole and on the disk before anybody is told of it.
@@ -49,20 +49,28 @@ class Made:
     reasons: dict[str, int] = field(default_factory=dict)  #: of dead letters: how many for each
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, and which columns of a batch are its own."""
+
+    name: str
+    columns: dict[str, str]  #: in files, and in batches; several tables may have one in common
+    dead: bool = False  #: has a column `reason`, which is counted
+
+
 class Sorter:
     """Rows on their way into files, of one task."""
 
-    def __init__(self, folder: Path, tables: Sequence[str], dead: int, buffer: int = BUFFER_BYTES) -> None:
+    def __init__(self, folder: Path, tables: Sequence[Table], buffer: int = BUFFER_BYTES) -> None:
         self._folder = folder
         self._tables = tables
-        self._dead = dead  #: which of the tables has reasons
         self._buffer = buffer
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         self._late: Counter[tuple[int, int]] = Counter()
         self._bytes: Counter[tuple[int, int]] = Counter()
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Made]:
-        """Columns: number of the table, day, late, and for each table a struct that is null in rows of others."""
+        """Columns: number of the table, day, late, and those of all tables, which are null in rows of others."""
         for batch in batches:
             self._sort(batch)
             while self._bytes.total() > self._buffer:
@@ -74,8 +82,9 @@ class Sorter:
         numbers, days, late = batch.column(0), batch.column(1).cast(pa.int32()), batch.column(2)
         for number in pc.unique(numbers).to_pylist():
             mask = pc.equal(numbers, number)
-            rows = _flat(batch.column(3 + number).filter(mask))
-            self._by_day(number, rows, days.filter(mask), late.filter(mask))
+            columns = self._tables[number].columns
+            rows = batch.select(list(columns.values())).rename_columns(list(columns))
+            self._by_day(number, rows.filter(mask), days.filter(mask), late.filter(mask))
 
     def _by_day(self, number: int, rows: pa.RecordBatch, days: pa.Array, late: pa.Array) -> None:
         found = sorted(pc.unique(days).to_pylist())
@@ -97,20 +106,17 @@ class Sorter:
 
     def _file(self, key: tuple[int, int]) -> Made:
         number, day = key
+        kind = self._tables[number]
         table = pa.Table.from_batches(self._waiting.pop(key))
         del self._bytes[key]
         name = f"{uuid.uuid4().hex}.parquet"
         size = write(table, self._folder / name)
-        reasons = _counts(table.column("reason")) if number == self._dead else {}
+        reasons = _counts(table.column("reason")) if kind.dead else {}
         when = date.fromordinal(_EPOCH + day).isoformat()
-        return Made(self._tables[number], when, name, table.num_rows, size, self._late.pop(key, 0), reasons)
+        return Made(kind.name, when, name, table.num_rows, size, self._late.pop(key, 0), reasons)
 
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
-
-
-def _flat(rows: pa.StructArray) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(rows.flatten(), names=[one.name for one in rows.type])
 
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
