@@ -23,11 +23,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from motorcade.core.vin import make_vin
-from motorcade.pipelines import PipelineError, audience, audit, runner
+from motorcade.pipelines import PipelineError, audience, audit, failures, runner
 from motorcade.pipelines.folder import Folder
 from motorcade.pipelines.sources.shelf import shelf
 from motorcade.pipelines.tables import tables_of
@@ -240,7 +241,10 @@ def test_a_query_without_vins_is_refused(spark: SparkSession, fleet: Path, sql: 
 
 @pytest.mark.parametrize(
     ("table", "says"),
-    [("broken.parquet", "CANNOT_READ_FILE_FOOTER"), ("jdbc:derby:memory:nowhere", "FAILED_JDBC")],
+    [
+        ("broken.parquet", "CANNOT_READ_FILE_FOOTER"),
+        ("jdbc:derby:memory:nowhere", "Database 'memory:nowhere' not found"),
+    ],
 )
 def test_a_table_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path, table: str, says: str) -> None:
     (tmp_path / "broken.parquet").write_text("no columns at all")
@@ -250,6 +254,18 @@ def test_a_table_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Pat
         audience.registered(spark, tables_of([f"fleet={place}"], [])),
     ):
         pass
+
+
+def test_a_line_that_cannot_be_read_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Where it is, and what is wrong with it."""
+    (tmp_path / "fleet.csv").write_text(f"vin,year\n{VINS[0]},2024\n{VINS[1]},2024,left,over\n")
+    with (
+        audience.registered(spark, tables_of([f"fleet={tmp_path / 'fleet.csv'}"], [])),
+        pytest.raises(Py4JJavaError) as failure,
+    ):
+        audience.counted(audience.planned(audience.chosen(spark, "SELECT vin FROM fleet WHERE year = 2024"), order()))
+    said = failures.words(failure.value)
+    assert "fleet.csv: " in said and VINS[1] in said, said
 
 
 def test_a_query_that_fails_leaves_a_folder_for_another_one(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:

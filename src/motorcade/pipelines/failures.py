@@ -7,7 +7,7 @@ reads the end of a command wants the sentence inside; the rest is in the log of 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from motorcade.core.errors import MotorcadeError
 
@@ -39,6 +39,9 @@ _BEHIND: Final = re.compile(
 )
 _CAUSE: Final = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error|Failure)): (.*)")
 
+#: Errors that say where, but not why.
+_WITHOUT_REASON: Final = re.compile(r"(?:SparkException: )?\[(?:FAILED_READ_FILE|FAILED_JDBC)")
+
 #: User and password of a URL; the options of a source are part of a plan.
 _SECRET: Final = re.compile(r"(?<=://)[^/@\s]+@")
 
@@ -51,7 +54,25 @@ def words(error: BaseException) -> str:
     if ours is not None:
         return str(ours)
     said = of_text(_text(error)) or of_text(str(getattr(error, "_cause", None) or type(error).__name__))
+    if _WITHOUT_REASON.match(said) and (why := _cause(error)) and why not in said:
+        said = f"{said.rstrip('.')}: {why}"
     return HELPER_GONE if said == _CUT_OFF else said
+
+
+def _cause(error: BaseException) -> str:
+    """The words of the innermost cause that Spark knows of."""
+    java = getattr(error, "java_exception", None)
+    if java is None:  # an error that PySpark has made its own, causes and all
+        cause: Any = getattr(error, "_cause", None)
+        while getattr(cause, "_cause", None) is not None:
+            cause = cause._cause  # noqa: SLF001 - it does not tell otherwise
+        return of_text(str(cause)) if cause is not None else ""
+    try:
+        while java.getCause() is not None:
+            java = java.getCause()
+        return of_text(str(java.getMessage()))
+    except Exception:  # noqa: BLE001 - of any kind: Java has gone before it could tell
+        return ""
 
 
 def is_known(error: BaseException) -> bool:
