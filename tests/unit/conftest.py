@@ -7,11 +7,23 @@ own_server  for a test that changes its configuration, or needs nobody else to b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from motorcade.storage.memory import MemoryStore
+from motorcade.storage.ports import Store
+from motorcade.storage.rocks import RocksStore
 from tests.support.redis import RedisServer
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    made: Store = MemoryStore() if request.param == "memory" else RocksStore(tmp_path / "store")
+    await made.open()
+    yield made
+    await made.close()
 
 
 @pytest.fixture(scope="module")

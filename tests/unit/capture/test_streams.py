@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,20 +16,10 @@ from motorcade.core.record import decode
 from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
 from motorcade.plugins.streams.service import Streams
-from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Store, StoreError, StoreFullError
-from motorcade.storage.rocks import RocksStore
 from tests.unit.capture.capturing import NOW, capturing, message, options, rule, until
 
 UNBOUND = StreamOptions(topics=("nothing/is/published/here",))
-
-
-@pytest.fixture(params=["memory", "rocksdb"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else RocksStore(tmp_path / "store")
-    await made.open()
-    yield made
-    await made.close()
 
 
 @pytest.fixture
