@@ -30,7 +30,7 @@ import redis
 
 from tests.chaos.command import add_runs, options_of_runs, parser, run_all
 from tests.chaos.feed import Feed
-from tests.support.dispatch import DEAD, PROCESSED, Daemon, Place, connect
+from tests.support.dispatch import DEAD, PROCESSED, Daemon, Place, connect, wait_until
 from tests.support.redis import RedisCluster, RedisServer
 
 ENGINES = ("redis", "redis+cluster")
@@ -153,6 +153,8 @@ class Run:
             finally:
                 self.feed.stop()
             self._drain()
+            # Who was killed last may still be starting, and a process that is not ready does not end in peace.
+            wait_until(lambda: all(daemon.ready for daemon in (*self.leaders, *self.workers)), "everybody is back")
             verdict = self._verdict()
             self._look_at_logs()
             epoch = self._epoch()
