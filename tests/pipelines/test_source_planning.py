@@ -227,9 +227,9 @@ def test_a_backfill_ends_where_the_stream_ended_when_it_began(lake: Lake, monkey
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     lake.fill("s", 50, first=51)
-    assert {"offset": 20} == reader.latestOffset(start, ReadMaxRows(20))
-    assert {"offset": 50} == reader.latestOffset(start, ALL)
-    assert {"offset": 50} == reader.latestOffset({"offset": 50}, ReadMaxRows(20))
+    assert 20 == reader.latestOffset(start, ReadMaxRows(20))["offset"]
+    assert 50 == reader.latestOffset(start, ALL)["offset"]
+    assert 50 == reader.latestOffset({"offset": 50}, ReadMaxRows(20))["offset"]
 
 
 def test_history_that_was_trimmed_is_an_error_that_says_so(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_history_that_was_trimmed_is_an_error_that_says_so(lake: Lake, monkeypat
     with pytest.raises(TrimmedError, match=r"'s' was trimmed: offsets 1 to 60 \(60 records\).*on_trimmed=skip"):
         reader.latestOffset(start, ALL)
     # What was read is allowed to go.
-    assert {"offset": 100} == reader.latestOffset({"offset": 60}, ALL)
+    assert 100 == reader.latestOffset({"offset": 60}, ALL)["offset"]
     with pytest.raises(TrimmedError, match="offsets 60 to 60"):
         reader.latestOffset({"offset": 59}, ALL)
     with pytest.raises(TrimmedError, match="offsets 10 to 60"):
@@ -257,7 +257,7 @@ def test_history_that_was_trimmed_can_be_skipped(lake: Lake, monkeypatch: pytest
     start = reader.initialOffset()
     lake.trim("s", records=40)
     end = reader.latestOffset(start, ReadMaxRows(10))
-    assert {"offset": 70} == end
+    assert 70 == end["offset"]
     with capture_logs() as logs:
         assert list(range(61, 71)) == offsets(rows_of(reader, reader.partitions(start, end)))
     assert 60 == sum(entry["skipped"] for entry in logs if entry["event"] == "stream_trimmed")
@@ -284,11 +284,31 @@ def test_a_stream_that_was_made_anew_is_noticed(lake: Lake, monkeypatch: pytest.
     monkeypatch.setattr(messages, "FRESH", 0.0)
     lake.fill("s", 100)
     reader = stream_reader(lake.url)
-    assert {"offset": 100} == reader.latestOffset(reader.initialOffset(), ALL)
+    assert 100 == reader.latestOffset(reader.initialOffset(), ALL)["offset"]
     lake.do(lambda store: store.streams.drop("s"))
     lake.fill("s", 10)
     with pytest.raises(PipelineError, match=r"ends at offset 10, but was read up to 100.*new checkpoint"):
         reader.latestOffset({"offset": 100}, ALL)
+
+
+def test_a_stream_that_was_made_anew_and_has_grown_is_noticed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another process too, which has the offset from a checkpoint."""
+    monkeypatch.setattr(messages, "FRESH", 0.0)
+    lake.fill("s", 100)
+    reader = stream_reader(lake.url)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    lake.fill("s", 50, first=101)
+    again = stream_reader(lake.url)
+    assert 150 == again.latestOffset(end, ALL)["offset"]
+    lake.do(lambda store: store.streams.drop("s"))
+    lake.fill("s", 200, first=1001)
+    another = stream_reader(lake.url)
+    with pytest.raises(PipelineError, match=r"another record at offset 100 than the one that was read.*new checkpoint"):
+        another.latestOffset(end, ALL)
+    # If it was trimmed, or the checkpoint is an old one, there is nothing to compare.
+    assert 200 == another.latestOffset({"offset": 100}, ALL)["offset"]
+    lake.trim("s", records=50)
+    assert 200 == stream_reader(lake.url, on_trimmed="skip").latestOffset(end, ALL)["offset"]
 
 
 def test_an_executor_that_sees_another_store_says_so(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

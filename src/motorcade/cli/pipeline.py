@@ -181,7 +181,7 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, object]]:
     for name, value in (found["counts"] or {}).items():
         yield f"  {name}", value
     for offset in found["offsets"]:
-        yield "read up to", offset
+        yield "read up to", {name: value for name, value in offset.items() if name != "mark"}
     if found["behind"] is not None:
         yield "behind", found["behind"]
     elif found["behind_unknown"]:

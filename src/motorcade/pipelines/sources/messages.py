@@ -1,10 +1,12 @@
 """A stream of Motorcade as rows: where to begin and to end, what a task reads, what is missing.
 
-An offset of Spark is {"offset": n}: everything up to and with n was read. Tasks get ranges (after, last).
+An offset of Spark is {"offset": n, "mark": …}: everything up to and with n was read, and that record looked so. By this
+a stream that was made anew is known from the one that was read. Tasks get ranges (after, last).
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -58,6 +60,7 @@ class Messages:
         self._names = wanted.stored()
         self._bodies = None if wanted.json is None else Bodies(wanted.json)
         self._seen: Extent | None = None
+        self._known: Offset = {}  #: the last place that was found to be as it was
         self._looked = 0.0  #: when; of the monotonic clock
 
     # -- on the driver
@@ -82,11 +85,15 @@ class Messages:
         after = int(start["offset"])
         extent = self._extent()
         self._check(after, extent)
+        self._check_mark(start)
         last = min(extent.last, int(target["offset"])) if target is not None else extent.last
         if most is not None:
             # What is gone does not count.
             last = min(last, max(after, extent.floor - 1) + most)
-        return {"offset": max(last, after)}
+        if last <= after:
+            return start
+        self._known = {"offset": last, **self._mark(last)}
+        return self._known
 
     def ranges(self, start: Offset, end: Offset) -> list[Range]:
         return split(int(start["offset"]), int(end["offset"]), self._options.rows_per_partition)
@@ -136,6 +143,24 @@ class Messages:
             )
         if extent.floor > after + 1 and self._options.on_trimmed is Lost.FAIL:
             raise self._trimmed(after + 1, extent.floor - 1)
+
+    def _check_mark(self, start: Offset) -> None:
+        """Whether the record up to which was read is still the same, if it is still there."""
+        if "mark" not in start or start == self._known:
+            return
+        mark = self._mark(int(start["offset"]))
+        if mark and mark["mark"] != start["mark"]:
+            raise PipelineError(
+                f"the stream {self._options.name!r} has another record at offset {start['offset']} than the one that "
+                "was read: it was made anew since, or this is another store; begin with a new checkpoint"
+            )
+        self._known = start
+
+    def _mark(self, number: int) -> Offset:
+        """What a record is known by; nothing if it is not there."""
+        for page in self._reader().pages(self._options.name, number - 1, number):
+            return {"mark": hashlib.blake2b(page.values[0], digest_size=8).hexdigest()}
+        return {}
 
     def _trimmed(self, first: int, last: int) -> TrimmedError:
         return TrimmedError(
