@@ -33,8 +33,8 @@ def test_no_vehicle_is_addressed_twice_when_an_audience_is_killed() -> None:
     phases = (Phase.SENDING,)
     outcome = crash(Options("audience", rounds=1, vehicles=2000, victims={"all": 1}, phases=phases, quiet=True))
     assert outcome.passed, report(outcome)
-    assert 2000 == outcome.figures["vehicles"]
     assert 1 == len(outcome.blows)
+    assert outcome.figures["vehicles"] in {2000, 4000}  # a campaign may be over before the blow; then there is another
 
 
 # -- when to strike

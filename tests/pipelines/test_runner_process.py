@@ -126,7 +126,10 @@ def test_a_run_that_is_killed_stopped_and_begun_again_loses_and_doubles_nothing(
     assert (130, "stopped; the same command goes on from here") == (code, last)
     assert all(line.startswith("batch ") for line in batches), "nothing of Spark's is on standard error"
     outcome = json.loads(out)
-    assert (False, outcome["batches"] * MAX_ROWS) == (outcome["done"], outcome["rows"])
+    # If the first one was killed between the files of a batch and the note that it is done, that batch comes again, and
+    # Spark, which finds the files there, reads no rows for it.
+    assert not outcome["done"]
+    assert outcome["rows"] in {outcome["batches"] * MAX_ROWS, (outcome["batches"] - 1) * MAX_ROWS}
     found = status.look(place)
     assert "stopped" == found["state"]
     assert RECORDS == found["offsets"][0]["offset"] + found["behind"]
