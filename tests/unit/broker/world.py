@@ -90,7 +90,7 @@ class PluginWorld(RuleBasedStateMachine, Generic[AnyGuest]):
         self.number = 0
         self.chores: list[asyncio.Task[None]] = []
 
-    # -- what a model does differently
+    # -- what a model does differently (Hypothesis' machines have a metaclass of their own, so this cannot be abstract)
 
     def begin(self) -> None:
         """A process has started: load the plugin."""
