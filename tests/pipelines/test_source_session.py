@@ -35,25 +35,54 @@ def test_a_java_that_is_new_enough(says: str, version: int, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ('java version "1.8.0_402"', "needs Java 17 or newer, .* is Java 8; set JAVA_HOME"),
-        ('openjdk version "11.0.2" 2019-01-15', "is Java 11"),
-        ("hello", "is no Java that tells its version"),
+        ('java version "1.8.0_402"', "it is Java 8"),
+        ('openjdk version "11.0.2" 2019-01-15', "it is Java 11"),
+        ("hello", "asked for its version, it says 'hello'"),
     ],
 )
 def test_a_java_that_is_not(says: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", java(tmp_path, says))
-    with pytest.raises(PipelineError, match=told):
+    """Which one was tried, why that one, what is wrong with it, and what helps; wherever it was found."""
+    home = java(tmp_path, says)
+    monkeypatch.setenv("JAVA_HOME", home)
+    with pytest.raises(PipelineError) as caught:
         session.start()
+    assert (
+        f"Spark needs Java 17 or newer. {home}/bin/java (of JAVA_HOME={home}) is no such Java: {told}. Set JAVA_HOME "
+        "to the folder of another one, which has bin/java in it, or unset it if the `java` of PATH will do"
+    ) == str(caught.value)
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
+    with pytest.raises(PipelineError) as caught:
+        session.check_java()
+    assert (
+        f"Spark needs Java 17 or newer. {home}/bin/java (the first one of PATH; JAVA_HOME is not set) is no such Java: "
+        f"{told}. Install one (Debian: apt-get install openjdk-17-jre-headless), and set JAVA_HOME to its folder"
+    ) == str(caught.value)
+
+
+def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error in JAVA_HOME, `…/bin` instead of the folder above, a file that may not be run."""
+    home = Path(java(tmp_path / "jdk", 'openjdk version "21"'))
+    for wrong, why in ((tmp_path / "jkd", "there is no such folder"), (home / "bin", "there is no bin/java in it")):
+        monkeypatch.setenv("JAVA_HOME", str(wrong))
+        with pytest.raises(PipelineError) as caught:
+            session.check_java()
+        assert f"{wrong}/bin/java (of JAVA_HOME={wrong}) cannot be run: {why}. Set JAVA_HOME" in str(caught.value)
+    (home / "bin" / "java").chmod(0o644)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    with pytest.raises(PipelineError, match=r"cannot be run: Permission denied\. Set JAVA_HOME"):
+        session.check_java()
 
 
 def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PipelineError, match=r"there is none: install one .*openjdk-17-jre-headless"):
+    with pytest.raises(PipelineError) as caught:
         session.check_java()
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(PipelineError, match="cannot be run"):
-        session.check_java()
+    assert (
+        "Spark needs Java 17 or newer. There is no `java` in PATH, and JAVA_HOME is not set. Install one (Debian: "
+        "apt-get install openjdk-17-jre-headless), and set JAVA_HOME to its folder if it is not in PATH"
+    ) == str(caught.value)
 
 
 @pytest.mark.parametrize(

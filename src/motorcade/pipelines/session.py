@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA: Final = 17
+_NEEDED: Final = f"Spark needs Java {OLDEST_JAVA} or newer."
+_INSTALL: Final = f"Install one (Debian: apt-get install openjdk-{OLDEST_JAVA}-jre-headless)"
 
 #: Seconds that Java may take to say its version.
 JAVA_PATIENCE: Final = 30.0
@@ -61,6 +63,7 @@ STOP_PATIENCE: Final = 20.0
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 JAVA_SETTING: Final = "spark.driver.extraJavaOptions"
 _MOST_WORDS: Final = 4096  #: octets of what Java says when it does not start
+_MOST_SAID: Final = 200  #: characters of what it says instead of its version
 
 PYTHON_SETTING: Final = "spark.pyspark.python"
 DEFAULT_PORT: Final = 7077  #: of a standalone master
@@ -283,30 +286,49 @@ def _words(error: BaseException) -> str:
 
 def check_java() -> int:
     """The version of the Java that Spark will use; `PipelineError` if there is none, or an old one."""
-    program = _java()
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")  # as Spark's own script chooses
     if program is None:
         raise PipelineError(
-            f"Spark needs Java {OLDEST_JAVA} or newer, and there is none: install one (Debian: apt-get install "
-            f"openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME to where it is"
+            f"{_NEEDED} There is no `java` in PATH, and JAVA_HOME is not set. {_INSTALL}, and set JAVA_HOME to its "
+            "folder if it is not in PATH"
         )
     try:
         done = subprocess.run(  # noqa: S603 - the Java that Spark would run anyway
             [program, "-version"], capture_output=True, text=True, timeout=JAVA_PATIENCE, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PipelineError(f"{program} cannot be run: {error}") from error
-    version = _version(done.stderr + done.stdout)
-    if version is None or version < OLDEST_JAVA:
-        what = f"Java {version}" if version is not None else "no Java that tells its version"
-        raise PipelineError(
-            f"Spark needs Java {OLDEST_JAVA} or newer, {program} is {what}; set JAVA_HOME to where a newer one is"
-        )
+    except subprocess.TimeoutExpired as error:
+        why = f"it has not told its version within {JAVA_PATIENCE:g} s"
+        raise _no_java(program, home, f"cannot be run: {why}") from error
+    except OSError as error:
+        raise _no_java(program, home, f"cannot be run: {_why_not(program, error)}") from error
+    said = (done.stderr + done.stdout).strip()
+    version = _version(said)
+    if version is None:
+        raise _no_java(program, home, f"is no such Java: asked for its version, it says {said[:_MOST_SAID]!r}")
+    if version < OLDEST_JAVA:
+        raise _no_java(program, home, f"is no such Java: it is Java {version}")
     return version
 
 
-def _java() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / "java") if home else shutil.which("java")
+def _no_java(program: str, home: str | None, trouble: str) -> PipelineError:
+    """What is wrong with the Java that was tried, why it was this one, and what to do."""
+    if home:
+        chosen = f"of JAVA_HOME={home}"
+        remedy = (
+            "Set JAVA_HOME to the folder of another one, which has bin/java in it, or unset it if the `java` of PATH "
+            "will do"
+        )
+    else:
+        chosen = "the first one of PATH; JAVA_HOME is not set"
+        remedy = f"{_INSTALL}, and set JAVA_HOME to its folder"
+    return PipelineError(f"{_NEEDED} {program} ({chosen}) {trouble}. {remedy}")
+
+
+def _why_not(program: str, error: OSError) -> str:
+    if Path(program).exists():
+        return error.strerror or str(error)
+    return "there is no bin/java in it" if Path(program).parents[1].is_dir() else "there is no such folder"
 
 
 def _version(text: str) -> int | None:
