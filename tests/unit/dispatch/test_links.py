@@ -12,10 +12,12 @@ import pytest
 from motorcade.dispatch.frames import Answers, ack_frames, process_frames, reject_frame, return_frames
 from motorcade.dispatch.links import FIRST_WINDOW, Fault, Link, State
 from motorcade.dispatch.options import DispatchOptions
+from tests.support.ports import free_port
 from tests.unit.dispatch.peers import Peer, peer, until
 
 IDS = [str(uuid.UUID(int=number, version=4)).encode() for number in range(200)]  # the same in every process
-OPTIONS = DispatchOptions(ack_timeout=2.0, window=64, cut_off=0.05)
+TIMEOUT = 200.0  # nobody is late because the machine is
+OPTIONS = DispatchOptions(ack_timeout=TIMEOUT, remember=2000.0, window=64, cut_off=0.05)
 
 
 class Notes:
@@ -96,7 +98,7 @@ async def test_a_window_does_not_grow_for_somebody_who_acknowledges_nothing() ->
 
 async def test_the_window_of_a_slow_worker_shrinks() -> None:
     """Before anything is overdue: half of the time has gone. Step by step, with time between two steps."""
-    async with linked(DispatchOptions(ack_timeout=200.0, remember=2000.0)) as (link, notes, _):
+    async with linked() as (link, notes, _):
         began = now()
         send(link, *IDS[:16], at=began)
         for after, size in ((49, 16), (99, 16), (101, 8), (102, 8), (152, 4), (199, 4)):
@@ -106,7 +108,7 @@ async def test_the_window_of_a_slow_worker_shrinks() -> None:
 
 
 async def test_a_few_slow_messages_do_not_make_the_window_smaller() -> None:
-    async with linked(DispatchOptions(ack_timeout=200.0, remember=2000.0)) as (link, notes, worker):
+    async with linked() as (link, notes, worker):
         began = now()
         send(link, *IDS[:16], at=began)
         await until(lambda: len(worker.messages) == 16, "arrived")
@@ -130,7 +132,7 @@ async def test_octets_are_bounded_too() -> None:
 async def test_what_is_overdue_at_a_worker_that_answers_is_taken_back() -> None:
     """The rest stays with it, and so does the worker."""
     async with linked() as (link, notes, worker):
-        send(link, *IDS[:2], at=now() - 3)
+        send(link, *IDS[:2], at=now() - TIMEOUT - 1)
         send(link, IDS[2])
         await until(lambda: len(worker.messages) == 3, "arrived")
         worker.say(ack_frames([IDS[0]]))
@@ -143,7 +145,7 @@ async def test_what_is_overdue_at_a_worker_that_answers_is_taken_back() -> None:
 async def test_a_late_acknowledgement_is_no_lie() -> None:
     """Once. Refusing what is somebody else's already means nothing."""
     async with linked() as (link, notes, worker):
-        send(link, *IDS[:3], at=now() - 3)
+        send(link, *IDS[:3], at=now() - TIMEOUT - 1)
         send(link, IDS[3])
         await until(lambda: len(worker.messages) == 4, "arrived")
         worker.say(ack_frames([IDS[3]]))
@@ -158,7 +160,7 @@ async def test_a_late_acknowledgement_is_no_lie() -> None:
 
 async def test_a_message_sent_twice_to_one_worker_may_be_acknowledged_twice() -> None:
     async with linked() as (link, notes, worker):
-        send(link, *IDS[:2], at=now() - 3)
+        send(link, *IDS[:2], at=now() - TIMEOUT - 1)
         await until(lambda: len(worker.messages) == 2, "arrived")
         worker.say(ack_frames([IDS[1]]))
         await until(lambda: notes.acknowledged, "acknowledged")
@@ -173,9 +175,9 @@ async def test_a_message_sent_twice_to_one_worker_may_be_acknowledged_twice() ->
 async def test_a_worker_that_says_nothing_is_cut_off() -> None:
     """All that it has is taken back at once."""
     async with linked() as (link, notes, _):
-        send(link, IDS[0], at=now() - 2.1)
+        send(link, IDS[0], at=now() - TIMEOUT - 1)
         send(link, IDS[1])
-        link._heard = now() - 2.1
+        link._heard = now() - TIMEOUT - 1
         link.look(now())
         assert [(Fault.HUNG, sorted(IDS[:2]))] == notes.back
         assert (State.CUT_OFF, 0, set()) == (link.state, link.credit, link.held)
@@ -246,14 +248,11 @@ async def test_who_hangs_up_again_and_again_is_left_alone_for_longer() -> None:
 
 
 async def test_a_worker_that_is_not_there_is_tried_again() -> None:
-    notes = Notes()
-    async with peer() as worker:
-        name = worker.name
-    link = Link(name, notes, OPTIONS)
+    port = free_port()
+    link = Link(f"127.0.0.1:{port}", Notes(), OPTIONS)
     task = asyncio.create_task(link.run())
     await until(lambda: "cannot connect" in link.problem, "failed")
-    host, _, port = name.rpartition(":")
-    server = await asyncio.start_server(worker.serve, host, int(port))
+    server = await asyncio.start_server(Peer().serve, "127.0.0.1", port)
     await until(lambda: link.credit, "connected")
     link.close()
     task.cancel()

@@ -25,7 +25,7 @@ async def test_a_slow_handler_is_sent_what_it_can_do_in_time(options: DispatchOp
         await asyncio.sleep(0.02)
         return message
 
-    options = msgspec.structs.replace(options, ack_timeout=0.4, remember=20.0, parallel=4)
+    options = msgspec.structs.replace(options, ack_timeout=1.5, remember=20.0, parallel=4)
     publish(server, *numbered(600))
     async with running(lambda stop: run_worker(options, handler, stop=stop)), leading(options) as leader:
         await until(lambda: leader.book.acknowledged >= 600, "acknowledged")
@@ -54,8 +54,8 @@ async def test_who_is_stopped_while_redis_is_away_ends(own_server: RedisServer) 
 
 async def test_a_redis_that_is_away_condemns_nothing(own_server: RedisServer) -> None:
     """However long: nobody can write, so messages come back uncounted, and go on when it is there again."""
-    options = DispatchOptions(redis=own_server.url, listen="127.0.0.1:0", lease=0.5, ack_timeout=0.3, remember=10.0)
-    options = msgspec.structs.replace(options, max_deliveries=2)
+    options = DispatchOptions(redis=own_server.url, listen="127.0.0.1:0", lease=60.0, ack_timeout=60.0, remember=600.0)
+    options = msgspec.structs.replace(options, max_deliveries=2, retry_pause=0.02)
     own_server.command("SET", "{messages:processed}:seen", "no hash")  # nothing can be written, all else works
     async with running(lambda stop: run_worker(options, stop=stop)), leading(options) as leader:
         publish(own_server, *numbered(50))

@@ -207,12 +207,16 @@ async def test_results_that_cannot_be_written_are_given_back(own_server: RedisSe
         leader.send(IDS[:3])
         await until(lambda: leader.returned == IDS[:3], "given back")
         own_server.resume()
-        leader.send(IDS[:3])
-        await until(lambda: len(leader.acknowledged) == 3, "acknowledged")
+        while not leader.acknowledged:  # on a busy machine they may come back once more
+            leader.returned.clear()
+            leader.send(IDS[:3])
+            await until(lambda: leader.acknowledged or leader.returned, "answered")
+        assert IDS[:3] == leader.acknowledged
         assert set(IDS[:3]) == set(results(own_server))
 
 
-async def test_a_worker_is_on_the_roll_while_it_lives(options, server) -> None:
+async def test_a_worker_is_on_the_roll_while_it_lives(options, server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motorcade.dispatch.worker.SIGN_OUT", 60.0)  # however busy the machine is
     async with working(options) as (name, _):
         assert [name.encode()] == server.command("ZRANGE", "consumer:ids", 0, -1)
     assert [] == server.command("ZRANGE", "consumer:ids", 0, -1)
@@ -268,7 +272,7 @@ async def test_a_worker_with_too_much_inside_reads_no_more(options, server) -> N
         await go.wait()
         return message
 
-    options = msgspec.structs.replace(options, parallel=1, max_waiting=100, ack_timeout=60.0, remember=600.0)
+    options = msgspec.structs.replace(options, parallel=1, max_waiting=100)
     async with working(options, handler) as (name, _), front(name) as leader:
         body = b'"%b"' % (b"x" * 100_000)
         for start in range(0, 400, 100):
@@ -283,7 +287,6 @@ async def test_a_worker_with_too_much_inside_reads_no_more(options, server) -> N
 
 async def test_a_process_that_stood_still_looks_at_nothing_old(calls: Calls, options, server) -> None:
     """What is in its sockets has been sent to others long ago."""
-    options = msgspec.structs.replace(options, remember=20.0)
     worker = Worker(calls, options, None)
     names: list[str] = []
     async with running(lambda stop: worker.run(stop, names.append)):
@@ -291,7 +294,7 @@ async def test_a_process_that_stood_still_looks_at_nothing_old(calls: Calls, opt
         async with front(names[0]) as leader:
             leader.send(IDS[:1])
             await until(lambda: leader.acknowledged, "acknowledged")
-            worker.beat -= 6.0
+            worker.beat -= options.remember / 4 + 1.0
             leader.send(IDS[1:2])
             await until(lambda: leader.closed, "closed")
         await until(lambda: not worker.stood_still(asyncio.get_running_loop().time()), "it goes on")
@@ -308,7 +311,7 @@ async def test_what_comes_too_late_is_not_written_and_not_answered(calls: Calls,
     async with running(lambda stop: worker.run(stop, names.append)):
         await until(lambda: names, "ready")
         async with front(names[0]) as leader:
-            worker._ahead -= 120_000  # it believes that it is two minutes ago
+            worker._ahead -= options.remember * 1000  # it believes that it is ten minutes ago
             leader.send(IDS[:2])
             await until(lambda: worker.stale == 2, "refused by the server")
             assert ([], 0) == (leader.acknowledged, worker.inside)
