@@ -38,6 +38,7 @@ def motorcade(*words: str) -> Result:
 
 
 AUDIENCE = ("pipeline", "run", "audience", "--request", "r1", "--payload", "payload", "--checkpoint", "run")
+SEND = ("fanout", "send", "--request", "r1", "--payload", "payload", "--vins", "fleet.csv")
 SOURCE = ("--schema", "schema.toml", "--data", "data")
 INGEST = ("pipeline", "run", "ingest", "--lake", "lake", "--checkpoint", "run", *SOURCE)
 
@@ -53,6 +54,12 @@ INGEST = ("pipeline", "run", "ingest", "--lake", "lake", "--checkpoint", "run", 
         ((*INGEST, "--stream", "log", "--on-trimmed", "x"), "--on-trimmed: 'x' is none of fail, skip"),
         ((*INGEST, "--stream", "log", "--if-missing", "x"), "--if-missing: 'x' is none of fail, empty"),
         ((*INGEST, "--redis-stream", "log"), "--redis-stream: the store must be redis://"),
+        (
+            (*INGEST, "--stream", "log", "--lake", "/proc/lake"),
+            "/proc/lake cannot be written: nothing can be",
+        ),
+        ((*INGEST, "--stream", "log", "--lake", "payload/x"), "payload is no folder"),
+        ((*SEND, "--rest", "nowhere/rest"), "nowhere/rest cannot be written: there is no folder"),
         (("fanout", "report", "r1", "--data", "data", "--master", "here"), "none of local, local[N]"),
     ],
 )

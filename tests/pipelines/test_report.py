@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from motorcade.cli import _report, app
+from motorcade.cli import _files, _report, app
 from motorcade.core import record
 from motorcade.core.message import Message
 from motorcade.pipelines import report
@@ -190,12 +190,53 @@ def test_the_command(spark: SparkSession, store: str, tmp_path: Path, data: repo
         _report.data(spark, store, "rocksdb://here", "nobody", 3600.0)
 
 
+def refused(tmp_path: Path, *words: str) -> str:
+    """What is said of options, before there is a store to read: there is none at all."""
+    result = CliRunner().invoke(app, ["fanout", "report", "r1", *words, "--data", str(tmp_path)])
+    assert 2 == result.exit_code, (result.output, result.exception)
+    return "".join(result.output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("option", ["--html", "--png"])
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(option: str, tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "nowhere" / "file"):
-        result = CliRunner().invoke(app, ["fanout", "report", "r1", option, str(place), "--data", str(tmp_path)])
-        assert 2 == result.exit_code
-        assert "cannot be written" in " ".join(result.output.replace("│", " ").split())
+    (tmp_path / "file").touch()
+    for place, why in {
+        tmp_path: "it is a folder; name a file in it",
+        tmp_path / "nowhere" / "file": f"there is no folder {tmp_path / 'nowhere'}",
+        tmp_path / "file" / "file": f"{tmp_path / 'file'} is no folder",
+        Path("/proc/report"): "nothing can be written in /proc: ",  # also by root
+        tmp_path / ("x" * 300): "File name too long",
+    }.items():
+        said = refused(tmp_path, option, str(place))
+        assert "".join(f"Invalid value for {option}: {place} cannot be written: {why}".split()) in said
+    assert ["file"] == [file.name for file in tmp_path.iterdir()]
+
+
+def test_page_and_picture_are_two_files(tmp_path: Path) -> None:
+    said = refused(tmp_path, "--html", str(tmp_path / "x"), "--png", str(tmp_path / "." / "x"))
+    assert "thepageandthepicturearetwofiles" in said
+
+
+def test_files_of_a_report_are_written_both_or_none(
+    data: report.Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, picture = tmp_path / "page", tmp_path / "gone" / "picture"
+    page.write_text("of yesterday")
+    page.chmod(0o640)
+    with pytest.raises(_files.FileError, match=f"cannot write {picture}: No such file or directory"):
+        _report.write(data, page, picture)
+    assert ("of yesterday", ["page"]) == (page.read_text(), [file.name for file in tmp_path.iterdir()])
+    picture.parent.mkdir()
+    _report.write(data, page, picture)
+    assert f"written: {page}\nwritten: {picture}\n" == capsys.readouterr().err
+    assert ("<!doctype", b"\x89PNG", 0o640) == (
+        page.read_text()[:9],
+        picture.read_bytes()[:4],
+        page.stat().st_mode & 0o777,
+    )
+    assert [["picture"], ["gone", "page"]] == [
+        sorted(file.name for file in place.iterdir()) for place in (picture.parent, tmp_path)
+    ]
 
 
 def test_a_store_that_is_not_there_is_told_before_spark_is_started(tmp_path: Path) -> None:

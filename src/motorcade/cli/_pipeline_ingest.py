@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from motorcade.cli import _control, _options, _pipeline
+from motorcade.cli import _control, _files, _options, _pipeline
 from motorcade.cli.serve import ConfigFile
 from motorcade.cli.store import Data, Url, Where, _shown, _where
 from motorcade.pipelines import PipelineError
@@ -99,6 +99,7 @@ def ingest(
         )
     if lake.is_relative_to(checkpoint) or checkpoint.is_relative_to(lake):
         raise typer.BadParameter("the lake and the folder of the run are two, side by side", param_hint="--lake")
+    _files.check_folder("--lake", lake)
     types = schemas.read(schema)
     where = _where(store, config, data, None, None)
     kind, name = ("stream", stream) if stream is not None else ("redis_stream", redis_stream or "")

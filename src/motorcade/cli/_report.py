@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from motorcade.cli import _files
 from motorcade.core.errors import MotorcadeError
 
 if TYPE_CHECKING:
@@ -15,13 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReportError(MotorcadeError):
-    """There is nothing to report, or no place for it."""
-
-
-def check_writable(file: Path | None) -> None:
-    """Say so at once if a file cannot be written, not after everything was read."""
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"{file} cannot be written: it needs a folder that exists, and a name in it")
+    """There is nothing to report."""
 
 
 def made(url: str, shown: str, request: str, slow_after: float, master: str) -> dict[str, Any]:
@@ -53,21 +46,17 @@ def data(spark: SparkSession, url: str, shown: str, request: str, slow_after: fl
 
 
 def write(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
-    """The files that were asked for."""
+    """The files that were asked for: all of them, or none."""
     from motorcade.pipelines import report
 
+    contents: dict[Path, bytes] = {}
     if html is not None:
-        _write(html, report.html(found).encode())
+        contents[html] = report.html(found).encode()
     if png is not None:
-        _write(png, report.png(found["requests"][0]))
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise ReportError(f"cannot write {file}: {error.strerror}") from error
-    print(f"written: {file}", file=sys.stderr)
+        contents[png] = report.png(found["requests"][0])
+    _files.write(contents)
+    for file in contents:
+        print(f"written: {file}", file=sys.stderr)
 
 
 def show(found: dict[str, Any]) -> None:

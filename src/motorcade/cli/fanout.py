@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from motorcade.cli import _control, _mqtt, _options, _output, _pipeline, _vins
+from motorcade.cli import _control, _files, _mqtt, _options, _output, _pipeline, _vins
 from motorcade.cli.serve import ConfigFile
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def send(
 
     if vins == payload == "-":
         raise typer.BadParameter("standard input can be the list or the payload, not both", param_hint="--payload")
+    _files.check_file("--rest", rest)
     listed = _vins.read(vins, check_digit=check_digit)
     mode = None if append is None else "append" if append else "replace"
     given: dict[str, object] = {"expires_in": expires, "priority": priority or None, "mode": mode}
@@ -398,8 +399,11 @@ def report(
     from motorcade.cli import _report
     from motorcade.cli.store import _shown, _where
 
-    for file in (html, png):
-        _report.check_writable(file)
+    # Said at once, not after everything was read.
+    _files.check_file("--html", html)
+    _files.check_file("--png", png)
+    if html is not None and png is not None and html.resolve() == png.resolve():
+        raise typer.BadParameter("the page and the picture are two files", param_hint="--png")
     where = _where(store, config, data, None, None)
     found = _report.made(where.url, _shown(where), request, slow_after, master)
     _report.write(found, html, png)
