@@ -1,7 +1,7 @@
 """The command line: `motorcade NOUN VERB [--json]`, one file per noun.
 
 A verb imports what it needs when it runs, so that `motorcade --help` and shell completion stay quick.
-Exit codes: 0 done, 1 refused or failed (the message is on standard error), 2 wrong usage.
+Exit codes: 0 done, 1 refused or failed (the message is on standard error), 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -77,12 +77,15 @@ def _root(
 
 
 def main() -> None:
-    """Entry point of the `motorcade` command."""
+    """The `motorcade` command, as `motorcade.__main__` starts it."""
     try:
         app()
     except MotorcadeError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        # Inside a command Typer does this; outside are the moments in which it puts all commands together.
+        raise SystemExit(130) from None
     except BrokenPipeError:
         # `motorcade sub … | head` is no failure; keep Python from complaining once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
