@@ -23,7 +23,7 @@ from tests.support import wire
 from tests.support.node import NodeProcess
 from tests.support.ports import free_port
 
-PATIENCE = 10.0  # seconds
+PATIENCE = 60.0  # seconds: machines that run tests are busy
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ async def test_many_clients_in_one_process(node: NodeProcess) -> None:
 
         return heard_by
 
-    async with asyncio.timeout(3 * PATIENCE):
+    async with within():
         names = [f"vehicle-{number}" for number in range(count)]
         fleet = await asyncio.gather(
             *(Client.connect(port=node.port, client_id=name, on_message=listener(name)) for name in names)

@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.node import NodeProcess
 
+PATIENCE = 60.0  # seconds: machines that run tests are busy
+
 
 @pytest.fixture(scope="module")
 def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=PATIENCE) as client:
         yield client

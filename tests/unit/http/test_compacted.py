@@ -21,6 +21,7 @@ from motorcade.plugins.ecq.plugin import EVENTS
 from tests.support.node import ROOT, NodeProcess
 from tests.support.wire import Client
 from tests.unit.http.answers import pages, refused
+from tests.unit.http.conftest import PATIENCE
 
 TRAYS = Path(__file__).with_name("trays.py")
 CONFIG = f"""\
@@ -40,7 +41,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1/compacted", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{node.http}/api/v1/compacted", trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
@@ -308,7 +309,7 @@ def test_a_page_has_bounds(node: NodeProcess, web: httpx.Client, query: str) -> 
 def test_a_plugin_that_is_not_loaded_is_named(node: NodeProcess, web: httpx.Client) -> None:
     """Who has the queues is asked with each request."""
     plugins = f"http://{node.http}/api/v1/plugins/trays"
-    assert 200 == httpx.delete(plugins, trust_env=False).status_code
+    assert 200 == httpx.delete(plugins, trust_env=False, timeout=PATIENCE).status_code
     try:
         for answer in (
             web.get("/shared"),
@@ -320,7 +321,7 @@ def test_a_plugin_that_is_not_loaded_is_named(node: NodeProcess, web: httpx.Clie
             assert (404, "NOT_FOUND") == refused(answer)
             assert "`motorcade plugin load ecq`" in answer.json()["message"]
     finally:
-        assert 201 == httpx.post(plugins, json={"path": str(TRAYS)}, trust_env=False).status_code
+        assert 201 == httpx.post(plugins, json={"path": str(TRAYS)}, trust_env=False, timeout=PATIENCE).status_code
     assert [] == web.get("/shared").json()["data"]
 
 
@@ -336,7 +337,7 @@ def hub() -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def desk(hub: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{hub.http}/api/v1/compacted", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{hub.http}/api/v1/compacted", trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
@@ -366,7 +367,7 @@ def test_the_life_of_a_compacted_queue(hub: NodeProcess, desk: httpx.Client, for
         )
         assert b"3" == consumer.receive().payload
         consumer.disconnect()
-    assert ["life"] == [entry["name"] for entry in desk.get(f"/{form}").json()["data"]]
+    assert "life" in {entry["name"] for entry in desk.get(f"/{form}").json()["data"]}
     first, second = desk.get(f"/{form}/life/messages").json()["data"]
     assert (2, f"{root}/life/b/c", "base64", "producer") == tuple(
         first[key] for key in ("position", "topic", "encoding", "publisher")
@@ -381,7 +382,7 @@ def test_the_life_of_a_compacted_queue(hub: NodeProcess, desk: httpx.Client, for
     ):
         assert (404, "NOT_FOUND") == refused(answer)
         assert f"{root}/w/life/KEY" in answer.json()["message"]
-    assert [] == desk.get(f"/{form}").json()["data"]
+    assert "life" not in {entry["name"] for entry in desk.get(f"/{form}").json()["data"]}
 
 
 @pytest.mark.parametrize("name", ["Grüße", "a b", "100%", "?x=1", "..", "rewind", "w", "%2F", "a%2Fb"])

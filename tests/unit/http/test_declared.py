@@ -14,6 +14,7 @@ from motorcade.control import MOST_FOUND, MOST_OCTETS, SOURCE_EVENTS
 from tests.support.node import NodeProcess
 from tests.support.wire import Client
 from tests.unit.http.answers import pages, refused
+from tests.unit.http.conftest import PATIENCE
 
 BOXES = Path(__file__).with_name("boxes.py")
 CONFIG = f"""\
@@ -218,7 +219,7 @@ def test_a_page_has_bounds(web: httpx.Client, query: str) -> None:
 
 def test_metrics_tell_how_many_there_are(node: NodeProcess, web: httpx.Client) -> None:
     def counted() -> int:
-        page = httpx.get(f"http://{node.http}/metrics", trust_env=False).text
+        page = httpx.get(f"http://{node.http}/metrics", trust_env=False, timeout=PATIENCE).text
         (line,) = [line for line in page.splitlines() if line.startswith('motorcade_declared{noun="queue"} ')]
         assert 'noun="capture"' not in page
         return int(line.split()[-1])
@@ -234,7 +235,7 @@ def test_metrics_count_what_becomes_of_messages_of_sources(node: NodeProcess) ->
     """Every kind of source has its series before anything happens."""
 
     def counted() -> dict[str, int]:
-        page = httpx.get(f"http://{node.http}/metrics", trust_env=False).text
+        page = httpx.get(f"http://{node.http}/metrics", trust_env=False, timeout=PATIENCE).text
         start = 'motorcade_source_total{source="retained",event="'
         found = [line.removeprefix(start).split('"} ') for line in page.splitlines() if line.startswith(start)]
         return {event: int(value) for event, value in found}

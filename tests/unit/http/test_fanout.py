@@ -17,6 +17,7 @@ from tests.scenarios.witness import wait_until
 from tests.support.node import NodeProcess
 from tests.support.wire import Client
 from tests.unit.http.answers import pages, refused
+from tests.unit.http.conftest import PATIENCE
 from tests.unit.http.fanouts import BROKEN, NOW, REFUSED
 
 CONFIG = f"""\
@@ -222,7 +223,7 @@ def test_a_collection_runs_in_the_background(web: httpx.Client, node: NodeProces
 def test_a_node_without_fan_out_says_which_plugin_to_load() -> None:
     with (
         NodeProcess(http=True, config="[plugins.fanout]\nenabled = false\n") as node,
-        httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False) as web,
+        httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=PATIENCE) as web,
     ):
         for answer in (
             web.get("/fanout/requests"),

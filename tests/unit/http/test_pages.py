@@ -8,6 +8,7 @@ import httpx
 
 from tests.scenarios.witness import wait_until
 from tests.support.node import ROOT, NodeProcess
+from tests.unit.http.conftest import PATIENCE
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
@@ -16,7 +17,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     served: set[str] = set()
 
     def scrape() -> bool:
-        text = httpx.get(f"http://{node.http}/metrics", trust_env=False).text
+        text = httpx.get(f"http://{node.http}/metrics", trust_env=False, timeout=PATIENCE).text
         served.update(line.split()[2] for line in text.splitlines() if line.startswith("# TYPE "))
         return "motorcade_store_entries" in served
 
