@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,10 +21,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # In continuous integration the same examples are tried every time: a change is judged by what it changes. New examples
-# are looked for whenever somebody runs the tests by hand.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# are looked for whenever somebody runs the tests by hand. How long an example takes says how busy the machine is.
+settings.register_profile("hand", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("hand"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "hand")
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,7 +10,7 @@ from typing import Any
 from motorcade.dispatch.frames import ack_frames
 from tests.support.frames import PROCESS, split
 
-PATIENCE = 20.0
+PATIENCE = 60.0  # seconds: machines that run tests are busy
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:

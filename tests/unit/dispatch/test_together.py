@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from motorcade.dispatch.leader import run_leader
 from motorcade.dispatch.options import DispatchOptions
@@ -18,22 +19,25 @@ def processed(server: RedisServer) -> list[bytes]:
     return sorted(fields[b"payload"] for _, fields in server.command("XRANGE", "messages:processed", "-", "+"))
 
 
-async def test_a_slow_handler_is_sent_what_it_can_do_in_time(options: DispatchOptions, server: RedisServer) -> None:
-    """Nothing is given up because too much was sent at once."""
+async def test_a_slow_handler_is_sent_what_it_can_do_in_time(
+    options: DispatchOptions, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is given up because too much was sent at once. All times are long: the machine may be busy meanwhile."""
 
     async def handler(message: int) -> int:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.08)
         return message
 
-    options = msgspec.structs.replace(options, ack_timeout=1.5, remember=20.0, parallel=4)
-    publish(server, *numbered(600))
+    monkeypatch.setattr("motorcade.dispatch.leader.LOOK_INTERVAL", 0.2)
+    options = msgspec.structs.replace(options, ack_timeout=1.6, remember=20.0, parallel=4)
+    publish(server, *numbered(160))
     async with running(lambda stop: run_worker(options, handler, stop=stop)), leading(options) as leader:
-        await until(lambda: leader.book.acknowledged >= 600, "acknowledged")
+        await until(lambda: leader.book.acknowledged >= 160, "acknowledged")
         assert 0 == leader.buried
         (link,) = leader.links.values()
-        assert link.window < 256
+        assert link.window < 128
         await until(lambda: is_empty(server), "finished")
-    assert sorted(numbered(600)) == processed(server)
+    assert sorted(numbered(160)) == processed(server)
 
 
 async def test_who_is_stopped_while_redis_is_away_ends(own_server: RedisServer) -> None:
