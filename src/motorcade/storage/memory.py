@@ -26,6 +26,8 @@ from functools import partial
 from operator import attrgetter
 
 from motorcade.storage.ports import (
+    NO_BOUND,
+    TOKEN_MEMORY,
     Appended,
     Attached,
     Bound,
@@ -41,13 +43,8 @@ from motorcade.storage.ports import (
 )
 from motorcade.storage.wakeups import WakeUps
 
-#: Seconds that the token of an append is remembered.
-TOKEN_MEMORY = 3600.0
-
 #: The cursor of a sweep that is not done. The heap knows where to go on, so it says no more than that.
 MORE = b"more"
-
-NO_BOUND = Bound()
 
 _offset = attrgetter("offset")
 _time = attrgetter("time")

@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from itertools import repeat
-from typing import Protocol, overload
+from typing import Final, Protocol, overload
 
 from msgspec import Struct
 
@@ -76,6 +76,12 @@ class Bound:
 
     entries: int = 0
     octets: int = 0  #: of bodies and payloads
+
+
+NO_BOUND: Final = Bound()
+
+#: Seconds that the token of an append is known; append.lua has the same number.
+TOKEN_MEMORY: Final = 3600.0
 
 
 class Appended(Struct, frozen=True, gc=False):

@@ -35,6 +35,7 @@ from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import Cells
 from motorcade.storage.ports import (
+    NO_BOUND,
     Appended,
     Attached,
     Bound,
@@ -56,8 +57,6 @@ from motorcade.storage.redis_writer import Operation, Stage, Writer
 from motorcade.storage.wakeups import MAX_WAKE_UPS
 
 log = structlog.get_logger("motorcade.storage.redis")
-
-NO_BOUND: Final = Bound()
 
 #: A payload for one owner goes into its entry up to this size: one write and one read less. For several owners it does
 #: so when it is no longer than the digest would be.

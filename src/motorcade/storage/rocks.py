@@ -36,6 +36,7 @@ from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Table
 from motorcade.storage.inspect import inspect
 from motorcade.storage.notes import Notes
 from motorcade.storage.ports import (
+    NO_BOUND,
     Appended,
     Attached,
     Bound,
@@ -51,15 +52,8 @@ from motorcade.storage.ports import (
     StreamRecord,
     Swept,
 )
-from motorcade.storage.transaction import (
-    MAX_HEADS,
-    MAX_SEEN_ROWS,
-    NO_BOUND,
-    State,
-    Transaction,
-    after_prefix,
-    load_head,
-)
+from motorcade.storage.tables import after_prefix
+from motorcade.storage.transaction import MAX_HEADS, MAX_SEEN_ROWS, State, Transaction, load_head
 from motorcade.storage.wakeups import WakeUps
 from motorcade.storage.writer import MAX_QUEUED, RESERVE, Writer
 

@@ -19,7 +19,8 @@ from motorcade.storage import runs, tables
 from motorcade.storage.files import Tables, scan_up_to
 from motorcade.storage.ports import StreamRecord
 from motorcade.storage.readers import PAGE_OCTETS, Page
-from motorcade.storage.transaction import StreamHead, after_prefix
+from motorcade.storage.tables import after_prefix
+from motorcade.storage.transaction import StreamHead
 
 _pack = tables.NUMBER.pack
 _unpack_number = tables.NUMBER.unpack

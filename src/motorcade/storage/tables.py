@@ -242,3 +242,8 @@ def ending(when: float, kind: Kind, what: bytes) -> bytes:
 
 def milliseconds(when: float) -> int:
     return max(0, min(math.ceil(when * 1000), 2**63)) if math.isfinite(when) else 2**63
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The end of a range of keys that begin with a name and 0."""
+    return prefix[:-1] + b"\1"

@@ -19,7 +19,7 @@ from typing import Any, Final
 from motorcade.redis.resp import Address, ServerError
 from motorcade.redis.servers import Purpose, refusal
 from motorcade.redis.slots import slot_of
-from motorcade.storage.ports import StoreDamagedError
+from motorcade.storage.ports import TOKEN_MEMORY, StoreDamagedError
 from motorcade.storage.redis import Core, RedisStore, blob_operation, put_operation
 from motorcade.storage.redis_format import BY_DIGEST, DROPPABLE, HEADER, TIME, raw, unpack_entry, unpack_state
 from motorcade.storage.redis_scripts import READ
@@ -41,9 +41,6 @@ from motorcade.storage.transfer import (
 #: Keys asked for at once, and keys read side by side.
 SCAN: Final = 1000
 WINDOW: Final = 32
-
-#: Seconds that the token of an append is known (see append.lua).
-TOKEN_MEMORY: Final = 3600.0
 
 
 class Keys:

@@ -20,8 +20,8 @@ from motorcade.storage import embedded, runs, tables
 from motorcade.storage.files import Files, Tables, scan, write_meta
 from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError, StoreError
-from motorcade.storage.tables import Kind
-from motorcade.storage.transaction import MAX_ENDING, after_prefix, load_head
+from motorcade.storage.tables import Kind, after_prefix
+from motorcade.storage.transaction import MAX_ENDING, load_head
 from motorcade.storage.transfer import (
     INLINE,
     PART_OCTETS,

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from typing import Any, Generic, TypeVar
 
 from motorcade.storage.memory import (
-    NO_BOUND,
     MemoryBatch,
     MemoryBlobs,
     MemoryCoordination,
@@ -24,7 +23,17 @@ from motorcade.storage.memory import (
     MemoryStore,
     MemoryStreams,
 )
-from motorcade.storage.ports import Appended, Bound, Draft, Entry, MailboxInfo, StoreFigures, StoreFullError, Swept
+from motorcade.storage.ports import (
+    NO_BOUND,
+    Appended,
+    Bound,
+    Draft,
+    Entry,
+    MailboxInfo,
+    StoreFigures,
+    StoreFullError,
+    Swept,
+)
 
 T = TypeVar("T")
 

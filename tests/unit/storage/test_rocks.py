@@ -18,7 +18,7 @@ import pytest
 from rocksdict import Options, Rdict, WriteBatch
 
 from motorcade.storage import files as files_module
-from motorcade.storage import notes, tables, transaction, writer
+from motorcade.storage import notes, tables, writer
 from motorcade.storage.files import Files, Step, Tables, migrate, write_meta
 from motorcade.storage.ports import (
     Bound,
@@ -32,6 +32,7 @@ from motorcade.storage.ports import (
     StreamRecord,
 )
 from motorcade.storage.rocks import RocksStore
+from motorcade.storage.transaction import state
 
 NOW = 1_000_000.0
 PAYLOAD = b"payload " * 512
@@ -447,7 +448,7 @@ async def test_what_has_just_come_is_not_looked_up_to_be_removed(
                 gone = [two.position] if draft.key else [one.position, two.position]
                 assert len(gone) == await store.mailboxes.acknowledge(owner, gone)
         assert 0 == asked.count
-        monkeypatch.setattr(transaction, "MAX_KNOWN", 100)
+        monkeypatch.setattr(state, "MAX_KNOWN", 100)
         await store.mailboxes.append(["v1"], Draft(b"later"), NOW)
         await store.mailboxes.append(["v2"], Draft(bytes(200)), NOW)
         await store.mailboxes.append(["v3"], Draft(bytes(200)), NOW)
@@ -980,6 +981,7 @@ import asyncio, os, resource, signal, sys
 from pathlib import Path
 from motorcade.storage.ports import Draft, StoreError, StoreFullError
 from motorcade.storage.rocks import RocksStore
+from motorcade.storage.transaction import state
 
 async def main():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

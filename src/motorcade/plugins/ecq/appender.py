@@ -28,14 +28,13 @@ import structlog
 from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.queue import Queue, Queues, Row
 from motorcade.plugins.ecq.tables import QUEUES, QueueRecord, encode
-from motorcade.storage.ports import Appended, Bound, Store, StoreError
+from motorcade.storage.ports import NO_BOUND, Appended, Bound, Store, StoreError
 
 GROUP_ROWS: Final = 256  #: messages in one batch: the store's thread holds up others for as long as it takes
 GROUP_OCTETS: Final = 4 * 1024**2  #: bytes likewise; one message more than that goes alone
 PAGE: Final = 256  #: messages read at once
 WEIGHED: Final = 16  #: queues whose sizes are remembered message by message
 RETRY: Final = 1.0  #: seconds until what could not be removed is tried again
-NO_BOUND: Final = Bound()
 
 
 class Group:

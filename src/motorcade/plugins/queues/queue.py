@@ -18,9 +18,8 @@ from motorcade.plugins.queues.options import PROPERTY, QueueOptions
 from motorcade.plugins.queues.record import MOST_HISTORY, Dead, RecordError, Stored
 from motorcade.plugins.queues.tables import owner_of
 from motorcade.plugins.queues.writer import RETRY, Appender, Job, Remover, Row
-from motorcade.storage.ports import Appended, Bound, Draft, Entry, Store, StoreError, StoreFullError
+from motorcade.storage.ports import NO_BOUND, Appended, Bound, Draft, Entry, Store, StoreError, StoreFullError
 
-NO_BOUND: Final = Bound()
 RANK: Final = 48  #: bits of a position below the place of its level, where operators read messages
 STEP: Final = 64  #: messages removed at once when a queue with priorities is too large
 GRAVE_RETRY: Final = 5.0  #: seconds until a dead-letter queue that is full is tried again

@@ -1,0 +1,336 @@
+"""New entries: the shortest way for the message that most are, one for many owners at once, and one for all the rest.
+
+_append_plain    a small message for one owner who has room
+_append_all      one message for many owners: a campaign, sleeping sessions; the row is made once
+_append_each     what has a token, or can never fit
+
+`append` chooses; whichever way is taken, the same rows are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from motorcade.storage import tables
+from motorcade.storage.ports import NO_BOUND, TOKEN_MEMORY, Appended, Bound, Draft
+from motorcade.storage.tables import Head, Kind
+from motorcade.storage.transaction.mailboxes import Mailboxes
+
+#: Entries named by one row of `endings`, so that one step of a sweep never reads much more than its budget.
+MAX_ENDING = 256
+
+_ANY = 2**63  #: more than any mailbox holds
+
+_REFERENCE_SIZE = tables.REFERENCE_SIZE
+
+_pack = tables.NUMBER.pack
+_pack_entry = tables.ENTRY.pack
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Appends(Mailboxes):
+    """Whatever concerns entries that come."""
+
+    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
+        """Append to each owner; the answers in the same order."""
+        if len(owners) == 1:
+            answer = self._append_plain(owners[0], draft, now, bound)
+            if answer is not None:
+                return [answer]
+        size = len(draft.body) + len(draft.payload)
+        if draft.token or 0 < bound.octets < size or (draft.key and len(set(owners)) < len(owners)):
+            answers = self._append_each(owners, draft, now, bound, size)
+            stored = [answer for answer in answers if answer.position and not answer.repeated]
+        else:
+            answers = stored = self._append_all(owners, draft, now, bound, size)
+        if draft.expires_at and stored:
+            self._end_entries(draft.expires_at, [answer for answer in stored if answer.position])
+        return answers
+
+    def _append_plain(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended | None:
+        """The shortest way, for what most messages are: a small one, for one owner with room; None: take another."""
+        body, payload, compaction = draft.body, draft.payload, draft.key
+        if draft.token or draft.expires_at or len(payload) > tables.INLINE_PAYLOAD:
+            return None
+        head = self._state.heads.young.get(owner) or self._head(owner)
+        size = len(body) + len(payload)
+        if bound is not NO_BOUND and (0 < bound.entries <= head.count or 0 < bound.octets < head.octets + size):
+            return None
+        if head.user != self._number:
+            head.user = self._number
+            head.base = head.last
+        replaced = self._take_key(head, compaction) if compaction else 0
+        head.last = position = head.last + 1
+        head.count += 1
+        head.octets += size
+        flags = 0
+        if draft.droppable:
+            flags = tables.DROPPABLE
+            head.droppable += 1
+        head.newest = b""
+        row = _pack_entry(now, 0.0, flags, 0, len(compaction), len(body), len(payload))
+        row += compaction + body + payload if compaction else body + payload
+        key = head.prefix + _pack(position)
+        self._rows[key] = row
+        self._put(key, row, self._entries)
+        if position >= head.write_at:
+            self._heads[owner] = head
+        self._state.entries += 1
+        return Appended(owner, position, replaced, (), False, self._state.attached.get(owner, ""))
+
+    def _take_key(self, head: Head, compaction: bytes) -> int:
+        """Let a compaction key lead to the entry that comes next; the position of the one it led to, now removed."""
+        if self._bulk:
+            self._settle()
+        replaced = self._replaced(head, compaction)
+        bit = tables.key_bit(compaction)
+        head.keyed = head.keyed | bit if head.count else bit
+        self._set("keys", head.prefix + compaction, _pack(head.last + 1))
+        return replaced
+
+    def _append_all(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
+        """The short way, when nothing is repeated: a campaign, sleeping sessions, the messages of one turn."""
+        row = self._row(draft, now, len(owners))
+        newest = row if len(row) <= _REFERENCE_SIZE else b""
+        droppable = 1 if draft.droppable else 0
+        put, entries, dirty = self._put, self._entries, self._heads
+        recent, attached = self._state.heads.young.get, self._state.attached
+        compaction = draft.key
+        most, most_octets = bound.entries or _ANY, (bound.octets or _ANY) - size
+        bounded = bound.entries > 0 or bound.octets > 0
+        answers: list[Appended] = []
+        answer = answers.append
+        if compaction in self._bulk_keys:
+            self._settle()
+        # What is appended here enters the overlay only if somebody looks: mostly nobody does.
+        self._bulk.append((answers, row, compaction))
+        if compaction:
+            self._bulk_keys.add(compaction)
+            bit, keys = tables.key_bit(compaction), self._handles["keys"]
+        if not droppable and (compaction or not attached):
+            room = (most, most_octets) if bounded else None
+            if compaction:
+                self._append_keyed(owners, compaction, row, size, room, answers)
+            else:
+                self._append_simply(owners, row, size, room, answers)
+        full, done = 0, len(answers)
+        for owner in owners[done:] if done else owners:
+            head = recent(owner) or self._head(owner)
+            if bounded and (head.count >= most or head.octets > most_octets):
+                answer(self._append_full(owner, draft, row, size, bound, attached.get(owner, "")))
+                self._settled = len(answers)
+                full += 1
+                continue
+            replaced = 0
+            if compaction:
+                where = head.prefix + compaction
+                old = self._place_of(head, where, bit)
+                if old is not None:
+                    replaced = self._replace(owner, old)
+                head.keyed = head.keyed | bit if head.count else bit
+            head.last = position = head.last + 1
+            head.newest = newest
+            head.count += 1
+            head.octets += size
+            if droppable:
+                head.droppable += 1
+            place = _pack(position)
+            put(head.prefix + place, row, entries)
+            if compaction:
+                put(where, place, keys)
+            if position >= head.write_at:
+                dirty[owner] = head
+            if attached or replaced:
+                answer(Appended(owner, position, replaced, (), False, attached.get(owner, "")))
+            else:
+                answer(Appended(owner, position))
+        self._state.entries += len(owners) - full
+        if len(owners) == 1:
+            self._settle()  # so that the row is kept in mind
+        return answers
+
+    def _append_simply(
+        self, owners: Sequence[str], row: bytes, size: int, bound: tuple[int, int] | None, answers: list[Appended]
+    ) -> None:
+        """The inside of `_append_all` without its cases, up to the first owner who has no room."""
+        put, entries, dirty, pack, answer = self._put, self._entries, self._heads, _pack, answers.append
+        most, most_octets = bound or (_ANY, _ANY)
+        newest = row if len(row) <= _REFERENCE_SIZE else b""
+        for head in self._heads_of(owners):
+            if head.count >= most or head.octets > most_octets:
+                break
+            head.last = position = head.last + 1
+            head.newest = newest
+            head.count += 1
+            head.octets += size
+            put(head.prefix + pack(position), row, entries)
+            if position >= head.write_at:
+                dirty[head.owner] = head
+            answer(Appended(head.owner, position))
+
+    def _append_keyed(
+        self,
+        owners: Sequence[str],
+        compaction: bytes,
+        row: bytes,
+        size: int,
+        bound: tuple[int, int] | None,
+        answers: list[Appended],
+    ) -> None:
+        """The same with a compaction key, up to the first owner who has no room or an entry of that key."""
+        put, entries, keys, dirty = self._put, self._entries, self._handles["keys"], self._heads
+        attached, answer = self._state.attached, answers.append
+        most, most_octets = bound or (_ANY, _ANY)
+        bit, pack = tables.key_bit(compaction), _pack
+        newest = row if len(row) <= _REFERENCE_SIZE else b""
+        for head in self._heads_of(owners):
+            count = head.count
+            if count >= most or head.octets > most_octets:
+                break
+            prefix = head.prefix
+            where = prefix + compaction
+            if not count:
+                head.keyed = bit
+            elif not head.keyed & bit:
+                head.keyed |= bit
+            elif self._place_of(head, where, bit) is not None:
+                break
+            head.last = position = head.last + 1
+            head.newest = newest
+            head.count = count + 1
+            head.octets += size
+            place = pack(position)
+            put(prefix + place, row, entries)
+            put(where, place, keys)
+            owner = head.owner
+            if position >= head.write_at:
+                dirty[owner] = head
+            if attached:
+                answer(Appended(owner, position, 0, (), False, attached.get(owner, "")))
+            else:
+                answer(Appended(owner, position))
+
+    def _heads_of(self, owners: Sequence[str]) -> list[Head]:
+        """The heads of many owners."""
+        heads = list(map(self._state.heads.young.get, owners))
+        if None in heads:
+            return [head or self._head(owner) for owner, head in zip(owners, heads, strict=True)]
+        return heads  # type: ignore[return-value]
+
+    def _place_of(self, head: Head, where: bytes, bit: int) -> bytes | None:
+        """The position of the entry with a compaction key, as it is stored; `where` is the key of that row."""
+        if not (head.count and head.keyed & bit):
+            return None
+        known = self._overlay["keys"]
+        return known[where] if where in known else self._tables.keys.get(where)
+
+    def _append_full(self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str) -> Appended:
+        """To a mailbox where something must go, unless it is replaced."""
+        head = self._used(owner)
+        replaced = self._replaced(head, draft.key) if draft.key else 0
+        position, dropped = self._add(head, draft, row, size, bound)
+        return Appended(owner, position, replaced, dropped, False, node)
+
+    def _append_each(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
+        """The long way: what has a token, or can never fit."""
+        row = b""
+        fresh: list[str] = []  # owners for which the token was not known
+        answers: list[Appended] = []
+        fits = not 0 < bound.octets < size
+        for number, owner in enumerate(owners):
+            head = self._used(owner)
+            node = self._state.attached.get(owner, "")
+            known = self._known(head, draft.token, now) if draft.token else None
+            if known is not None:
+                if row:
+                    self._unclaim(row)
+                answers.append(Appended(owner, known, 0, (), True, node))
+                continue
+            if fits:
+                row = row or self._row(draft, now, len(owners) - number)
+                answer = self._append_full(owner, draft, row, size, bound, node)
+            else:
+                replaced = self._replaced(head, draft.key) if draft.key else 0
+                answer = Appended(owner, 0, replaced, (), False, node)
+            answers.append(answer)
+            if draft.token:
+                fresh.append(owner)
+                token = tables.TOKEN.pack(now + TOKEN_MEMORY, answer.position)
+                self._set("tokens", head.prefix + draft.token, token)
+        if fresh:
+            self._end_tokens(now + TOKEN_MEMORY, draft.token, fresh)
+        return answers
+
+    def _known(self, head: Head, token: bytes, now: float) -> int | None:
+        """The position of the first append with this token."""
+        row = self._get("tokens", head.prefix + token)
+        if row is None:
+            return None
+        until, position = tables.TOKEN.unpack(row)
+        return int(position) if now < until else None
+
+    def _replaced(self, head: Head, key: bytes) -> int:
+        """Remove the entry with a compaction key, if there is one; its position."""
+        old = self._place_of(head, head.prefix + key, tables.key_bit(key))
+        return self._replace(head.owner, old) if old is not None else 0
+
+    def _replace(self, owner: str, place: bytes) -> int:
+        """Remove the entry that a compaction key leads to; its position."""
+        (position,) = tables.NUMBER.unpack(place)
+        return position if self._remove(self._used(owner), position) is not None else 0
+
+    def _add(self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound) -> tuple[int, tuple[int, ...]]:
+        """The position (0: pushed out itself), and what was pushed out."""
+        head.last = position = head.last + 1
+        head.newest = b""
+        if draft.key:
+            bit = tables.key_bit(draft.key)
+            head.keyed = head.keyed | bit if head.count else bit
+            self._set("keys", head.prefix + draft.key, _pack(position))
+        head.count += 1
+        head.octets += size
+        if draft.droppable:
+            head.droppable += 1
+        self._state.entries += 1
+        self._set_entry(head.prefix + _pack(position), row)
+        if position >= head.write_at:
+            self._heads[head.owner] = head
+        if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
+            return position, ()
+        dropped = self._push_out(head, bound)
+        if position in dropped:
+            return 0, tuple(other for other in dropped if other != position)
+        return position, tuple(dropped)
+
+    def _push_out(self, head: Head, bound: Bound) -> list[int]:
+        """Remove the oldest that may be dropped, then the oldest, until the rest fits."""
+        dropped: list[int] = []
+        for droppable_only in (True, False):
+            if droppable_only and not head.droppable:
+                continue
+            for position, row in self._entries_of(head):
+                if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
+                    return dropped
+                if droppable_only and not head.droppable:
+                    break
+                if not droppable_only or tables.facts(row)[0] & tables.DROPPABLE:
+                    dropped.append(position)
+                    self._remove(head, position, row)
+        return dropped
+
+    # -- what ends by itself
+
+    def _end_entries(self, when: float, stored: list[Appended]) -> None:
+        for start in range(0, len(stored), MAX_ENDING):
+            part = stored[start : start + MAX_ENDING]
+            refs = ([answer.owner for answer in part], [answer.position for answer in part])
+            self._end(when, Kind.ENTRIES, _encode(refs))
+
+    def _end_tokens(self, when: float, token: bytes, owners: list[str]) -> None:
+        for start in range(0, len(owners), MAX_ENDING):
+            self._end(when, Kind.TOKENS, _encode((token, owners[start : start + MAX_ENDING])))
+
+    def _end(self, when: float, kind: Kind, refs: bytes) -> None:
+        self._set("endings", tables.ending(when, kind, _pack(self._state.serial())), refs)

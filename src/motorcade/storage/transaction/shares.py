@@ -1,0 +1,153 @@
+"""What several entries have in common: a message beside them, or a large payload, each with a count of its holders."""
+
+from __future__ import annotations
+
+import hashlib
+
+from motorcade.storage import tables
+from motorcade.storage.ports import Draft, StoreDamagedError
+from motorcade.storage.tables import Kind
+from motorcade.storage.transaction.rows import Rows
+from motorcade.storage.transaction.state import BlobInfo, Message
+
+_pack = tables.NUMBER.pack
+_unpack_entry = tables.ENTRY.unpack_from
+_unpack_reference = tables.REFERENCE.unpack_from
+
+
+class Shares(Rows):
+    """Claims and gives back (rule 4 of the package)."""
+
+    def _row(self, draft: Draft, now: float, entries: int) -> bytes:
+        """The row that is the same for all owners: of its own, or a reference (rule 4)."""
+        body, payload, key = draft.body, draft.payload, draft.key
+        flags = tables.DROPPABLE if draft.droppable else 0
+        size = len(payload)
+        blob: BlobInfo | None = None
+        if size > tables.INLINE_PAYLOAD:
+            flags |= tables.BLOB
+            payload = hashlib.sha256(payload).digest()
+            blob = self._blob_of(payload, draft.payload)
+        row = tables.entry_row(now, draft.expires_at, flags, key, body, payload, size)
+        if (entries - 1) * len(row) <= tables.SHARE_FROM:
+            if blob is not None:
+                blob.holders += entries
+            return row
+        if blob is not None:
+            blob.holders += 1
+        octets = len(body) + size
+        message = Message(
+            self._state.serial(),
+            entries,
+            key,
+            payload if blob is not None else b"",
+            octets if blob is None else len(body),
+        )
+        self._put(_pack(message.number), row, self._handles["shared"])
+        self._messages[message.number] = message
+        self._state.messages.put(message.number, message)
+        self._state.shared += 1
+        return tables.reference_row(message.number, flags | (tables.KEYED if key else 0), octets, draft.expires_at)
+
+    def _unclaim(self, row: bytes) -> int:
+        """An entry lets go of what it shares with others; octets given back."""
+        if len(row) <= tables.REFERENCE_SIZE:
+            return self._let_go(self._message(_unpack_reference(row)[0]))
+        _, _, flags, _, _, body, payload = _unpack_entry(row)
+        return int(body) + (self._release(row[-32:]) if flags & tables.BLOB else int(payload))
+
+    def _let_go(self, message: Message) -> int:
+        """One reference less; octets given back."""
+        message.holders -= 1
+        if message.holders:
+            self._messages[message.number] = message
+            return 0
+        number = _pack(message.number)
+        self._messages.pop(message.number, None)
+        self._delete(number, self._handles["shared"])
+        self._noted[b"n" + number] = None
+        self._state.shared -= 1
+        return message.octets + (self._release(message.digest) if message.digest else 0)
+
+    def _message(self, number: int) -> Message:
+        """A shared message that an entry refers to."""
+        message = self._state.messages.get(number)
+        if message is None:
+            where = _pack(number)
+            holders = self._state.notes.get(self._tables, b"n" + where)
+            row = self._tables.shared.get(where)
+            if holders is None or row is None:
+                raise StoreDamagedError(f"message {number} is missing though entries refer to it; bring back a backup")
+            entry = tables.parse_entry(row)
+            blob = entry.flags & tables.BLOB
+            message = Message(
+                number,
+                tables.NUMBER.unpack(holders)[0],
+                entry.key,
+                entry.payload if blob else b"",
+                len(entry.body) if blob else entry.octets,
+            )
+            self._state.messages.put(number, message)
+        return message
+
+    # -- blobs
+
+    def put_blob(self, data: bytes, keep_until: float) -> bytes:
+        """Store a blob and keep it for a while; its digest."""
+        digest = hashlib.sha256(data).digest()
+        info = self._blob_of(digest, data)
+        info.keep_until = max(info.keep_until, keep_until)
+        self._set("endings", tables.ending(info.keep_until, Kind.BLOB, digest), b"")
+        return digest
+
+    def _blob_of(self, digest: bytes, data: bytes) -> BlobInfo:
+        """The counter of a blob that is stored now, if it was not before."""
+        info = self._info(digest)
+        if info is None:
+            info = BlobInfo(0, 0.0, len(data))
+            self._put(digest, data, self._handles["blobs"])
+            self._state.blobs.put(digest, info)
+            self._state.blob_count += 1
+            self._state.blob_octets += info.size
+        self._blobs[digest] = info
+        return info
+
+    def _held(self, digest: bytes) -> BlobInfo:
+        """The counter of a blob that an entry refers to; about to change."""
+        info = self._info(digest)
+        if info is None:
+            raise StoreDamagedError(f"blob {digest.hex()} is missing though entries refer to it; bring back a backup")
+        self._blobs[digest] = info
+        return info
+
+    def _info(self, digest: bytes) -> BlobInfo | None:
+        info = self._blobs.get(digest) or self._state.blobs.get(digest)
+        if info is None:
+            row = self._state.notes.get(self._tables, b"b" + digest)
+            if row is None:
+                return None
+            info = BlobInfo(*tables.BLOBINFO.unpack(row))
+            self._state.blobs.put(digest, info)
+        return info if info.size >= 0 else None
+
+    def _release(self, digest: bytes) -> int:
+        """An entry lets go; octets given back."""
+        info = self._held(digest)
+        info.holders -= 1
+        if info.holders > 0:
+            return 0
+        if info.keep_until:
+            # Its turn may have come while entries held it.
+            self._set("endings", tables.ending(info.keep_until, Kind.BLOB, digest), b"")
+            return 0
+        return self._drop_blob(digest, info)
+
+    def _drop_blob(self, digest: bytes, info: BlobInfo) -> int:
+        size = info.size
+        self._state.blob_count -= 1
+        self._state.blob_octets -= size
+        self._delete(digest, self._handles["blobs"])
+        self._noted[b"b" + digest] = None
+        self._blobs.pop(digest, None)
+        info.size = -1  # dead, for whoever finds it in the cache
+        return size

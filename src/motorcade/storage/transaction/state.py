@@ -1,0 +1,168 @@
+"""What the writer keeps between transactions: bounded caches, totals, and who is attached."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from motorcade.storage import tables
+from motorcade.storage.files import Tables
+from motorcade.storage.notes import Notes
+from motorcade.storage.tables import Head
+
+#: Heads in the cache: about 300 octets each.
+MAX_HEADS = 65_536
+
+#: Counters of blobs in the cache, and shared messages.
+MAX_BLOBINFO = 4_096
+MAX_MESSAGES = 4_096
+
+#: Mailboxes whose rows were read lately, and rows of each that are kept: acknowledging them needs no second look.
+MAX_SEEN = 1_024
+MAX_SEEN_ROWS = 64
+
+#: Octets: of what was written last, up to twice as much, the rows of entries are kept in mind (about 10 MiB at most).
+#: Who is connected acknowledges at once, and looking a row up takes longer than removing it.
+MAX_KNOWN = 2**20
+
+V = TypeVar("V")
+K = TypeVar("K")
+
+
+class Recent(Generic[K, V]):
+    """A bounded cache in two halves: when the young half is full, the old one goes. Finding costs one lookup.
+
+    The bound may be exceeded by what one transaction touches.
+    """
+
+    __slots__ = ("_half", "_old", "young")
+
+    def __init__(self, bound: int) -> None:
+        self._half = max(1, bound // 2)
+        self.young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        found = self.young.get(key)
+        if found is None:
+            found = self._old.get(key)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def peek(self, key: K) -> V | None:
+        """For other threads: find, and change nothing."""
+        return self.young.get(key) or self._old.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        self.young[key] = value
+
+    def trim(self) -> None:
+        """Keep to the bound; not while a transaction relies on what it has changed being here."""
+        if len(self.young) >= self._half:
+            self._old = self.young
+            self.young = {}
+
+    def clear(self) -> None:
+        self.young = {}
+        self._old = {}
+
+
+class BlobInfo:
+    """How long a blob is needed."""
+
+    __slots__ = ("holders", "keep_until", "size")
+
+    def __init__(self, holders: int, keep_until: float, size: int) -> None:
+        self.holders = holders
+        self.keep_until = keep_until
+        self.size = size
+
+
+class Message:
+    """What is known of a shared message without its body."""
+
+    __slots__ = ("digest", "holders", "key", "number", "octets")
+
+    def __init__(self, number: int, holders: int, key: bytes, digest: bytes, octets: int) -> None:
+        self.number = number
+        self.holders = holders
+        self.key = key
+        self.digest = digest  #: of its blob; empty: none
+        self.octets = octets  #: that go with it, but for the blob
+
+
+class StreamHead:
+    """Size and ends of a stream."""
+
+    __slots__ = ("first", "last", "octets", "records", "time")
+
+    def __init__(self, first: int = 1, last: int = 0, records: int = 0, octets: int = 0, time: float = 0.0) -> None:
+        self.first = first
+        self.last = last
+        self.records = records
+        self.octets = octets
+        self.time = time
+
+
+class State:
+    """What the writer keeps between transactions."""
+
+    def __init__(self, max_heads: int = MAX_HEADS) -> None:
+        self.heads: Recent[str, Head] = Recent(max_heads)
+        self.blobs: Recent[bytes, BlobInfo] = Recent(MAX_BLOBINFO)
+        self.messages: Recent[int, Message] = Recent(MAX_MESSAGES)
+        #: Rows that readers found, oldest first. By head, not by owner: who is forgotten gets another head, and what
+        #: was read before tells nothing of the new entries. Only the event loop's thread puts, and keeps the bound.
+        self.seen: Recent[Head, list[tuple[int, bytes]]] = Recent(MAX_SEEN)
+        #: Rows of entries that were written lately, by their keys; None: removed. The young ones count first.
+        self.known: dict[bytes, bytes | None] = {}
+        self.known_before: dict[bytes, bytes | None] = {}
+        self._known_octets = 0
+        self.notes = Notes()
+        self.attached: dict[str, str] = {}  #: owner: node; as many as are attached
+        self.epochs: dict[str, int] = {}  #: likewise
+        self.entries = 0
+        self.blob_count = 0
+        self.blob_octets = 0
+        self.records = 0
+        self.shared = 0
+        self._serial = 0
+        self._transactions = 0
+
+    def load(self, opened: Tables, boot: int | None = None) -> None:
+        """Begin; or, without `boot`, begin again with tables that were opened again."""
+        if boot is not None:
+            # 2^20 openings and 2^32 numbers in each stay below what a double can count.
+            self._serial = boot << 32
+        self.notes.load(opened)
+        self.forget(opened)
+
+    def forget(self, opened: Tables) -> None:
+        """Nothing in the caches is certain; the notes and the tables are."""
+        self.heads.clear()
+        self.blobs.clear()
+        self.messages.clear()
+        self.known, self.known_before, self._known_octets = {}, {}, 0
+        row = self.notes.get(opened, tables.TOTALS_NOTE)
+        self.entries, self.blob_count, self.blob_octets, self.records, self.shared = (
+            tables.TOTALS.unpack(row) if row is not None else (0, 0, 0, 0, 0)
+        )
+
+    def totals(self) -> bytes:
+        return tables.TOTALS.pack(self.entries, self.blob_count, self.blob_octets, self.records, self.shared)
+
+    def keep_in_mind(self, rows: dict[bytes, bytes | None], octets: int) -> None:
+        """Rows that have just been written, in a transaction of so many octets."""
+        self.known.update(rows)
+        self._known_octets += octets
+        if self._known_octets > MAX_KNOWN:
+            self.known_before, self.known, self._known_octets = self.known, {}, 0
+
+    def next_transaction(self) -> int:
+        self._transactions += 1
+        return self._transactions
+
+    def serial(self) -> int:
+        """A number that was never given before, in any life of this store."""
+        self._serial += 1
+        return self._serial

@@ -1,0 +1,241 @@
+"""A whole transaction: mailboxes, and beside them records, streams, leases, and the sweep of what has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from motorcade.storage import runs, tables
+from motorcade.storage.files import scan
+from motorcade.storage.ports import Attached, Lease, Swept
+from motorcade.storage.tables import Kind, after_prefix
+from motorcade.storage.transaction.appends import Appends
+from motorcade.storage.transaction.state import StreamHead
+
+MORE = b"more"
+
+_pack = tables.NUMBER.pack
+_encode = msgspec.msgpack.Encoder().encode
+_decode_entries = msgspec.msgpack.Decoder(tuple[list[str], list[int]]).decode
+_decode_tokens = msgspec.msgpack.Decoder(tuple[bytes, list[str]]).decode
+
+
+class Transaction(Appends):
+    """One atomic write in the making."""
+
+    # -- records
+
+    def put_record(self, collection: str, key: str, value: bytes, expires_at: float) -> None:
+        where = tables.name(collection) + b"\0" + tables.name(key)
+        before = self._get("records", where)
+        if before is None:
+            self._state.records += 1
+        old = tables.EXPIRES.unpack_from(before)[0] if before is not None else 0.0
+        if expires_at and not 0 < old <= expires_at:
+            # A record that is prolonged again and again needs no second row: the sweep moves the first one on.
+            self._set("endings", tables.ending(expires_at, Kind.RECORD, where), b"")
+        self._set("records", where, tables.EXPIRES.pack(expires_at) + value)
+
+    def delete_record(self, collection: str, key: str) -> bool:
+        where = tables.name(collection) + b"\0" + tables.name(key)
+        if self._get("records", where) is None:
+            return False
+        self._unset("records", where)
+        self._state.records -= 1
+        return True
+
+    # -- streams
+
+    def append_stream(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
+        if not values:
+            return []
+        prefix = tables.name(stream) + b"\0"
+        head = self._stream(stream) or StreamHead()
+        head.time = max(head.time, now)
+        offsets = list(range(head.last + 1, head.last + 1 + len(values)))
+        for offset, row, octets in runs.rows_of(head.last + 1, head.time, values):
+            self._put(prefix + _pack(offset), row, self._handles["rows"])
+            head.octets += octets
+        head.last = offsets[-1]
+        head.records += len(values)
+        self._streams[stream] = head
+        return offsets
+
+    def trim(self, stream: str, before: float, octets: int, records: int, budget: int) -> Swept:
+        head = self._stream(stream)
+        if head is None or not head.records:
+            return Swept(0, 0, None)
+        prefix = tables.name(stream) + b"\0"
+        removed, freed, cursor = 0, 0, None
+        for offset, time, size, key in self._records_of(prefix, head.first):
+            if not (time < before or 0 < records < head.records or 0 < octets < head.octets):
+                break
+            if removed == budget:
+                cursor = MORE
+                break
+            if key:
+                self._delete(key, self._handles["rows"])
+            removed += 1
+            freed += size
+            head.records -= 1
+            head.octets -= size
+            head.first = offset + 1
+        if removed:
+            self._streams[stream] = head
+        return Swept(removed, freed, cursor)
+
+    def _records_of(self, prefix: bytes, first: int) -> Iterator[tuple[int, float, int, bytes]]:
+        """Offset, time and octets of the records of a stream, oldest first; the last one of a row has the row's key."""
+        for key, row in scan(self._tables.rows, prefix + _pack(first), after_prefix(prefix)):
+            last = tables.NUMBER.unpack(key[-8:])[0]
+            time, _ = runs.extent(row)
+            sizes = runs.sizes(row)
+            offset = last - len(sizes) + 1
+            for size in sizes:
+                if offset >= first:
+                    yield offset, time, size, key if offset == last else b""
+                offset += 1
+
+    def drop_stream(self, stream: str) -> None:
+        octets = tables.name(stream)
+        if self._stream(stream) is None:
+            return
+        self._streams.pop(stream, None)
+        self._unset("streams", octets)
+        self._batch.delete_range(octets + b"\0", octets + b"\1", self._handles["rows"])
+
+    def _stream(self, stream: str) -> StreamHead | None:
+        head = self._streams.get(stream)
+        if head is None:
+            row = self._get("streams", tables.name(stream))
+            head = StreamHead(*tables.STREAM.unpack(row)) if row is not None else None
+        return head
+
+    # -- coordination; who is attached is kept in memory only, since after a crash nobody is
+
+    def attach(self, owner: str, node: str) -> Attached:
+        state = self._state
+        previous = state.attached.get(owner, "")
+        pending = self._used(owner).count > 0
+        state.attached[owner] = node
+        state.epochs[owner] = epoch = state.serial()
+        return Attached(epoch, previous, pending)
+
+    def detach(self, owner: str, epoch: int) -> bool:
+        if self._state.epochs.get(owner) != epoch:
+            return False
+        del self._state.attached[owner], self._state.epochs[owner]
+        return True
+
+    def acquire(self, name: str, ttl: float, now: float) -> Lease | None:
+        key = tables.name(name)
+        row = self._get("leases", key)
+        if row is not None and now < tables.LEASE.unpack(row)[1]:
+            return None
+        lease = Lease(name, self._state.serial())
+        self._set("leases", key, tables.LEASE.pack(lease.token, now + ttl))
+        return lease
+
+    def renew(self, lease: Lease, ttl: float, now: float) -> bool:
+        key = tables.name(lease.name)
+        row = self._get("leases", key)
+        token, until = tables.LEASE.unpack(row) if row is not None else (0, 0.0)
+        if token != lease.token or now >= until:
+            return False
+        self._set("leases", key, tables.LEASE.pack(token, now + ttl))
+        return True
+
+    def release(self, lease: Lease) -> bool:
+        key = tables.name(lease.name)
+        row = self._get("leases", key)
+        if row is None or tables.LEASE.unpack(row)[0] != lease.token:
+            return False
+        self._unset("leases", key)
+        return True
+
+    # -- endings
+
+    def sweep(self, now: float, budget: int) -> Swept:
+        """One bounded step: at most `budget` entries, tokens, records and blobs are looked at."""
+        end = _pack(tables.milliseconds(now) + 1)
+        removed, freed, left = 0, 0, budget
+        for key, row in scan(self._tables.endings, b"", end):
+            if left <= 0:
+                break
+            count, octets, looked = self._ended(key, row, now, left)
+            removed += count
+            freed += octets
+            left -= looked
+            if self._get("endings", key) is not None:
+                break  # the budget ended within it
+        else:
+            self.swept += removed
+            return Swept(removed, freed, None)
+        self.swept += removed
+        return Swept(removed, freed, MORE)
+
+    def _ended(self, key: bytes, row: bytes, now: float, budget: int) -> tuple[int, int, int]:
+        """What one ending removed, gave back, and how much it looked at."""
+        kind, what = key[8], key[9:]
+        if kind == Kind.ENTRIES:
+            return self._ended_entries(key, *_decode_entries(row), now, budget)
+        if kind == Kind.TOKENS:
+            return self._ended_tokens(key, *_decode_tokens(row), now, budget)
+        self._unset("endings", key)
+        if kind == Kind.RECORD:
+            return (*self._ended_record(what, now), 1)
+        return (*self._ended_blob(what, now), 1)
+
+    def _ended_entries(
+        self, key: bytes, owners: list[str], positions: list[int], now: float, budget: int
+    ) -> tuple[int, int, int]:
+        removed, octets = 0, 0
+        due = list(zip(owners[:budget], positions[:budget], strict=True))
+        for owner, position in due:
+            head = self._used(owner)
+            row = self._get_entry(head.prefix + _pack(position))
+            if row is not None and 0 < tables.expiry(row) <= now:
+                octets += self._remove(head, position, row) or 0
+                removed += 1
+        rest = (owners[budget:], positions[budget:])
+        self._keep_rest(key, rest if rest[0] else None)
+        return removed, octets, len(due)
+
+    def _ended_tokens(
+        self, key: bytes, token: bytes, owners: list[str], now: float, budget: int
+    ) -> tuple[int, int, int]:
+        due, rest = owners[:budget], owners[budget:]
+        for owner in due:
+            where = tables.name(owner) + b"\0" + token
+            row = self._get("tokens", where)
+            if row is not None and tables.TOKEN.unpack(row)[0] <= now:
+                self._unset("tokens", where)
+        self._keep_rest(key, (token, rest) if rest else None)
+        return 0, 0, len(due)
+
+    def _keep_rest(self, key: bytes, rest: object) -> None:
+        if rest is None:
+            self._unset("endings", key)
+        else:
+            self._set("endings", key, _encode(rest))
+
+    def _ended_record(self, where: bytes, now: float) -> tuple[int, int]:
+        row = self._get("records", where)
+        if row is None:
+            return 0, 0
+        expires_at = tables.EXPIRES.unpack_from(row)[0]
+        if not expires_at:
+            return 0, 0
+        if expires_at > now:
+            self._set("endings", tables.ending(expires_at, Kind.RECORD, where), b"")
+            return 0, 0
+        self._unset("records", where)
+        self._state.records -= 1
+        return 1, len(row) - 8
+
+    def _ended_blob(self, digest: bytes, now: float) -> tuple[int, int]:
+        info = self._info(digest)
+        if info is None or info.holders or now < info.keep_until:
+            return 0, 0
+        return 1, self._drop_blob(digest, info)
