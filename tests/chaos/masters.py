@@ -25,13 +25,16 @@ from tests.support.redis import RedisCluster, RedisServer, wait_until
 NOW = time.time()
 OWNERS = 60
 
+#: Seconds that a writer waits for a master. Generous: a failover on a busy machine takes long, and nobody may fail.
+PATIENCE = 90.0
+
 #: Entries of the victim's owners that are acknowledged while its replica is cut off, if they are at all.
 CUT_OFF_ENTRIES = 500
 
 
 @asynccontextmanager
 async def opened(cluster: RedisCluster, level: Durability = Durability.SAFE) -> AsyncIterator[RedisStore]:
-    store = RedisStore(cluster.url, level, RedisOptions(patience=30.0))
+    store = RedisStore(cluster.url, level, RedisOptions(patience=PATIENCE))
     await store.open()
     try:
         yield store
@@ -161,7 +164,7 @@ async def measure(level: Durability, rounds: int, *, cut_off: bool, between: int
 async def measure_alone(sync: str, rounds: int, between: int = 100) -> Outcome:
     """The same with a lone server without replica, killed and started again where it was."""
     with RedisServer({"appendfsync": sync}) as server:
-        store = RedisStore(server.url, Durability.SAFE, RedisOptions(patience=30.0))
+        store = RedisStore(server.url, Durability.SAFE, RedisOptions(patience=PATIENCE))
         await store.open()
         try:
             load = Load(store)

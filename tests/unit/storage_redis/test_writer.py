@@ -83,7 +83,7 @@ async def test_scripts_that_were_flushed_are_loaded_again(store: RedisStore, ser
 
 
 async def test_writes_wait_for_a_server_that_comes_back(own_server: RedisServer) -> None:
-    async with opened(own_server.url) as store:
+    async with opened(own_server.url, patience=60.0) as store:
         await store.mailboxes.append(["v1"], Draft(b"1"), NOW)
         own_server.kill()
         writing = asyncio.create_task(store.mailboxes.append(["v1"], Draft(b"2"), NOW))
@@ -103,6 +103,7 @@ async def test_patience_ends(own_server: RedisServer) -> None:
         with pytest.raises(StoreError, match=r"within 0\.3 s"):
             await store.mailboxes.info("v1")
         await asyncio.to_thread(own_server.start)
+        store.core.servers.patience = 60.0  # when it is there, it may be slow
         assert 1 == (await store.mailboxes.append(["v1"], Draft(b"1"), NOW))[0].position
 
 
@@ -132,14 +133,16 @@ async def test_safe_means_confirmed_by_a_replica() -> None:
     """A write that no replica confirms fails; when the replica is back, so are writes."""
     with RedisServer() as master, RedisServer({"replicaof": f"{master.host} {master.port}"}) as replica:
         wait_until(lambda: "online" in str(master.client.info("replication").get("slave0")), "the replica follows")
-        async with opened(master.url, Durability.SAFE, patience=1.5) as store:
+        async with opened(master.url, Durability.SAFE, patience=60.0) as store:
             assert 1 == (await store.mailboxes.append(["v1"], Draft(b"1"), NOW))[0].position
             replica.pause()
             acknowledged = await store.mailboxes.acknowledge("v1", [1])
             assert 1 == acknowledged, "acknowledgements need no confirmation"
+            store.core.servers.patience = 1.5
             with pytest.raises(StoreError, match="0 of 1 replicas"):
                 await store.mailboxes.append(["v1"], Draft(b"2"), NOW)
             assert store.core.writer.unconfirmed
+            store.core.servers.patience = 60.0
             writing = asyncio.create_task(store.mailboxes.append(["v1"], Draft(b"3"), NOW))
             await asyncio.wait([writing], timeout=0.1)
             assert not writing.done()
