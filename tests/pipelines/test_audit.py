@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from motorcade.cli.pipeline import _tell_verdict
+from motorcade.core import record
+from motorcade.core.message import Message
 from motorcade.core.receipt import FINAL
-from motorcade.pipelines.audit import Problem, Verdict, audit, judged
+from motorcade.pipelines.audit import Problem, Verdict, audit, judged, run
+from tests.pipelines.lake import Lake
 from tests.pipelines.receipts_made import mailboxes, moment, stream, told
 
 pytestmark = pytest.mark.timeout(240)
@@ -138,3 +144,25 @@ def test_a_verdict_is_told() -> None:
     worst = Verdict({"unreadable": 1}, [unreadable])
     assert "unreadable: offset 9: a record that is no receipt" in list(worst.lines())
     assert 0 == worst.as_dict()["deliveries"]
+
+
+def test_a_request_of_which_there_is_nothing_was_not_audited(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped name must not look like a clean audit, neither to a person nor to a script."""
+    url = f"rocksdb://{tmp_path / 'store'}"
+    with Lake(url) as lake:
+        lake.append(
+            "receipts",
+            [record.encode(Message("$SDV-FANOUT/receipt/r1/A", json.dumps(told("A.1", "accepted", 0)).encode(), 1))],
+        )
+    verdict = run(spark, url, request="r1x")
+    assert (1, False, 0) == (verdict.exit_code, verdict.clean, verdict.wrong)
+    _tell_verdict(verdict, "the store", as_json=False)
+    out, err = capsys.readouterr()
+    assert "0 deliveries: none\nnothing was audited: there are no receipts of request 'r1x'\n" == out
+    assert err.startswith("error: the store has no receipts of request 'r1x'; `motorcade fanout list` names")
+    _tell_verdict(verdict, "the store", as_json=True)
+    out, err = capsys.readouterr()
+    assert {"clean": False, "request": "r1x"}.items() <= json.loads(out).items()
+    assert err

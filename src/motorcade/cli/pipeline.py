@@ -101,6 +101,8 @@ def audit(
 ) -> None:
     """Is every accepted delivery in one final state, or pending? Exit code 1 and a list of those that are not.
 
+    A request that nothing is known of is exit code 1, too.
+
     With an interval it looks again and again, until something is wrong or it is stopped.
     """
     from motorcade.pipelines import runner
@@ -119,13 +121,12 @@ def audit(
             verdict = audits.run(running.spark, url, request=request, max_listed=list_)
             verdicts[:] = [verdict]
             _tell_verdict(verdict, _shown(where), as_json)
-            if request is not None and not verdict.outcomes:
-                print(f"{_shown(where)} knows of no delivery of request {request!r}", file=sys.stderr)
             return verdict.as_dict()["deliveries"], {**verdict.outcomes, "wrong": verdict.wrong}
 
         running.tell("comparing receipts and mailboxes")
         when = _pipeline.trigger_of(trigger, every)
-        outcome = runner.repeat(work, running.folder, when, enough=lambda: not verdicts[0].clean)
+        # A request that is not there may be one that is sent later; who waits for it is told each time.
+        outcome = runner.repeat(work, running.folder, when, enough=lambda: verdicts[0].wrong > 0)
     if verdicts and not verdicts[0].clean:
         raise typer.Exit(verdicts[0].exit_code)
     if not outcome.done:
@@ -138,6 +139,12 @@ def _tell_verdict(verdict: Verdict, store: str, as_json: bool) -> None:
         _output.print_json({"store": store, **verdict.as_dict()})
     else:
         print(*verdict.lines(), sep="\n", flush=True)
+    if verdict.unknown:
+        print(
+            f"error: {store} has no receipts of request {verdict.request!r}; `motorcade fanout list` names the "
+            "requests of a node, whose receipts are kept for receipts_retention",
+            file=sys.stderr,
+        )
 
 
 # -- status

@@ -188,6 +188,12 @@ class Verdict:
     outcomes: dict[str, int]  #: deliveries by outcome
     findings: list[dict[str, Any]] = field(default_factory=list)  #: the first `MAX_LISTED`
     upto: int = 0  #: deliveries accepted behind this offset of the stream were left out
+    request: str | None = None  #: the one that was judged alone
+
+    @property
+    def unknown(self) -> bool:
+        """Whether there is nothing of the request that it was asked about: a mistyped name is not clean."""
+        return self.request is not None and not self.outcomes
 
     @property
     def wrong(self) -> int:
@@ -196,7 +202,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        return not self.wrong
+        return not self.wrong and not self.unknown
 
     @property
     def exit_code(self) -> int:
@@ -206,6 +212,7 @@ class Verdict:
         """For scripts."""
         return {
             "clean": self.clean,
+            **({"request": self.request} if self.request is not None else {}),
             "deliveries": sum(self.outcomes.values()) - self.outcomes.get(Problem.UNREADABLE, 0),
             "outcomes": self.outcomes,
             "wrong": self.wrong,
@@ -224,7 +231,10 @@ class Verdict:
             yield f"and {self.wrong - len(self.findings)} more"
         if self.outcomes.get(UNJUDGED):
             yield f"{self.outcomes[UNJUDGED]} cannot be judged: their first receipts are no longer in the stream"
-        yield "clean" if self.clean else f"not clean: {self.wrong} wrong"
+        if self.unknown:
+            yield f"nothing was audited: there are no receipts of request {self.request!r}"
+        else:
+            yield "clean" if self.clean else f"not clean: {self.wrong} wrong"
 
 
 def _line(finding: dict[str, Any]) -> str:
@@ -249,11 +259,11 @@ def run(
     first = _look(spark, store, request, span)
     suspects = problems(first).where(F.col("delivery_id").isNotNull()).select("delivery_id")
     if suspects.isEmpty():
-        return _verdict(first, span.upto, max_listed)
+        return _verdict(first, request, span.upto, max_listed)
     sleep(pause)
     again = _look(spark, store, request, span).join(suspects, "delivery_id", "left_semi")
     settled = first.join(suspects, "delivery_id", "left_anti").unionByName(again)
-    return _verdict(settled, span.upto, max_listed)
+    return _verdict(settled, request, span.upto, max_listed)
 
 
 class _Span(NamedTuple):
@@ -291,7 +301,7 @@ def _reading(spark: SparkSession, store: str) -> DataFrameReader:
     return spark.read.format("motorcade").option("store", store)
 
 
-def _verdict(frame: DataFrame, upto: int, max_listed: int) -> Verdict:
+def _verdict(frame: DataFrame, request: str | None, upto: int, max_listed: int) -> Verdict:
     counts = {row["outcome"]: row["count"] for row in frame.groupBy("outcome").count().collect()}
     order = [*_FINAL, PENDING, UNJUDGED, *(problem.value for problem in Problem)]
     listed = problems(frame).orderBy("outcome", "delivery_id", "offset").limit(max_listed).collect()
@@ -299,6 +309,7 @@ def _verdict(frame: DataFrame, upto: int, max_listed: int) -> Verdict:
         outcomes={outcome: counts[outcome] for outcome in order if outcome in counts},
         findings=[_finding(row.asDict()) for row in listed],
         upto=upto,
+        request=request,
     )
 
 
