@@ -35,6 +35,9 @@ def redis_valkey() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[RedisCluster]:
     with RedisCluster() as cluster:
+        for server in cluster.servers:
+            # Nobody dies here, and nobody is to be taken for dead because the machine is busy.
+            server.command("CONFIG", "SET", "cluster-node-timeout", 60_000)
         yield cluster
 
 

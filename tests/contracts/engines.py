@@ -135,7 +135,7 @@ async def sweep(store: Store, now: float, budget: int = 100) -> list[Swept]:
     return steps
 
 
-async def eventually(ask: Callable[[], Awaitable[T]], accept: Callable[[T], bool], patience: float = 20.0) -> T:
+async def eventually(ask: Callable[[], Awaitable[T]], accept: Callable[[T], bool], patience: float = 60.0) -> T:
     """Ask again and again until the answer is accepted."""
     async with asyncio.timeout(patience):
         while True:

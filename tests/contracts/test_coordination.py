@@ -258,11 +258,11 @@ async def test_a_lease_runs_out_to_the_moment(engine: Engine, store: Store) -> N
 
 async def test_renewing_keeps_a_lease(store: Store, other: Store) -> None:
     """A short lease that is renewed for long stays with its holder beyond its first end."""
-    lease = await store.coordination.acquire("sweeper", "node-a", 5, time.time())
+    lease = await store.coordination.acquire("sweeper", "node-a", 30, time.time())
     assert lease is not None
     assert await store.coordination.renew(lease, 60, time.time())
     if other is store:
-        assert await other.coordination.acquire("sweeper", "node-b", 5, time.time() + 6) is None
+        assert await other.coordination.acquire("sweeper", "node-b", 5, time.time() + 31) is None
     else:
         # The server's clock cannot be moved; a renewal may also shorten, which can be waited for.
         assert await store.coordination.renew(lease, 0.05, time.time())

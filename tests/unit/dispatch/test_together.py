@@ -35,7 +35,7 @@ async def test_a_slow_handler_is_sent_what_it_can_do_in_time(
         await until(lambda: leader.book.acknowledged >= 160, "acknowledged")
         assert 0 == leader.buried
         (link,) = leader.links.values()
-        assert link.window < 128
+        assert link.window < 256
         await until(lambda: is_empty(server), "finished")
     assert sorted(numbered(160)) == processed(server)
 

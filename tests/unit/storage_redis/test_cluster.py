@@ -8,9 +8,17 @@ import pytest
 
 from motorcade.storage.ports import Draft
 from tests.chaos.masters import NOW, Load, master_of, opened, replica_of
-from tests.support.redis import RedisCluster
+from tests.support.redis import RedisCluster, wait_until
 
 pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def cluster(cluster: RedisCluster) -> RedisCluster:
+    """Roles change when a test says so, and not because a server was slow."""
+    for server in cluster.servers:
+        server.command("CONFIG", "SET", "cluster-node-timeout", 60_000)
+    return cluster
 
 
 async def test_a_planned_change_of_roles_disturbs_nobody(cluster: RedisCluster) -> None:
@@ -19,8 +27,10 @@ async def test_a_planned_change_of_roles_disturbs_nobody(cluster: RedisCluster) 
         load.start()
         await load.reach(10)
         old = master_of(cluster, store, "v0")
-        replica_of(cluster, old).command("CLUSTER", "FAILOVER")
-        await load.reach(20)
+        new = replica_of(cluster, old)
+        new.command("CLUSTER", "FAILOVER")
+        await asyncio.to_thread(wait_until, lambda: new in cluster.masters(), "the roles are changed")
+        await load.reach(10)
         await load.stop()
         assert master_of(cluster, store, "v0") is not old
         assert 0 == load.failed
