@@ -21,6 +21,7 @@ from tests.support.dispatch import (
     PENDING,
     PROCESSED,
     PUBLISHED,
+    STEADY,
     Daemon,
     Place,
     PlaceOf,
@@ -39,7 +40,9 @@ def test_every_message_is_processed_once(place: Place) -> None:
     """Published before and after the leader comes; two workers share them; only the results are left."""
     place.publish(*numbered(300))
     workers = [place.worker(), place.worker()]
-    place.leader()
+    leader = place.leader()
+    for worker in workers:
+        leader.wait_event("dispatch_worker_connected", worker=worker.name)
     place.publish(*numbered(300, 300))
     entries = place.wait_processed(600)
     assert list(range(600)) == numbers(place)
@@ -126,13 +129,15 @@ def test_the_frame_of_a_message(place: Place) -> None:
     raw = bytearray()
     text = b'{"message_id": "8e1ff7f6-8d0c-4a54-8f4b-0a3f8e0d3c55"}'
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
+        listener.settimeout(30)
         place.leader(workers=[f"127.0.0.1:{listener.getsockname()[1]}"])
         place.publish(text)
         with closing(listener.accept()[0]) as connection:
-            connection.settimeout(20)
+            connection.settimeout(30)
             while len(raw) < 6 + 36 + 1 + 54:
-                raw += connection.recv(4096)
+                data = connection.recv(4096)
+                assert data, f"closed after {bytes(raw)!r}"
+                raw += data
             assert bytes([1, 0, 0, 0, 0, 91]) == raw[:6]
             identifier = raw[6:42].decode()
             assert str(uuid.UUID(identifier)) == identifier
@@ -156,7 +161,7 @@ def test_a_message_is_pending_before_it_is_sent(place: Place) -> None:
 
 def test_messages_go_round(place_of: PlaceOf) -> None:
     """Three workers that have room get equal parts, however the messages come in."""
-    place = place_of(ack_timeout=60, remember=300)
+    place = place_of(**STEADY)
     with Actor() as one, Actor() as two, Actor() as three:
         actors = (one, two, three)
         leader = place.leader(workers=[actor.name for actor in actors])
@@ -186,7 +191,6 @@ def test_the_leader_does_not_look_into_messages(place: Place) -> None:
 
 def test_acknowledgements_come_as_they_come(place: Place) -> None:
     """Byte by byte, and many in one piece."""
-    place.options["ack_timeout"] = 60
 
     def slowly(connection: socket.socket, works: list[frames.Work]) -> None:
         data = b"".join(frames.ack(one.id) for one in works)
@@ -196,7 +200,7 @@ def test_acknowledgements_come_as_they_come(place: Place) -> None:
         connection.sendall(data[100:])
 
     with Actor(slowly) as worker:
-        place.leader(workers=[worker.name], remember=300)
+        place.leader(workers=[worker.name])
         place.publish(*numbered(40))
         worker.wait_for(40)
         place.wait_idle()
@@ -218,7 +222,7 @@ def test_no_answer_in_time(place_of: PlaceOf) -> None:
 
 def test_a_worker_has_as_much_as_its_window(place_of: PlaceOf) -> None:
     """What exceeds it waits in Redis, not in the leader."""
-    place = place_of(window=10, ack_timeout=60, remember=300)
+    place = place_of(window=10, **STEADY)
     with Actor() as slow:
         place.leader(workers=[slow.name])
         place.publish(*numbered(100))
@@ -241,7 +245,7 @@ class Leader:
 
     def __init__(self, worker: Daemon) -> None:
         host, port = worker.name.split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = bytearray()
 

@@ -24,6 +24,7 @@ from tests.support.dispatch import (
     PENDING,
     PROCESSED,
     PUBLISHED,
+    STEADY,
     Daemon,
     Place,
     PlaceOf,
@@ -55,12 +56,13 @@ def pair(place: Place, **options: Any) -> tuple[Daemon, Daemon]:
 # -- who leads
 
 
-def test_one_leads_at_a_time(place: Place) -> None:
+def test_one_leads_at_a_time(place_of: PlaceOf) -> None:
+    place = place_of(lease=3.0)
     first, second = pair(place)
     token = place.redis.get(LOCK)
-    assert 0 < place.redis.pttl(LOCK) <= 2000
+    assert 0 < place.redis.pttl(LOCK) <= 3000
     renewed, last = 0, 0
-    while renewed < 6:  # longer than a lease
+    while renewed < 6:  # longer than a lease, which is renewed four times in its length
         left = place.redis.pttl(LOCK)
         renewed += left > last
         last = left
@@ -155,8 +157,8 @@ def test_a_lock_that_somebody_has_taken_away(place_of: PlaceOf) -> None:
     leader.wait_event(LEADING)
     place.redis.set(LOCK, "somebody else", px=2000)
     leader.wait_event("dispatch_led")
-    wait_until(lambda: 2 == len(epochs(leader)), "it leads again")
-    first, second = epochs(leader)
+    wait_until(lambda: 2 <= len(epochs(leader)), "it leads again")
+    first, second, *_ = epochs(leader)
     assert second > first
 
 
@@ -184,7 +186,7 @@ class Listener:
 
     def close(self) -> None:
         self._connection.disconnect()
-        self._thread.join(20)
+        self._thread.join(60)
 
 
 def spoken(line: bytes) -> list[bytes]:
@@ -227,7 +229,7 @@ def state(server: RedisServer) -> dict[str, Any]:
 
 def test_nothing_that_an_old_leader_has_said_can_be_said_again(place_of: PlaceOf, dispatch_redis: RedisServer) -> None:
     """Renewals, pending entries, acknowledgements, dead letters: with its epoch they are refused for ever."""
-    place = place_of(lease=LEASE, ack_timeout=0.3, max_deliveries=2, retry_pause=0.01)
+    place = place_of(lease=LEASE, ack_timeout=60.0, remember=300.0, max_deliveries=2, retry_pause=0.01)
     listener = Listener(dispatch_redis)
     worker = place.worker()
     first = place.leader()
@@ -240,7 +242,7 @@ def test_nothing_that_an_old_leader_has_said_can_be_said_again(place_of: PlaceOf
     worker.stop()
     with Actor() as silent:
         # Its lease outlasts the pause below: a lock that is free may be taken by anybody.
-        second = place.leader(workers=[silent.name], ack_timeout=60.0, remember=300.0, lease=100.0)
+        second = place.leader(workers=[silent.name], lease=100.0)
         second.wait_event(LEADING)
         place.publish(*numbered(10, 50))
         silent.wait_for(10)
@@ -315,7 +317,7 @@ def listens(place: Place, intake: str) -> None:
 
 def test_messages_over_a_channel(place_of: PlaceOf) -> None:
     """As the seed has it: from receipt on, nothing is lost; what nobody hears is."""
-    place = place_of(intake="channel", lease=LEASE)
+    place = place_of(intake="channel", **STEADY)  # what is said while nobody leads would not be heard
     place.redis.publish(PUBLISHED, b'{"n": 1000}')  # nobody listens yet
     leader = place.leader()
     leader.wait_event(LEADING)
@@ -324,6 +326,7 @@ def test_messages_over_a_channel(place_of: PlaceOf) -> None:
         place.redis.publish(PUBLISHED, text)
     wait_until(lambda: 100 == place.redis.xlen("messages:received"), "it has received them")
     leader.kill()
+    place.redis.delete(LOCK)  # as if its lease were over
     place.worker()
     place.leader()
     place.wait_processed(100)
@@ -334,7 +337,7 @@ def test_messages_over_a_channel(place_of: PlaceOf) -> None:
 @pytest.mark.parametrize("intake", ["stream", "channel"])
 def test_from_vehicles_to_workers(place_of: PlaceOf, intake: str) -> None:
     """Telemetry over MQTT, a capture rule of the broker, the dispatcher, a worker."""
-    place = place_of(intake=intake)
+    place = place_of(intake=intake, **STEADY)
     place.worker()
     leader = place.leader()
     leader.wait_event(LEADING)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.dispatch import (
-    LOCK,
     PROCESSED,
     PUBLISHED,
+    STEADY,
+    TELLING,
     Daemon,
     Place,
     PlaceOf,
@@ -30,16 +30,16 @@ from tests.support.redis import RedisServer, valkey_program
 
 def test_the_status_of_everything(place_of: PlaceOf) -> None:
     """Leader, epoch, what is left of the lease, each worker, what waits, what is pending, what was given up."""
-    place = place_of(lease=2.0, window=10, ack_timeout=60.0, remember=300.0)
+    place = place_of(window=10, **TELLING)
     with Actor() as silent:
         leader = place.leader(workers=[silent.name])
         place.publish(*numbered(25))
         silent.wait_for(10)
-        wait_until(lambda: told(place).get(silent.name, {}).get("in_flight"), "the leader has told about itself")
+        wait_until(lambda: place.told().get(silent.name, {}).get("in_flight"), "the leader has told about itself")
         status = place.status()
         assert 1 == status["epoch"] == status["view"]["epoch"]
         assert f"{socket.gethostname()}:{leader.pid}" == status["leader"]
-        assert 0 < status["lease_left"] <= 2
+        assert 0 < status["lease_left"] <= TELLING["lease"]
         assert (15, 10, 0, 0) == tuple(status[name] for name in ("lag", "pending", "dead", "processed"))
         (worker,) = status["view"]["workers"]
         assert silent.name == worker["worker"]
@@ -47,12 +47,6 @@ def test_the_status_of_everything(place_of: PlaceOf) -> None:
         text = place.done("status")
         assert silent.name in text
         assert re.search(r"epoch +1\b", text), text
-
-
-def told(place: Place) -> dict[str, dict[str, Any]]:
-    """The workers that the leader has told about: what the command reads, without a process each time."""
-    view = json.loads(place.redis.get(f"{{{LOCK}}}:state") or '{"workers": []}')
-    return {worker["worker"]: worker for worker in view["workers"]}
 
 
 def test_the_status_of_nothing(place: Place) -> None:
@@ -63,12 +57,13 @@ def test_the_status_of_nothing(place: Place) -> None:
     assert "nobody" in place.done("status")
 
 
-def test_the_status_after_work(place: Place) -> None:
+def test_the_status_after_work(place_of: PlaceOf) -> None:
+    place = place_of(**TELLING)
     worker = place.worker()
     place.leader()
     place.publish(*numbered(30))
     place.wait_processed(30)
-    wait_until(lambda: 30 == told(place).get(worker.name, {}).get("acknowledged"), "the acknowledgements are counted")
+    wait_until(lambda: 30 == place.told().get(worker.name, {}).get("acknowledged"), "the acknowledgements are counted")
     status = place.status()
     assert (0, 0, 30, [worker.name]) == tuple(status[name] for name in ("lag", "pending", "processed", "registered"))
 
@@ -78,7 +73,7 @@ def test_the_status_after_work(place: Place) -> None:
 
 def test_dead_letters_are_listed_and_tried_again(place_of: PlaceOf) -> None:
     """Once what was wrong is mended: they become new messages, are processed once, and the letters are gone."""
-    place = place_of(max_deliveries=2, retry_pause=0.01)
+    place = place_of(max_deliveries=2, retry_pause=0.01, **STEADY)
     module = place.folder / "mended.py"
     module.write_text("def handle(message):\n    raise RuntimeError('out of order')\n")
     worker = place.worker("--handler", "mended:handle")

@@ -38,7 +38,14 @@ from tests.support.ports import free_port
 from tests.support.redis import RedisCluster, RedisServer
 
 #: Seconds until something that should happen has happened. Generous: machines that run tests are busy.
-PATIENCE = 30.0
+PATIENCE = 60.0
+
+#: Options of tests that count deliveries or terms: nobody loses a message or its office only because the machine has
+#: let it wait for some seconds. Whoever dies is noticed all the same, by the end of its connections.
+STEADY: dict[str, Any] = {"lease": 30.0, "ack_timeout": 60.0, "remember": 300.0}
+
+#: The same for those who look at what a leader tells about itself: it does so four times in a lease.
+TELLING: dict[str, Any] = STEADY | {"lease": 4.0}
 
 SHOWN = 40  # last lines of a log
 
@@ -272,6 +279,11 @@ class Place(Commands):
     def status(self) -> dict[str, Any]:
         return dict(self.asked("status"))
 
+    def told(self) -> dict[str, dict[str, Any]]:
+        """The workers that the leader has told about: what `status` reads, without a process each time."""
+        view = json.loads(self.redis.get(f"{{{LOCK}}}:state") or '{"workers": []}')
+        return {worker["worker"]: worker for worker in view["workers"]}
+
     # The end.
 
     def __enter__(self) -> Self:
@@ -324,8 +336,8 @@ def place_of(dispatch_redis: RedisServer) -> Iterator[PlaceOf]:
 
 @pytest.fixture
 def place(place_of: PlaceOf) -> Place:
-    """The same, with options as they are by default."""
-    return place_of()
+    """The same, with everybody steady."""
+    return place_of(**STEADY)
 
 
 def connect(backing: RedisServer | RedisCluster) -> Any:

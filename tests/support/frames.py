@@ -24,7 +24,7 @@ from tests.support.ports import free_port
 HEAD = struct.Struct(">BBI")
 VERSION, PROCESS, ACK = 1, 0, 1
 ID_LENGTH = 36
-PATIENCE = 20.0  # seconds
+PATIENCE = 30.0  # seconds
 
 
 def frame(command: int, payload: bytes, version: int = VERSION) -> bytes:
