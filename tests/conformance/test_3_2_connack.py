@@ -199,7 +199,7 @@ def test_the_brokers_keep_alive_is_told_and_used(connect: Connect, strict: Addre
     client = connect(to=strict, keepalive=0)
     assert client.connack is not None
     assert 2 == client.connack.prop(0x13)
-    assert [0x8D] == [answer.reason for answer in client.expect_closed(timeout=15)]
+    assert [0x8D] == [answer.reason for answer in client.expect_closed()]
 
 
 @clause(v5="MQTT-3.2.2-13")

@@ -286,7 +286,7 @@ def test_the_time_as_a_retained_message_is_subtracted(connect: Connect, name: st
 
     first = told()
     assert 990 <= first <= 1000
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while told() >= first:
         assert time.monotonic() < deadline, "the interval does not shrink"
 

@@ -37,4 +37,4 @@ def test_a_large_message_arrives_whole(connect: Connect, name: str, version: int
     subscriber.subscribe(name)
     payload = bytes(range(256)) * 4000
     publisher.publish(name, payload)
-    assert payload == subscriber.expect(PUBLISH, timeout=15).payload
+    assert payload == subscriber.expect(PUBLISH).payload
