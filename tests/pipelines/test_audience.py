@@ -256,16 +256,32 @@ def test_a_table_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Pat
         pass
 
 
-def test_a_line_that_cannot_be_read_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """Where it is, and what is wrong with it."""
-    (tmp_path / "fleet.csv").write_text(f"vin,year\n{VINS[0]},2024\n{VINS[1]},2024,left,over\n")
+@pytest.mark.parametrize(
+    ("line", "sql"),
+    [
+        (f"{VINS[1]},2024,left,over", "SELECT vin FROM fleet WHERE year = 2024"),
+        (f"{VINS[1]},2024,left,over", "SELECT vin FROM fleet"),
+        (VINS[1], "SELECT vin FROM fleet"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_told(spark: SparkSession, tmp_path: Path, line: str, sql: str) -> None:
+    """Where it is, and what is wrong with it; also if the fields that are too many or too few are not asked for."""
+    (tmp_path / "fleet.csv").write_text(f"vin,year\n{VINS[0]},2024\n{line}\n")
     with (
         audience.registered(spark, tables_of([f"fleet={tmp_path / 'fleet.csv'}"], [])),
         pytest.raises(Py4JJavaError) as failure,
     ):
-        audience.counted(audience.planned(audience.chosen(spark, "SELECT vin FROM fleet WHERE year = 2024"), order()))
+        audience.counted(audience.planned(audience.chosen(spark, sql), order()))
     said = failures.words(failure.value)
-    assert "fleet.csv: " in said and VINS[1] in said, said
+    assert "fleet.csv: " in said and f"record: {line} (a line needs as many fields as the file has names" in said, said
+
+
+def test_lines_that_cannot_be_read_are_left_out_if_that_is_wanted(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "fleet.csv").write_text(f"vin,year\n{VINS[0]},2024\n{VINS[1]}\n{VINS[2]},2024,x\n{VINS[3]},2024\n")
+    tables = tables_of([f"fleet={tmp_path / 'fleet.csv'}"], ["fleet.mode=DROPMALFORMED"])
+    with audience.registered(spark, tables):
+        found = {row.vin for row in audience.chosen(spark, "SELECT vin FROM fleet").collect()}
+    assert {VINS[0], VINS[3]} == found
 
 
 def test_a_query_that_fails_leaves_a_folder_for_another_one(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:

@@ -42,6 +42,12 @@ _CAUSE: Final = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error|Failure)): 
 #: Errors that say where, but not why.
 _WITHOUT_REASON: Final = re.compile(r"(?:SparkException: )?\[(?:FAILED_READ_FILE|FAILED_JDBC)")
 
+#: Errors of Spark's that do not say what to do.
+_ADVICE: Final = {
+    "[MALFORMED_CSV_RECORD]": "a line needs as many fields as the file has names; mend it, or let "
+    "`--option TABLE.mode=DROPMALFORMED` leave such lines out"
+}
+
 #: User and password of a URL; the options of a source are part of a plan.
 _SECRET: Final = re.compile(r"(?<=://)[^/@\s]+@")
 
@@ -56,6 +62,7 @@ def words(error: BaseException) -> str:
     said = of_text(_text(error)) or of_text(str(getattr(error, "_cause", None) or type(error).__name__))
     if _WITHOUT_REASON.match(said) and (why := _cause(error)) and why not in said:
         said = f"{said.rstrip('.')}: {why}"
+    said += "".join(f" ({advice})" for name, advice in _ADVICE.items() if name in said)
     return HELPER_GONE if said == _CUT_OFF else said
 
 
