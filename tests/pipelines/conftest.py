@@ -36,7 +36,6 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
             "spark.ui.enabled": "false",
             "spark.sql.warehouse.dir": str(place / "warehouse"),
             "spark.local.dir": str(place / "local"),
-            "spark.driver.extraJavaOptions": f"-Dderby.system.home={place}",
             "spark.sql.streaming.metricsEnabled": "false",
             "spark.log.level": "ERROR",
         },

@@ -28,7 +28,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from motorcade.core.vin import make_vin
-from motorcade.pipelines import PipelineError, audience, audit, failures, runner
+from motorcade.pipelines import PipelineError, audience, audit, failures, runner, session
 from motorcade.pipelines.folder import Folder
 from motorcade.pipelines.sources.shelf import shelf
 from motorcade.pipelines.tables import tables_of
@@ -254,6 +254,27 @@ def test_a_table_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Pat
         audience.registered(spark, tables_of([f"fleet={place}"], [])),
     ):
         pass
+    # Where Java is, and so where the user is, if it is a command.
+    assert not Path(java(spark).getProperty("user.dir"), "derby.log").exists()
+
+
+def java(spark: SparkSession) -> Any:
+    return spark._jvm.java.lang.System  # type: ignore[union-attr]
+
+
+def test_who_has_said_where_derby_writes_is_not_overruled(spark: SparkSession) -> None:
+    (ours, value), file = session.DERBY_SILENT, "derby.stream.error.file"
+    assert (value, None) == (java(spark).getProperty(ours), java(spark).getProperty(file))
+    java(spark).clearProperty(ours)
+    java(spark).setProperty(file, "somewhere")
+    try:
+        for logged in (True, False):
+            session._quiet_derby(spark, logged=logged)
+        found = {key for key in session.DERBY_OWN if java(spark).getProperty(key) is not None}
+    finally:
+        java(spark).clearProperty(file)
+        java(spark).setProperty(ours, value)
+    assert {file} == found
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,17 @@ LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bind
 #: Seconds that Spark, and after it Java, may take to stop; then Java is killed, which pipelines have to stand anyway.
 STOP_PATIENCE: Final = 20.0
 
+#: Properties of Java by which users say where Derby writes its log.
+DERBY_OWN: Final = (
+    "derby.stream.error.file",
+    "derby.stream.error.field",
+    "derby.stream.error.method",
+    "derby.stream.error.style",
+    "derby.system.home",
+)
+DERBY_LOGGED: Final = ("derby.stream.error.field", "java.lang.System.err")
+DERBY_SILENT: Final = ("derby.stream.error.method", "java.io.OutputStream.nullOutputStream")
+
 #: Where Spark's log goes if it has a file; see `start`.
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 JAVA_SETTING: Final = "spark.driver.extraJavaOptions"
@@ -110,6 +121,7 @@ def start(
     except Exception as error:
         raise _not_started(conf, _words(error)) from error
     register(spark)
+    _quiet_derby(spark, logged=output is not None)
     if not local:
         _look_for_executors(spark, master)
     return spark
@@ -142,6 +154,18 @@ def _launch(conf: SparkConf, output: Path) -> None:
             if isinstance(error, Exception):
                 raise _not_started(conf, words) from error
             raise
+
+
+def _quiet_derby(spark: SparkSession, *, logged: bool) -> None:
+    """Keep Derby, a database that Spark has with it, from leaving a file derby.log wherever somebody is.
+
+    It says what it has to say to Java's standard error if that is in a file, else to nobody. It looks for these
+    properties when it is used first, so it is early enough now, when all that users may have set is known.
+    """
+    system: Any = spark._jvm.java.lang.System  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way to it
+    own = Path(system.getProperty("user.dir"), "derby.properties").exists()
+    if not own and all(system.getProperty(key) is None for key in DERBY_OWN):
+        system.setProperty(*(DERBY_LOGGED if logged else DERBY_SILENT))
 
 
 def _not_started(conf: SparkConf, words: str) -> PipelineError:
