@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scenarios.witness import wait_until
 from tests.support import wire
 from tests.support.node import NodeProcess
 from tests.support.ports import free_port
@@ -53,8 +54,10 @@ class Listener:
             else:
                 self.lines.append(line)
 
-    def end(self) -> tuple[int, list[str]]:
-        """Exit code and lines, after it has ended by itself."""
+    def end(self, number: signal.Signals, count: int) -> tuple[int, list[str]]:
+        """Exit code and lines, when a signal comes after so many of them."""
+        wait_until(lambda: len(self.lines) >= count, f"{count} lines are printed")
+        self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
         self.reader.join(PATIENCE)
         return code, self.lines
@@ -85,8 +88,7 @@ def test_messages_are_printed_by_the_format(run: Run, node: NodeProcess, listen:
     done = run("pub", "-p", node.port, "-t", "fmt/a", "-m", "hä", "-q", "2", *options)
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
     run("pub", "-p", node.port, "-t", "fmt/b", "-n", "--v311")
-    listener.process.send_signal(signal.SIGINT)
-    code, lines = listener.end()
+    code, lines = listener.end(signal.SIGINT, 2)
     assert (0, ["fmt/a|hä|2|0|3|68c3a4|text/plain|back|k:v|%\tend\n", "fmt/b||0|0|0|||||%\tend\n"]) == (code, lines)
 
 
@@ -98,17 +100,15 @@ def test_lines_files_and_repeats(run: Run, node: NodeProcess, listen: Listen, tm
     assert 0 == run("pub", *port, "-s", stdin="whole").returncode
     assert 0 == run("pub", *port, "-f", "payload").returncode
     assert 0 == run("pub", *port, "-m", "again", "--repeat", "3", "--rate", "1000").returncode
-    listener.process.send_signal(signal.SIGTERM)
     wanted = ["one", "two", "whole", "from a file", "again", "again", "again"]
-    assert (0, [f"many {payload}\n" for payload in wanted]) == listener.end()
+    assert (0, [f"many {payload}\n" for payload in wanted]) == listener.end(signal.SIGTERM, len(wanted))
 
 
 def test_json_is_one_object_per_message(run: Run, node: NodeProcess, listen: Listen) -> None:
     listener = listen("-t", "json", "--json")
     run("pub", "-p", node.port, "-t", "json", "-m", '{"a": 1}', "--user-property", "k=v")
     run("pub", "-p", node.port, "-t", "json", "-f", "/dev/stdin", stdin="\x00")
-    listener.process.send_signal(signal.SIGINT)
-    _, lines = listener.end()
+    _, lines = listener.end(signal.SIGINT, 2)
     first, second = map(json.loads, lines)
     assert ("json", '{"a": 1}', 0, False, [["k", "v"]]) == tuple(
         first[key] for key in ("topic", "payload", "qos", "retain", "user_properties")
@@ -130,10 +130,19 @@ def test_too_few_messages_in_time_is_a_failure(run: Run, node: NodeProcess) -> N
 
 
 def test_properties_of_the_subscription_and_what_the_broker_says_to_them(run: Run, node: NodeProcess) -> None:
-    offset = ("sub", "-p", node.port, "-t", "$stream/nowhere", "-W", "0.2", "--user-property")
-    waiting = run(*offset, "stream-offset=earliest")
-    assert (0, "") == (waiting.returncode, waiting.stdout)
-    assert waiting.stderr.startswith("note: there is no stream 'nowhere' yet")
+    offset = ("sub", "-p", str(node.port), "-t", "$stream/nowhere", "-W", str(PATIENCE), "--user-property")
+    with subprocess.Popen(
+        [sys.executable, "-m", "motorcade", *offset, "stream-offset=earliest"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline().startswith("note: there is no stream 'nowhere' yet")
+        waiting.send_signal(signal.SIGINT)
+        assert ("", "") == waiting.communicate(timeout=PATIENCE)
+    assert 0 == waiting.returncode
     refused = run(*offset, "stream-offset=tomorrow")
     assert 1 == refused.returncode
     assert "the subscription to '$stream/nowhere' was refused: topic filter invalid (0x8f): " in refused.stderr
@@ -182,8 +191,7 @@ def test_mosquitto_clients_and_ours_understand_each_other(run: Run, node: NodePr
         pytest.skip("mosquitto-clients is not installed")
     listener = listen("-t", "both/ours", "-q", "2")
     subprocess.run([publish, "-p", str(node.port), "-t", "both/ours", "-m", "theirs", "-q", "2", "-V", "5"], check=True)
-    listener.process.send_signal(signal.SIGINT)
-    assert (0, ["theirs\n"]) == listener.end()
+    assert (0, ["theirs\n"]) == listener.end(signal.SIGINT, 1)
     run("pub", "-p", node.port, "-t", "both/theirs", "-m", "ours", "-r", "-q", "1")
     got = subprocess.run(
         [subscribe, "-p", str(node.port), "-t", "both/theirs", "-C", "1", "-W", "30"],
