@@ -193,16 +193,16 @@ def test_age_counts_from_the_last_value(desks: Callable[[str], Operator]) -> Non
         queue.put(("b", b"%d" % turn))
         stored = queue.stored(desk)
         assert b"%d" % turn in stored or time.monotonic() - began > RETENTION / 2, "it is not old yet"
-    queue.put(("b", b"end"))
-    with queue.consumer() as client:
-        assert [] == take_until(client, b"end")
+    with queue.consumer() as client:  # it is there first: the last value does not wait for it
+        queue.put(("b", b"end"))
+        assert b"old" not in payloads(take_until(client, b"end"))
 
 
 def test_a_consumer_that_is_behind_skips_what_is_too_old(desks: Callable[[str], Operator]) -> None:
     desk = desks("aging")
     queue = Compacted(desk.node, unique("aging"))
-    queue.put_numbers(100)
     with queue.consumer() as client:
+        queue.put_numbers(100)
         held = take(client, 32, ack=False)
         let_pass(RETENTION)
         queue.put(("new", b"new"))
@@ -220,7 +220,7 @@ def test_the_disk_comes_back(desks: Callable[[str], Operator], engine: pytest.Fi
     desk = desks("aging")
     queue = Compacted(desk.node, unique("disk"))
     fill(desk.node, [(queue.write("k"), bytes([number % 251]) * 4096) for number in range(3000)])
-    assert 1 == len(queue.messages(desk))
+    assert len(queue.messages(desk)) <= 1, "or none, if it is too old by now"
     if engine.param == "redis":
         keeper = engine.getfixturevalue("lone_redis")
         wait_until(lambda: keeper.client.info("memory")["used_memory_dataset"] < 8_000_000, "Redis has its memory back")

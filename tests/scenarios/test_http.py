@@ -49,7 +49,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
@@ -330,7 +330,10 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(tmp_path: Path) -> Non
     """What is wrong is said with its line; the node serves on with what it had, and takes the next good file."""
     with NodeProcess(http=True, config="[plugins.retained]\nmax_messages = 10\n") as node:
         file = Path(node.command()[node.command().index("--config") + 1])
-        with httpx.Client(base_url=f"http://{node.http}", trust_env=False) as web, Client(node) as client:
+        with (
+            httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE) as web,
+            Client(node) as client,
+        ):
             client.connect("c")
             file.write_text("[plugins.retained]\nmax_messages = 10\n\n[session]\nwindw = 3\n")
             refused = web.post("/api/v1/config/reload")
@@ -429,7 +432,7 @@ def test_garbage_on_the_control_port_hurts_nobody(node: NodeProcess, web: httpx.
 def test_a_token_is_wanted_where_one_is_set() -> None:
     """Probes are open, everything else wants the very token; the address may then be any."""
     with NodeProcess(http=True, config='[http]\ntoken = "s3cret"\n') as node:
-        with httpx.Client(base_url=f"http://{node.http}", trust_env=False) as web:
+        with httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE) as web:
             for path in ("/healthz", "/readyz", "/status"):
                 assert 200 == web.get(path).status_code
             for path in ("/metrics", "/api/v1/clients", "/api/v1/nothing"):
@@ -452,7 +455,7 @@ def test_stopping_does_not_wait_for_open_connections() -> None:
     address = (node.http.host, node.http.port)
     with socket.create_connection(address), socket.create_connection(address) as half:
         half.sendall(b"POST /api/v1/plugins/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-        with httpx.Client(base_url=f"http://{node.http}", trust_env=False) as web:
+        with httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE) as web:
             assert 200 == web.get("/healthz").status_code
         node.stop()  # fails if the exit code is not 0 or it takes too long
 
@@ -478,7 +481,7 @@ async def test_a_node_that_starts_or_stops_is_alive_but_not_ready(control: Contr
     control.state = state
     server = HttpServer(control, "127.0.0.1", 0)
     await server.start()
-    async with httpx.AsyncClient(base_url=f"http://{server.address}", trust_env=False) as web:
+    async with httpx.AsyncClient(base_url=f"http://{server.address}", trust_env=False, timeout=PATIENCE) as web:
         assert 200 == (await web.get("/healthz")).status_code
         for path in ("/readyz", "/status"):
             answer = await web.get(path)
@@ -495,13 +498,14 @@ async def test_a_broker_that_does_not_answer_is_not_alive(control: Control, monk
     answers: list[int] = []
 
     def probe() -> None:
-        answers.append(httpx.get(f"http://{server.address}/healthz", trust_env=False).status_code)
+        answers.append(httpx.get(f"http://{server.address}/healthz", trust_env=False, timeout=PATIENCE).status_code)
 
     thread = threading.Thread(target=probe)
     thread.start()
     thread.join(PATIENCE)  # blocks this event loop, which is the broker's
     assert [503] == answers
-    async with httpx.AsyncClient(trust_env=False) as web:
+    monkeypatch.setattr(bridge, "PATIENCE", PATIENCE)
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as web:
         assert 200 == (await web.get(f"http://{server.address}/healthz")).status_code
     await server.stop()
 
@@ -517,7 +521,7 @@ async def test_requests_run_outside_the_brokers_thread(control: Control) -> None
     control.installed = installed  # type: ignore[method-assign]
     server = HttpServer(control, "127.0.0.1", 0)
     await server.start()
-    async with httpx.AsyncClient(trust_env=False) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as web:
         assert 200 == (await web.get(f"http://{server.address}/api/v1/plugins")).status_code
     await server.stop()
     assert 1 == len(threads)
@@ -545,7 +549,8 @@ async def test_connections_that_never_finish_a_request_are_closed(
             except ConnectionError:
                 pass
             writer.close()
-    async with httpx.AsyncClient(trust_env=False) as web:
+    monkeypatch.setattr(server_module, "REQUEST_PATIENCE", PATIENCE)
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as web:
         assert 200 == (await web.get(f"http://{server.address}/healthz")).status_code
     await server.stop()
 
@@ -579,7 +584,7 @@ async def test_a_failure_of_ours_is_told_without_details(control: Control, monke
     monkeypatch.setattr(control, "node", broken)
     server = HttpServer(control, "127.0.0.1", 0)
     await server.start()
-    async with httpx.AsyncClient(trust_env=False) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as web:
         answer = await web.get(f"http://{server.address}/api/v1/node")
     await server.stop()
     assert (500, "INTERNAL_SERVER_ERROR") == (answer.status_code, answer.json()["code"])
@@ -593,6 +598,6 @@ def test_sighup_and_the_verb_are_the_same(tmp_path: Path) -> None:
         file.write_text("[nonsense]\n")
         os.kill(node.pid, signal.SIGHUP)
         eventually(lambda: "reload_refused" in node.log)
-        assert 200 == httpx.get(f"http://{node.http}/readyz", trust_env=False).status_code
+        assert 200 == httpx.get(f"http://{node.http}/readyz", trust_env=False, timeout=PATIENCE).status_code
         logged = [json.loads(line) for line in node.log.splitlines() if "reload_refused" in line]
         assert "nonsense" in logged[0]["error"]

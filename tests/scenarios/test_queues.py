@@ -296,7 +296,10 @@ def test_what_another_has_done_meanwhile_does_not_come_late(queue: Make, consume
     jobs.put_numbers(50)
     held = take(silent, 3, ack=False)
     other = consumer(jobs)
-    assert list(range(50)) == sorted(numbers(take(other, 50)))
+    seen: set[int] = set()
+    while len(seen) < 50:  # what this machine acknowledges too late comes twice
+        seen |= set(numbers(take(other, 1)))
+    assert set(range(50)) == seen
     wait_until(lambda: jobs.stored() == [], "the other has done everything")
     ack_all(silent, held)
     other.close()
@@ -522,11 +525,12 @@ def test_what_is_too_old_is_not_delivered(node: NodeProcess, queue: Make, consum
     jobs.put(b"lasts", properties=prop(MESSAGE_EXPIRY, 1000))
     short.put(b"old")
     let_pass(1.5)
-    short.put(b"new")
     message = take(consumer(jobs), 1)[0]
     assert b"lasts" == message.payload
     assert 900 < message.prop(MESSAGE_EXPIRY) < 1000, "what is left of its time"
-    assert [b"new"] == payloads(take(consumer(short), 1))
+    worker = consumer(short)  # it is there first: the new message does not wait for it
+    short.put(b"new")
+    assert [b"new"] == payloads(take(worker, 1))
 
 
 # --- the last value counts ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.support.flows import REASON_STRING, RECEIVE_MAXIMUM, SESSION_EXPIRY, USER_PROPERTY, acknowledge
 from tests.support.wire import (
+    PATIENCE,
     PINGREQ,
     PINGRESP,
     PUBACK,
@@ -125,14 +126,14 @@ def _publish_lot(client: Client, lot: Sequence[tuple[str, bytes]], properties: b
             waiting.add(packet_id)
     client.send(b"".join(packets))
     while waiting:
-        answer = client.expect(PUBACK, timeout=30)
+        answer = client.expect(PUBACK)
         assert (answer.reason or 0) < 0x80, f"PUBACK 0x{answer.reason:02x}"
         waiting.remove(answer.packet_id)
     if not qos:
         client.expect_nothing()
 
 
-def take(client: Client, count: int, *, ack: bool = True, timeout: float = 20) -> list[Packet]:
+def take(client: Client, count: int, *, ack: bool = True, timeout: float = PATIENCE) -> list[Packet]:
     """The next messages; nothing else may come in between."""
     messages: list[Packet] = []
     while len(messages) < count:
@@ -144,7 +145,7 @@ def take(client: Client, count: int, *, ack: bool = True, timeout: float = 20) -
     return messages
 
 
-def gather(clients: Sequence[Client], count: int, timeout: float = 20) -> list[list[Packet]]:
+def gather(clients: Sequence[Client], count: int, timeout: float = 60) -> list[list[Packet]]:
     """So many messages in all, as they come to these clients, each acknowledged; the share of each of them."""
     shares: list[list[Packet]] = [[] for _ in clients]
     deadline = time.monotonic() + timeout
@@ -190,7 +191,7 @@ def settled(client: Client) -> list[Packet]:
     client.send(PINGREQ)
     before: list[Packet] = []
     while True:
-        found = client.recv(20)
+        found = client.recv()
         if found.type == PINGRESP:
             return before
         assert PUBLISH == found.type, f"unexpected {found.name}"
