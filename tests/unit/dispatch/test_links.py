@@ -96,6 +96,19 @@ async def test_a_window_does_not_grow_for_somebody_who_acknowledges_nothing() ->
         assert (FIRST_WINDOW, 0) == (link.window, link.credit)
 
 
+async def test_a_window_grows_when_a_whole_window_was_acknowledged() -> None:
+    """Not at every look: a slow worker would have far too much in hand before the first of it is old."""
+    async with linked() as (link, notes, worker):
+        sizes = []
+        for number in range(1, 33):
+            send(link, *IDS[number - 1 + len(link.held) :][: link.credit])
+            worker.say(ack_frames(IDS[number - 1 : number]))
+            await until(lambda number=number: len(notes.acknowledged) == number, "acknowledged")  # type: ignore[misc]
+            link.look(now())
+            sizes.append(link.window)
+        assert [16] * 15 + [32] * 17 == sizes
+
+
 async def test_the_window_of_a_slow_worker_shrinks() -> None:
     """Before anything is overdue: half of the time has gone. Step by step, with time between two steps."""
     async with linked() as (link, notes, _):
