@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from motorcade.cli import app
+from motorcade.cli import _pipeline_ingest, app
 from motorcade.cli.store import _where
 from motorcade.pipelines import PipelineError
 from tests.pipelines.lake import Lake
@@ -72,8 +72,10 @@ def test_wrong_usage_is_exit_code_2_and_leaves_nothing(here: Path, words: tuple[
 def test_a_stream_that_is_not_there_is_told_before_a_folder_belongs_to_it(here: Path) -> None:
     ended = motorcade(*INGEST, "--stream", "lag")
     assert isinstance(ended.exception, PipelineError)
-    assert "there is no stream 'lag'" in str(ended.exception)
-    assert "(there are: log); a stream begins with its first record, and `--if-missing empty`" in str(ended.exception)
+    said = str(ended.exception)
+    assert said.startswith("the stream 'lag' has no record in rocksdb://")
+    assert ": there is no such stream (with records there are: log), or nothing has come to it yet; `motorcade" in said
+    assert "`--if-missing empty` waits for the first record; with `--config FILE`, streams" in said
     assert not (here / "run").exists()
 
 
@@ -81,8 +83,46 @@ def test_so_is_a_stream_of_redis(here: Path, redis_server: RedisServer) -> None:
     redis_server.empty()
     ended = motorcade(*INGEST, "--redis-stream", "messages:processed", "--store", redis_server.url)
     assert isinstance(ended.exception, PipelineError)
-    assert str(ended.exception).startswith("there is no stream 'messages:processed' in redis://")
+    assert str(ended.exception).startswith("the stream 'messages:processed' has no record in redis://")
     assert not (here / "run").exists()
+
+
+CONFIG = """
+[plugins.streams.stream.quiet]
+topics = ["q/#"]
+
+[plugins.capture.rule.copy]
+topics = ["c/#"]
+to = "redis-stream:copied"
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "there"),
+    [
+        ("stream", "quiet", True),
+        ("stream", "copied", False),
+        ("redis_stream", "copied", True),
+        ("redis_stream", "quiet", False),
+    ],
+)
+def test_a_stream_that_the_configuration_declares_is_there_without_a_record(
+    here: Path, kind: str, name: str, there: bool
+) -> None:
+    (here / "motorcade.toml").write_text(CONFIG)
+    where = _where(None, here / "motorcade.toml", "data", None, None)
+    assert there == _pipeline_ingest._is_declared(here / "motorcade.toml", where, kind, name)
+    assert not _pipeline_ingest._is_declared(None, where, kind, name), "who does not name it does not know it"
+    assert _pipeline_ingest._is_declared(None, where, "stream", "receipts"), "every node has it"
+
+
+def test_a_rule_of_another_redis_says_nothing_of_this_one(here: Path) -> None:
+    file = here / "motorcade.toml"
+    file.write_text(f'{CONFIG}redis = "redis://127.0.0.1:1"\n')
+    places = {url: _where(url, file, None, None, None) for url in ("redis://127.0.0.1:1", "redis://127.0.0.1:2")}
+    assert [True, False] == [
+        _pipeline_ingest._is_declared(file, where, "redis_stream", "copied") for where in places.values()
+    ]
 
 
 def test_the_store_of_a_command_is_the_same_in_whatever_folder_its_workers_are(here: Path) -> None:

@@ -291,7 +291,7 @@ def _into_a_file(spark: SparkSession, store: str, place: Path) -> DataStreamWrit
         ),
         (
             lambda spark, store, _place: rows(spark, store, stream="nope").writeStream.format("noop"),
-            "there is no stream 'nope' in this store (there are: log); a stream begins with its first record",
+            "the stream 'nope' has no record in this store: there is no such stream (with records there are: log), or",
         ),
         (_into_a_file, "ParentNotDirectoryException: Parent path is not a directory: file:"),
     ],

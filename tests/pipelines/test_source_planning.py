@@ -150,12 +150,26 @@ def test_only_the_columns_of_the_schema_are_made(lake: Lake) -> None:
 
 def test_a_stream_that_is_not_there_is_an_error_or_empty(lake: Lake) -> None:
     lake.fill("other", 1)
-    with pytest.raises(PipelineError, match=r"no stream 's' in this store \(there are: other\).*if_missing=empty"):
+    with pytest.raises(PipelineError) as caught:
         read(lake.url)
+    assert (
+        "the stream 's' has no record in this store: there is no such stream (with records there are: other), or "
+        "nothing has come to it yet. Look at the name; the option if_missing=empty waits for the first record"
+    ) == str(caught.value)
     assert [] == read(lake.url, if_missing="empty")
     reader = stream_reader(lake.url, if_missing="empty")
     start = reader.initialOffset()
     assert start == reader.latestOffset(start, ALL) == {"offset": 0}
+
+
+def test_receipts_that_are_not_there_yet_are_none(lake: Lake) -> None:
+    """Every node has that stream, so there is nothing to be missed."""
+    lake.fill("other", 1)
+    reader = stream_reader(lake.url, stream="receipts")
+    start = reader.initialOffset()
+    assert start == reader.latestOffset(start, ALL) == {"offset": 0}
+    lake.fill("receipts", 3)
+    assert 3 == stream_reader(lake.url, stream="receipts").latestOffset(start, ALL)["offset"]
 
 
 def test_a_record_that_cannot_be_read_is_named(lake: Lake) -> None:
@@ -493,7 +507,7 @@ def test_a_trim_of_a_redis_stream_after_the_planning_is_noticed(server: RedisSer
 
 
 def test_a_redis_stream_that_is_not_there(server: RedisServer) -> None:
-    with pytest.raises(PipelineError, match=r"no Redis stream 's'.*if_missing=empty"):
+    with pytest.raises(PipelineError, match=r"Redis stream 's' is not there.*nothing has come.*if_missing=empty"):
         native(server).initialOffset()
     reader = native(server, if_missing="empty")
     start = reader.initialOffset()

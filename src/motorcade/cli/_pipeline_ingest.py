@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,7 +69,7 @@ def ingest(
         str, typer.Option("--on-trimmed", metavar="fail|skip", help="If records are gone that were not read yet.")
     ] = "fail",
     if_missing: Annotated[
-        str, typer.Option("--if-missing", metavar="fail|empty", help="If there is no such stream, or no record in it.")
+        str, typer.Option("--if-missing", metavar="fail|empty", help="If nothing tells that the stream is there.")
     ] = "fail",
     compact: Annotated[
         bool, typer.Option("--compact", help="In the end, make one file of many, in all days; with --trigger once.")
@@ -105,6 +106,9 @@ def ingest(
     kind, name = ("stream", stream) if stream is not None else ("redis_stream", redis_stream or "")
     more = {"starting": starting, "max_rows": str(max_rows), "on_trimmed": on_trimmed, "if_missing": if_missing}
     url = _readable(where, kind, name, more)
+    if if_missing.lower() == "fail" and not _has_records(where, kind, name):
+        _check_declared(config, where, kind, name)
+        more["if_missing"] = "empty"
     reads = {"store": _shown(where), kind: name}
     identity = reads | {"lake": str(lake), "duplicates": "looked for" if dedupe_within else "kept"}
     with _pipeline.running(checkpoint, "ingest", identity, master, settings, quiet=quiet) as running:
@@ -130,9 +134,8 @@ def _readable(where: Where, kind: str, name: str, more: dict[str, str]) -> str:
         options = ReadOptions.parse({"store": where.url, kind: name, **more})
     except OptionError as error:
         raise typer.BadParameter(_as_written(str(error))) from error
-    if options.if_missing is Missing.FAIL:
-        _check_exists(where, kind, name)
-    elif kind == "stream":  # of Redis' own streams a server that has no store of Motorcade's may have some
+    if options.if_missing is Missing.EMPTY and kind == "stream":
+        # Of Redis' own streams a server that has no store of Motorcade's may have some.
         _pipeline.store_url(where)
     return where.url
 
@@ -144,19 +147,37 @@ def _as_written(words: str) -> str:
     return words
 
 
-def _check_exists(where: Where, kind: str, name: str) -> None:
-    """Say so before there is a folder that belongs to a stream which is not there."""
-    there = _streams(where) if kind == "stream" else None
-    if there is not None and name not in there:
-        found = f" (there are: {', '.join(there) or 'none'})"
-    elif there is None and not _has_entries(where, name):
-        found = ""
-    else:
+def _has_records(where: Where, kind: str, name: str) -> bool:
+    return name in _streams(where) if kind == "stream" else _has_entries(where, name)
+
+
+def _check_declared(config: Path | None, where: Where, kind: str, name: str) -> None:
+    """Refuse a stream without records of which nobody knows, before there is a folder that belongs to it."""
+    if _is_declared(config, where, kind, name):
         return
+    there, look = "", "look at the name"
+    if kind == "stream":
+        there = f" (with records there are: {', '.join(_streams(where)) or 'none'})"
+        look = "`motorcade stream list` names those that are declared"
     raise PipelineError(
-        f"there is no stream {name!r} in {_shown(where)}{found}; a stream begins with its first record, and "
-        "`--if-missing empty` waits for that"
+        f"the stream {name!r} has no record in {_shown(where)}: there is no such stream{there}, or nothing has come to "
+        f"it yet; {look}. `--if-missing empty` waits for the first record; with `--config FILE`, streams that the "
+        "configuration of the node declares are known to be there"
     )
+
+
+def _is_declared(config: Path | None, where: Where, kind: str, name: str) -> bool:
+    """Whether there is such a stream on every node, or by the configuration that says where the store is."""
+    from motorcade import config as configuration
+    from motorcade.plugins.fanout.tables import RECEIPTS
+
+    loaded = configuration.load(config, os.environ, {})
+    configuration.check_plugins(loaded)
+    plugins = {plugin.name: plugin.config for plugin in configuration.plugins_to_load(loaded.config)}
+    if kind == "stream":
+        return name == RECEIPTS or name in plugins.get("streams", {}).get("stream", {})
+    rules = plugins.get("capture", {}).get("rule", {}).values()
+    return any(rule["to"] == f"redis-stream:{name}" and rule.get("redis", "") in {"", where.url} for rule in rules)
 
 
 def _streams(where: Where) -> list[str]:

@@ -121,8 +121,8 @@ class Natives:
             self._seen, self._looked = self._reader().extent(self._options.name), now
             if not self._seen.exists and self._options.if_missing is Missing.FAIL:
                 raise PipelineError(
-                    f"there is no Redis stream {self._options.name!r}; a stream begins with its first entry, and the "
-                    "option if_missing=empty waits for that"
+                    f"the Redis stream {self._options.name!r} is not there: it has another name, or nothing has come "
+                    "to it yet. Look at the name; the option if_missing=empty waits for the first entry"
                 )
         return self._seen
 
