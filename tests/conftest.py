@@ -27,6 +27,13 @@ settings.register_profile("ci", settings.get_profile("hand"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "hand")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hundreds of examples in one test take minutes on a machine that is busy, which is no sign that it hangs."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """A test that lets the broker read another clock puts the real one back, or later tests fail for its sake."""

@@ -12,9 +12,8 @@ import pytest
 
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Durability, Store
-from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
-from tests.contracts.engines import Engine
+from tests.contracts.engines import Engine, patient
 from tests.support.redis import RedisCluster, RedisServer, valkey_program
 
 ENGINES = ["memory", "rocksdb", "redis", "valkey", "cluster"]
@@ -52,7 +51,7 @@ def engine_of(name: str, request: pytest.FixtureRequest) -> Engine:
     servers.empty()
     # A server alone has no replica that could confirm anything.
     level = Durability.SAFE if name == "cluster" else Durability.FAST
-    return Engine(name, lambda: RedisStore(servers.url, durability=level), persistent=True, shared=True, atomic=False)
+    return Engine(name, lambda: patient(servers.url, level), persistent=True, shared=True, atomic=False)
 
 
 @pytest.fixture(params=ENGINES)

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from motorcade.storage.ports import Appended, Bound, Draft, Entry, Store, Swept
+from motorcade.redis.place import RedisOptions
+from motorcade.storage.ports import Appended, Bound, Draft, Durability, Entry, Store, Swept
+from motorcade.storage.redis import RedisStore
 
 T = TypeVar("T")
 
@@ -84,6 +86,13 @@ class Engine:
     def clock_is_argument(self) -> bool:
         """Leases go by `now` (see `Coordination`)."""
         return not self.shared
+
+
+def patient(url: str, durability: Durability) -> RedisStore:
+    """A store that does not take servers for lost because the machine is busy."""
+    made = RedisStore(url, durability, RedisOptions(patience=60.0))
+    made._place = replace(made._place, access=replace(made._place.access, connect_timeout=60.0, reply_timeout=60.0))
+    return made
 
 
 def digest_of(payload: bytes) -> bytes:

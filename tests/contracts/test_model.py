@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,9 +29,8 @@ from msgspec.structs import replace
 
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Appended, Bound, Draft, Durability, Entry, MailboxInfo, Store
-from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
-from tests.contracts.engines import DAY, HOUR, NOW, digest_of, entries, owners, sweep
+from tests.contracts.engines import DAY, HOUR, NOW, digest_of, entries, owners, patient, sweep
 from tests.support.redis import RedisCluster, RedisServer
 
 T = TypeVar("T")
@@ -287,17 +287,19 @@ def machine_over(servers: RedisServer | RedisCluster, level: Durability) -> type
             super().__init__()
 
         def make(self) -> Store:
-            return RedisStore(servers.url, durability=level)
+            return patient(servers.url, level)
 
     return RedisMailboxMachine
 
 
+@pytest.mark.timeout(600)
 def test_redis_model(redis_server: RedisServer) -> None:
     """The same with a server."""
     machine = machine_over(redis_server, Durability.FAST)
     run_state_machine_as_test(machine, settings=settings(EVERY_TIME, max_examples=20, stateful_step_count=30))
 
 
+@pytest.mark.timeout(600)
 def test_cluster_model(redis_cluster: RedisCluster) -> None:
     """The same with six of them, where payloads and entries are in different places."""
     machine = machine_over(redis_cluster, Durability.SAFE)

@@ -21,7 +21,7 @@ from motorcade.storage.rocks import RocksStore
 from motorcade.storage.transfer_memory import MemorySource, MemoryTarget
 from motorcade.storage.transfer_redis import RedisSource, RedisTarget
 from motorcade.storage.transfer_rocks import RocksSource, RocksTarget
-from tests.contracts.engines import HOUR, NOW, PAYLOAD, append, entries, owners, scan, sweep
+from tests.contracts.engines import HOUR, NOW, PAYLOAD, append, entries, owners, patient, scan, sweep
 from tests.support.redis import RedisCluster, RedisServer
 
 ENGINES = ["memory", "rocksdb", "redis", "cluster"]
@@ -65,7 +65,7 @@ class Place:
 
     def _redis(self) -> RedisStore:
         assert self._servers is not None
-        return RedisStore(self._servers.url, Durability.FAST if self.name == "redis" else Durability.SAFE)
+        return patient(self._servers.url, Durability.FAST if self.name == "redis" else Durability.SAFE)
 
     async def export(self, now: float = NOW) -> bytes:
         out = io.BytesIO()

@@ -104,6 +104,9 @@ SESSION = SessionOptions(
 #: Loop turns in which everything that was set off must have come to rest.
 TURNS = 5000
 
+#: Seconds until the last object of a connection that is closed must be gone.
+LONGEST_GRACE = 30.0
+
 WITNESS = "witness-7f1d0c3a"
 
 
@@ -514,10 +517,16 @@ def count_objects() -> dict[type, int]:
 
 async def check_objects(before: dict[type, int]) -> None:
     """Objects of connections that are gone are gone too; there are no more than `before`."""
-    await asyncio.sleep(0.1)  # the grace of closing connections, which `Rig` has made short
-    for kind, alive in count_objects().items():
-        if alive > before[kind]:
-            raise Finding(f"{alive} objects of {kind.__name__} are alive, {before[kind]} are in use")
+    end = monotonic() + LONGEST_GRACE
+    while True:
+        await asyncio.sleep(0.1)  # the grace of closing connections, which `Rig` has made short
+        alive = count_objects()
+        leaked = [kind for kind in alive if alive[kind] > before[kind]]
+        if not leaked:
+            return
+        if monotonic() > end:
+            kind = leaked[0]
+            raise Finding(f"{alive[kind]} objects of {kind.__name__} are alive, {before[kind]} are in use")
 
 
 # -- what plugins do: each answer depends on bytes that the fuzzer can reach

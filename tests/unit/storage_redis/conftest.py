@@ -8,6 +8,7 @@ import pytest
 
 from motorcade.storage.ports import Durability
 from motorcade.storage.redis import RedisStore
+from tests.contracts.engines import patient
 from tests.support.redis import RedisCluster, RedisServer
 
 
@@ -20,7 +21,7 @@ def cluster() -> Iterator[RedisCluster]:
 
 @pytest.fixture
 async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
-    made = RedisStore(server.url, Durability.FAST)
+    made = patient(server.url, Durability.FAST)
     await made.open()
     yield made
     await made.close()
