@@ -16,20 +16,24 @@ from typing import Any
 import pytest
 
 from tests.support.node import Endpoint, NodeProcess
-from tests.support.wire import Address, Client, Packet
+from tests.support.wire import PATIENCE, Address, Client, Packet
 
 Open = Callable[..., Client]
 
 
+#: What a broker refuses it refuses before the tests lose their patience; what only ran out of time is no refusal.
+CONFIG = f"[limits]\nconnect_timeout = {2 * PATIENCE}\n"
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Address]:
-    """A broker with its default configuration."""
+    """A broker with its default configuration, but for the time that a CONNECT may take."""
     running = os.environ.get("MOTORCADE_TEST_BROKER")
     if running:
         host, _, port = running.rpartition(":")
         yield Endpoint(host, int(port))
         return
-    with NodeProcess() as node:
+    with NodeProcess(config=CONFIG) as node:
         yield node
 
 
