@@ -116,8 +116,8 @@ def test_two_clients_that_flood_each_other_both_get_everything(node: NodeProcess
 def test_a_waiting_publisher_is_not_taken_for_dead(patient: NodeProcess) -> None:
     """While it waits nothing is read from it, so its keep alive does not count."""
     with joined(patient) as subscriber, Client(patient) as publisher:
-        publisher.connect(keepalive=1)
         subscriber.subscribe("patience", 1)
+        publisher.connect(keepalive=1)
         publisher.send(burst("patience", MANY))
         for _ in range(20):  # the subscriber takes little by little, for longer than the keep alive
             take(subscriber, 20)

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.scenarios.transports import KINDS, Papers, Ways, every_kind, make_papers, open_ways
+from tests.scenarios.transports import CONFIG, KINDS, Papers, Ways, every_kind, make_papers, open_ways
 from tests.scenarios.witness import SLACK, assert_no_crash, metrics, rss, wait_until
 from tests.support.flows import SESSION_EXPIRY, numbered
 from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, Endpoint, NodeProcess
@@ -149,7 +149,7 @@ def test_clients_may_be_told_where_to_go() -> None:
 @every_kind
 def test_what_is_under_way_is_written_before_the_end(papers: Papers, kind: str) -> None:
     """A reader that is so far behind that the node has begun to drop gets all that was not dropped, then DISCONNECT."""
-    ways = open_ways(papers)
+    ways = open_ways(papers, more=f"{CONFIG}[broker]\ndrain_timeout = {STOP_PATIENCE}\n")
     with ways.node as node, ways.client(kind) as reader, ways.client("tcp") as writer:
         assert 0 == reader.connect("reader").reason
         assert 0 == writer.connect("writer").reason
@@ -401,7 +401,10 @@ def test_nothing_is_left_undone(tmp_path: Path, papers: Papers) -> None:
                 breaks.send(b"\x00")
                 breaks.expect_closed()
     for line in watched.stderr.splitlines():
-        assert json.loads(line)["level"] not in ("warning", "error"), line
+        record = json.loads(line)
+        # Development mode tells of whatever took a tenth of a second: on a busy machine that may be anything.
+        slow = record["logger"] == "asyncio" and record["event"].startswith("Executing ")
+        assert slow or record["level"] not in ("warning", "error"), line
     for sign in COMPLAINTS:
         assert sign not in watched.stderr, watched.stderr
     assert [] == [path.name for path in watched.cwd.iterdir() if path.name != "motorcade-data"]

@@ -127,7 +127,7 @@ def test_connect_timeout() -> None:
     """A connection without a complete CONNECT is closed without an answer."""
     with limited("connect_timeout = 0.5") as (node, _), Client(node) as silent:
         silent.send(connect_packet("slow")[:-1])
-        assert [] == silent.expect_closed(timeout=20)
+        assert [] == silent.expect_closed()
         assert 1 == refusals(node, "connect_timeout")
 
 
@@ -187,7 +187,7 @@ def test_network(rule: str) -> None:
     """An address that is not wanted is closed at once, without an answer."""
     with NodeProcess(config=f"[limits]\n{rule}\n", http=True) as node:
         for _ in range(2):
-            with socket.create_connection((node.host, node.port), timeout=5) as stranger:
+            with socket.create_connection((node.host, node.port), timeout=30) as stranger:
                 try:
                     assert b"" == stranger.recv(1)
                 except ConnectionResetError:
@@ -260,11 +260,11 @@ def test_rates(version: int, limits: str, name: str) -> None:
     """Above its rate a client is read more slowly: nothing is lost, and the others are not slowed down."""
     with limited(limits) as (node, witness), accepted(node, version) as eager, accepted(node) as reader:
         reader.subscribe("rate")
-        for n in range(30):
-            eager.send(publish_packet("rate", b"%d" % n + b" " * 1000, version=version))
-            if n % 10 == 0:
-                witness.check()
-        assert list(range(30)) == [int(reader.receive(timeout=20).payload) for _ in range(30)]
+        packets = [publish_packet("rate", b"%d" % n + b" " * 1000, version=version) for n in range(30)]
+        for half in (packets[:15], packets[15:]):  # more at once than the burst, however slow this machine is
+            eager.send(b"".join(half))
+            witness.check()
+        assert list(range(30)) == [int(reader.receive().payload) for _ in range(30)]
         assert refusals(node, name) > 0
         eager.expect_nothing()
 
@@ -401,10 +401,11 @@ def test_max_awaiting_rel(version: int) -> None:
 def test_await_rel_timeout(version: int) -> None:
     """An identifier that is not released in time is forgotten: its PUBREL is for nothing, and it is free again."""
     with limited(session="await_rel_timeout = 0.5") as (node, witness), accepted(node, version) as client:
+        before = refusals(node, "await_rel_timeout")  # the witness may have been too slow as well
         client.send(publish_packet("witness/rel", b"1", version=version, qos=2, packet_id=7))
         assert 7 == client.expect(PUBREC).packet_id
         assert b"1" == witness.subscriber.receive().payload
-        wait_until(lambda: refusals(node, "await_rel_timeout") == 1, "the identifier is forgotten")
+        wait_until(lambda: refusals(node, "await_rel_timeout") == before + 1, "the identifier is forgotten")
         client.send(ack_packet(PUBREL, 7, version=version))
         answer = client.expect(PUBCOMP)
         assert (7, ID_NOT_FOUND if version == 5 else None) == (answer.packet_id, answer.reason)
@@ -537,7 +538,7 @@ def test_write_high_and_stall_timeout() -> None:
 def test_keep_alive(version: int) -> None:
     """A client that is silent for longer than its keep alive allows is closed, in MQTT 5 with 0x8D."""
     with limited("keep_alive_factor = 1.0") as (node, _), accepted(node, version, keepalive=1) as silent:
-        answers = silent.expect_closed(timeout=20)
+        answers = silent.expect_closed()
         assert [(DISCONNECT, KEEP_ALIVE)] * (version == 5) == [(a.type, a.reason) for a in answers]
         assert 1 == refusals(node, "keep_alive")
 
@@ -553,7 +554,7 @@ def test_max_keep_alive_holds_for_mqtt_3() -> None:
     """MQTT 3 cannot be told, but a client without a keep alive does not stay for ever when it has vanished."""
     with NodeProcess(config="[limits]\nmax_keep_alive = 1\n", http=True) as node:
         with accepted(node, 4, keepalive=0) as silent:
-            assert [] == silent.expect_closed(timeout=20)
+            assert [] == silent.expect_closed()
         assert 1 == refusals(node, "keep_alive")
 
 

@@ -247,6 +247,9 @@ class Ways:
 
 
 CONFIG = """
+[limits]
+connect_timeout = 60.0
+stall_timeout = 600.0
 [session]
 queue_bytes = 268435456
 [log]

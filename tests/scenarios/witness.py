@@ -20,7 +20,7 @@ from tests.support.node import NodeProcess
 from tests.support.wire import Address, Client
 
 #: Seconds a condition may take to become true. Generous: machines that run tests are busy.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 #: Bytes by which the node may stay larger than before: freed memory that Python keeps for itself.
 SLACK = 48 * 1024 * 1024
@@ -41,9 +41,10 @@ class Witness:
         self.node = node
         self.count = 0
         name = f"witness-{uuid.uuid4().hex[:8]}"  # one of its own each time, or it would count as flapping
+        # One after the other: a node may have little patience with connections that say nothing.
         self.subscriber = Client(node, version=5)
-        self.publisher = Client(node, version=4)
         assert self.subscriber.connect(f"{name}-sub", keepalive=0).reason == 0
+        self.publisher = Client(node, version=4)
         assert self.publisher.connect(f"{name}-pub", keepalive=0).reason == 0
         assert [2] == self.subscriber.subscribe("witness/#", 2).reasons
 
@@ -77,7 +78,7 @@ def rss(node: NodeProcess) -> int:
 def metrics(node: NodeProcess) -> dict[str, float]:
     """The node's metrics by series, labels as they are printed."""
     assert node.http is not None, "the node was started without its control port"
-    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=PATIENCE) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {series: float(value) for series, value in pairs}

