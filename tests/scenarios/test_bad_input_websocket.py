@@ -14,7 +14,7 @@ import pytest
 
 from tests.scenarios.witness import Witness, metrics, rss, wait_until
 from tests.support.node import NodeProcess
-from tests.support.wire import CONNACK, PINGREQ, connect_packet, parse, publish_packet
+from tests.support.wire import CONNACK, PATIENCE, PINGREQ, connect_packet, parse, publish_packet
 
 CONT, TEXT, BINARY, CLOSE, PING = 0x0, 0x1, 0x2, 0x8, 0x9
 FIN = 0x80
@@ -35,7 +35,7 @@ def node() -> Iterator[NodeProcess]:
 
 def dial(node: NodeProcess) -> socket.socket:
     assert node.ws is not None
-    return socket.create_connection((node.ws.host, node.ws.port), timeout=5)
+    return socket.create_connection((node.ws.host, node.ws.port), timeout=PATIENCE)
 
 
 HANDSHAKE = (

@@ -147,7 +147,7 @@ def test_into_a_redis_channel(node: NodeProcess, desk: Operator, server: RedisSe
         to=f"redis-channel:{channel}",
         redis=server.url,
     )
-    with redis.Redis(server.host, server.port, socket_timeout=20) as client, client.pubsub() as listener:
+    with redis.Redis(server.host, server.port, socket_timeout=60) as client, client.pubsub() as listener:
         listener.subscribe(channel)
         assert "subscribe" == heard(listener)["type"]
         car = unique("car")
@@ -163,7 +163,7 @@ def test_into_a_redis_channel(node: NodeProcess, desk: Operator, server: RedisSe
 
 
 def heard(listener: Any) -> dict[str, Any]:
-    message = listener.get_message(timeout=20)
+    message = listener.get_message(timeout=60)
     assert message is not None
     return dict(message)
 
@@ -243,7 +243,8 @@ def test_a_redis_that_is_away_and_back(node: NodeProcess, desk: Operator, how: s
     """Others are served meanwhile; who was acknowledged finds its message there, once; publishing works again."""
     name = unique("c")
     with RedisServer({"appendfsync": "always"}) as server:
-        desk.create("captures", name, topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=server.url)
+        url = f"{server.url}?patience=60"  # it may take a while to start again
+        desk.create("captures", name, topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=url)
         fill(node, numbered(f"{name}/a", 10))
         if how == "killed":
             server.kill()
@@ -261,7 +262,7 @@ def test_a_redis_that_is_away_and_back(node: NodeProcess, desk: Operator, how: s
                 server.start()
             else:
                 server.resume()
-            answers = [publisher.expect(PUBACK, 30).packet_id for _ in range(10)]
+            answers = [publisher.expect(PUBACK, 60).packet_id for _ in range(10)]
             assert list(range(10, 20)) == numbers(take(live, 10)), "what was taken is routed, too"
         assert list(range(10, 20)) == answers
         assert list(range(20)) == [int(fields[b"payload"]) for fields in entries(server, name)]
@@ -282,7 +283,7 @@ def test_what_waits_for_a_redis_that_is_away_is_bounded(node: NodeProcess, desk:
                 publisher.send(publish_packet(f"{name}/a", b"%d" % number, qos=1, packet_id=number + 1))
             assert [] == settled(publisher)
             server.resume()
-            answers = {answer.packet_id: answer.reason for answer in (publisher.expect(PUBACK, 30) for _ in range(30))}
+            answers = {answer.packet_id: answer.reason for answer in (publisher.expect(PUBACK, 60) for _ in range(30))}
             assert {number + 1 for number in range(10, 30)} == {key for key, code in answers.items() if code == 0x97}
             assert set(range(1, 11)) == {key for key, code in answers.items() if (code or 0) < 0x80}
         assert 11 == len(entries(server, name))

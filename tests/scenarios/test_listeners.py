@@ -156,7 +156,7 @@ def test_a_reader_that_pauses_costs_no_memory(ways: Ways, dial: Dial, name: str,
 def test_the_node_knows_by_which_way_a_client_came(ways: Ways, dial: Dial, kind: str) -> None:
     """Operators see the listener of each client."""
     client = dial(kind)
-    with urllib.request.urlopen(f"http://{ways.node.http}/api/v1/clients/{client.client_id}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{ways.node.http}/api/v1/clients/{client.client_id}", timeout=60) as answer:
         assert f'"listener":"{kind}"' in answer.read().decode().replace(" ", "")
 
 
@@ -443,7 +443,7 @@ def test_ipv6_loopback(papers: Papers, name: str) -> None:
             with ways.client(kind) as client:
                 assert 0 == client.connect(name).reason
                 client.expect_nothing()
-        with urllib.request.urlopen(f"http://{at['http']}/readyz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{at['http']}/readyz", timeout=60) as answer:
             assert 200 == answer.status
         expected = {kind: [str(endpoint)] for kind, endpoint in {**at, "tls": secure}.items()}
         assert expected == node.addresses()
@@ -473,7 +473,7 @@ bind = ["127.0.0.1:0"]
                 assert endpoint.port != 0
                 with Ways(node, {kind: endpoint}, papers).client(kind) as client:
                     assert 0 == client.connect(name).reason
-        with urllib.request.urlopen(f"http://{told['http'][0]}/readyz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{told['http'][0]}/readyz", timeout=60) as answer:
             assert 200 == answer.status
 
 

@@ -206,11 +206,13 @@ def test_an_import_into_the_store_of_a_running_node_is_refused(node: NodeProcess
 def test_the_figures_are_on_the_metrics_page(node: NodeProcess) -> None:
     """They are as old as the last round of housekeeping, so the last messages may be missing at first."""
     wanted = f'motorcade_store_entries{{engine="rocksdb"}} {len(WAITING)}\n'
-    for _ in range(600):
-        page = urllib.request.urlopen(f"http://{node.http}/metrics", timeout=10.0).read().decode()
-        if wanted in page:
-            break
-    assert wanted in page
+
+    def shown() -> str:
+        with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=60) as answer:
+            return str(answer.read(), "utf-8")
+
+    wait_until(lambda: wanted in shown(), "all messages are counted")
+    page = shown()
     names = {line.split("{")[0].split(" ")[0] for line in page.splitlines() if line.startswith("motorcade_store_")}
     assert {
         "motorcade_store_blobs",

@@ -7,7 +7,7 @@ import asyncio
 import aiomqtt
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
 
-from tests.scenarios.clients.base import Details, Listeners, Loop, RealClient, Received, Will, cut
+from tests.scenarios.clients.base import PATIENCE, Details, Listeners, Loop, RealClient, Received, Will, cut
 from tests.scenarios.clients.paho_client import lasting_properties, to_details, to_properties
 
 
@@ -35,6 +35,7 @@ class AiomqttClient(RealClient):
             transport="websockets" if self.transport == "ws" else "tcp",
             websocket_path="/mqtt",
             will=None if will is None else aiomqtt.Will(will.topic, will.payload, will.qos),
+            timeout=PATIENCE,
         )
         await self.client.__aenter__()
         self.reader = asyncio.create_task(self._read(self.client), name="aiomqtt-reader")

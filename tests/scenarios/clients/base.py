@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from tests.support.node import Endpoint
 
 #: Seconds a scenario waits for a client to do what it was asked for.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 #: Session expiry of sessions that shall outlive their connection, in seconds.
 LASTING = 300

@@ -59,6 +59,7 @@ class PahoClient(RealClient):
             transport="websockets" if self.transport == "ws" else "tcp",
             reconnect_on_failure=False,
         )
+        client.connect_timeout = PATIENCE
         if self.transport == "ws":
             client.ws_set_options(path="/mqtt")
         if will is not None:
