@@ -17,7 +17,7 @@ DISCONNECT_WITH_WILL = 0x04
 
 #: Seconds: longer than any test takes, and longer than a slow machine needs for what has to be seen.
 LONG = 3000
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def start_observed(home: Home) -> None:
