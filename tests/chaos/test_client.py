@@ -15,7 +15,7 @@ from tests.support import wire
 from tests.support.node import Endpoint
 from tests.support.wire import Packet
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Script:

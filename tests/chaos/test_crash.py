@@ -10,7 +10,7 @@ from tests.chaos.crash import Options, crash, report
 @pytest.mark.parametrize("engine", ["rocksdb", "redis"])
 def test_nothing_acknowledged_is_lost_when_the_node_is_killed(engine: str) -> None:
     """A few kills under load: nothing lost, QoS 2 exactly once, order kept, sessions and retained values there."""
-    outcome = crash(Options(rounds=3, engine=engine, seed=3, quiet=True))
+    outcome = crash(Options(rounds=3, engine=engine, seed=3, quiet=True, standstill=60.0))
     assert outcome.verdict.passed, report(outcome)
     assert outcome.verdict.by_qos["QoS 1"].acknowledged and outcome.verdict.by_qos["QoS 2"].acknowledged
     assert outcome.kills.total() > 3

@@ -14,7 +14,7 @@ PLACE = Place("exclusive", "car")
 
 @pytest.mark.parametrize("engine", ["rocksdb", "redis"])
 def test_a_few_kills(engine: str) -> None:
-    outcome = crash(Options(rounds=3, engine=engine, seed=3, quiet=True))
+    outcome = crash(Options(rounds=3, engine=engine, seed=3, quiet=True, standstill=60.0))
     assert outcome.verdict.passed, report(outcome)
     assert outcome.verdict.acknowledged > 100 and outcome.verdict.delivered > 100, report(outcome)
 

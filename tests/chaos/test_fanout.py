@@ -20,7 +20,7 @@ DIGEST = hashlib.sha256(b"data").digest()
 
 def test_nothing_promised_to_a_platform_is_lost_when_the_node_is_killed() -> None:
     """A few kills under a fan-out to vehicles of all sorts."""
-    outcome = crash(Options(rounds=2, engine="rocksdb", vehicles=20, seed=3, quiet=True))
+    outcome = crash(Options(rounds=2, engine="rocksdb", vehicles=20, seed=3, quiet=True, standstill=60.0))
     assert outcome.verdict.passed, report(outcome)
     assert outcome.verdict.batches and outcome.verdict.ended[State.ACKED]
     assert outcome.kills.total() > 2

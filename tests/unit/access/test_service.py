@@ -38,7 +38,7 @@ class Service:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 service.asked.append(json.loads(body))
                 service.seen_headers.append(dict(self.headers))
-                service.gate.wait(30)
+                service.gate.wait(60)
                 try:
                     self.send_response(service.status)
                     for key, value in service.headers.items():
@@ -159,10 +159,10 @@ async def test_an_answer_is_not_remembered_longer_than_it_holds(start: Start, se
 
 
 async def test_too_many_questions_at_once_hear_that_the_server_is_busy(start: Start, service: Service) -> None:
-    node = await start(authentication=ask(service, max_waiting=2, timeout=20))
+    node = await start(authentication=ask(service, max_waiting=2, timeout=60))
     service.gate.clear()
     waiting = [asyncio.create_task(node.log_in("alice", "secret", f"c{i}")) for i in range(2)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(service.asked) < 2:  # noqa: ASYNC110 - the service lives in a thread
             await asyncio.sleep(0.01)
     assert "SERVER_BUSY" == (await node.log_in("alice", "secret", "c3")).reason.name

@@ -218,7 +218,7 @@ def test_a_full_socket_stops_reading_until_it_is_empty(make: Make) -> None:
 
 # --- hooks that wait (on a real event loop) -----------------------------------------------------------------------
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

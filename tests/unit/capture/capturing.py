@@ -23,7 +23,7 @@ from motorcade.storage.ports import Store
 from tests.support.redis import RedisServer
 from tests.unit.plugins.hub import MemoryHub
 
-PATIENCE = 30.0  #: seconds for what must happen sooner or later
+PATIENCE = 60.0  #: seconds for what must happen sooner or later
 NOW = 1_700_000_000.123456
 GUIDS = GuidFactory("test", 1)
 

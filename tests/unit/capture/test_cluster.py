@@ -45,14 +45,14 @@ async def test_a_channel_is_heard_on_every_server(cluster: RedisCluster) -> None
     listeners = [server.client.pubsub(ignore_subscribe_messages=True) for server in cluster.running]
     for listener in listeners:
         listener.subscribe("news")
-        listener.get_message(timeout=10)
+        listener.get_message(timeout=60)
     async with capturing(rule={"in": rule("redis-channel:news", redis=cluster.url, form="payload")}) as capture:
         for number in range(10):
             await capture.captured(message("fleet/1", b"%d" % number))
     for listener in listeners:
         heard: list[Any] = []
         while len(heard) < 10:
-            found = listener.get_message(timeout=10)
+            found = listener.get_message(timeout=60)
             assert found is not None, heard
             heard.append(found["data"])
         assert [b"%d" % number for number in range(10)] == heard

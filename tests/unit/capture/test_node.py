@@ -25,7 +25,7 @@ topics = ["nobody/publishes/here"]
 [plugins.capture.rule.into-redis]
 topics = ["fleet/#"]
 to = "redis-stream:messages:published"
-redis = "{url}?patience=0.5"
+redis = "{url}?patience={patience}"
 
 [plugins.capture.rule.into-stream]
 topics = ["fleet/#"]
@@ -36,7 +36,14 @@ KEY = "messages:published"
 
 @pytest.fixture
 def node(server: RedisServer) -> Iterator[NodeProcess]:
-    with NodeProcess(config=CONFIG.format(url=server.url), http=True) as running:
+    with NodeProcess(config=CONFIG.format(url=server.url, patience=60), http=True) as running:
+        yield running
+
+
+@pytest.fixture
+def hasty(server: RedisServer) -> Iterator[NodeProcess]:
+    """A node that does not wait for Redis for long."""
+    with NodeProcess(config=CONFIG.format(url=server.url, patience=0.5), http=True) as running:
         yield running
 
 
@@ -78,9 +85,9 @@ def test_an_acknowledged_message_is_in_both_targets_and_with_its_subscribers(
     ]
 
 
-def test_publishers_hear_that_redis_is_away(node: NodeProcess, server: RedisServer) -> None:
+def test_publishers_hear_that_redis_is_away(hasty: NodeProcess, server: RedisServer) -> None:
     """MQTT 5 is refused, MQTT 3 is sent away, QoS 0 waits; when Redis is back, everything goes on."""
-    with Client(node) as car, Client(node) as listener, Client(node, version=4) as old:
+    with Client(hasty) as car, Client(hasty) as listener, Client(hasty, version=4) as old:
         for client, name in ((car, "car"), (listener, "listener"), (old, "old")):
             client.connect(name)
         listener.subscribe("fleet/#", 1)
@@ -93,29 +100,30 @@ def test_publishers_hear_that_redis_is_away(node: NodeProcess, server: RedisServ
         old.send(publish_packet("fleet/1", b"refused", version=4, qos=1, packet_id=1))
         old.expect_closed()
         server.start()
-        (view,) = [view for view in motorcade(node, "capture", "list") if view["name"] == "into-redis"]
+        (view,) = [view for view in motorcade(hasty, "capture", "list") if view["name"] == "into-redis"]
         assert (3, 0) == (view["failed"], view["refused"])
+        wait_until(lambda: payloads(server, KEY) == [b"0"], "what has waited is copied")
         car.publish("fleet/1", b"1", 1)
         assert [b"0", b"1"] == [listener.receive().payload for _ in range(2)]
     assert [b"0", b"1"] == payloads(server, KEY)
 
 
-def test_rules_are_made_and_removed_by_commands(node: NodeProcess, server: RedisServer) -> None:
-    with Client(node) as car:
+def test_rules_are_made_and_removed_by_commands(hasty: NodeProcess, server: RedisServer) -> None:
+    with Client(hasty) as car:
         car.connect("car")
         url = f"redis://:hush@{server.address}"
         server.command("CONFIG", "SET", "requirepass", "hush")
         try:
             words = ("--topic", "other/#", "--to", "redis-stream:other", "--set", f"redis={url}")
-            assert "hush" not in repr(motorcade(node, "capture", "create", "own", *words))
+            assert "hush" not in repr(motorcade(hasty, "capture", "create", "own", *words))
             car.publish("other/1", b"1", 1)
-            view = motorcade(node, "capture", "show", "own")
+            view = motorcade(hasty, "capture", "show", "own")
             assert (1, "") == (view["captured"], view["problem"]) and "hush" not in repr(view)
-            motorcade(node, "capture", "delete", "own", "--yes")
+            motorcade(hasty, "capture", "delete", "own", "--yes")
             car.publish("other/1", b"2", 1)
             car.publish("fleet/1", b"3", 1)
         finally:
             server.client.execute_command("AUTH", "hush")
             server.command("CONFIG", "SET", "requirepass", "")
     assert [b"1"] == payloads(server, "other")
-    assert "hush" not in node.log
+    assert "hush" not in hasty.log

@@ -33,7 +33,7 @@ def certain(error: BaseException | None) -> bool:
 
 
 async def outcome(waits: list[asyncio.Future[Any]]) -> BaseException | None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         (found,) = await asyncio.gather(*waits, return_exceptions=True)
     assert found is None or isinstance(found, BaseException)
     return found
@@ -99,13 +99,13 @@ async def test_a_stream_is_kept_to_about_a_length(server: RedisServer) -> None:
 async def test_a_channel_gets_each_message(server: RedisServer, form: str) -> None:
     listener = server.client.pubsub(ignore_subscribe_messages=True)
     listener.subscribe(KEY)
-    assert listener.get_message(timeout=10) is None  # it has subscribed
+    assert listener.get_message(timeout=60) is None  # it has subscribed
     async with capturing(rule={"in": rule(CHANNEL, redis=server.url, form=form)}) as capture:
         for number in range(10):
             await capture.captured(message("fleet/1", b"\xff\n%d" % number))
     heard: list[bytes] = []
     while len(heard) < 10:
-        found = listener.get_message(timeout=10)
+        found = listener.get_message(timeout=60)
         assert found is not None
         heard.append(found["data"])
     listener.close()
@@ -201,7 +201,7 @@ async def test_a_full_server_refuses(server: RedisServer, to: str) -> None:
     """With certainty: nothing was done, not even half of it."""
     listener = server.client.pubsub(ignore_subscribe_messages=True)
     listener.subscribe(KEY)
-    listener.get_message(timeout=10)
+    listener.get_message(timeout=60)
     async with capturing(rule={"in": rule(to, redis=server.url)}) as capture:
         server.command("CONFIG", "SET", "maxmemory", "1")
         assert isinstance(await outcome(capture.publish(message("fleet/1", b"a"))), StoreFullError)
@@ -210,7 +210,7 @@ async def test_a_full_server_refuses(server: RedisServer, to: str) -> None:
     if to == STREAM:
         assert [b"b"] == payloads(server, KEY)
     else:
-        found = listener.get_message(timeout=10)
+        found = listener.get_message(timeout=60)
         assert found is not None and found["data"].endswith(b"\nb")
     listener.close()
 

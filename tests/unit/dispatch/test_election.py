@@ -19,7 +19,7 @@ FENCED = ("messages:published", "messages:pending", "messages:dead", "consumer:i
 
 async def elected(calls: Calls, options: DispatchOptions) -> tuple[Election, Term]:
     election = Election(calls, options)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         term = await election.campaign(asyncio.Event())
     assert term is not None
     return election, term
@@ -91,7 +91,7 @@ async def test_a_leader_that_cannot_reach_redis_steps_down(own_server: RedisServ
         election, term = await elected(calls, options)
         own_server.pause()
         with pytest.raises(TermOverError, match="cannot be renewed"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await election.renew(term, b"{}")
     finally:
         own_server.resume()

@@ -79,7 +79,7 @@ async def test_waiting_ends_when_something_comes(intake, server) -> None:
     waiting = asyncio.create_task(intake.wait())
     await asyncio.sleep(0)
     add(server, "1-2")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await waiting
     assert [b"1-2"] == (await intake.read(10)).entries
 

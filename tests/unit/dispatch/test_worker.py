@@ -169,7 +169,7 @@ class Tasks:
             self.most = max(self.most, self.now)
             if self.now == 4:
                 self.enough.set()
-        self.enough.wait(20)
+        self.enough.wait(60)
         with self.lock:
             self.now -= 1
         if message["n"] % 3 == 0:
@@ -328,7 +328,7 @@ async def test_a_handler_that_never_returns_does_not_keep_a_worker(options) -> N
 
     async with working(options, handler) as (name, _), front(name) as leader:
         leader.send(IDS[:1])
-        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(begun.wait, 60)
     never.set()
 
 

@@ -59,7 +59,7 @@ async def test_each_is_there_once_and_counts_once(outcome: str, atomic: bool) ->
         store.fail(error, written=outcome == "written", late=outcome == "late")
     store.held = False
     store.let_go()
-    await asyncio.wait_for(writing, 10)
+    await asyncio.wait_for(writing, 60)
     written = await _written(office)
     assert [State.ACCEPTED] * 5 + [State.REPLACED] == [receipt.state for receipt in written]
     assert {*VINS} == {receipt.vin for receipt in written}
@@ -90,7 +90,7 @@ async def test_a_part_that_is_there_is_not_written_again() -> None:
     store.fail(AWAY, written=True)
     stream.apply_append = whole  # type: ignore[method-assign]
     store.held = False
-    await asyncio.wait_for(writing, 10)
+    await asyncio.wait_for(writing, 60)
     assert VINS == [receipt.vin for receipt in await _written(office)]
     assert {State.ACCEPTED: 5} == office.states("task_1")
     office = await office.crash()
@@ -120,7 +120,7 @@ async def test_many_that_are_in_doubt_read_the_stream_once() -> None:
 
     store.streams.read = counted  # type: ignore[method-assign,assignment]
     store.held = False
-    await asyncio.wait_for(asyncio.gather(*writings), 10)
+    await asyncio.wait_for(asyncio.gather(*writings), 60)
     assert 1 == offsets.count(0), "it was read from the beginning more than once"
     assert 80 == len(await _written(office))
     await office.stop()

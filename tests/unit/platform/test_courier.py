@@ -17,7 +17,7 @@ from motorcade.platform.address import Address
 from motorcade.platform.courier import Courier, CourierOptions, Pace, Post, SendError, pulled
 from tests.support import wire
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Watch:

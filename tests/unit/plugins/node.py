@@ -37,7 +37,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.ports import Store
 from tests.unit.broker.memory import MemoryNode, Peer
 
-PATIENCE = 10.0  #: seconds until a test has waited in vain
+PATIENCE = 60.0  #: seconds until a test has waited in vain
 
 
 async def until(condition: Callable[[], Any], what: str = "it") -> Any:

@@ -26,7 +26,7 @@ from motorcade.storage.rocks import RocksStore
 from tests.support.redis import RedisServer
 from tests.unit.plugins.hub import MemoryHub
 
-PATIENCE = 20.0  #: seconds for what must happen sooner or later
+PATIENCE = 60.0  #: seconds for what must happen sooner or later
 
 Open = Callable[[], Store]
 

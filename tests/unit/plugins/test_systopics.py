@@ -90,7 +90,7 @@ async def systopics(hub: MemoryHub, load: Load) -> SysTopicsPlugin:
     """The plugin after its first round."""
     plugin = (await load("systopics", interval=3600)).plugin
     assert isinstance(plugin, SysTopicsPlugin)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hub.seen("$SYS/broker/heap/maximum")
     return plugin
 

@@ -202,9 +202,9 @@ async def test_expired_messages_make_room(store: Store) -> None:
     """They leave the store without a word."""
     async with Node.on(store, queue=queue(max_messages=1)) as node:
         pub = await node.client("pub")
-        assert 0 == await pub.publish("q/a", b"0", properties=Properties(message_expiry=5))
+        assert 0 == await pub.publish("q/a", b"0", properties=Properties(message_expiry=500))
         assert QUOTA == await pub.publish("q/a", b"1")
-        node.hub.ahead = 10
+        node.hub.ahead = 1000
         await store.sweep(node.hub.now(), 100)
         while await pub.publish("q/a", b"2"):  # noqa: ASYNC110 - which makes the queue look how large it is
             await asyncio.sleep(0.01)
@@ -503,18 +503,18 @@ async def test_priorities(store: Store) -> None:
 
 async def test_what_is_too_old_is_not_given(store: Store) -> None:
     """By its own expiry or the retention of the queue; the sweep removes it, be it marked."""
-    async with Node.on(store, queue=queue(retention=100, ack_timeout=0)) as node:
+    async with Node.on(store, queue=queue(retention=1000, ack_timeout=0)) as node:
         pub, car = await node.client("pub"), await node.client("car")
-        await pub.publish("q/a", b"0", properties=Properties(message_expiry=10))
+        await pub.publish("q/a", b"0", properties=Properties(message_expiry=100))
         await pub.publish("q/a", b"1")
         await car.subscribe("$queue/q")
         await car.take(2)
         await _marked(node, 1)
         car.close()
         await until(lambda: not node.plugin._queues.get("q").dispatcher.consumers)  # type: ignore[union-attr]
-        node.hub.ahead = 20
+        node.hub.ahead = 200
         assert [b"1"] == await node.stored()
-        node.hub.ahead = 110
+        node.hub.ahead = 1100
         await pub.publish("q/a", b"2")
         assert [b"2"] == await node.stored()
         found = node.plugin._queues.get("q")

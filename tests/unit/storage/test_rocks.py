@@ -54,7 +54,7 @@ async def reopened(store: RocksStore, **options: int) -> RocksStore:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the writer's thread sets no event of ours
             await asyncio.sleep(0.01)
 
@@ -1002,7 +1002,7 @@ async def main():
         assert error.certain
     assert stored == len(await store.mailboxes.read("v", 0, 9999, 1.0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await store.figures()).full:
             await asyncio.sleep(0.05)
     await store.mailboxes.append(["v"], Draft(b"%d" % stored), 1.0)

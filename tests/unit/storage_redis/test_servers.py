@@ -20,7 +20,7 @@ async def test_who_is_cancelled_takes_no_answer_away_from_others() -> None:
     impatient, patient = asyncio.create_task(wait()), asyncio.create_task(wait())
     await asyncio.sleep(0)
     impatient.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert "answered" == await patient
     assert impatient.cancelled()
     await servers.close()
