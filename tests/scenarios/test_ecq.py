@@ -700,7 +700,7 @@ def test_many_producers_and_a_consumer_that_comes_and_goes(queue: Compacted, nod
                 assert told == sorted(set(told))
             client.abort()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [] == errors
     for key, seen in values.items():
         assert seen == sorted(seen), f"{key}: an old value after a newer one: {seen}"

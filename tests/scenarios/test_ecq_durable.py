@@ -179,7 +179,7 @@ class Work:
         wait_until(lambda: self.done > 500 or bool(self.errors), "some hundreds are consumed")
         self.home.node.kill()  # the clients see the end of their connections
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert [] == self.errors
         self.home.forget_lease()
         self.home.start()

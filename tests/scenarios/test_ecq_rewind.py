@@ -180,7 +180,7 @@ def test_going_back_while_messages_come(queue: Compacted, node: NodeProcess) -> 
                 assert value >= newest.get(key, 0), f"{key}: {value} after {newest[key]}"
                 newest[key] = value
             rewind(client, queue, 1 + turn)
-        thread.join(20)
+        thread.join(60)
         assert [] == errors
         for message in last(queue, client):
             newest[queue.keys([message])[0]] = int(message.payload)

@@ -174,7 +174,7 @@ def publish_and_consume(home: Home, end: str) -> tuple[set[int], set[int]]:
     else:
         home.node.stop()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [] == errors
     home.forget_lease()
     home.start()
