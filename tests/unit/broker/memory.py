@@ -86,6 +86,7 @@ class Turns:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._count = 0
         self._failed: list[BaseException] = []
+        self._dead = False
 
     def time(self) -> float:
         return self.clock.now
@@ -106,6 +107,9 @@ class Turns:
         return asyncio.Future(loop=cast("asyncio.AbstractEventLoop", self))
 
     def create_task(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
+        if self._dead:  # what the process had is being removed from memory; some of it would clean up
+            work.close()
+            return cast("asyncio.Task[Any]", self.create_future())
         task = asyncio.Task(work, loop=cast("asyncio.AbstractEventLoop", self), name=name)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -139,6 +143,7 @@ class Turns:
 
     def die(self) -> None:
         """The process is killed: nothing goes on."""
+        self._dead = True
         self.soon.clear()
         self.later.clear()
         for task in self.tasks:

@@ -308,6 +308,8 @@ class Machine(RuleBasedStateMachine):
                 self.judge()
                 self.leave_nothing()
         finally:
+            if hasattr(self, "node"):
+                self.node.loop.die()  # type: ignore[union-attr]
             self.stack.close()
 
     # -- what is true at once
