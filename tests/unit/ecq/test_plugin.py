@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from motorcade.broker.lane import InstanceFeed, Timer
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.declared import BadOptionsError, UnknownError
@@ -300,13 +301,23 @@ async def test_what_is_refused_comes_again_before_anything_newer(store: Store) -
         assert 1 == node.counters["given_again"]
 
 
-async def test_what_was_refused_and_replaced_does_not_come_again(store: Store) -> None:
-    async with Node.on(store, retry_delay=0.05) as node:
+async def test_what_was_refused_and_replaced_does_not_come_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes until the newer value is stored."""
+    timers: list[Timer] = []
+
+    def later(feed: InstanceFeed, _delay: float, what: object) -> Timer:
+        timers.append(Timer(feed, what))
+        return timers[-1]
+
+    monkeypatch.setattr(InstanceFeed, "send_later", later)
+    async with Node.on(store) as node:
         await node.fill("car", ("a", b"old"))
         car = await consume(node)
         car.ack(*await car.take(1), reason=0x83)
         await until(lambda: node.counters["refused"] == 1)
         await node.fill("car", ("a", b"new"))
+        assert 1 == len(timers)
+        timers[0].over()
         assert [("a", b"new")] == values(await car.take(1))
         assert [] == [packet for packet in await car.quiet() if packet.payload == b"old"]
 
