@@ -310,6 +310,32 @@ def test_a_failure_is_told_in_the_innermost_words(
     assert found["error"].startswith(words)
 
 
+@pytest.mark.parametrize(("failures", "starts"), [(2, 3), (3, 3)])
+def test_a_query_that_the_machine_was_too_busy_for_is_started_again(
+    failures: int, starts: int, spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    """Some times. The words are Spark's; here another part of the query says them."""
+    started: list[bool] = []
+
+    def start() -> Any:
+        def batch(frame: DataFrame, _number: int) -> None:
+            if len(started) <= failures:
+                raise RuntimeError("Python worker failed to connect back.")
+            frame.count()
+
+        started.append(True)
+        query = rows(spark, store).writeStream.foreachBatch(batch).trigger(availableNow=True)
+        return query.option("checkpointLocation", folder.spark).start()
+
+    with Folder(tmp_path / "run", "copy", {}) as folder:
+        if failures < starts:
+            assert runner.follow(start, folder, ONCE).done
+        else:
+            with pytest.raises(PipelineError, match="the machine is too busy"):
+                runner.follow(start, folder, ONCE)
+    assert starts == len(started)
+
+
 def test_a_column_that_is_not_there_is_told_without_the_plan(spark: SparkSession, store: str, tmp_path: Path) -> None:
     """Plans show the options of sources, and those the passwords of stores."""
     frame = rows(spark, store)

@@ -42,10 +42,14 @@ _CAUSE: Final = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error|Failure)): 
 #: Errors that say where, but not why.
 _WITHOUT_REASON: Final = re.compile(r"(?:SparkException: )?\[(?:FAILED_READ_FILE|FAILED_JDBC)")
 
+#: What Spark says if a process that it has started does not answer within ten seconds, which no setting changes.
+HASTE: Final = "Python worker failed to connect back"
+
 #: Errors of Spark's that do not say what to do.
 _ADVICE: Final = {
+    HASTE: "it had ten seconds: the machine is too busy; start the command again when there is less to do",
     "[MALFORMED_CSV_RECORD]": "a line needs as many fields as the file has names; mend it, or let "
-    "`--option TABLE.mode=DROPMALFORMED` leave such lines out"
+    "`--option TABLE.mode=DROPMALFORMED` leave such lines out",
 }
 
 #: User and password of a URL; the options of a source are part of a plan.
@@ -86,6 +90,11 @@ def is_known(error: BaseException) -> bool:
     """Whether its words are enough: Spark has raised it, or we have on purpose. Of other ones the place matters."""
     of_spark = type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
     return of_spark or _ours(error) is not None or _is_of_connection(error)
+
+
+def is_of_haste(error: BaseException) -> bool:
+    """Whether it would have gone well on a machine with less to do."""
+    return HASTE in words(error)
 
 
 def _is_of_connection(error: BaseException) -> bool:

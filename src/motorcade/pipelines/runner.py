@@ -9,6 +9,8 @@ Rule 2: handlers only set a flag. Spark is spoken to from one thread, between tw
         interrupted in its middle would leave a connection that answers the wrong question.
 Rule 3: "continuous" is the next micro-batch as soon as the last one is done. What Spark itself calls continuous mode
         knows neither sources in Python nor state, so it is not used.
+Rule 4: a query that failed only because the machine was too busy to start it is started again, a few times. By rule 1
+        that is no different from another run.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
+
 from motorcade.pipelines import PipelineError, failures
 from motorcade.pipelines.folder import Folder
 
@@ -31,10 +35,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+log = structlog.get_logger("motorcade.pipelines")
+
 __all__ = ["Batch", "Folder", "Kind", "Outcome", "Show", "Trigger", "follow", "repeat"]
 
 #: Seconds between two looks at a query.
 POLL: Final = 0.25
+
+#: How often a query is started that the machine is too busy for.
+STARTS: Final = 3
 
 #: Exit code of a command that was stopped before it was done.
 INTERRUPTED: Final = 130
@@ -127,19 +136,14 @@ def follow(
     folder.claim(_active(start))
     folder.note(state="running", trigger=str(trigger), started_at=began, ended_at=None, error=None, batches=0, rows=0)
     seen = _Seen(folder, show)
-    failed: Exception | None
     with _stops() as stop:
-        try:
-            query = start() if callable(start) else _started(start, folder, trigger)
-            try:
-                _watch(query, seen, stop, poll)
-            finally:
-                stopped = query.isActive
-                query.stop()
-            failed = query.exception()
-            seen.look(query)
-        except Exception as error:  # noqa: BLE001 - raised below, or nobody's concern
-            stopped, failed = False, error
+        for _ in range(STARTS):
+            stopped, failed = _run(
+                start if callable(start) else lambda: _started(start, folder, trigger), seen, stop, poll
+            )
+            if failed is None or stopped or stop.is_set() or not failures.is_of_haste(failed):
+                break
+            log.warning("pipeline_starts_again", pipeline=folder.pipeline, reason=failures.HASTE)
     # Who stops a whole group of processes stops Java and its workers too, perhaps before us.
     stopped = stopped or (failed is not None and stop.is_set())
     if failed is not None and not stopped:
@@ -154,6 +158,23 @@ def follow(
         INTERRUPTED if stopped and trigger.ends else 0,
         folder.status.get("counts") or {},
     )
+
+
+def _run(
+    start: Callable[[], StreamingQuery], seen: _Seen, stop: threading.Event, poll: float
+) -> tuple[bool, Exception | None]:
+    """Start a query and stay with it; whether it was stopped, and why it has failed."""
+    try:
+        query = start()
+        try:
+            _watch(query, seen, stop, poll)
+        finally:
+            stopped = query.isActive
+            query.stop()
+        seen.look(query)
+        return stopped, query.exception()
+    except Exception as error:  # noqa: BLE001 - raised by the caller, or nobody's concern
+        return False, error
 
 
 def repeat(
