@@ -88,6 +88,16 @@ async def test_a_stream_that_nobody_has_made_is_empty(url: str, store: Store) ->
         assert [] == await look(reader.streams)
 
 
+async def test_records_are_read(url: str, store: Store) -> None:
+    await store.records.put("colours", "sky", b"blue")
+    await store.records.put("colours", "grass", b"")
+    async with reading(url) as reader:
+        assert b"blue" == await look(lambda: reader.record("colours", "sky"))
+        assert b"" == await look(lambda: reader.record("colours", "grass"))
+        assert None is await look(lambda: reader.record("colours", "sea"))
+        assert None is await look(lambda: reader.record("colour", "sky"))
+
+
 async def test_what_was_trimmed_is_told_by_the_floor(url: str, store: Store) -> None:
     """A trim may end inside a row that several records share."""
     await store.streams.append("s", [b"%d" % number for number in range(100)], NOW)

@@ -28,6 +28,8 @@ from motorcade.pipelines.sources.shelf import MAX_OPEN, Shelf, shelf
 from motorcade.storage.ports import Draft, StoreError
 from motorcade.storage.redis_reader import EntryId
 from tests.pipelines.lake import NOW, Lake, message
+from tests.support.node import NodeProcess
+from tests.support.operator import Operator
 from tests.support.redis import RedisServer
 
 ALL = ReadAllAvailable()
@@ -170,6 +172,18 @@ def test_receipts_that_are_not_there_yet_are_none(lake: Lake) -> None:
     assert start == reader.latestOffset(start, ALL) == {"offset": 0}
     lake.fill("receipts", 3)
     assert 3 == stream_reader(lake.url, stream="receipts").latestOffset(start, ALL)["offset"]
+
+
+def test_a_stream_that_was_created_is_empty_before_its_first_record(tmp_path: Path) -> None:
+    """And is not there when it was deleted."""
+    with NodeProcess(data=tmp_path, http=True) as node, Operator(node) as desk:
+        store = f"rocksdb://{tmp_path / 'store'}"
+        desk.create("streams", "s", topics=["s/#"])
+        assert {"offset": 0} == stream_reader(store).initialOffset()
+        desk.delete("streams", "s")
+        shelf.close()
+        with pytest.raises(PipelineError, match="the stream 's' has no record in this store"):
+            stream_reader(store).initialOffset()
 
 
 def test_a_record_that_cannot_be_read_is_named(lake: Lake) -> None:

@@ -79,6 +79,9 @@ class StoreReader(Protocol):
     def waiting(self, prefix: str, part: int) -> Iterator[Waiting]:
         """All entries of the owners whose name begins with `prefix`, of one part of the store."""
 
+    def record(self, collection: str, key: str) -> bytes | None:
+        """A record of a collection whose records do not expire."""
+
     def close(self) -> None:
         """Let go of everything; closing again does nothing."""
 

@@ -28,7 +28,7 @@ from motorcade.storage.cells import Cells
 from motorcade.storage.ports import StoreError
 from motorcade.storage.readers import MOST_ROWS, PAGE_OCTETS, Extent, Page, Waiting, rows_for
 from motorcade.storage.redis_checks import VERSION
-from motorcade.storage.redis_format import unpack_entry
+from motorcade.storage.redis_format import TIME, unpack_entry
 from motorcade.storage.redis_scripts import EXTENT, FIND, READ
 
 #: Entries in one answer: 0.4 ms of the server's processor time where records are short (`stride`: 0.9 ms).
@@ -158,6 +158,14 @@ class RedisReader:
 
     def close(self) -> None:
         self._asking.close()
+
+    # -- records
+
+    def record(self, collection: str, key: str) -> bytes | None:
+        cell = self._cells.of(key)
+        where = self._cells.key(cell, f"R:{collection}")
+        stored = self._asking.wait(self._asking.ask(self._cells.slot(cell), "HGET", where, key))
+        return None if stored is None else stored[TIME.size :]
 
     # -- streams
 

@@ -37,7 +37,7 @@ OPEN_ATTEMPTS: Final = 5
 MAX_SHARED: Final = 10_000
 
 #: The tables that are read; opening fewer takes less time.
-READ: Final = ("streams", "rows", "entries", "shared", "meta")
+READ: Final = ("streams", "rows", "entries", "shared", "records", "meta")
 
 _PREFIX: Final = "motorcade-secondary-"
 
@@ -159,6 +159,13 @@ class Secondary:
                 return
             after = page.offsets[-1]
             yield page
+
+    # -- records
+
+    def record(self, collection: str, key: str) -> bytes | None:
+        where = tables.name(collection) + b"\0" + tables.name(key)
+        row = self._look(lambda opened: opened.records.get(where))
+        return None if row is None else row[tables.EXPIRES.size :]
 
     # -- mailboxes
 

@@ -49,6 +49,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
+def declares(value: bytes) -> bool:
+    """Whether a record of COLLECTION declares its stream."""
+    return _decode(value).options is not None
+
+
 class Streams:
     """The service `streams`: a `Declared`, and the way for other plugins to append."""
 
