@@ -17,7 +17,7 @@ from tests.support.node import Endpoint, NodeProcess
 from tests.support.ports import free_port
 from tests.support.wire import CONNACK, DISCONNECT, PUBACK, Client, Packet, Will, prop, publish_packet
 
-PATIENCE = 10.0  #: seconds until a condition must hold
+PATIENCE = 30.0  #: seconds until a condition must hold
 HASHER = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)  # quick: the cost is tested elsewhere
 SECRET = "a secret of more than thirty-two bytes, shared"
 BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, CLIENT_IDENTIFIER_NOT_VALID = 0x86, 0x87, 0x85
@@ -292,7 +292,6 @@ def test_an_expired_token_ends_the_connection(guarded: Guarded) -> None:
     client = guarded.client()
     token = jwt.encode({"sub": "bob", "exp": int(time.time()) + 2}, SECRET, "HS256")
     assert 0 == client.connect("car1", username="bob", password=token).reason
-    client.expect_nothing()
     packets = client.expect_closed(PATIENCE)
     assert [DISCONNECT] == [packet.type for packet in packets]
     refused = guarded.refused(client_id="car1", username="bob", password=token)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support.node import ROOT, NodeProcess
-from tests.support.wire import Client
+from tests.support.wire import PATIENCE, Client
 
 EXAMPLE = ROOT / "examples" / "plugins" / "geofence.py"
 MUNICH = {"lat": 48.1374, "lon": 11.5755, "radius": 2000}
@@ -27,7 +27,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def api(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 

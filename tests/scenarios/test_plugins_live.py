@@ -622,7 +622,7 @@ class Spoiler(Plugin):
 
 def test_clients_of_before_may_retain_though_nobody_keeps_it_now() -> None:
     """Unloading the retained plugin does not cost those their connection who were told that messages are retained."""
-    with NodeProcess(http=True) as node, Client(node) as car, httpx.Client(trust_env=False) as web:
+    with NodeProcess(http=True) as node, Client(node) as car, httpx.Client(trust_env=False, timeout=PATIENCE) as web:
         car.connect("car")
         assert 200 == web.delete(f"http://{node.http}/api/v1/plugins/retained").status_code
         car.publish("t", b"", 1, retain=True)

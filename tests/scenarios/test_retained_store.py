@@ -10,7 +10,18 @@ import httpx
 import pytest
 
 from tests.support.stores import Home, both_ends, on_every_store
-from tests.support.wire import PINGREQ, PINGRESP, PUBACK, PUBLISH, PUBREC, Client, Closed, Packet, publish_packet
+from tests.support.wire import (
+    PATIENCE,
+    PINGREQ,
+    PINGRESP,
+    PUBACK,
+    PUBLISH,
+    PUBREC,
+    Client,
+    Closed,
+    Packet,
+    publish_packet,
+)
 
 ROUNDS = {"rocksdb": 20, "redis": 5}  #: a server that runs on has less to lose when the node dies
 TOPICS = 8
@@ -162,9 +173,9 @@ def test_the_plugin_has_its_messages_when_it_is_loaded_again(home: Home) -> None
     publisher.publish("a", b"1", 0, retain=True)
     publisher.publish("b", b"1", 2, retain=True)
     plugin = f"http://{home.node.http}/api/v1/plugins/retained"
-    assert 200 == httpx.delete(plugin).status_code
+    assert 200 == httpx.delete(plugin, timeout=PATIENCE).status_code
     assert {} == retained(home, "#")
-    assert httpx.post(plugin, json={}).is_success
+    assert httpx.post(plugin, json={}, timeout=PATIENCE).is_success
     publisher = home.connect("another")  # the first was told that nothing is retained here
     publisher.publish("b", b"2", 1, retain=True)
     assert {"a": b"1", "b": b"2"} == retained(home, "#")

@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "examples" / "plugins" / "sqlite_source.py"
 SESSION_EXPIRY = 0x11
 COUNT = 2000
 WINDOW = 32  #: the node's default; the client does not ask for less
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 CONFIG = """
 [plugins.rows]

@@ -31,7 +31,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=wire.PATIENCE) as client:
         yield client
 
 

@@ -28,7 +28,7 @@ INGRESS, TRIGGER, DATA = "$SDV-FANOUT", "$SDV-FANOUT/trigger", "$SDV-FANOUT/data
 NOT_AUTHORIZED, PAYLOAD_FORMAT_INVALID = 0x87, 0x99
 
 #: Seconds a condition may take. Generous: machines that run tests are busy.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 #: Seconds without a packet after which nothing is believed to be on its way.
 MOMENT = 0.15
