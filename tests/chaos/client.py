@@ -31,7 +31,7 @@ from tests.support.wire import Address, Packet
 
 #: Seconds between two attempts to reach a broker that is down, and until an attempt counts as failed.
 RETRY = 0.03
-PATIENCE = 60.0
+PATIENCE = 10.0
 
 SESSION_EXPIRY = 0x11
 RECEIVE_MAXIMUM = 0x21

@@ -104,6 +104,7 @@ class Consumer:
         self._root, self._property = FORMS[story.place.kind]
         self._version = random.choice((4, 5, 5))
         self._packet_id = 0
+        self._subscribed = False  #: its session has the subscription: the node has said so
 
     async def run(self) -> None:
         while True:
@@ -136,7 +137,8 @@ class Consumer:
             if connack.reason:
                 raise Gone
             self.story.visits.append(visit)
-            if not connack.session_present or self._random.random() < 0.3:
+            self._subscribed &= connack.session_present
+            if not self._subscribed or self._random.random() < 0.3:
                 self._subscribe(writer)
             await self._stay(reader, writer, visit)
         finally:
@@ -160,8 +162,10 @@ class Consumer:
                 packet = await read_packet(reader, self._version)
                 if packet.type == wire.PUBLISH:
                     self._got(packet, visit)
-                elif packet.type == wire.SUBACK and packet.reasons != [1]:
-                    self.odd.append(f"{self.story.client}: SUBACK {packet.reasons}")
+                elif packet.type == wire.SUBACK:
+                    self._subscribed = True
+                    if packet.reasons != [1]:
+                        self.odd.append(f"{self.story.client}: SUBACK {packet.reasons}")
                 elif packet.type == wire.PUBACK and (packet.reason or 0) >= 0x80:
                     self.odd.append(f"{self.story.client}: rewind refused with 0x{packet.reason:02x}")
                 elif packet.type == wire.DISCONNECT:
