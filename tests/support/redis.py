@@ -35,6 +35,9 @@ PORT_ATTEMPTS = 5
 
 SLOTS = 16384
 
+#: Seconds after which servers of a cluster that do not know each other are introduced again.
+INTRODUCTION = 5.0
+
 
 def wait_until(condition: Callable[[], bool], what: str, patience: float = START_PATIENCE) -> None:
     """Ask again and again until `condition` holds; errors of a server that is not ready yet mean that it does not."""
@@ -228,13 +231,26 @@ class RedisCluster:
             first, last = number * SLOTS // len(masters), (number + 1) * SLOTS // len(masters) - 1
             server.command("CLUSTER", "ADDSLOTSRANGE", first, last)
             server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for server in self.servers[1:]:
-            masters[0].command("CLUSTER", "MEET", server.host, server.port, server.bus)
-        wait_until(lambda: all(self._knows_all(server) for server in self.servers), "the servers know each other")
+        self._introduce(masters[0])
         for number, server in enumerate(replicas):
             master_id = masters[number % len(masters)].command("CLUSTER", "MYID")
             server.command("CLUSTER", "REPLICATE", master_id)
         self.wait_healthy()
+
+    def _introduce(self, host: RedisServer) -> None:
+        """Let all servers know each other. Again and again: one that stood still meanwhile was forgotten."""
+        said = -INTRODUCTION
+
+        def acquainted() -> bool:
+            nonlocal said
+            if time.monotonic() - said >= INTRODUCTION:
+                said = time.monotonic()
+                for server in self.servers:
+                    if server is not host:
+                        host.command("CLUSTER", "MEET", server.host, server.port, server.bus)
+            return all(self._knows_all(server) for server in self.servers)
+
+        wait_until(acquainted, "the servers know each other")
 
     def wait_healthy(self) -> None:
         """Wait until every running server finds the cluster whole and every replica has caught up with its master."""
