@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -113,7 +114,17 @@ def test_a_stream_that_the_configuration_declares_is_there_without_a_record(
     where = _where(None, here / "motorcade.toml", "data", None, None)
     assert there == _pipeline_ingest._is_declared(here / "motorcade.toml", where, kind, name)
     assert not _pipeline_ingest._is_declared(None, where, kind, name), "who does not name it does not know it"
-    assert _pipeline_ingest._is_declared(None, where, "stream", "receipts"), "every node has it"
+
+
+def test_so_is_one_that_is_declared_in_the_store(here: Path) -> None:
+    where = _where(None, None, "data", None, None)
+    assert _pipeline_ingest._is_there(where, "stream", "receipts"), "every node has it"
+    assert not _pipeline_ingest._is_there(where, "stream", "quiet")
+    with Lake(where.url) as lake:
+        lake.do(lambda store: store.records.put("stream", "quiet", msgspec.msgpack.encode((1, {}))))
+        assert _pipeline_ingest._is_there(where, "stream", "quiet")
+        lake.do(lambda store: store.records.put("stream", "quiet", msgspec.msgpack.encode((1, None))))
+        assert not _pipeline_ingest._is_there(where, "stream", "quiet"), "it is being deleted"
 
 
 def test_a_rule_of_another_redis_says_nothing_of_this_one(here: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from motorcade.cli import _control, _files, _options, _pipeline
 from motorcade.cli.serve import ConfigFile
 from motorcade.cli.store import Data, Url, Where, _shown, _where
 from motorcade.pipelines import PipelineError
+from motorcade.storage.readers import open_reader
 
 if TYPE_CHECKING:
     from motorcade.pipelines.ingest_run import Ingestion
@@ -106,7 +108,7 @@ def ingest(
     kind, name = ("stream", stream) if stream is not None else ("redis_stream", redis_stream or "")
     more = {"starting": starting, "max_rows": str(max_rows), "on_trimmed": on_trimmed, "if_missing": if_missing}
     url = _readable(where, kind, name, more)
-    if if_missing.lower() == "fail" and not _has_records(where, kind, name):
+    if if_missing.lower() == "fail" and not _is_there(where, kind, name):
         _check_declared(config, where, kind, name)
         more["if_missing"] = "empty"
     reads = {"store": _shown(where), kind: name}
@@ -147,8 +149,14 @@ def _as_written(words: str) -> str:
     return words
 
 
-def _has_records(where: Where, kind: str, name: str) -> bool:
-    return name in _streams(where) if kind == "stream" else _has_entries(where, name)
+def _is_there(where: Where, kind: str, name: str) -> bool:
+    """Whether the store knows of such a stream."""
+    if kind == "redis_stream":
+        return _has_entries(where, name)
+    from motorcade.pipelines.sources.messages import is_declared
+
+    with closing(open_reader(where.url)) as reader:
+        return name in reader.streams() or is_declared(reader, name)
 
 
 def _check_declared(config: Path | None, where: Where, kind: str, name: str) -> None:
@@ -167,37 +175,28 @@ def _check_declared(config: Path | None, where: Where, kind: str, name: str) -> 
 
 
 def _is_declared(config: Path | None, where: Where, kind: str, name: str) -> bool:
-    """Whether there is such a stream on every node, or by the configuration that says where the store is."""
+    """Whether there is such a stream by the configuration that says where the store is."""
     from motorcade import config as configuration
-    from motorcade.plugins.fanout.tables import RECEIPTS
 
     loaded = configuration.load(config, os.environ, {})
     configuration.check_plugins(loaded)
     plugins = {plugin.name: plugin.config for plugin in configuration.plugins_to_load(loaded.config)}
     if kind == "stream":
-        return name == RECEIPTS or name in plugins.get("streams", {}).get("stream", {})
+        return name in plugins.get("streams", {}).get("stream", {})
     rules = plugins.get("capture", {}).get("rule", {}).values()
     return any(rule["to"] == f"redis-stream:{name}" and rule.get("redis", "") in {"", where.url} for rule in rules)
 
 
 def _streams(where: Where) -> list[str]:
-    from motorcade.storage.readers import open_reader
-
-    reader = open_reader(where.url)
-    try:
+    with closing(open_reader(where.url)) as reader:
         return reader.streams()
-    finally:
-        reader.close()
 
 
 def _has_entries(where: Where, key: str) -> bool:
     from motorcade.storage.redis_reader import NativeReader
 
-    reader = NativeReader(where.url)
-    try:
+    with closing(NativeReader(where.url)) as reader:
         return reader.extent(key).exists
-    finally:
-        reader.close()
 
 
 def _compact(ingestion: Ingestion, running: _pipeline.Running, quiet: bool) -> None:

@@ -109,7 +109,7 @@ class Messages:
 
     def _check_exists(self, reader: StoreReader, extent: Extent) -> None:
         """A stream is in the store from its first record on; before that, its name or a declaration may say so."""
-        if extent.last or self._options.if_missing is Missing.EMPTY or _is_declared(reader, self._options.name):
+        if extent.last or self._options.if_missing is Missing.EMPTY or is_declared(reader, self._options.name):
             return
         there = ", ".join(reader.streams()) or "none"
         raise PipelineError(
@@ -267,7 +267,7 @@ class Messages:
         return shelf.take(self._options.store, open_reader)
 
 
-def _is_declared(reader: StoreReader, name: str) -> bool:
+def is_declared(reader: StoreReader, name: str) -> bool:
     """Whether every node has such a stream, or somebody has created it."""
     from motorcade.plugins.fanout.tables import RECEIPTS  # noqa: PLC0415 - takes long, and is asked for hardly ever
     from motorcade.plugins.streams.service import COLLECTION, declares  # noqa: PLC0415 - likewise
