@@ -171,7 +171,8 @@ class Listener:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.commands: list[list[bytes]] = []
-        self._connection = redis.Redis(server.host, server.port).connection_pool.get_connection()
+        # Without a timeout, which is 5 s if nobody says so: a leader may take longer to begin.
+        self._connection = redis.Redis(server.host, server.port, socket_timeout=None).connection_pool.get_connection()
         self._connection.send_command("MONITOR")
         self._connection.read_response()
         self._thread = threading.Thread(target=self._listen, daemon=True)

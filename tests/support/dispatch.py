@@ -343,7 +343,7 @@ def place(place_of: PlaceOf) -> Place:
 def connect(backing: RedisServer | RedisCluster) -> Any:
     """A client of redis-py that goes on after a failover."""
     if isinstance(backing, RedisServer):
-        return redis.Redis(backing.host, backing.port, socket_timeout=10.0)
+        return redis.Redis(backing.host, backing.port, socket_timeout=60.0)
     nodes = [redis.cluster.ClusterNode(server.host, server.port) for server in backing.servers]
     return redis.cluster.RedisCluster(
         startup_nodes=nodes, socket_timeout=2.0, retry=Retry(ConstantBackoff(0.2), retries=50)

@@ -91,7 +91,7 @@ class RedisServer:
     def client(self) -> redis.Redis:
         """A plain connection to look at this one server."""
         if self._client is None:
-            self._client = redis.Redis(self.host, self.port, socket_timeout=10.0)
+            self._client = redis.Redis(self.host, self.port, socket_timeout=60.0)
         return self._client
 
     @property

@@ -37,9 +37,13 @@ class Node(PluginNode):
 
     async def emptied(self, name: str = "q") -> None:
         """Wait until a queue has no messages."""
+        await self.comes_to([], name)
+
+    async def comes_to(self, wanted: list[bytes], name: str = "q") -> None:
+        """Wait until a queue has these messages and no others."""
         deadline = asyncio.get_running_loop().time() + PATIENCE
-        while left := await self.stored(name):
-            assert asyncio.get_running_loop().time() < deadline, f"{left} are left"
+        while wanted != (found := await self.stored(name)):
+            assert asyncio.get_running_loop().time() < deadline, f"{found}, not {wanted}"
             await asyncio.sleep(0.002)
 
     async def error(self, work: Any) -> str:
