@@ -310,9 +310,9 @@ def test_a_failure_is_told_in_the_innermost_words(
     assert found["error"].startswith(words)
 
 
-@pytest.mark.parametrize(("failures", "starts"), [(2, 3), (3, 3)])
+@pytest.mark.parametrize("failures", [runner.STARTS - 1, runner.STARTS])
 def test_a_query_that_the_machine_was_too_busy_for_is_started_again(
-    failures: int, starts: int, spark: SparkSession, store: str, tmp_path: Path
+    failures: int, spark: SparkSession, store: str, tmp_path: Path
 ) -> None:
     """Some times. The words are Spark's; here another part of the query says them."""
     started: list[bool] = []
@@ -328,12 +328,12 @@ def test_a_query_that_the_machine_was_too_busy_for_is_started_again(
         return query.option("checkpointLocation", folder.spark).start()
 
     with Folder(tmp_path / "run", "copy", {}) as folder:
-        if failures < starts:
+        if failures < runner.STARTS:
             assert runner.follow(start, folder, ONCE).done
         else:
             with pytest.raises(PipelineError, match="the machine is too busy"):
                 runner.follow(start, folder, ONCE)
-    assert starts == len(started)
+    assert runner.STARTS == len(started)
 
 
 def test_a_column_that_is_not_there_is_told_without_the_plan(spark: SparkSession, store: str, tmp_path: Path) -> None:

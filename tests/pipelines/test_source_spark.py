@@ -117,7 +117,7 @@ def test_a_query_ends_with_what_is_wrong(spark: SparkSession, tmp_path: Path) ->
         assert [*range(1, 101), *range(151, 201)] == lake_of(spark, tmp_path)
         with pytest.raises(AnalysisException, match="no option 'streem'"):
             spark.read.format("motorcade").options(store=url, streem="s").load()
-        with pytest.raises(PySparkException, match="no stream 'nobody' in this store"):
+        with pytest.raises(PySparkException, match="the stream 'nobody' has no record in this store"):
             frame(spark, url, stream="nobody").collect()
         assert [] == frame(spark, url, stream="nobody", if_missing="empty").collect()
         with pytest.raises(PySparkException, match="there is no store at"):

@@ -344,7 +344,7 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     (f"{INGEST} --checkpoint new --stream s --trigger interval --compact", 2, ("--compact", "--trigger once")),
     (f"{INGEST} --checkpoint new --stream s --data empty", 1, ("there is no store", "--data")),
     (f"{INGEST} --checkpoint new --stream s --data DATA --from soon", 2, ("--from", "soon", "earliest")),
-    (f"{INGEST} --checkpoint new --stream s --data DATA", 1, ("no stream 's'", "--if-missing empty")),
+    (f"{INGEST} --checkpoint new --stream s --data DATA", 1, ("the stream 's' has no record", "--if-missing empty")),
     (f"{INGEST} --checkpoint new --stream s --data DATA --if-missing so", 2, ("--if-missing", "'so'", "fail, empty")),
     (
         f"{INGEST} --checkpoint run --stream s --data DATA --if-missing empty",

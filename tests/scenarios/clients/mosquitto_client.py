@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from tests.scenarios.clients.base import LASTING, PATIENCE, Details, Listeners, RealClient, Received, Will
@@ -39,6 +41,16 @@ def to_received(line: str) -> Received:
         )
     payload = (found["payload"] or "").encode()  # an empty payload is shown as null
     return Received(found["topic"], payload, found["qos"], bool(found["retain"]), details)
+
+
+def _wait_for_rest(pid: int) -> None:
+    """Until a process waits for something, or has ended.
+
+    mosquitto_sub prints in its signal handler: interrupted while it prints a message, it shows that message twice.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"S", "Z"}:
+        assert time.monotonic() < deadline, "mosquitto_sub never rests"
 
 
 class MosquittoClient(RealClient):
@@ -107,7 +119,11 @@ class MosquittoClient(RealClient):
         process, self.process = self.process, None
         if process is None:
             return
-        process.kill() if kill else process.terminate()
+        if kill:
+            process.kill()
+        else:
+            _wait_for_rest(process.pid)
+            process.terminate()
         process.wait(PATIENCE)
         self.reader.join(PATIENCE)
         assert process.stdout is not None

@@ -39,6 +39,7 @@ async def test_a_server_that_evicts_is_refused(own_server: RedisServer) -> None:
 
 
 async def test_strict_needs_a_sync_for_every_write(own_server: RedisServer) -> None:
+    own_server.command("CONFIG", "SET", "appendfsync", "everysec")
     assert "appendfsync always" in await refused(own_server.url, Durability.STRICT)
     own_server.command("CONFIG", "SET", "appendfsync", "always")
     await accepted(own_server.url, Durability.STRICT)
