@@ -125,6 +125,8 @@ def test_so_is_one_that_is_declared_in_the_store(here: Path) -> None:
         assert _pipeline_ingest._is_there(where, "stream", "quiet")
         lake.do(lambda store: store.records.put("stream", "quiet", msgspec.msgpack.encode((1, None))))
         assert not _pipeline_ingest._is_there(where, "stream", "quiet"), "it is being deleted"
+        lake.do(lambda store: store.records.put("stream", "quiet", b"damaged"))
+        assert not _pipeline_ingest._is_there(where, "stream", "quiet")
 
 
 def test_a_rule_of_another_redis_says_nothing_of_this_one(here: Path) -> None:

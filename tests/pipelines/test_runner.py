@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rich.console import Console
+from structlog.testing import capture_logs
 
 from motorcade.cli import _pipeline, _progress
 from motorcade.pipelines import PipelineError, failures, runner, status
@@ -327,13 +328,14 @@ def test_a_query_that_the_machine_was_too_busy_for_is_started_again(
         query = rows(spark, store).writeStream.foreachBatch(batch).trigger(availableNow=True)
         return query.option("checkpointLocation", folder.spark).start()
 
-    with Folder(tmp_path / "run", "copy", {}) as folder:
+    with Folder(tmp_path / "run", "copy", {}) as folder, capture_logs() as said:
         if failures < runner.STARTS:
             assert runner.follow(start, folder, ONCE).done
         else:
             with pytest.raises(PipelineError, match="the machine is too busy"):
                 runner.follow(start, folder, ONCE)
     assert runner.STARTS == len(started)
+    assert ["pipeline_starts_again"] * (runner.STARTS - 1) == [entry["event"] for entry in said]
 
 
 def test_a_column_that_is_not_there_is_told_without_the_plan(spark: SparkSession, store: str, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Link:
         self._sent: deque[Sent] = deque()
         self._recalled: dict[bytes, None] = {}
         self._full = False  #: the window was used up since the last look
-        self._grown = 0  #: acknowledgements until the window was made larger last
+        self._resized = 0  #: acknowledgements until the window was changed last
         self._shrunk = 0.0  #: loop time when the window was made smaller last
         self._heard = 0.0  #: loop time of the last answer, or of the first message after none
         self._wire: _Wire | None = None
@@ -189,7 +189,7 @@ class Link:
         self._wire = wire
         self.state = State.CONNECTED
         self.window = min(FIRST_WINDOW, self._options.window)
-        self._grown = self.acknowledged
+        self._resized = self.acknowledged
         self._recalled.clear()
         self._owner.changed(self)
 
@@ -316,11 +316,12 @@ class Link:
             if now - self._shrunk >= quarter:  # time to see what the last step has brought
                 self.window = max(self.window // 2, 1)
                 self._shrunk = now
-        elif self._full and self.acknowledged - self._grown >= self.window and old <= self.window // 16:
+                self._resized = self.acknowledged
+        elif self._full and self.acknowledged - self._resized >= self.window and old <= self.window // 16:
             # A whole window was acknowledged since: whoever doubled at every look would have sent a slow worker much
             # more than it can do in time before the first of it is old.
             self.window = min(self.window * 2, self._options.window)
-            self._grown = self.acknowledged
+            self._resized = self.acknowledged
         self._full = len(self.held) >= self.window
 
 

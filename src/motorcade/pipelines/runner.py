@@ -137,11 +137,11 @@ def follow(
     folder.note(state="running", trigger=str(trigger), started_at=began, ended_at=None, error=None, batches=0, rows=0)
     seen = _Seen(folder, show)
     with _stops() as stop:
-        for _ in range(STARTS):
+        for left in reversed(range(STARTS)):
             stopped, failed = _run(
                 start if callable(start) else lambda: _started(start, folder, trigger), seen, stop, poll
             )
-            if failed is None or stopped or stop.is_set() or not failures.is_of_haste(failed):
+            if not left or failed is None or stopped or stop.is_set() or not failures.is_of_haste(failed):
                 break
             log.warning("pipeline_starts_again", pipeline=folder.pipeline, reason=failures.HASTE)
     # Who stops a whole group of processes stops Java and its workers too, perhaps before us.

@@ -120,6 +120,26 @@ async def test_the_window_of_a_slow_worker_shrinks() -> None:
         assert [] == notes.back
 
 
+async def test_a_window_that_was_made_smaller_grows_when_it_was_acknowledged() -> None:
+    """What was acknowledged before says nothing of the new one."""
+    async with linked() as (link, notes, worker):
+        send(link, *IDS[:16])
+        worker.say(ack_frames(IDS[:15]))
+        await until(lambda: len(notes.acknowledged) == 15, "acknowledged")
+        began = now()
+        send(link, *IDS[16:31], at=began)
+        link.look(began + 101)
+        assert 8 == link.window
+        worker.say(ack_frames(IDS[15:22]))
+        await until(lambda: len(notes.acknowledged) == 22, "acknowledged")
+        link.look(began + 49)  # nothing is old
+        assert (8, 9) == (link.window, len(link.held))
+        worker.say(ack_frames(IDS[22:23]))
+        await until(lambda: len(notes.acknowledged) == 23, "acknowledged")
+        link.look(began + 49)
+        assert 16 == link.window
+
+
 async def test_a_few_slow_messages_do_not_make_the_window_smaller() -> None:
     async with linked() as (link, notes, worker):
         began = now()

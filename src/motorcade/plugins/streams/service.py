@@ -50,8 +50,11 @@ _decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
 def declares(value: bytes) -> bool:
-    """Whether a record of COLLECTION declares its stream."""
-    return _decode(value).options is not None
+    """Whether a record of COLLECTION declares its stream. One that cannot be read does not: no node takes it either."""
+    try:
+        return _decode(value).options is not None
+    except (msgspec.MsgspecError, ValueError):
+        return False
 
 
 class Streams:
