@@ -176,6 +176,41 @@ async def test_a_mailbox_longer_than_any_page(store: Store) -> None:
     assert [] == await owners(store)
 
 
+async def test_a_mailbox_of_large_entries_is_read_in_pages_of_any_size(store: Store) -> None:
+    """Entries above what an engine fetches at once: apart, shared by several owners, and with a large body."""
+    size = 300 * 1024
+    wanted: list[tuple[bytes, bytes]] = []
+    for number in range(20):
+        body, payload = b"%d" % number, bytes([number]) * size
+        if number % 3 == 2:
+            body, payload = b"%d " % number + b"b" * size, b""
+        wanted.append((body, payload))
+        await store.mailboxes.append(["v1", "v2"] if number % 2 else ["v1"], Draft(body, payload), NOW)
+    shared = wanted[1::2]
+    for owner, expected in (("v1", wanted), ("v2", shared)):
+        for limit in (1, 2, 7, 16, 17, 64):
+            found: list[tuple[bytes, bytes]] = []
+            after = 0
+            while page := await store.mailboxes.read(owner, after, limit, NOW):
+                assert len(page) == limit or len(found) + len(page) == len(expected), "a short page is the last one"
+                found += [(entry.body, entry.payload) for entry in page]
+                after = page[-1].position
+            assert expected == found, f"{owner} in pages of {limit}"
+
+
+async def test_large_entries_behind_expired_ones_are_read_one_by_one(store: Store) -> None:
+    payload = b"p" * (300 * 1024)
+    for number in range(150):
+        await append(store, "v1", Draft(b"%d" % number, expires_at=NOW + 1))
+    for number in range(3):
+        await append(store, "v1", Draft(b"large %d" % number, payload + b"%d" % number))
+    found, after = [], 0
+    while page := await store.mailboxes.read("v1", after, 1, NOW + 2):
+        found += [entry.body for entry in page]
+        after = page[-1].position
+    assert [b"large 0", b"large 1", b"large 2"] == found
+
+
 # -- acknowledging and marks
 
 

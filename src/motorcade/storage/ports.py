@@ -135,7 +135,10 @@ class Mailboxes(Protocol):
         """Append to one or many owners, one answer per owner in the same order. An owner named twice gets two."""
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
-        """Up to `limit` entries with a position above `after`, oldest first. Expired ones do not count."""
+        """Up to `limit` entries with a position above `after`, oldest first. Expired ones do not count.
+
+        Fewer than `limit` means that there are no more, however large entries are and whatever was removed meanwhile.
+        """
 
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         """Remove entries; how many were there, each counted once.

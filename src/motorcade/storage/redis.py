@@ -417,10 +417,11 @@ class RedisMailboxes(Port):
             reply = await core.evaluate(cell, READ, "eg", owner, after, page, now)
             if reply:
                 after = int(reply[-3])
-                found += await self._entries(owner, reply)
+                entries = await self._entries(owner, reply)
+                found += entries
+                limit -= len(entries)
             if len(reply) < 3 * page:
                 break
-            limit -= page
         return found
 
     async def _entries(self, owner: str, reply: list[bytes]) -> list[Entry]:

@@ -287,6 +287,7 @@ class RocksMailboxes:
                 return []
             start = max(start, head.floor)
         found: list[tuple[int, bytes]] = []
+        go_on, last = 0, head.last if head is not None else _ANY
         # As `Reader.now` does it, but written out: every delivery passes here.
         reader, files = self._reader, self._reader.files
         opened: Tables | None = (files.enter_loop() if reader.is_open else None) or await reader.enter()
@@ -298,15 +299,19 @@ class RocksMailboxes:
                     found.append((start, row))
                     self._seen.trim()
                     self._seen.young[head] = found
-                    return self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
-            last = head.last if head is not None else _ANY
+                    entries = self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
+                    if entries:
+                        return entries
+                    found, start = [], start + 1  # removed between the two looks
             lowest, go_on = _entries(prefix, start, limit, now, DIRECT_ROWS, found, last, opened)  # type: ignore[arg-type]
             if head is not None and found:
                 self._note(head, start, lowest, found)
             if not go_on:
-                return self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
+                entries = self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
+                if len(entries) == len(found) or len(found) < limit:
+                    return entries
         except TooMuchError:
-            pass
+            pass  # what was found is completed in another thread
         except Exception as error:
             raise files.explain(error) from error
         finally:
@@ -314,7 +319,10 @@ class RocksMailboxes:
             files.leave_loop()
         while go_on:
             _, go_on = await reader.beside(partial(_entries, prefix, go_on, limit, now, STEP_ROWS, found, last))
-        return await reader.beside(partial(self._contents.complete, found, sys.maxsize))
+        entries = await reader.beside(partial(self._contents.complete, found, sys.maxsize))
+        if len(entries) < len(found) >= limit:  # some were removed between the two looks: others fill the page
+            entries += await self.read(owner, found[-1][0], limit - len(entries), now)
+        return entries
 
     def _note(self, head: tables.Head, start: int, lowest: int, found: list[tuple[int, bytes]]) -> None:
         """Leave what was found for the next read, and for the writer."""

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -314,6 +315,22 @@ async def test_long_reads_give_every_entry_once(store: RocksStore) -> None:
     await batch.commit()
     entries = await store.mailboxes.read("v", 0, 10_000, NOW + 2)
     assert [b"%d" % number for number in range(0, 3000, 10)] == [entry.body for entry in entries]
+
+
+async def test_a_page_from_which_entries_are_removed_meanwhile_is_filled_with_others(store: RocksStore) -> None:
+    """A short page would tell the reader that there is nothing more."""
+    for number in range(8):
+        await store.mailboxes.append(["v"], Draft(b"%d" % number, bytes([number]) * (300 * 1024)), NOW)
+    for limit, gone, wanted in ((1, [1], [b"1"]), (4, [3, 4], [b"1", b"4", b"5", b"6"])):
+        free = threading.Event()
+        busy = [asyncio.ensure_future(store._reader.beside(lambda _: free.wait(60))) for _ in range(2)]  # noqa: B023
+        await asyncio.sleep(0)
+        reading = asyncio.ensure_future(store.mailboxes.read("v", 0, limit, NOW))
+        await asyncio.sleep(0)  # the rows are found; their payloads wait for a thread
+        assert len(gone) == await store.mailboxes.acknowledge("v", gone)
+        free.set()
+        assert wanted == [entry.body for entry in await reading]
+        await asyncio.gather(*busy)
 
 
 async def test_readers_never_find_a_replaced_mailbox_empty(store: RocksStore) -> None:

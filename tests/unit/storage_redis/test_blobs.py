@@ -8,7 +8,7 @@ import random
 import time
 
 from motorcade.storage.ports import Draft, Durability, Swept
-from motorcade.storage.redis import RedisStore, blob_operation
+from motorcade.storage.redis import BlobCache, RedisStore, blob_operation
 from motorcade.storage.redis_format import raw
 from motorcade.storage.redis_writer import Operation
 from tests.support.redis import RedisServer
@@ -93,6 +93,17 @@ async def test_a_missing_payload_holds_nothing_up_and_is_found(store: RedisStore
     assert [b"2"] == [entry.body for entry in await other.mailboxes.read("v1", 0, 10, NOW)]
     assert any("missing" in line for line in await other.check())
     await other.close()
+
+
+async def test_a_page_with_a_missing_payload_is_filled_with_others(store: RedisStore, server: RedisServer) -> None:
+    """A short page would tell the reader that there is nothing more."""
+    for number in range(4):
+        await store.mailboxes.append(["v"], Draft(b"%d" % number, PAYLOAD + b"%d" % number), NOW)
+    core, digest = store.core, hashlib.sha256(PAYLOAD + b"0").digest()
+    server.command("DEL", core.key(core.cells.of(digest), "b:", digest))
+    core.cache = BlobCache(0)
+    assert [b"1", b"2"] == [entry.body for entry in await store.mailboxes.read("v", 0, 2, NOW)]
+    assert [b"1"] == [entry.body for entry in await store.mailboxes.read("v", 0, 1, NOW)]
 
 
 async def test_sweeps_beside_appends_part_nothing(server: RedisServer) -> None:
