@@ -54,14 +54,14 @@ async def test_collections_are_apart(store: Store) -> None:
     assert b"abc" == await store.records.get("abc", "key", NOW)
 
 
-@pytest.mark.parametrize("name", ODD_NAMES, ids=odd_id)
-async def test_keys_are_any_text(store: Store, name: str) -> None:
-    await store.records.put("topics", name, b"value")
-    assert b"value" == await store.records.get("topics", name, NOW)
-    assert {name: b"value"} == await scan(store, "topics", name)
-    assert {name: b"value"} == await scan(store, "topics")
-    assert await store.records.delete("topics", name)
-    assert {} == await scan(store, "topics")
+async def test_keys_are_any_text(store: Store) -> None:
+    for name in ODD_NAMES:
+        await store.records.put("topics", name, b"value")
+        assert b"value" == await store.records.get("topics", name, NOW), odd_id(name)
+        assert {name: b"value"} == await scan(store, "topics", name), odd_id(name)
+        assert {name: b"value"} == await scan(store, "topics"), odd_id(name)
+        assert await store.records.delete("topics", name), odd_id(name)
+        assert {} == await scan(store, "topics"), odd_id(name)
 
 
 async def test_all_odd_keys_together(store: Store) -> None:
@@ -73,14 +73,14 @@ async def test_all_odd_keys_together(store: Store) -> None:
         assert value == await store.records.get("topics", name, NOW), odd_id(name)
 
 
-@pytest.mark.parametrize("prefix", ["", *ODD_NAMES, "a/", "a/c", "車/", "v" * 500, "no such"], ids=odd_id)
-async def test_a_scan_takes_its_prefix_literally(store: Store, prefix: str) -> None:
+async def test_a_scan_takes_its_prefix_literally(store: Store) -> None:
     """What looks like a pattern is none; text is compared as text."""
     keys = [*ODD_NAMES, "a/b/c", "a/c", "車/1", "*x", "[a", "?x", "\\x"]
     for key in keys:
         await store.records.put("topics", key, key.encode()[:9])
-    wanted = {key: key.encode()[:9] for key in keys if key.startswith(prefix)}
-    assert wanted == await scan(store, "topics", prefix)
+    for prefix in ["", *ODD_NAMES, "a/", "a/c", "車/", "v" * 500, "no such"]:
+        wanted = {key: key.encode()[:9] for key in keys if key.startswith(prefix)}
+        assert wanted == await scan(store, "topics", prefix), odd_id(prefix)
 
 
 async def test_a_scan_of_many(store: Store) -> None:
