@@ -3,6 +3,7 @@
 vehicle   fleet/{vin}/position   {"lat": 48.1374, "lon": 11.5755}
 plugin    fleet/{vin}/geofence   inside | outside    retained, published when it changes
 
+MOTORCADE_HTTP__PLUGIN_PATHS=examples/plugins motorcade serve
 motorcade plugin load geofence --path examples/plugins/geofence.py --set lat=48.1374 --set lon=11.5755 --set radius=2000
 """
 

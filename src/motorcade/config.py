@@ -99,6 +99,7 @@ class HttpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     bind: Bind = "127.0.0.1:18083"  #: as for listeners
     token: str = ""  #: bearer token callers must show; without one the port may only be bound to loopback
+    plugin_paths: str | tuple[str, ...] = ()  #: folder or folders that plugins may be loaded from by path; empty: none
 
 
 class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

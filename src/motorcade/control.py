@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from itertools import accumulate, islice
@@ -25,7 +24,7 @@ import msgspec
 from motorcade import __version__
 from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
-from motorcade.core.errors import MotorcadeError, PluginError
+from motorcade.core.errors import MotorcadeError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Compacted, Form
 from motorcade.extension.declared import ConflictError, Declared, Found, read_options
@@ -288,6 +287,7 @@ class Control:
     def __init__(self, broker: Broker, plugins: Plugins, reload: Reload) -> None:
         """`reload` reads the configuration again and tells what has changed; `MotorcadeError` if it is wrong."""
         self.state = NodeState.STARTING  #: set by the node
+        self.plugin_paths: Sequence[str] = ()  #: folders that callers may load plugins from; set by the node
         self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
         self._broker = broker
         self._plane = broker.plane
@@ -377,10 +377,8 @@ class Control:
     async def load_plugin(
         self, name: str, config: Mapping[str, Any] | None = None, path: str | None = None
     ) -> PluginView:
-        """Load a plugin; `PluginError` says why it could not be."""
-        if path is not None:
-            _check_ownership(path)
-        loaded = await self._plugins.load(name, config, path)
+        """Load a plugin; `PluginError` says why it could not be. A path must lie in one of `plugin_paths`."""
+        loaded = await self._plugins.load(name, config, path, within=self.plugin_paths)
         return _plugin_view(loaded, self._plane.hooks)
 
     async def unload_plugin(self, name: str) -> None:
@@ -712,21 +710,3 @@ def _plugin_view(loaded: Loaded, hooks: Hooks) -> PluginView:
         gauges=loaded.gauges(),
         tasks=len(loaded.context.tasks),
     )
-
-
-def _check_ownership(path: str) -> None:
-    """Refuse a plugin file that somebody else could have written.
-
-    Whoever can reach the control port can name a path. On loopback that may be any user of the machine, who must not
-    get the rights of the node by it.
-    """
-    try:
-        about = Path(path).expanduser().stat()
-    except OSError as error:
-        raise PluginError(f"there is no plugin at {path}: {error.strerror}") from error
-    if about.st_uid not in (os.geteuid(), 0):
-        raise PluginError(f"{path} belongs to another user; it must belong to the user the node runs as, or to root")
-    if about.st_mode & stat.S_IWOTH:
-        raise PluginError(
-            f"{path} can be written by everybody (mode {stat.S_IMODE(about.st_mode):o}); take that right away"
-        )

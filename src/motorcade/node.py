@@ -53,6 +53,8 @@ class Node:
         self.plugins = Plugins(self.broker, hooks, Path(config.data.dir) / "plugins", self.plane.shared.sources)
         self.broker.gauges = self.plugins.gauges
         self.control = Control(self.broker, self.plugins, self.reload)
+        paths = config.http.plugin_paths
+        self.control.plugin_paths = (paths,) if isinstance(paths, str) else paths
         self.listeners: list[Listener] = []
         self.http: list[HttpServer] = []
         self.store: Store | None = None  #: open while the node runs

@@ -305,10 +305,31 @@ def test_plugins_are_listed_loaded_and_unloaded(web: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-plugin", "../../etc/passwd"])
-def test_a_plugin_that_does_not_exist_is_refused(web: httpx.Client, name: str) -> None:
+def test_a_plugin_that_does_not_exist_is_refused(web: httpx.Client, tmp_path: Path, name: str) -> None:
     """By name or by path, with a sentence."""
-    answer = web.post("/api/v1/plugins/missing", json={"path": f"/nowhere/{name}"})
+    answer = web.post("/api/v1/plugins/missing", json={"path": f"{tmp_path}/nowhere/x/{name}"})
     assert (409, True) == (answer.status_code, "there is no plugin" in answer.json()["message"])
+
+
+def test_plugins_come_by_path_only_from_folders_of_the_configuration(tmp_path: Path) -> None:
+    """By default from none; a plugin by name needs none."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("raise SystemExit('this must not run')")
+    with (
+        NodeProcess(http=True, env={"MOTORCADE_HTTP__PLUGIN_PATHS": "[]"}) as node,
+        httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE) as web,
+    ):
+        for path in (mine, EXAMPLE):
+            answer = web.post("/api/v1/plugins/mine", json={"path": str(path)})
+            assert (409, True) == (answer.status_code, "http.plugin_paths" in answer.json()["message"])
+        assert 201 == web.post("/api/v1/plugins/access", json={}).status_code
+    with (
+        NodeProcess(http=True, env={"MOTORCADE_HTTP__PLUGIN_PATHS": str(EXAMPLE.parent)}) as node,
+        httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE) as web,
+    ):
+        answer = web.post("/api/v1/plugins/mine", json={"path": str(mine)})
+        assert (409, True) == (answer.status_code, "in none of the folders" in answer.json()["message"])
+        assert 201 == web.post("/api/v1/plugins/fence", json={"path": str(EXAMPLE), "config": MUNICH}).status_code
 
 
 def test_a_plugin_that_somebody_else_may_have_written_is_refused(web: httpx.Client, tmp_path: Path) -> None:

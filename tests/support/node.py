@@ -6,6 +6,7 @@ node never blocks on a full pipe, and is shown when a test fails to start or to 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -23,6 +24,9 @@ from tests.support.ports import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 READY = re.compile(r"\bready\b")
+
+#: Plugins of tests are loaded over the control port from temporary folders and from the repository.
+PLUGIN_PATHS = {"MOTORCADE_HTTP__PLUGIN_PATHS": json.dumps([tempfile.gettempdir(), str(ROOT)])}
 
 #: Seconds a node may take to say `ready`, and to exit after a signal. Generous: machines that run tests are busy.
 START_PATIENCE = 60.0
@@ -103,7 +107,7 @@ class NodeProcess:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             self.command(),
-            env=environment | self.env,
+            env=environment | PLUGIN_PATHS | self.env,
             cwd=self._own.name,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

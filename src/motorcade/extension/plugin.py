@@ -9,6 +9,8 @@ to start stays behind.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -17,7 +19,7 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -30,6 +32,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError, MotorcadeError, PluginError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
+from motorcade.extension.checked import Module, read_plugin
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
 from motorcade.extension.sources import Kind, Sources
 
@@ -265,12 +268,23 @@ class Plugins:
         """The figures of all plugins together."""
         return {name: value for loaded in self._loaded.values() for name, value in loaded.gauges().items()}
 
-    async def load(self, name: str, config: Mapping[str, object] | None = None, path: str | None = None) -> Loaded:
-        """Find, configure and start a plugin. `PluginError` says what is wrong; nothing stays behind then."""
+    async def load(
+        self,
+        name: str,
+        config: Mapping[str, object] | None = None,
+        path: str | None = None,
+        *,
+        within: Sequence[str] | None = None,
+    ) -> Loaded:
+        """Find, configure and start a plugin. `PluginError` says what is wrong; nothing stays behind then.
+
+        With `within`, a `path` must lie in one of these folders and belong to the node's user (see `checked`);
+        without, the caller is trusted with it.
+        """
         async with self._changing:
             if name in self._loaded:
                 raise PluginError(f"plugin {name!r} is loaded already")
-            kind, origin = _from_path(path) if path else _from_entry_point(name)
+            kind, origin = _from_path(path, within) if path else _from_entry_point(name)
             options = _configure(name, kind, config or {})
             log = structlog.stdlib.get_logger("motorcade.plugin").bind(plugin=name)
             context = self._context(name, log)
@@ -408,25 +422,18 @@ def _from_entry_point(name: str) -> tuple[type[Plugin], str]:
 _numbers = itertools.count()  # a fresh module name per load, so that an edited file is read again
 
 
-def _from_path(text: str) -> tuple[type[Plugin], str]:
+def _from_path(text: str, within: Sequence[str] | None) -> tuple[type[Plugin], str]:
     path = Path(text).expanduser().resolve()
-    file = path / "__init__.py" if path.is_dir() else path
-    if not file.is_file():
-        raise PluginError(f"there is no plugin at {text}")
-    module_name = f"motorcade_plugin_{next(_numbers)}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(
-        module_name,
-        file,
-        loader=_FreshLoader(module_name, str(file)),
-        submodule_search_locations=[str(path)] if path.is_dir() else None,
-    )
-    if spec is None or spec.loader is None:
-        raise PluginError(f"{text} is not a Python file or package")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    keeping, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # for the modules of a package, see _FreshLoader
+    stem = re.sub(r"\W", "_", path.stem)
+    module_name = f"motorcade_plugin_{next(_numbers)}_{stem}"
+    modules = _trusted(path, text) if within is None else read_plugin(path, within)
+    for name, source in modules.items():
+        _held.modules[f"{module_name}.{name}" if name else module_name] = source
+    if within is not None:
+        _held.closed.add(module_name)
+    keeping, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # for the modules of a package, see _HeldLoader
     try:
-        spec.loader.exec_module(module)
+        module = importlib.import_module(module_name)
     except Exception as error:
         _forget(module_name)
         raise PluginError(f"plugin at {text} cannot be imported: {error!r}") from error
@@ -439,18 +446,67 @@ def _from_path(text: str) -> tuple[type[Plugin], str]:
         raise
 
 
-class _FreshLoader(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now: the cache on disk would miss an edit within the same second."""
+def _trusted(path: Path, text: str) -> dict[str, Module]:
+    """The file, or `__init__.py` of the folder; modules of the folder are found as they are imported."""
+    package = path if path.is_dir() else None
+    file = path / "__init__.py" if package else path
+    if not file.is_file():
+        raise PluginError(f"there is no plugin at {text}")
+    try:
+        return {"": Module(file, file.read_bytes(), package)}
+    except OSError as error:
+        raise PluginError(f"there is no plugin at {text}: {error.strerror}") from error
+
+
+class _HeldModules(importlib.abc.MetaPathFinder):
+    """Finds the modules of plugins that were loaded by path, as they were read then."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Module] = {}
+        self.closed: set[str] = set()  #: plugins that consist of nothing but what was read
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: object = None,  # noqa: ARG002 - as the import system calls it
+        target: object = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Part of the import system."""
+        found = self.modules.get(fullname)
+        if found is not None:
+            return importlib.util.spec_from_file_location(
+                fullname,
+                found.file,
+                loader=_HeldLoader(fullname, str(found.file), found.source),
+                submodule_search_locations=[str(found.package)] if found.package else None,
+            )
+        if fullname.partition(".")[0] in self.closed:
+            raise ModuleNotFoundError(f"{fullname!r} is no .py file that came with the plugin", name=fullname)
+        return None
+
+
+class _HeldLoader(importlib.machinery.SourceFileLoader):
+    """Compiles what was read: the cache on disk would miss an edit within the same second."""
+
+    def __init__(self, fullname: str, path: str, source: bytes) -> None:
+        super().__init__(fullname, path)
+        self._source = source
 
     def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+        return self.source_to_code(self._source, self.get_filename(fullname))
+
+
+_held = _HeldModules()
+sys.meta_path.insert(0, _held)
 
 
 def _forget(module_name: str) -> None:
-    """Take a module and its submodules out of the interpreter's table."""
-    for name in [name for name in sys.modules if name == module_name or name.startswith(f"{module_name}.")]:
-        del sys.modules[name]
+    """Take a module and its submodules out of the interpreter's table, and out of ours."""
+    tables: tuple[MutableMapping[str, Any], ...] = (sys.modules, _held.modules)
+    for table in tables:
+        for name in [name for name in table if name == module_name or name.startswith(f"{module_name}.")]:
+            del table[name]
+    _held.closed.discard(module_name)
 
 
 def _only_plugin(module: ModuleType, text: str) -> type[Plugin]:
