@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from motorcade.storage.ports import Formed, Store, StreamInfo, StreamRecord, Swept
+from motorcade.storage.ports import Draft, Formed, Store, StreamInfo, StreamRecord, Swept
 from tests.contracts.engines import NOW, ODD_NAMES, odd_id
 
 
@@ -335,3 +335,41 @@ async def test_a_reader_beside_writers_misses_nothing(store: Store) -> None:
         for writer in range(4):
             tasks.create_task(write(writer))
     assert total == len(set(reader.result()))
+
+
+async def test_appends_are_told_by_whatever_way_they_come(store: Store) -> None:
+    """By `append` and in batches, with the last offset; until the watcher has had enough."""
+    told: dict[str, list[int]] = {"a": [], "b": []}
+    end = store.streams.watch(lambda stream, last: told[stream].append(last))
+    (first,) = await store.streams.append("a", [b"1"], NOW)
+    assert [first] == told["a"]
+    batch = store.batch()
+    batch.put("things", "k", b"v")
+    batch.stream("a", [b"2", b"3"], NOW)
+    batch.append(["car"], Draft(b"entry"), NOW)
+    batch.stream("b", Formed((b"x", 0), ([b"1", b"2", b"3"],)), NOW)
+    batch.stream("a", [], NOW)
+    await batch.commit()
+    assert (await store.streams.info("a")).last == told["a"][-1]
+    assert (await store.streams.info("b")).last == told["b"][-1]
+    await asyncio.gather(*(store.streams.append("a", [b"%d" % number] * 700, NOW) for number in range(3)))
+    assert (await store.streams.info("a")).last == told["a"][-1]
+    assert sorted(told["a"]) == told["a"]
+    before = list(told["a"])
+    await store.streams.trim("a", records=1)
+    end()
+    await store.streams.append("a", [b"4"], NOW)
+    assert before == told["a"]
+
+
+async def test_an_append_whose_caller_is_gone_is_told_or_found(store: Store) -> None:
+    """A caller that is cancelled in between does not keep others from hearing of the records."""
+    told: list[int] = []
+    end = store.streams.watch(lambda _stream, last: told.append(last))
+    gone = asyncio.ensure_future(store.streams.append("a", [b"1"], NOW))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await store.streams.append("a", [b"2"], NOW)
+    assert (await store.streams.info("a")).last == told[-1]
+    end()

@@ -40,8 +40,9 @@ from motorcade.storage.ports import (
     StreamInfo,
     StreamRecord,
     Swept,
+    Watcher,
 )
-from motorcade.storage.wakeups import WakeUps
+from motorcade.storage.wakeups import WakeUps, Watchers
 
 #: The cursor of a sweep that is not done. The heap knows where to go on, so it says no more than that.
 MORE = b"more"
@@ -457,6 +458,7 @@ class MemoryStreams:
     def __init__(self, gate: Gate) -> None:
         self.streams: dict[str, Stream] = {}
         self._gate = gate
+        self._watchers = Watchers()
 
     async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
         self._gate.write()
@@ -508,6 +510,9 @@ class MemoryStreams:
         self._gate.read()
         return list(self.streams)
 
+    def watch(self, told: Watcher) -> Callable[[], None]:
+        return self._watchers.add(told)
+
     def apply_append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
         if not values:
             return []
@@ -518,6 +523,7 @@ class MemoryStreams:
         for offset, value in zip(offsets, values, strict=True):
             found.records.append(StreamRecord(offset, found.time, value))
             found.octets += len(value)
+        self._watchers.tell(stream, found.last)
         return offsets
 
     def _records(self, stream: str) -> list[StreamRecord]:

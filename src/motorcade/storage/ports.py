@@ -25,7 +25,7 @@ Rule 7: names (owners, streams, nodes, leases, keys of records) are any non-empt
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from itertools import repeat
@@ -281,6 +281,10 @@ class StreamInfo:
     octets: int  #: of values
 
 
+#: Called with a stream and the offset that was given last.
+Watcher = Callable[[str, int], None]
+
+
 class Streams(Protocol):
     """Append-only sequences. A stream exists from its first append until it is dropped, even if all is trimmed."""
 
@@ -306,6 +310,14 @@ class Streams(Protocol):
 
     async def names(self) -> list[str]:
         """All streams."""
+
+    def watch(self, told: Watcher) -> Callable[[], None]:
+        """Call `told` in the event loop for what this store object has appended, by `append` or in a batch.
+
+        It comes when the records are as durable as promised, in order, about when the caller of the append hears of
+        it. What is appended together, or by several calls in one group, may be told once. Not told: what other
+        processes append, and writes of unknown outcome. `told` must not raise. Returns a function that ends the calls.
+        """
 
 
 # -- coordination

@@ -49,12 +49,13 @@ from motorcade.storage.ports import (
     StreamInfo,
     StreamRecord,
     Swept,
+    Watcher,
 )
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
 from motorcade.storage.redis_scripts import ALL, EXTENT, FIND, INFO, READ
 from motorcade.storage.redis_writer import Operation, Stage, Writer
-from motorcade.storage.wakeups import MAX_WAKE_UPS
+from motorcade.storage.wakeups import MAX_WAKE_UPS, Watchers
 
 log = structlog.get_logger("motorcade.storage.redis")
 
@@ -109,18 +110,26 @@ class BlobCache:
 class Core:
     """What all ports of one open store share."""
 
-    def __init__(self, servers: Servers, cells: Cells, writer: Writer, blob_cache: int) -> None:
+    def __init__(
+        self, servers: Servers, cells: Cells, writer: Writer, blob_cache: int, watchers: Watchers | None = None
+    ) -> None:
         self.servers = servers
         self.cells = cells
         self.writer = writer
         self.cache = BlobCache(blob_cache)
         self.swept = 0
+        self._watchers = watchers or Watchers()
         self._hold = 0
         self._name = secrets.token_hex(4)
 
     def next_hold(self) -> str:
         self._hold += 1
         return f"{self._name}{self._hold}"
+
+    def told(self, operation: Operation, first: int) -> None:
+        """An operation has appended to a stream, beginning with the offset `first`."""
+        _, _, stream, values, _ = operation.words
+        self._watchers.tell(stream, first + len(values) - 1)
 
     async def one(self, operation: Operation, durable: bool = True) -> Any:
         return (await self.writer.write([operation], durable))[0]
@@ -266,6 +275,7 @@ class Step:
         self.operations: list[Operation] = []
         self.lanes: set[int] = set()
         self.appends: list[tuple[int, int, Appending]] = []  #: first and last operation, and whose they are
+        self.streams: list[int] = []  #: the last operation of each append to a stream
 
     def stage(self) -> Stage:
         durable = any(operation.words[0] != "acknowledge" for operation in self.operations)
@@ -303,7 +313,10 @@ class Plan:
         self._add("delete", [delete_operation(self._core, collection, key)])
 
     def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
-        self._add("stream", stream_operations(self._core, stream, values, now))
+        operations = stream_operations(self._core, stream, values, now)
+        if operations:
+            step = self._add("stream", operations)
+            step.streams.append(len(step.operations) - 1)
 
     async def carry_out(self) -> list[Appended]:
         core, steps, blobs = self._core, self._steps, self._blobs
@@ -319,6 +332,8 @@ class Plan:
         for step, of_step in zip(steps, answers, strict=True):
             for start, end, appending in step.appends:
                 appended += appending.answers(of_step[start:end])
+            for index in step.streams:
+                core.told(step.operations[index], of_step[index])
         for digest, (data, _) in blobs.items():
             core.cache.put(digest, data)
             core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))
@@ -345,6 +360,7 @@ class Plan:
             start = len(whole.operations)
             whole.operations += step.operations
             whole.appends += [(start + first, start + last, appending) for first, last, appending in step.appends]
+            whole.streams += [start + index for index in step.streams]
         return [whole]
 
 
@@ -584,8 +600,11 @@ class RedisStreams(Port):
     """Append-only sequences, each a Redis stream in one cell."""
 
     async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
-        operations = stream_operations(self._core, stream, values, now)
-        firsts = await self._core.writer.write(operations) if operations else []
+        core = self._core
+        operations = stream_operations(core, stream, values, now)
+        firsts = await core.writer.write(operations) if operations else []
+        if firsts:
+            core.told(operations[-1], firsts[-1])
         return [
             first + index
             for first, operation in zip(firsts, operations, strict=True)
@@ -620,6 +639,9 @@ class RedisStreams(Port):
 
     async def names(self) -> list[str]:
         return [name.decode() for names in await self._core.everywhere("SMEMBERS", "s") for name in names]
+
+    def watch(self, told: Watcher) -> Callable[[], None]:
+        return self._store.watchers.add(told)
 
 
 class RedisCoordination(Port):
@@ -736,6 +758,7 @@ class RedisStore:
         self._durability = durability
         self._open: Core | None = None
         self.listeners: set[asyncio.Task[None]] = set()
+        self.watchers = Watchers()  #: of streams
         self.mailboxes = RedisMailboxes(self)
         self.blobs = RedisBlobs(self)
         self.records = RedisRecords(self)
@@ -763,7 +786,7 @@ class RedisStore:
         except BaseException:
             await servers.close()
             raise
-        self._open = Core(servers, cells, Writer(servers, cells, replicas), options.blob_cache)
+        self._open = Core(servers, cells, Writer(servers, cells, replicas), options.blob_cache, self.watchers)
 
     async def close(self) -> None:
         core = self._open

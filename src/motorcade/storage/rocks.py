@@ -51,6 +51,7 @@ from motorcade.storage.ports import (
     StreamInfo,
     StreamRecord,
     Swept,
+    Watcher,
 )
 from motorcade.storage.tables import after_prefix
 from motorcade.storage.transaction import MAX_HEADS, MAX_SEEN_ROWS, State, Transaction, load_head
@@ -576,6 +577,9 @@ class RocksStreams:
 
     async def names(self) -> list[str]:
         return await self._reader.beside(lambda opened: [key.decode() for key, _ in scan(opened.streams, b"", b"")])
+
+    def watch(self, told: Watcher) -> Callable[[], None]:
+        return self._writer.watchers.add(told)
 
 
 def _kept(values: Sequence[bytes]) -> Sequence[bytes]:

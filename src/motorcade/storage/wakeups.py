@@ -2,14 +2,18 @@
 
 A wake-up goes to everybody who listens for the node just then, and to nobody later: it only says that there is
 something in the store to look at (`ports.Coordination.notify`).
+
+Beside them the watchers of streams, for all engines (`ports.Streams.watch`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from motorcade.storage.ports import Watcher
 
 #: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
 MAX_WAKE_UPS: Final = 1000
@@ -41,3 +45,23 @@ class WakeUps:
             listeners.remove(waiting)
             if not listeners:
                 self._listeners.pop(node, None)
+
+
+class Watchers:
+    """Those who hear of appends to streams."""
+
+    def __init__(self) -> None:
+        self._watchers: tuple[Watcher, ...] = ()
+
+    def add(self, told: Watcher) -> Callable[[], None]:
+        """Tell it of every append from now on, until the function that is returned is called."""
+        self._watchers = (*self._watchers, told)
+
+        def remove() -> None:
+            self._watchers = tuple(each for each in self._watchers if each is not told)
+
+        return remove
+
+    def tell(self, stream: str, last: int) -> None:
+        for told in self._watchers:
+            told(stream, last)

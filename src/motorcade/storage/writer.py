@@ -32,6 +32,7 @@ from motorcade.storage.files import Files, Tables, migrate, write_meta
 from motorcade.storage.ports import StoreError, StoreFullError
 from motorcade.storage.tables import META_BOOT, NUMBER
 from motorcade.storage.transaction import State, Transaction
+from motorcade.storage.wakeups import Watchers
 
 #: Calls that the writer holds. More stand in line until it has room, and their callers wait with them.
 MAX_QUEUED = 4096
@@ -78,6 +79,7 @@ class Writer:
         self.swept = 0
         self.refused = 0  #: calls refused for want of room
         self.queued = 0  #: calls not answered yet
+        self.watchers = Watchers()  #: of streams
         self.trouble: StoreError | None = None  #: why nothing can be written
         self._low: StoreFullError | None = None  #: why nothing more can be stored
         self._sync = sync
@@ -89,6 +91,7 @@ class Writer:
         self._queue: queue.SimpleQueue[list[Call] | None] = queue.SimpleQueue()
         self._options = WriteOptions()
         self._tables: Tables | None = None
+        self._grown: dict[str, int] = {}  #: streams that the group appends to: their last offset
         self._looked_at = 0.0
         self._tried_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -173,8 +176,10 @@ class Writer:
         await asyncio.sleep(0)
         self._thread = None
 
-    def _answer(self, group: list[Call]) -> None:
+    def _answer(self, group: list[Call], grown: dict[str, int]) -> None:
         """In the event loop: answer a group and let in who stands in line."""
+        for stream, last in grown.items():
+            self.watchers.tell(stream, last)
         self.queued -= len(group)
         self._held -= len(group)
         for call in group:
@@ -203,10 +208,11 @@ class Writer:
                 continue
             group, closing = self._group(first)
             if group:
+                self._grown = {}
                 self._commit(group)
                 # The loop may be gone if its owner did not close the store; there is nobody to tell then.
                 if loop is not None and not loop.is_closed():
-                    loop.call_soon_threadsafe(self._answer, group)
+                    loop.call_soon_threadsafe(self._answer, group, self._grown)
             if closing:
                 break
         self._tables = None
@@ -280,6 +286,8 @@ class Writer:
                 self._fail(error, part)
                 return
             transaction.written()
+            if transaction.grown:
+                self._grown.update(transaction.grown)
         self.writes += len(part)
         self.swept += transaction.swept
 
@@ -304,6 +312,7 @@ class Writer:
         Whether these calls were written shows only when the files are opened again: their error is not a certain one.
         """
         self.trouble = trouble = self.files.explain(error)
+        self._grown = {}
         self._tried_at = time.monotonic()
         for call in calls:
             if call.error is None:

@@ -168,6 +168,27 @@ async def test_readers_of_the_stream_are_woken(store: Store) -> None:
     await node.stop()
 
 
+async def test_readers_that_come_later_read_to_the_end(store: Store) -> None:
+    """Without another receipt to wake them: from the beginning, from an offset, and from now on."""
+    node = await Node.on(store)
+    await node.streams.open(RECEIPTS, "fanout")
+    office = await Office.on(store)
+    office.context.offer("streams", node.streams)
+    await office.accepted("task_1", range(10))
+    await office.say(State.SENT, "task_1", 1)
+    earliest = node.client("earliest").subscribe("$stream/receipts/earliest")
+    third = node.client("third").subscribe("$stream/receipts", "3")
+    latest = node.client("latest").subscribe("$stream/receipts", "latest")
+    for session in (earliest, third, latest):
+        await session.client.drain()
+    assert (11, 9, 0) == (len(earliest.received), len(third.received), len(latest.received))
+    await office.say(State.ACKED, "task_1", 1)
+    await latest.client.drain()
+    assert [State.ACKED] == [receipts.decode(message.payload).state for message in latest.received]
+    await office.stop()
+    await node.stop()
+
+
 async def test_a_slow_broker_loses_copies_but_no_receipts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     office = await Office.on(store)
     monkeypatch.setattr(module, "MOST_UNPUBLISHED", 3)

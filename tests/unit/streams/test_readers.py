@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from motorcade.core.message import Message
@@ -9,7 +12,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.record import encode
 from motorcade.extension.sources import Why
 from motorcade.plugins.streams.pages import PAGE
-from motorcade.storage.ports import Store, StoreError
+from motorcade.storage.ports import Store, StoreError, StreamInfo
 from tests.unit.streams.clients import NOW, Node, offsets
 
 
@@ -48,6 +51,121 @@ async def test_where_a_reader_begins(node: Node, offset: str, first: int) -> Non
     await numbered(node, 5, 10)
     await session.client.drain()
     assert list(range(first, 15)) == payloads(session.received)
+
+
+async def past(store: Store, *numbers: int, batch: bool = True) -> None:
+    """Append to the stream as other plugins do it: in a batch of their own, past the service."""
+    values = [encode(Message("t/a", b"%d" % number)) for number in numbers]
+    if not batch:
+        await store.streams.append("s", values, NOW)
+        return
+    together = store.batch()
+    together.stream("s", values, NOW)
+    together.put("things", "k", b"v")
+    await together.commit()
+
+
+@pytest.mark.parametrize("batch", [True, False], ids=["batch", "append"])
+async def test_what_is_appended_past_the_service_is_read_to_the_end(node: Node, store: Store, batch: bool) -> None:
+    """By readers that come later, that are there, and that come back; the service has appended before and after."""
+    await past(store, 0, 1, 2, batch=batch)
+    early = node.client("early").subscribe("$stream/s", "earliest")
+    latest = node.client("latest").subscribe("$stream/s", "latest")
+    second = node.client("second").subscribe("$stream/s", "2")
+    await early.client.drain()
+    await second.client.drain()
+    assert ([0, 1, 2], [1, 2]) == (payloads(early.received), payloads(second.received))
+    await numbered(node, 2, 3)
+    await past(store, 5, 6, batch=batch)
+    for session in (early, latest, second):
+        await session.client.drain()
+    assert list(range(7)) == payloads(early.received)
+    assert list(range(3, 7)) == payloads(latest.received), "not what was there before"
+    early.client.disconnect()
+    second.client.unsubscribe("$stream/s")
+    latest.client.disconnect()
+    await past(store, 7, batch=batch)
+    early.client.resume()
+    again = second.client.subscribe("$stream/s")
+    for session in (early, again):
+        await session.client.drain()
+    assert list(range(8)) == payloads(early.received)
+    assert [7] == payloads(again.received)
+    assert 0 == node.counters["found_late"]
+
+
+async def test_appends_past_the_service_beside_its_own(node: Node, store: Store) -> None:
+    """Both at once, again and again: every reader gets all there is, each once."""
+    sessions = [node.client(f"car{number}", 50, 50).subscribe("$stream/s", "earliest") for number in range(3)]
+    for start in range(0, 60, 6):
+        await asyncio.gather(
+            numbered(node, 2, start),
+            past(store, start + 2, start + 3),
+            numbered(node, 1, start + 4),
+            past(store, start + 5),
+        )
+    for session in sessions:
+        await session.client.drain()
+        assert list(range(60)) == sorted(payloads(session.received))
+        assert list(range(1, 61)) == offsets(session.received)
+    await node.streams.trimmer.look()
+    stream = node.streams.streams()[0]
+    info = await store.streams.info("s")
+    assert (info.first, info.last, info.records, info.octets) == (
+        stream.first,
+        stream.tail,
+        stream.records,
+        stream.octets,
+    )
+
+
+async def test_what_the_store_cannot_tell_is_found_within_an_interval(
+    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, or a write of unknown outcome: readers at the tail do not wait for the next append."""
+    session = node.client("car").subscribe("$stream/s", "earliest")
+    await node.quiet()
+    node.streams._unwatch()  # type: ignore[misc] # as if the append came from elsewhere
+    await past(store, 0, 1)
+    await node.quiet()
+    assert [] == session.received
+    await node.streams.trimmer.look()
+    await session.client.drain()
+    assert [0, 1] == payloads(session.received)
+    assert 1 == node.counters["found_late"]
+    append = store.streams.append
+
+    async def unknown(*args: Any) -> list[int]:
+        await append(*args)
+        raise StoreError("not confirmed in time")
+
+    monkeypatch.setattr(store.streams, "append", unknown)
+    with pytest.raises(StoreError):
+        await node.append(b"2")
+    monkeypatch.setattr(store.streams, "append", append)
+    await node.streams.trimmer.look()
+    await session.client.drain()
+    assert [0, 1, 2] == payloads(session.received)
+
+
+async def test_what_is_appended_while_a_stream_is_being_declared_is_seen(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await Node.on(store)
+    session = node.client("car").subscribe("$stream/s", "earliest")
+    info = store.streams.info
+
+    async def meanwhile(stream: str) -> StreamInfo:
+        found = await info(stream)
+        monkeypatch.undo()
+        await past(store, 0)
+        return found
+
+    monkeypatch.setattr(store.streams, "info", meanwhile)
+    await node.create()
+    await session.client.drain()
+    assert [0] == payloads(session.received)
+    await node.stop()
 
 
 async def test_an_offset_in_the_future_is_waited_for(node: Node) -> None:

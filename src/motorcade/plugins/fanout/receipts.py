@@ -1,7 +1,7 @@
 """Receipts on their way: into the stream with what they tell of, then to the ledger and to those who listen.
 
     store: values, accepted ─▶ stage ─▶ batch ─commit─▶ written ─┬─▶ ledger, counters
-                                 ▲                │              ├─▶ readers of `$stream/receipts` are woken
+                                 ▲                │              ├─▶ readers of `$stream/receipts` (the store tells)
                                  └── what is not ─┘ error        └─▶ topic of the receipt, if somebody listens
                                      there yet
 
@@ -267,9 +267,6 @@ class Receipts:
     # -- those who listen
 
     def _tell(self, receipts: Callable[[], Iterable[Receipt]]) -> None:
-        streams = self._context.service("streams")
-        if streams is not None:
-            streams.grown(RECEIPTS)
         if not self._hub.heard_below(INGRESS, self._context.name):
             return
         for receipt in receipts():

@@ -78,6 +78,7 @@ class Appender:
         now: Callable[[], float],
         spawn: Spawn,
         appended: Callable[[list[int], Group, float], None],
+        settled: Callable[[], None],
         counters: Counter[str],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
@@ -87,6 +88,7 @@ class Appender:
         self._now = now
         self._spawn = spawn
         self._appended = appended
+        self._settled = settled  # called when nothing waits or is under way any more, whatever became of it
         self._counters = counters
         self._log = log
         self._groups: deque[Group] = deque()
@@ -172,6 +174,7 @@ class Appender:
             while self._groups:  # cancelled: the plugin is unloaded
                 self._over(group := self._groups.popleft())
                 group.fail(StoreError(f"stream {self._name!r} is closed"))
+            self._settled()
 
     async def _write_one(self, group: Group) -> None:
         now = self._now()

@@ -92,9 +92,7 @@ class Trimmer:
         self._place.ledger.sweep()
         for stream in self._place.streams():
             try:
-                if stream.appender.doubtful:
-                    stream.appender.doubtful = False
-                    await stream.open()
+                await stream.look()
                 now = self._place.now()
                 if not stream.closed and (stream.overflows() or stream.outdated_at() <= now):
                     await self._trim(stream, now)

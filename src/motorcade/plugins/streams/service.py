@@ -98,6 +98,8 @@ class Streams:
         self._log = log
         self._bound = bound  # told the filters of all streams when they change
         self._streams: dict[str, Stream] = {}
+        self._opening: dict[str, Stream] = {}  # being declared
+        self._unwatch: Callable[[], None] | None = None
         self._readers: dict[str, set[StreamSource]] = {}  # by name, declared or not
         self._trie: FilterTrie[tuple[Stream, ...]] = FilterTrie()
         self._changing = asyncio.Lock()
@@ -106,6 +108,7 @@ class Streams:
 
     async def start(self, configured: Mapping[str, StreamOptions]) -> None:
         """Declare what is stored and what is configured."""
+        self._unwatch = self._store.streams.watch(self._told)
         await self.ledger.load()
         stored = [item async for item in self._store.records.scan(COLLECTION, self.now())]
         for name, value in stored:
@@ -173,6 +176,15 @@ class Streams:
         for stream in list(self._streams.values()):
             await stream.appender.settle()
         await self.ledger.settle()
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def _told(self, name: str, last: int) -> None:
+        """Something was appended to the store, through this service or past it."""
+        stream = self._streams.get(name) or self._opening.get(name)
+        if stream is not None:
+            stream.told(last)
 
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
@@ -249,7 +261,8 @@ class Streams:
     async def open(self, name: str, owner: str) -> None:
         """Let a stream be read, and appended to, that belongs to a plugin. It is bound to no topics.
 
-        The owner alone trims it. It is there until `release`; opening it again does nothing.
+        The owner alone trims it, and may append to it in batches of its own too: readers hear of that. It is there
+        until `release`; opening it again does nothing.
         """
         check_name(self.noun, name)
         async with self._changing:
@@ -261,12 +274,6 @@ class Streams:
                     f"stream {name!r} is declared already ({present.origin}); it cannot be {owner}'s too"
                 )
             await self._declare(name, None, owner)
-
-    def grown(self, name: str) -> None:
-        """The owner of a stream has appended to it in a batch of its own: readers at the tail hear of it."""
-        stream = self._streams.get(name)
-        if stream is not None and stream.readers:
-            stream.grown()
 
     async def release(self, name: str, owner: str) -> None:
         """A stream opened by a plugin is no longer declared; its records stay."""
@@ -365,8 +372,11 @@ class Streams:
         """Make a stream, and let those who wait for it begin."""
         if len(self._streams) >= self._max_streams:
             raise self._too_many(self._max_streams)
-        stream = Stream(name, options, origin, self._shared)
-        await stream.open()
+        self._opening[name] = stream = Stream(name, options, origin, self._shared)
+        try:
+            await stream.open()
+        finally:
+            del self._opening[name]
         self._streams[name] = stream
         self.trimmer.wake()
         for reader in list(self._readers.get(name, ())):

@@ -1,10 +1,15 @@
 """One stream that is declared: its end, its readers, and the way in and out.
 
     append ─▶ appender ─▶ store ─┬─▶ tail moves, pages grow ─▶ readers that wait there are told
+    batches of other plugins ─▶ ─┤
     reader ─▶ pages, or ◀─ load ─┘
 
 `tail` is the last offset that is known to be in the store. A reader that stands there costs nothing until it moves. A
 reader that stands before it finds a page, or asks for one (`load`); those who ask for the same one share the read.
+
+Rule 1: the tail follows every append to the stream, whichever part of the node makes it: the store tells (`told`).
+Rule 2: what the store cannot tell (a write of unknown outcome, another process) is found when somebody looks (`look`):
+        while readers wait at the tail, at least once per `trim_interval`.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions
 from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Page, Pages
 from motorcade.plugins.streams.position import OFFSET
-from motorcade.storage.ports import StoreError, StreamRecord, Streams
+from motorcade.storage.ports import StreamRecord, Streams
 
 TIME: Final = "stream-time"  #: user property: when it was appended
 SLACK: Final = 1.05  #: times a bound: a stream that grows so far is trimmed at once, not with the next look
@@ -91,6 +96,7 @@ class Stream:
             shared.now,
             shared.spawn,
             self._appended,
+            self._settled,
             shared.counters,
             shared.log,
         )
@@ -103,12 +109,13 @@ class Stream:
         self.oldest = 0.0  #: time of the first record; 0: there is none
         self.time = 0.0  #: of the last record
         self.closed = False  #: deleted, or no longer declared
+        self.uncounted = False  #: others have appended: `records`, `octets` and `first` are to be looked up
         self._shared = shared
         self._store = shared.store
         self._counters = shared.counters
         self._waiting: set[Reader] = set()  # at the tail
         self._loading: dict[int, dict[Reader, None]] = {}  # by the offset after which a page is being read
-        self._looking = self._look_again = False  # how far it goes
+        self._told = 0  # the last offset that the store has told while an append of ours was under way
         self._stamps = Stamps()
         self._unreadable = 0
 
@@ -116,7 +123,7 @@ class Stream:
         """Find out where the stream stands."""
         info = await self._store.info(self.name)
         self.first, self.records, self.octets = info.first, info.records, info.octets
-        self.tail = max(self.tail, info.last)
+        self._reached(info.last)
         if self.records:
             last = await self._store.read(self.name, self.tail - 1, 1)
             self.time = max(self.time, last[0].time if last else 0.0)
@@ -159,30 +166,40 @@ class Stream:
                 offsets,
                 [self._from_publish(m, offset, stamp) for m, offset in zip(group.messages, offsets, strict=True)],
             )
-        self._reached(offsets[-1])
+        self.uncounted = self.uncounted or offsets[0] > self.tail + 1
+        self._reached(max(offsets[-1], self._told))
         if was_empty or self.overflows(SLACK):
             self._shared.trim_soon()
 
-    def grown(self) -> None:
-        """Its owner has appended something by itself, in a batch with other writes: look how far it goes now."""
-        if self._looking:
-            self._look_again = True
-            return
-        self._looking = True
-        self._shared.spawn(self._look(), f"look.{self.name}")
+    def told(self, last: int) -> None:
+        """The store has records up to an offset now.
 
-    async def _look(self) -> None:
-        try:
-            self._look_again = True
-            while self._look_again and not self.closed:
-                self._look_again = False
-                info = await self._store.info(self.name)
-                self.first, self.records, self.octets = info.first, info.records, info.octets
+        While an append of ours is under way, that may be the one: readers hear of it when its page is there.
+        """
+        if self.appender.busy:
+            self._told = max(self._told, last)
+        elif last > self.tail:
+            self.uncounted = True
+            self._reached(last)
+
+    def _settled(self) -> None:
+        if self._told > self.tail:
+            self.uncounted = True
+            self._reached(self._told)
+
+    async def look(self) -> None:
+        """Find what the store could not tell of (rule 2), and count what others have appended."""
+        if self.appender.doubtful or self.uncounted:
+            self.appender.doubtful = self.uncounted = False
+            await self.open()
+        elif self._waiting and not self.appender.busy:
+            tail = self.tail
+            info = await self._store.info(self.name)
+            if info.last > self.tail:
+                if self.tail == tail:
+                    self._counters["found_late"] += 1
+                self.uncounted = True
                 self._reached(info.last)
-        except StoreError as error:  # the next one who looks, or appends, finds it
-            self._shared.log.warning("stream_not_looked_at", stream=self.name, error=str(error))
-        finally:
-            self._looking = False
 
     def overflows(self, slack: float = 1.0) -> bool:
         """Whether there is more than there may be, times `slack`."""

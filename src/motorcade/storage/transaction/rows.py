@@ -42,6 +42,7 @@ class Rows:
         self._blobs: dict[bytes, BlobInfo] = {}
         self._messages: dict[int, Message] = {}
         self._streams: dict[str, StreamHead] = {}  #: to be written
+        self.grown: dict[str, int] | None = None  #: streams that were appended to: their last offset
         self._noting: Noting | None = None
         self._octets = 0  #: of all that is written
         self.swept = 0

@@ -60,6 +60,9 @@ class Transaction(Appends):
         head.last = offsets[-1]
         head.records += len(values)
         self._streams[stream] = head
+        if self.grown is None:
+            self.grown = {}
+        self.grown[stream] = head.last
         return offsets
 
     def trim(self, stream: str, before: float, octets: int, records: int, budget: int) -> Swept:
@@ -102,6 +105,8 @@ class Transaction(Appends):
         if self._stream(stream) is None:
             return
         self._streams.pop(stream, None)
+        if self.grown is not None:
+            self.grown.pop(stream, None)
         self._unset("streams", octets)
         self._batch.delete_range(octets + b"\0", octets + b"\1", self._handles["rows"])
 
