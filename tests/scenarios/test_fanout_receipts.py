@@ -200,6 +200,19 @@ def test_the_stream_from_its_beginning_and_live(node: NodeProcess, platform: Pla
             assert watch.seen == follow(reader, request, 6)
 
 
+def test_a_reader_that_comes_later_needs_no_further_receipt(node: NodeProcess, platform: Platform) -> None:
+    """The command of docs/receipts.md: everything there is, though no reader was there when it was appended."""
+    vin, request = one(), request_name()
+    with Watch(node, request) as watch:
+        client = vehicle(node, vin)
+        platform.send([vin], request, "1")
+        get(client)
+        watch.until(vin, "accepted", "sent", "acked")
+        reader = connected(node, unique("late"))
+        subscribe(reader, "$stream/receipts/earliest")
+        assert watch.seen == follow(reader, request, 3)
+
+
 def follow(reader: Client, request: str, count: int) -> list[dict[str, Any]]:
     """So many receipts of a request from a reader of the stream."""
     found: list[dict[str, Any]] = []
