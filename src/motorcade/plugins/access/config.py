@@ -88,7 +88,9 @@ class AccessConfig(Struct, forbid_unknown_fields=True, frozen=True):
     bind_client_id: Literal["off", "username", "claim", "cn"] = "off"  #: what the client id must be equal to
     timeout: Annotated[float, Meta(gt=0, le=30)] = 5.0  #: seconds that one log-in may take; then it is refused
     max_failures: Annotated[int, Meta(ge=0)] = 10  #: failed log-ins per minute, user name and address; 0 is no limit
+    max_address_failures: Annotated[int, Meta(ge=0)] = 100  #: the same per minute and address, all names; 0 is no limit
     max_failure_entries: Positive = 10_000  #: names and addresses watched; the oldest is forgotten first
+    max_known: Annotated[int, Meta(ge=0)] = 100_000  #: names and addresses that got in and are preferred during a flood
     failure_delay: Annotated[float, Meta(ge=0, le=10)] = (
         0.2  #: seconds, times the failures of the last minute, at most 2
     )

@@ -1,4 +1,4 @@
-"""Two small bounded tables: log-ins that succeeded lately, and log-ins that failed lately.
+"""Small bounded tables: log-ins that succeeded lately, log-ins that failed lately, and names known at an address.
 
 Neither reads a clock; `now` is any clock in seconds that only grows.
 """
@@ -62,10 +62,10 @@ class SuccessCache(Generic[V]):
 
 
 class Failures:
-    """Counts failed log-ins per name and address.
+    """Counts failed log-ins per name and address; with an empty name, of all names of an address.
 
-    Per name alone, anybody could lock a vehicle out; per address alone, one vehicle could lock out all others behind
-    the same carrier gateway. IPv6 addresses count by their /64, which one subscriber gets as a whole.
+    Per name alone, any client could lock a vehicle out. IPv6 addresses count by their /64, which one subscriber gets as
+    a whole.
     """
 
     __slots__ = ("_entries", "limit", "size")
@@ -107,8 +107,41 @@ class Failures:
         return entry[1]
 
 
-def _identity(name: str, host: str) -> tuple[str, str]:
+class Known:
+    """Names that have got in from an address, the latest `size` of them.
+
+    They are what a flood of wrong passwords from the same address (a carrier's gateway, a proxy) is told apart by.
+    """
+
+    __slots__ = ("_entries", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._entries: OrderedDict[int, None] = OrderedDict()  # hashes: a collision only prefers one name too many
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, name: str, host: str) -> None:
+        """The name got in."""
+        if not self.size:
+            return
+        key = hash(_identity(name, host))
+        self._entries[key] = None
+        self._entries.move_to_end(key)
+        while len(self._entries) > self.size:
+            self._entries.popitem(last=False)
+
+    def has(self, name: str, host: str) -> bool:
+        """Tell whether this name got in from this address before."""
+        return hash(_identity(name, host)) in self._entries
+
+
+def network_of(host: str) -> str:
+    """The address that failures and work are counted for: of IPv6 the /64."""
     address = address_of(host)
-    if address is not None and address.version == 6:
-        return name, address.exploded[:19]
-    return name, host
+    return address.exploded[:19] if address is not None and address.version == 6 else host
+
+
+def _identity(name: str, host: str) -> tuple[str, str]:
+    return name, network_of(host)

@@ -29,7 +29,7 @@ from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.plugins.access import aclfile, backends
 from motorcade.plugins.access.backends import ACL_ATTRIBUTE, Accepted, Backend
 from motorcade.plugins.access.config import AccessConfig, Jwt
-from motorcade.plugins.access.memory import Failures
+from motorcade.plugins.access.memory import Failures, Known, network_of
 from motorcade.plugins.access.rules import Action, Rule, first_match
 
 HOOK_TIMEOUT = 60.0  #: seconds; behind `timeout` of the configuration and the delay after failures
@@ -65,6 +65,8 @@ class AccessPlugin(Plugin):
         super().__init__(context, config)
         self._in_force = _InForce((), None)
         self._failures = Failures(config.max_failures, config.max_failure_entries)
+        self._addresses = Failures(config.max_address_failures, config.max_failure_entries)
+        self._known = Known(config.max_known)
         self._claims: OrderedDict[str, tuple[Rule, ...]] = OrderedDict()
 
     async def start(self) -> None:
@@ -77,7 +79,9 @@ class AccessPlugin(Plugin):
         old, self._in_force = self._in_force, fresh
         self.config = config
         self._failures.limit = config.max_failures
-        self._failures.size = config.max_failure_entries
+        self._addresses.limit = config.max_address_failures
+        self._failures.size = self._addresses.size = config.max_failure_entries
+        self._known.size = config.max_known
         self.context.counters["reloaded"] += 1
         self._tell("access_reloaded")
         self.context.hub.recheck_access()
@@ -120,10 +124,15 @@ class AccessPlugin(Plugin):
         name = client.username or client.client_id
         now = self.context.hub.now()
         chain = self._in_force.chain
-        if self._failures.blocked(name, client.host, now):
+        known = self._known.has(name, client.host)
+        if self._failures.blocked(name, client.host, now) or (
+            not known and self._addresses.blocked("", client.host, now)
+        ):
             return self._answer_blocked(client, credentials, chain, now)
+        # A name that has got in from this address before does not wait behind what else comes from there.
+        lane = f"{network_of(client.host)} {name}" if known else network_of(client.host)
         for backend in chain:
-            answer = await self._ask(backend, client, credentials, now)
+            answer = await self._ask(backend, client, credentials, now, lane)
             if isinstance(answer, Deny):
                 return await self._refuse(client, answer, backend.name)
             if answer is not None:
@@ -131,6 +140,7 @@ class AccessPlugin(Plugin):
                 if isinstance(answer, Deny):
                     return await self._refuse(client, answer, backend.name)
                 self._failures.forget(name, client.host)
+                self._known.add(name, client.host)
                 return self._admit(client, answer, backend.name)
         if client.username or credentials.password is not None or credentials.method is not None:
             wrong_method = Deny(ReasonCode.BAD_AUTHENTICATION_METHOD, "nobody knows this authentication method")
@@ -140,11 +150,11 @@ class AccessPlugin(Plugin):
         return self._undecided(client, credentials, so_far)
 
     async def _ask(
-        self, backend: Backend, client: ClientInfo, credentials: Credentials, now: float
+        self, backend: Backend, client: ClientInfo, credentials: Credentials, now: float, lane: str
     ) -> Accepted | Deny | None:
         try:
             async with asyncio.timeout(self.config.timeout):
-                return await backend.check(client, credentials, now)
+                return await backend.check(client, credentials, now, lane)
         except TimeoutError:
             return Deny(ReasonCode.SERVER_BUSY, "the log-in took too long")
 
@@ -201,7 +211,9 @@ class AccessPlugin(Plugin):
         )
         if deny.reason in _FAILURES:
             name = client.username or client.client_id
-            count = self._failures.failed(name, client.host, self.context.hub.now())
+            now = self.context.hub.now()
+            self._addresses.failed("", client.host, now)
+            count = self._failures.failed(name, client.host, now)
             # Holding the answer back slows guessing down; the connection counts as not logged in meanwhile.
             await asyncio.sleep(min(MAX_DELAY, self.config.failure_delay * count))
         return Stop(deny) if final else Continue(deny)

@@ -1,7 +1,7 @@
 """Passwords from a file, checked by a few threads.
 
 One check costs tens of milliseconds of processor time on purpose. So it never runs on the event loop, only `workers`
-run at once, only `max_waiting` wait, and a right password is remembered for a while.
+run at once, only `max_waiting` wait, in turns by address (`FairQueue`), and a right password is remembered for a while.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Allow, Deny
 from motorcade.plugins.access.backends import Accepted, Answer
 from motorcade.plugins.access.config import Password
+from motorcade.plugins.access.fair import FairQueue
 from motorcade.plugins.access.memory import SuccessCache
 from motorcade.plugins.access.passwords import PasswordFile
 
@@ -28,11 +29,10 @@ class PasswordBackend:
         self._file = PasswordFile.load(config.file)
         self._superusers = frozenset(config.superusers)
         self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="password")
-        self._capacity = config.workers + config.max_waiting
-        self._under_way = 0
+        self._queue = FairQueue(config.workers, config.max_waiting)
         self._cache: SuccessCache[Accepted] = SuccessCache(config.cache_seconds, config.cache_size)
 
-    async def check(self, client: ClientInfo, credentials: Credentials, now: float) -> Answer:
+    async def check(self, client: ClientInfo, credentials: Credentials, now: float, lane: str = "") -> Answer:
         username, password = client.username, credentials.password
         if not username or password is None or credentials.method is not None:
             return None
@@ -41,15 +41,17 @@ class PasswordBackend:
             return known
         if len(password) > MAX_PASSWORD:
             return Deny()
-        if self._under_way >= self._capacity:
-            return Deny(ReasonCode.SERVER_BUSY, "too many log-ins at once")
         stored, own = self._file.stored(username)
-        self._under_way += 1
+        if not await self._queue.enter(lane):
+            return Deny(ReasonCode.SERVER_BUSY, "too many log-ins at once")
         try:
-            # If the client goes away meanwhile, a check that waits is dropped; one that runs is let finish.
-            right = await asyncio.wrap_future(self._threads.submit(stored.verify, password))
-        finally:
-            self._under_way -= 1
+            checking = asyncio.get_running_loop().run_in_executor(self._threads, stored.verify, password)
+        except RuntimeError:  # closed meanwhile: there are new files
+            self._queue.leave()
+            return Deny(ReasonCode.SERVER_BUSY, "the log-in is to be tried again")
+        checking.add_done_callback(self._done)
+        # If the client goes away meanwhile, its check is let finish: the thread is taken until then.
+        right = await asyncio.shield(checking)
         if not own:
             return None
         if not right:
@@ -64,5 +66,11 @@ class PasswordBackend:
         stored, _ = self._file.stored(client.username)
         return self._cache.get((client.username, stored.encoded, credentials.password), now)
 
+    def _done(self, checking: asyncio.Future[bool]) -> None:
+        if not checking.cancelled():
+            checking.exception()  # whoever waits gets it; if the client has gone, no one does
+        self._queue.leave()
+
     async def close(self) -> None:
+        self._queue.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

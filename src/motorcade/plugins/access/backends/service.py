@@ -23,6 +23,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Allow, Deny
 from motorcade.plugins.access.backends import ACL_ATTRIBUTE, Accepted, Answer
 from motorcade.plugins.access.config import Http
+from motorcade.plugins.access.fair import FairQueue
 from motorcade.plugins.access.memory import SuccessCache
 
 MAX_ANSWER = 64 * 1024  #: bytes
@@ -45,7 +46,8 @@ class ServiceBackend:
     def __init__(self, config: Http) -> None:
         self._config = config
         self._cache: SuccessCache[Accepted] = SuccessCache(config.cache_seconds, config.cache_size)
-        self._under_way = 0
+        at_once = min(config.pool, config.max_waiting)
+        self._queue = FairQueue(at_once, config.max_waiting - at_once)
         try:
             self._http = httpx.AsyncClient(
                 headers=config.headers,
@@ -64,22 +66,21 @@ class ServiceBackend:
         if url.scheme not in ("http", "https") or not url.host:
             raise AccessFileError(f"authentication by http: expected an http:// or https:// URL, found {config.url!r}")
 
-    async def check(self, client: ClientInfo, credentials: Credentials, now: float) -> Answer:
+    async def check(self, client: ClientInfo, credentials: Credentials, now: float, lane: str = "") -> Answer:
         if credentials.method is not None:
             return None
         known = self.remembered(client, credentials, now)
         if known is not None:
             return known
-        if self._under_way >= self._config.max_waiting:
+        if not await self._queue.enter(lane):
             return Deny(ReasonCode.SERVER_BUSY, "too many log-ins at once")
-        self._under_way += 1
         try:
             async with asyncio.timeout(self._config.timeout):
                 answer = await self._ask(_question(client, credentials))
         except (TimeoutError, httpx.HTTPError, msgspec.DecodeError, _Unexpected) as error:
             return Deny(_UNAVAILABLE.reason, f"{_UNAVAILABLE.detail} ({type(error).__name__})")
         finally:
-            self._under_way -= 1
+            self._queue.leave()
         return self._judge(answer, client, credentials, now)
 
     def remembered(self, client: ClientInfo, credentials: Credentials, now: float) -> Accepted | None:
@@ -91,6 +92,7 @@ class ServiceBackend:
         return known
 
     async def close(self) -> None:
+        self._queue.close()
         await self._http.aclose()
 
     async def _ask(self, question: dict[str, object]) -> ServiceAnswer:
