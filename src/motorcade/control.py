@@ -27,7 +27,7 @@ from motorcade.broker.session import Session
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Compacted, Form
-from motorcade.extension.declared import ConflictError, Declared, Found, read_options
+from motorcade.extension.declared import BadOptionsError, ConflictError, Declared, Found, read_options
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
@@ -46,6 +46,7 @@ MOST_STREAMS: Final = 100  #: streams whose sizes are told
 COPY: Final = 50  #: clients copied before the loop may go on with messages; like SCAN a tenth of a millisecond
 MOST_FOUND: Final = 1000  #: messages of a queue or stream on a page
 MOST_OCTETS: Final = 4 * 1024 * 1024  #: bytes of their payloads after which a page ends, however few they are
+MOST_NUMBER: Final = 2**63 - 1  #: that an option can have
 READ: Final = 50  #: messages asked for before the loop may go on
 
 #: What operators declare, by the name of the service, and the plugin that has it.
@@ -410,13 +411,13 @@ class Control:
     async def declare(self, plural: str, name: str, given: Mapping[str, Any]) -> msgspec.Struct:
         """Make one; `ConflictError` if it is there, `BadNameError`, `BadOptionsError`."""
         service = self.declared(plural)
-        return await service.create(name, read_options(service.noun, service.Options, given))
+        return await service.create(name, _options(service, given))
 
     async def redeclare(self, plural: str, name: str, given: Mapping[str, Any], *, keep: bool) -> msgspec.Struct:
         """Give one other options; what is not given stays as it is (`keep`) or goes back to its default."""
         service = self.declared(plural)
         old = msgspec.to_builtins(service.options(name)) if keep else {}
-        return await service.change(name, read_options(service.noun, service.Options, {**old, **given}))
+        return await service.change(name, _options(service, {**old, **given}))
 
     async def remove_declared(self, plural: str, name: str) -> None:
         """Remove one with its contents; `UnknownError`, `ConflictError`."""
@@ -621,6 +622,14 @@ async def _found_page(read: Callable[[int, int], Awaitable[Sequence[Found]]], af
     shown = found[:wanted]
     more = more or len(found) > wanted
     return FoundPage(messages=shown, cursor=shown[-1].position if more and shown else None)
+
+
+def _options(service: Declared, given: Mapping[str, Any]) -> msgspec.Struct:
+    """Options that can be stored: integers have 64 bits at most."""
+    for key, value in given.items():
+        if isinstance(value, int) and abs(value) > MOST_NUMBER:
+            raise BadOptionsError(f"{service.noun}: {key} must be a number up to {MOST_NUMBER}")
+    return read_options(service.noun, service.Options, given)
 
 
 def _lag(broker: Broker) -> Lag:

@@ -202,6 +202,19 @@ def test_a_page_has_a_bound(web: httpx.Client, limit: str) -> None:
     assert (400, "BAD_REQUEST") == (answer.status_code, answer.json()["code"])
 
 
+def test_a_slash_within_a_client_id_is_escaped(web: httpx.Client, connect: Connect) -> None:
+    """Otherwise it would hide what is below a client; a client `a/b` is not the client `a%2Fb` either."""
+    connect("a/b"), connect("a%2Fb"), connect("a/b/subscriptions")
+    shown = [web.get(f"/api/v1/clients/{path}") for path in ("a%2Fb", "a%252Fb", "a%2fb%2Fsubscriptions", "%61%2Fb")]
+    assert ["a/b", "a%2Fb", "a/b/subscriptions", "a/b"] == [answer.json()["client"]["client_id"] for answer in shown]
+    for path in ("a/b", "a%2Fb/subscriptions", "a/b/subscriptions"):
+        answer = web.get(f"/api/v1/clients/{path}")
+        assert 404 == answer.status_code
+        assert "a slash within a name is written %2F" in answer.json()["message"]
+    assert 404 == web.delete("/api/v1/clients/a/b").status_code
+    assert 400 == web.get("/api/v1/clients/%FF").status_code
+
+
 @pytest.mark.parametrize("client_id", ["plain", "with/slashes/in it", "ünïcode €", "per%2Fcent?&=;", ".."])
 def test_a_client_in_full(web: httpx.Client, connect: Connect, client_id: str) -> None:
     """Whatever its id looks like, a client is found with its session, subscriptions and what is in flight to it."""

@@ -423,7 +423,10 @@ _numbers = itertools.count()  # a fresh module name per load, so that an edited 
 
 
 def _from_path(text: str, within: Sequence[str] | None) -> tuple[type[Plugin], str]:
-    path = Path(text).expanduser().resolve()
+    try:
+        path = Path(text).expanduser().resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the path; the home folder of an unknown user
+        raise PluginError(f"there is no plugin at {text!r}: {error}") from error
     stem = re.sub(r"\W", "_", path.stem)
     module_name = f"motorcade_plugin_{next(_numbers)}_{stem}"
     modules = _trusted(path, text) if within is None else read_plugin(path, within)

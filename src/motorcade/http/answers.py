@@ -24,6 +24,7 @@ T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 MAX_BODY = 64 * 1024  #: bytes of a request's body; larger ones are answered with 413
+NO_ROUTE = "there is nothing at this path; a slash within a name is written %2F"
 RETRY_AFTER = "5"  #: seconds after which a client may ask again
 
 log = structlog.stdlib.get_logger("motorcade.http")
@@ -66,7 +67,7 @@ async def body(request: Request, kind: type[T], most: int = MAX_BODY) -> T:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
     try:
         return msgspec.json.decode(bytes(raw) or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body is not what is expected: {error}") from error
 
 
@@ -74,7 +75,9 @@ def number(request: Request, name: str, default: int, least: int, most: int) -> 
     """A number of the query, within its bounds."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, not {text!r}")
+        raise HTTPException(
+            HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, not {text[:40]!r}"
+        )
     return int(text)
 
 
@@ -101,7 +104,9 @@ def told(endpoint: Endpoint) -> Endpoint:
 async def on_http_error(_request: Request, error: Exception) -> Response:
     """Raised by the routes, or by the router for an unknown path or method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
-    return refusal(HTTPStatus(error.status_code), error.detail, dict(error.headers or {}))
+    status = HTTPStatus(error.status_code)
+    message = NO_ROUTE if error.detail == HTTPStatus.NOT_FOUND.phrase else error.detail
+    return refusal(status, message, dict(error.headers or {}))
 
 
 async def on_refused(_request: Request, error: Exception) -> Response:

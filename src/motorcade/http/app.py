@@ -13,6 +13,7 @@ from motorcade.http import api, health, metrics
 from motorcade.http.answers import HANDLERS
 from motorcade.http.bridge import Bridge
 from motorcade.http.guard import Guard
+from motorcade.http.paths import Segments
 
 
 def make_app(
@@ -22,6 +23,6 @@ def make_app(
     bridge = Bridge(loop)
     return Starlette(
         routes=[*health.routes(control, bridge), *metrics.routes(control, bridge), *api.routes(control, bridge)],
-        middleware=[Middleware(Guard, token=token, hosts=hosts)],
+        middleware=[Middleware(Segments), Middleware(Guard, token=token, hosts=hosts)],
         exception_handlers=HANDLERS,
     )

@@ -259,7 +259,7 @@ def test_what_is_not_there_is_not_found(node: NodeProcess, web: httpx.Client) ->
         web.get("/exclusive/other/messages"),
         web.post("/exclusive/other/rewind", json={"to": 1}),
         web.delete("/exclusive/other"),
-        web.get("/exclusive/a/b"),
+        web.get("/exclusive/a%2Fb"),
     ):
         assert (404, "NOT_FOUND") == refused(answer)
         assert "there is no exclusive tray" in answer.json()["message"]

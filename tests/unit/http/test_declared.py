@@ -97,7 +97,7 @@ def test_a_wrong_change_is_refused_and_changes_nothing(web: httpx.Client) -> Non
     assert before == web.get("/queues/steady").json()
 
 
-@pytest.mark.parametrize("name", ["-x", "a b", "%23", "x" * 65, "a+b", "a%2Fb", "a/b"])
+@pytest.mark.parametrize("name", ["-x", "a b", "%23", "x" * 65, "a+b", "a%2Fb"])
 def test_a_bad_name_is_refused(web: httpx.Client, name: str) -> None:
     answer = web.post(f"/queues/{name}", json={"topics": ["a"]})
     assert (400, "BAD_REQUEST") == refused(answer)

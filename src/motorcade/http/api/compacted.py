@@ -101,9 +101,9 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
         await bridge.call_slow(control.ask_compacted, lambda compacted: compacted.delete(form, name))
         return answer({"kind": form, "name": name, "result": "deleted"})
 
-    one = "/compacted/{form}/{name:path}"  # no name has a slash; the plugin says that there is no such queue
+    one = "/compacted/{form:name}/{name:name}"  # no name has a slash; the plugin says that there is no such queue
     return [
-        Route("/compacted/{form}", told(index), methods=["GET"]),
+        Route("/compacted/{form:name}", told(index), methods=["GET"]),
         Route(f"{one}/messages", told(messages), methods=["GET"]),
         Route(f"{one}/rewind", told(rewind), methods=["POST"]),
         Route(one, told(show), methods=["GET"]),

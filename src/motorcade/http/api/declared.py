@@ -60,7 +60,7 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
         cursor = None if page.cursor is None else str(page.cursor)
         return listing([message_of(found) for found in page.messages], cursor=cursor)
 
-    one = f"/{plural}/{{name:path}}"  # a name with a slash is refused by its plugin, in words
+    one = f"/{plural}/{{name:name}}"  # a name with a slash (%2F) is refused by its plugin, in words
     return [
         Route(f"/{plural}", told(index), methods=["GET"]),
         Route(f"{one}/messages", told(messages), methods=["GET"]),

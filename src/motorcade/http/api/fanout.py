@@ -47,7 +47,7 @@ class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
     """A node without the plugin answers 404 and says which one to load."""
-    one = "/fanout/requests/{request_id:path}"  # an id with a slash is no id; the fan-out says so
+    one = "/fanout/requests/{request_id:name}"  # an id with a slash is no id; the fan-out says so
     return [
         Route(path, told(endpoint), methods=[method])
         for path, method, endpoint in (
@@ -148,7 +148,7 @@ def _vehicles(control: Control, bridge: Bridge) -> list[Row]:
         vin = request.path_params["vin"]
         return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.why(vin)))
 
-    return [("/vehicles/{vin:path}/why", "GET", why), ("/vehicles/{vin:path}", "GET", show)]
+    return [("/vehicles/{vin:name}/why", "GET", why), ("/vehicles/{vin:name}", "GET", show)]
 
 
 def _page(request: Request, most: int) -> tuple[int, str]:

@@ -43,6 +43,6 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
     return [
         Route("/plugins", index, methods=["GET"]),
-        Route("/plugins/{name}", load, methods=["POST"]),
-        Route("/plugins/{name}", unload, methods=["DELETE"]),
+        Route("/plugins/{name:name}", load, methods=["POST"]),
+        Route("/plugins/{name:name}", unload, methods=["DELETE"]),
     ]
