@@ -41,7 +41,7 @@ class Geofence(Plugin):
             position = msgspec.json.decode(message.payload, type=dict[str, float])
             now = "inside" if self.distance(position["lat"], position["lon"]) <= self.config.radius else "outside"
         except (msgspec.DecodeError, KeyError):
-            self.context.counters["unreadable"] += 1  # shown in /metrics as motorcade_plugin_total
+            self.context.counters["unreadable"] += 1  # in /metrics: motorcade_geofence_unreadable_total
             return
         vin = message.topic.split("/")[1]
         if self.where.get(vin) != now:

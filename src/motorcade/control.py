@@ -29,6 +29,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Compacted, Form
 from motorcade.extension.declared import BadOptionsError, ConflictError, Declared, Found, read_options
 from motorcade.extension.hooks import POINTS, Hooks
+from motorcade.extension.metrics import Family
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
 from motorcade.storage.ports import Store, StoreError, StoreFigures
@@ -258,6 +259,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     auth: dict[str, int]  #: allowed, denied
     acl: dict[str, int]
     plugins: list[PluginView]
+    families: list[Family]  #: of plugins
     sources: dict[str, dict[str, int]]  #: kind of source: event: how often
     declared: dict[str, int]  #: queue, stream, …: how many there are
     lag: Lag
@@ -586,6 +588,7 @@ class Control:
     async def statistics(self) -> Statistics:
         """All counters and gauges."""
         stats = self._plane.stats
+        plugins = await self.plugins()
         return Statistics(
             figures=dict(self._broker.statistics()),
             dropped=dict(stats.dropped),
@@ -594,7 +597,12 @@ class Control:
             session_events=dict(stats.sessions),
             auth={"allowed": stats.auth_allowed, "denied": stats.auth_denied},
             acl={"allowed": stats.acl_allowed, "denied": stats.acl_denied},
-            plugins=await self.plugins(),
+            plugins=plugins,
+            families=[
+                family
+                for loaded, view in zip(self._plugins.loaded(), plugins, strict=True)
+                for family in loaded.metrics(view.gauges)
+            ],
             sources={kind.name: {**dict.fromkeys(SOURCE_EVENTS, 0), **kind.counters} for kind in self._plugins.kinds()},
             declared={
                 service.noun: len(service)

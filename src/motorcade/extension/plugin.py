@@ -34,6 +34,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.checked import Module, read_plugin
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
+from motorcade.extension.metrics import Counts, Family, Measure, declared
 from motorcade.extension.sources import Kind, Sources
 
 GROUP = "motorcade.plugins"
@@ -99,7 +100,7 @@ class Context:
     hub: Hub
     log: structlog.stdlib.BoundLogger
     data: Path  #: folder of this plugin's own; made when first used
-    counters: Counter[str]  #: shown as `motorcade_plugin_total{plugin, event}`
+    counters: Counter[str]  #: what has happened, by event; `Plugin.counts` says as which families it is shown
     tasks: set[asyncio.Task[None]]
     store: Any = None  #: the node's store, a `motorcade.storage.ports.Store`; `memory://` ends with the node
     hooks: Hooks = field(default_factory=Hooks)
@@ -166,6 +167,8 @@ class Plugin:
 
     Config: ClassVar[type[msgspec.Struct]] = NoConfig  #: validated before the plugin is made; unknown keys are errors
     description: ClassVar[str] = ""
+    counts: ClassVar[tuple[Counts, ...]] = ()  #: families of what is counted; else each event is a family
+    measures: ClassVar[tuple[Measure, ...]] = ()  #: families of what `gauges` tells; else each of them is one
 
     def __init__(self, context: Context, config: Any) -> None:
         self.context = context
@@ -184,6 +187,10 @@ class Plugin:
     def gauges(self) -> Mapping[str, float]:
         """Figures of the moment, by name; they join the node's statistics. Must be quick."""
         return {}
+
+    def metrics(self) -> Iterable[Family]:
+        """Families that are neither counts nor figures of the moment: those with labels of their own. Must be quick."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +244,17 @@ class Loaded:
             self.context.counters["gauges_failed"] += 1
             self.context.log.error("plugin_gauges_failed", error=repr(error))  # noqa: TRY400 - the error says enough
             return {}
+
+    def metrics(self, figures: Mapping[str, float]) -> list[Family]:
+        """The plugin's families, of which `figures` are known already; only the declared ones if it fails."""
+        plugin = self.plugin
+        found = declared(self.name, plugin.counts, plugin.measures, self.context.counters, figures)
+        try:
+            return [*found, *plugin.metrics()]
+        except Exception as error:  # noqa: BLE001 - as for gauges
+            self.context.counters["gauges_failed"] += 1
+            self.context.log.error("plugin_metrics_failed", error=repr(error))  # noqa: TRY400 - the error says enough
+            return found
 
 
 class Plugins:

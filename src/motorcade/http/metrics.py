@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,21 +17,11 @@ from starlette.routing import Route
 
 from motorcade import __version__
 from motorcade.control import Control, Lag, PluginView, Statistics
+from motorcade.extension.metrics import Family, Labels, counter, gauge
 from motorcade.http.bridge import Bridge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "motorcade_"
-
-Labels = Mapping[str, str]
-
-
-class Family(NamedTuple):
-    """One metric with all its series."""
-
-    name: str
-    kind: str  #: counter, gauge or histogram
-    help: str
-    samples: list[tuple[str, Labels, float]]  #: (suffix of the name, labels, value)
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
@@ -47,16 +36,16 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
 def families(statistics: Statistics) -> Iterator[Family]:
     """Everything the node counts."""
-    yield _gauge("build_info", "Always 1; the version is in the label.", [({"version": __version__}, 1)])
+    yield gauge("build_info", "Always 1; the version is in the label.", [({"version": __version__}, 1)])
     figures = statistics.figures
     for name, key, text in _GAUGES:
         if key in figures:
-            yield _gauge(name, text, [({}, figures[key])])
+            yield gauge(name, text, [({}, figures[key])])
     for name, key, text in _COUNTERS:
-        yield _counter(name, text, [({}, figures[key])])
+        yield counter(name, text, [({}, figures[key])])
     for name, received, sent, text in _BOTH_WAYS:
         ways = [({"direction": "in"}, figures[received]), ({"direction": "out"}, figures[sent])]
-        yield _counter(name, text, ways)
+        yield counter(name, text, ways)
     for name, label, counts, text in (
         ("messages_dropped_total", "reason", statistics.dropped, "Messages that a client did not get."),
         ("limit_refused_total", "limit", statistics.refused, "Times a limit was hit."),
@@ -65,17 +54,18 @@ def families(statistics: Statistics) -> Iterator[Family]:
         ("auth_total", "result", statistics.auth, "Decisions on who may connect."),
         ("acl_total", "result", statistics.acl, "Decisions on what a client may do."),
     ):
-        yield _counter(name, text, [({label: key}, value) for key, value in counts.items()])
+        yield counter(name, text, [({label: key}, value) for key, value in counts.items()])
     yield from _store_families(statistics)
+    yield from statistics.families
     yield from _plugin_families(statistics.plugins)
     sources = [
         ({"source": source, "event": event}, value)
         for source, counts in statistics.sources.items()
         for event, value in counts.items()
     ]
-    yield _counter("source_total", "What became of messages that clients get from sources.", sources)
+    yield counter("source_total", "What became of messages that clients get from sources.", sources)
     nouns = [({"noun": noun}, count) for noun, count in statistics.declared.items()]
-    yield _gauge("declared", "Queues, streams and capture rules, from the configuration and from commands.", nouns)
+    yield gauge("declared", "Queues, streams and capture rules, from the configuration and from commands.", nouns)
     yield _lag_family(statistics.lag)
 
 
@@ -116,31 +106,29 @@ def _store_families(statistics: Statistics) -> Iterator[Family]:
             ("store_disk_bytes", store.disk_octets, "Size of the store's files; 0 where that cannot be known."),
             ("store_full", store.full, "1 while the store takes no writes."),
         ):
-            yield _gauge(name, text, [(engine, value)])
-        yield _counter("store_commits_total", "Groups of batches committed by this node.", [(engine, store.commits)])
-        yield _counter("store_writes_total", "Batches written by this node.", [(engine, store.writes)])
+            yield gauge(name, text, [(engine, value)])
+        yield counter("store_commits_total", "Groups of batches committed by this node.", [(engine, store.commits)])
+        yield counter("store_writes_total", "Batches written by this node.", [(engine, store.writes)])
     if sweeps is not None:
-        yield _counter(
-            "store_swept_total", "Entries, records and payloads that sweeps removed.", [({}, sweeps.removed)]
-        )
-        yield _counter("store_swept_bytes_total", "Bytes that sweeps gave back.", [({}, sweeps.octets)])
+        yield counter("store_swept_total", "Entries, records and payloads that sweeps removed.", [({}, sweeps.removed)])
+        yield counter("store_swept_bytes_total", "Bytes that sweeps gave back.", [({}, sweeps.octets)])
         results = [({"result": "complete"}, sweeps.rounds), ({"result": "failed"}, sweeps.errors)]
-        yield _counter("store_sweeps_total", "Rounds of housekeeping.", results)
-        yield _gauge("store_sweep_seconds", "Duration of the last complete round.", [({}, sweeps.seconds)])
+        yield counter("store_sweeps_total", "Rounds of housekeeping.", results)
+        yield gauge("store_sweep_seconds", "Duration of the last complete round.", [({}, sweeps.seconds)])
 
 
 def _plugin_families(plugins: list[PluginView]) -> Iterator[Family]:
     counters = [({"plugin": p.name, "event": event}, value) for p in plugins for event, value in p.counters.items()]
-    yield _counter("plugin_total", "What plugins count.", counters)
+    yield counter("plugin_total", "Deprecated, see the families of the plugins: what they count.", counters)
     gauges = [({"plugin": p.name, "name": name}, value) for p in plugins for name, value in p.gauges.items()]
-    yield _gauge("plugin_gauge", "What plugins measure.", gauges)
+    yield gauge("plugin_gauge", "Deprecated, see the families of the plugins: what they measure.", gauges)
     errors: dict[tuple[str, str], int] = {}
     for plugin in plugins:
         for hook in plugin.hooks:
             key = (plugin.name, hook.point)
             errors[key] = errors.get(key, 0) + hook.errors
     failed = [({"plugin": plugin, "point": point}, count) for (plugin, point), count in errors.items()]
-    yield _counter("hook_errors_total", "Callbacks of plugins that raised or ran out of time.", failed)
+    yield counter("hook_errors_total", "Callbacks of plugins that raised or ran out of time.", failed)
 
 
 def _lag_family(lag: Lag) -> Family:
@@ -164,21 +152,15 @@ def process_families() -> Iterator[Family]:
     yield Family("process_open_fds", "gauge", "Open file descriptors.", [("", {}, files)])
 
 
-def _counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
-    return Family(name, "counter", text, [("", labels, value) for labels, value in samples])
-
-
-def _gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
-    return Family(name, "gauge", text, [("", labels, value) for labels, value in samples])
-
-
 def render(metrics: Iterable[Family]) -> str:
-    """The page. Families without samples are left out."""
+    """The page. Families without samples are left out; of two with one name, the first is shown."""
     lines: list[str] = []
+    names: set[str] = set()
     for family in metrics:
-        if not family.samples:
-            continue
         name = family.name if family.name.startswith("process_") else PREFIX + family.name
+        if not family.samples or name in names:
+            continue
+        names.add(name)
         lines.append(f"# HELP {name} {family.help}")
         lines.append(f"# TYPE {name} {family.kind}")
         lines += [f"{name}{suffix}{_labels(labels)} {_number(value)}" for suffix, labels, value in family.samples]

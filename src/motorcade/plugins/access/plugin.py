@@ -25,11 +25,13 @@ from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import AccessFileError
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Allow, Continue, Decision, Deny, Stop
+from motorcade.extension.metrics import Counts
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.plugins.access import aclfile, backends
 from motorcade.plugins.access.backends import ACL_ATTRIBUTE, Accepted, Backend
 from motorcade.plugins.access.config import AccessConfig, Jwt
 from motorcade.plugins.access.memory import Failures, Known, network_of
+from motorcade.plugins.access.metrics import COUNTS
 from motorcade.plugins.access.rules import Action, Rule, first_match
 
 HOOK_TIMEOUT = 60.0  #: seconds; behind `timeout` of the configuration and the delay after failures
@@ -58,6 +60,7 @@ class AccessPlugin(Plugin):
 
     Config: ClassVar[type[msgspec.Struct]] = AccessConfig
     description: ClassVar[str] = "authentication (password file, JWT, HTTP, certificate) and access rules"
+    counts: ClassVar[tuple[Counts, ...]] = COUNTS
 
     config: AccessConfig
 

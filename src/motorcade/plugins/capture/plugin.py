@@ -10,7 +10,9 @@ from typing import ClassVar
 
 import msgspec
 
+from motorcade.extension.metrics import Counts, Measure
 from motorcade.extension.plugin import Context, Plugin
+from motorcade.plugins.capture.metrics import COUNTS, MEASURES
 from motorcade.plugins.capture.options import CaptureConfig
 from motorcade.plugins.capture.rules import Rules
 
@@ -20,6 +22,8 @@ class CapturePlugin(Plugin):
 
     Config: ClassVar[type[msgspec.Struct]] = CaptureConfig
     description: ClassVar[str] = "copies published messages into streams, Redis streams and Redis channels"
+    counts: ClassVar[tuple[Counts, ...]] = COUNTS
+    measures: ClassVar[tuple[Measure, ...]] = MEASURES
 
     config: CaptureConfig
 

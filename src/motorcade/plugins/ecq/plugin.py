@@ -23,11 +23,13 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Form, RewindView
 from motorcade.extension.declared import BadOptionsError
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
+from motorcade.extension.metrics import Counts, Measure
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
 from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.appender import Appender
 from motorcade.plugins.ecq.collector import Collector
+from motorcade.plugins.ecq.metrics import COUNTS, MEASURES
 from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.progress import Ledger
 from motorcade.plugins.ecq.queue import TAKEN, Queues, Row
@@ -72,6 +74,8 @@ class EcqPlugin(Plugin):
 
     Config: ClassVar[type[msgspec.Struct]] = EcqConfig
     description: ClassVar[str] = "compacted queues: the last value of each key, for one client ($ECQ) or many ($SCQ)"
+    counts: ClassVar[tuple[Counts, ...]] = COUNTS
+    measures: ClassVar[tuple[Measure, ...]] = MEASURES
 
     config: EcqConfig
 

@@ -144,6 +144,7 @@ class Ledger:
         self._log = log
         self._tallies: dict[str, Tally] = {}
         self._names: list[str] = []  # sorted
+        self._pending = 0  # deliveries without a final state, all together
         self._open = 0  # entries in `Tally.open`, all together
         self._newest = 0  # stamp
         self._outstanding: dict[int, None] = {}  # stamps of blocks that are under way, ascending
@@ -167,6 +168,11 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self._tallies)
+
+    @property
+    def pending(self) -> int:
+        """Deliveries without a final state, of all requests."""
+        return max(0, self._pending)
 
     async def ready(self) -> None:
         """Wait until everything is counted that was written before."""
@@ -246,6 +252,7 @@ class Ledger:
         tally = self._tally(request_id, now)
         tally.stamp, tally.end = stamp, 0
         tally.accepted += accepted
+        self._pending += accepted
 
     def _add_all(self, written: Sequence[Receipt], stamp: int) -> None:
         for receipt in written:
@@ -257,11 +264,13 @@ class Ledger:
         state, name = receipt.state, receipt.delivery_id
         if state is State.ACCEPTED:
             tally.accepted += 1
+            self._pending += 1
         elif name in self._known:
             self.counters["ledger_repeated"] += state in FINAL  # rule 4
         elif state in FINAL:
             self._known.add(name)
             tally.finals[state] += 1
+            self._pending -= 1
             if tally.open.pop(name, None) is not None:
                 self._open -= 1
         elif name in tally.open:
@@ -282,6 +291,7 @@ class Ledger:
 
     def _forget(self, tally: Tally) -> None:
         self._open -= len(tally.open)
+        self._pending -= tally.accepted - tally.finals.total()
         del self._tallies[tally.request_id]
         del self._names[bisect_left(self._names, tally.request_id)]
         self._dirty.pop(tally.request_id, None)
@@ -429,6 +439,7 @@ class Ledger:
         tally.open = dict.fromkeys(stored.sent, State.SENT) | dict.fromkeys(stored.retried, State.RETRIED)
         tally.last_at, tally.end = stored.last_at, stored.end
         self._open += len(tally.open)
+        self._pending += tally.accepted - tally.finals.total()
 
     async def _replay(self, steps: int = 0) -> None:
         """Count what lies in the stream, at most so many steps (0: to its end)."""

@@ -23,6 +23,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import TOPIC as RECEIPT_TOPIC
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Handled, Stop
+from motorcade.extension.metrics import Counts, Measure
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind, Why
 from motorcade.plugins.fanout.clerk import Clerk
@@ -30,6 +31,7 @@ from motorcade.plugins.fanout.desk import Desk
 from motorcade.plugins.fanout.dispatcher import Pool
 from motorcade.plugins.fanout.intake import Intake
 from motorcade.plugins.fanout.ledger import Ledger
+from motorcade.plugins.fanout.metrics import COUNTS, MEASURES
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.receipts import Receipts
@@ -63,6 +65,8 @@ class FanoutPlugin(Plugin):
 
     Config: ClassVar[type[msgspec.Struct]] = FanoutConfig
     description: ClassVar[str] = "one message to a list of vehicles, with a receipt for every change of state"
+    counts: ClassVar[tuple[Counts, ...]] = COUNTS
+    measures: ClassVar[tuple[Measure, ...]] = MEASURES
 
     config: FanoutConfig
 
@@ -261,6 +265,7 @@ class FanoutPlugin(Plugin):
         return {
             "fanout_vehicles": len(self.desk.seats),
             "fanout_in_flight": len(self.desk.hold),
+            "fanout_pending": self.ledger.pending,
             "fanout_receipts_unwritten": self.clerk.unwritten,
             "fanout_requests": len(self.ledger),
             "fanout_batch_ids": self.intake.repeats.count,

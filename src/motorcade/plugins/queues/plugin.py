@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final, cast
 
@@ -23,10 +23,12 @@ from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
 from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
+from motorcade.extension.metrics import Counts, Family, Measure, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
 from motorcade.plugins.queues import record
 from motorcade.plugins.queues.declarations import Declarations
+from motorcade.plugins.queues.metrics import COUNTS, MEASURES
 from motorcade.plugins.queues.options import NOUN, QueuesConfig
 from motorcade.plugins.queues.queue import Tools
 from motorcade.plugins.queues.queues import Queues
@@ -65,6 +67,8 @@ class QueuesPlugin(Plugin):
 
     Config: ClassVar[type[msgspec.Struct]] = QueuesConfig
     description: ClassVar[str] = "named queues: each message goes to one of the clients that consume $queue/NAME"
+    counts: ClassVar[tuple[Counts, ...]] = COUNTS
+    measures: ClassVar[tuple[Measure, ...]] = MEASURES
 
     config: QueuesConfig
 
@@ -125,6 +129,16 @@ class QueuesPlugin(Plugin):
             "queue_bytes": sum(queue.size[1] for queue in queues),
             "queue_pending": self._appender.pending,
         }
+
+    def metrics(self) -> Iterable[Family]:
+        queues = {queue.name: queue for queue in self._queues}
+        sizes = {name: queue.size for name, queue in queues.items()}
+        consumers = {name: len(queue.dispatcher.consumers) for name, queue in queues.items()}
+        inflight = {name: queue.dispatcher.inflight for name, queue in queues.items()}
+        yield by_name("queue_messages", "Messages in a queue.", "queue", {n: size[0] for n, size in sizes.items()})
+        yield by_name("queue_bytes", "Bytes of these messages.", "queue", {n: size[1] for n, size in sizes.items()})
+        yield by_name("queue_consumers", "Consumers of a queue.", "queue", consumers)
+        yield by_name("queue_inflight_messages", "Messages that consumers hold.", "queue", inflight)
 
     def _source(self, feed: Any) -> QueueSource:
         return QueueSource(feed, self._queues)

@@ -27,10 +27,12 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE, check_filter
 from motorcade.extension.hooks import Handled, acknowledge_after
+from motorcade.extension.metrics import Counts, Measure
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind, Why
 from motorcade.plugins.retained.index import Index
 from motorcade.plugins.retained.keeper import Keeper
+from motorcade.plugins.retained.metrics import COUNTS, MEASURES
 from motorcade.plugins.retained.source import Rate, RetainedSource, Shelf
 from motorcade.storage.ports import Store
 
@@ -57,6 +59,8 @@ class RetainedPlugin(Plugin):
 
     Config: ClassVar[type[msgspec.Struct]] = RetainedConfig
     description: ClassVar[str] = "keeps the last retained message of each topic for later subscribers"
+    counts: ClassVar[tuple[Counts, ...]] = COUNTS
+    measures: ClassVar[tuple[Measure, ...]] = MEASURES
 
     config: RetainedConfig
 

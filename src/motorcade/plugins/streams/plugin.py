@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -17,8 +17,10 @@ from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
+from motorcade.extension.metrics import Counts, Family, Measure, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Feed, Kind, Why
+from motorcade.plugins.streams.metrics import COUNTS, MEASURES
 from motorcade.plugins.streams.options import StreamsConfig
 from motorcade.plugins.streams.position import PREFIX, read_wish
 from motorcade.plugins.streams.reader import StreamSource
@@ -34,6 +36,8 @@ class StreamsPlugin(Plugin):
 
     Config: ClassVar[type[msgspec.Struct]] = StreamsConfig
     description: ClassVar[str] = "append-only streams of published messages, read again from any offset ($stream/NAME)"
+    counts: ClassVar[tuple[Counts, ...]] = COUNTS
+    measures: ClassVar[tuple[Measure, ...]] = MEASURES
 
     config: StreamsConfig
 
@@ -70,6 +74,13 @@ class StreamsPlugin(Plugin):
             "stream_waiting": streams.waiting.messages,
             "stream_cache_bytes": streams.cache.octets,
         }
+
+    def metrics(self) -> Iterable[Family]:
+        streams = {stream.name: stream for stream in self.streams.streams()}
+        readers = {name: len(stream.readers) for name, stream in streams.items()}
+        yield by_name("stream_records", "Records in a stream.", "stream", {n: s.records for n, s in streams.items()})
+        yield by_name("stream_bytes", "Bytes of these records.", "stream", {n: s.octets for n, s in streams.items()})
+        yield by_name("stream_readers", "Clients that read a stream now.", "stream", readers)
 
     def _make(self, feed: Feed) -> StreamSource:
         return StreamSource(feed, self.streams)
