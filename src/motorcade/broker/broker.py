@@ -11,6 +11,7 @@ import inspect
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from time import monotonic, time
 from typing import Any
 
@@ -31,6 +32,7 @@ from motorcade.core.topic import check_topic
 from motorcade.extension.hooks import Callback, Chain, Handled
 from motorcade.extension.sources import Kind
 from motorcade.storage.ports import StoreError
+from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.broker")
 
@@ -77,7 +79,8 @@ class _Waiter:
 class Broker:
     """Implements `extension.plugin.Hub`."""
 
-    def __init__(self, plane: Plane, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, plane: Plane, loop: asyncio.AbstractEventLoop, supervisor: Tasks | None = None) -> None:
+        self.supervisor = supervisor or Tasks()
         self.plane = plane
         self.loop = loop
         self.outbox = Outbox(plane.shared.dirty, plane.stats, loop)
@@ -91,7 +94,6 @@ class Broker:
         self._timer: asyncio.TimerHandle | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
         self._publishing: set[asyncio.Task[None]] = set()
-        self._rechecking: set[asyncio.Task[None]] = set()
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
         self.stored: Callable[[], int] = int  #: messages waiting in the store; set by the node
         self._rules: Chain | None = plane.hooks.client_authorize
@@ -155,6 +157,12 @@ class Broker:
 
     def _tick(self) -> None:
         self._schedule()
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - what failed is left; the next tick looks at the rest
+            self.supervisor.note("broker.tick", error)
+
+    def _work(self) -> None:
         for will in self.plane.registry.due(time()):
             self.publish_will(will)
         if not self._sweep:
@@ -311,13 +319,23 @@ class Broker:
                     raise
                 log.error("will_not_stored", client_id=session.client.client_id, error=str(error))  # noqa: TRY400
                 await asyncio.sleep(RETRY)
+            except Exception as error:
+                # It would fail again: what waits for the will must not wait for ever.
+                if session is None:
+                    raise
+                self.supervisor.note("broker.will", error, client_id=session.client.client_id)
+                self.plane.stats.dropped["will_failed"] += 1
+                break
         if session is not None:
             self.plane.registry.paid(session)
 
     def _will_done(self, task: asyncio.Task[None]) -> None:
         self._publishing.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("will_failed", error=repr(task.exception()))
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            if not isinstance(error, StoreError):  # counted already
+                self.plane.stats.dropped["will_failed"] += 1
+            self.supervisor.note("broker.will", error)
 
     def heard(self, topic: str, besides: str = "") -> bool:
         """Whether somebody would get a message of this topic now, or a plugin but this one wants to see it."""
@@ -361,10 +379,7 @@ class Broker:
                     session.put_down()
                     session.go_on()  # others may have room now
             return
-        work = self._offer_source(kind)
-        task = self.loop.create_task(work, name=f"source.{kind.name}")
-        self._rechecking.add(task)
-        task.add_done_callback(self._rechecking.discard)
+        self.supervisor.start(partial(self._offer_source, kind), f"broker.source.{kind.name}", loop=self.loop)
 
     async def _offer_source(self, kind: Kind) -> None:
         for number, session in enumerate(list(self.plane.registry.sessions.values())):
@@ -405,9 +420,7 @@ class Broker:
         """Forget cached access decisions, and take away subscriptions that are no longer allowed."""
         for connection in list(self.connections):
             connection.recheck()
-        task = self.loop.create_task(self._recheck_absent(), name="recheck")
-        self._rechecking.add(task)
-        task.add_done_callback(self._rechecking.discard)
+        self.supervisor.start(self._recheck_absent, "broker.recheck", loop=self.loop)
 
     async def _recheck_absent(self) -> None:
         """The same for sessions without a connection, a few at a time."""

@@ -35,7 +35,9 @@ from motorcade.broker.session import Session
 from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
+from motorcade.core.reasons import ReasonCode
 from motorcade.storage.ports import Appended, Batch, Bound, Draft, Store
+from motorcade.tasks import Tasks, Work
 
 log = structlog.stdlib.get_logger("motorcade.keeper")
 
@@ -155,7 +157,10 @@ class Part:
 class Commits:
     """The way into the store."""
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, flush: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, loop: asyncio.AbstractEventLoop, flush: Callable[[], None], supervisor: Tasks | None = None
+    ) -> None:
+        self.supervisor = supervisor or Tasks()
         self.store = store
         self.loop = loop
         self.now = time()  #: of this turn
@@ -424,15 +429,22 @@ class Commits:
         self.spawn(self._commit(part), "commit")
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something beside; `wait_for_tasks` waits for it."""
+        """Run something beside that deals with its failures itself; `wait_for_tasks` waits for it."""
         task = self.loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
+    def watch(self, work: Work, name: str) -> None:
+        """Run something beside, again if it fails; `wait_for_tasks` waits for it."""
+        task = self.supervisor.start(work, f"sessions.{name}", loop=self.loop)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("keeper_failed", task=task.get_name(), error=repr(task.exception()), exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.supervisor.note(f"sessions.{task.get_name()}", error)
 
     async def wait_for_tasks(self, patience: float) -> None:
         """Until everything that was asked for is done, or for so many seconds without any of it getting done."""
@@ -469,17 +481,18 @@ class Commits:
         each = iter(answers)
         for copies, source in part.deliveries:
             for copy in copies:
-                if self._arrive(copy, source, next(each), now):
-                    present.add(copy.session)
+                answer = next(each)
+                try:
+                    if self._arrive(copy, source, answer, now):
+                        present.add(copy.session)
+                except Exception as error:  # noqa: BLE001 - it is stored: the others, and the publisher, must hear of it
+                    self._crash(copy.session, error)
         for mailbox, positions in part.acks.items():
             mailbox.settled(positions)
         for ticket in part.tickets:
             ticket.finish()
         for session in present:
-            try:
-                self.pump(session, now)
-            except Exception:
-                log.exception("pump_failed", client_id=session.client.client_id)
+            self.pump(session, now)
         self._flush()
 
     def _landed(self, part: Part) -> None:
@@ -499,7 +512,12 @@ class Commits:
             mailbox.arrived(0, None, source.octets)
             session.drop(source.frame(copy, now), "queue_full")
         elif mailbox.open and not answer.repeated:
-            mailbox.arrived(answer.position, source.frame(copy, now), source.octets)
+            frame: Frame | None = None
+            try:
+                frame = source.frame(copy, now)
+            except Exception as error:  # noqa: BLE001 - it is stored, and will be read
+                self.supervisor.note("sessions.deliver", error, client_id=session.client.client_id)
+            mailbox.arrived(answer.position, frame, source.octets)
         else:
             mailbox.arrived(answer.position, None, source.octets)
         return mailbox.open
@@ -529,8 +547,17 @@ class Commits:
 
     def pump(self, session: Session, now: float) -> None:
         """Send what waits for a client."""
-        if session.link is not None and session.pump(now):
-            session.link.pump_later()
+        try:
+            if session.link is not None and session.pump(now):
+                session.link.pump_later()
+        except Exception as error:  # noqa: BLE001 - ARCHITECTURE, rule 7
+            self._crash(session, error)
+
+    def _crash(self, session: Session, error: Exception) -> None:
+        """A defect of ours: this client is sent away, and goes on with what is stored when it comes back."""
+        self.supervisor.note("sessions.deliver", error, client_id=session.client.client_id)
+        if session.link is not None:
+            session.link.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
 
 def _expecting(copies: Sequence[Copy], octets: int) -> list[str]:

@@ -29,6 +29,7 @@ from motorcade.broker.ticket import Ticket
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.storage.ports import Store, StoreError
+from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.keeper")
 
@@ -39,8 +40,15 @@ CLOSE_PATIENCE = 10.0  #: seconds that the last writes may take
 class Keeper(Commits):
     """The durable sessions of one node."""
 
-    def __init__(self, store: Store, plane: Plane, loop: asyncio.AbstractEventLoop, flush: Callable[[], None]) -> None:
-        super().__init__(store, loop, flush)
+    def __init__(
+        self,
+        store: Store,
+        plane: Plane,
+        loop: asyncio.AbstractEventLoop,
+        flush: Callable[[], None],
+        supervisor: Tasks | None = None,
+    ) -> None:
+        super().__init__(store, loop, flush, supervisor)
         self._plane = plane
         self._unsaved: set[Session] = set()  # their records are out of date
         self._retiring: dict[str, Ticket] = {}
@@ -78,19 +86,17 @@ class Keeper(Commits):
 
     # -- reading
 
-    def fetch(self, session: Session, after: int, limit: int) -> None:
+    def fetch(self, session: Session, after: int, limit: int) -> None:  # noqa: ARG002 - the mailbox's cursor is `after`
         """Read entries for a client that has room."""
-        self.spawn(self._fetch(session, after, limit), "fetch")
+        if session.mailbox is not None:
+            self.watch(partial(self._fetch, session, session.mailbox, session.mailbox.epoch, limit), "fetch")
 
-    async def _fetch(self, session: Session, after: int, limit: int) -> None:
-        mailbox = session.mailbox
-        if mailbox is None:
-            return
-        epoch = mailbox.epoch
-        while mailbox.serves(epoch):
+    async def _fetch(self, session: Session, mailbox: Mailbox, epoch: int, limit: int) -> None:
+        """Read from the cursor on: it knows what an attempt that failed has taken already."""
+        while mailbox.serves(epoch) and mailbox.reading:
             tail, now = mailbox.tail, time()
             try:
-                entries = await self.store.mailboxes.read(mailbox.owner, after, limit, now)
+                entries = await self.store.mailboxes.read(mailbox.owner, mailbox.cursor, limit, now)
             except StoreError as error:
                 log.error("not_read", client_id=session.client.client_id, error=str(error))  # noqa: TRY400
                 await asyncio.sleep(RETRY)
@@ -167,7 +173,7 @@ class Keeper(Commits):
         ticket = Ticket()
         before = self._retiring.get(client_id)
         self._retiring[client_id] = ticket
-        self.spawn(self._retire(session, filters, before, ticket), "retire")
+        self.watch(partial(self._retire, session, filters, before, ticket), "retire")
 
     async def _retire(self, session: Session, filters: Sequence[str], before: Ticket | None, ticket: Ticket) -> None:
         client_id = session.client.client_id
@@ -216,7 +222,11 @@ class Keeper(Commits):
             for entry in entries:
                 after = entry.position
                 seen += 1
-                record = kept.decode_message(entry.body)
+                try:
+                    record = kept.decode_message(entry.body)
+                except Exception as error:  # noqa: BLE001 - rule 3
+                    log.error("entry_unreadable", owner=owner, position=after, error=repr(error))  # noqa: TRY400
+                    continue
                 sent = mailbox is not None and mailbox.may_have_been_sent(after, seen)
                 if record.group and not entry.mark and not (record.flags & 3 == 2 and sent):
                     message = kept.message_from(record, entry.payload)
@@ -321,7 +331,7 @@ class Keeper(Commits):
 
     async def lead(self, node: str, lost: Callable[[str], None]) -> None:
         """On a store that several nodes can reach: be the one that serves the sessions, or raise `StoreError`."""
-        self._lead = Lead(self.store.coordination, node)
+        self._lead = Lead(self.store.coordination, node, self.supervisor)
         await self._lead.begin(lost)
 
     def check(self) -> None:

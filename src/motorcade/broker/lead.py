@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import time
 
 import structlog
 
 from motorcade.storage.ports import Coordination, Lease, StoreError
+from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.keeper")
 
@@ -24,7 +26,8 @@ OTHER_NODE = "another node serves the sessions of this store; stop it, or give t
 class Lead:
     """The right to serve the sessions."""
 
-    def __init__(self, coordination: Coordination, node: str) -> None:
+    def __init__(self, coordination: Coordination, node: str, supervisor: Tasks | None = None) -> None:
+        self._supervisor = supervisor or Tasks()
         self._coordination = coordination
         self._node = node
         self._lease: Lease | None = None
@@ -40,7 +43,7 @@ class Lead:
                 raise StoreError(OTHER_NODE)
             log.info("waiting", reason="another node serves the sessions of this store, or has died just now")
             await asyncio.sleep(TTL / 4)
-        self._task = loop.create_task(self._hold(lost), name="lead")
+        self._task = self._supervisor.start(partial(self._hold, lost), "sessions.lead")
 
     def check(self) -> None:
         """Raise `StoreError` unless the lease is surely ours."""

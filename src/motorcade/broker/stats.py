@@ -64,6 +64,7 @@ DROP_REASONS = (
     "not_authorized",
     "not_stored",
     "unreadable",
+    "will_failed",
 )
 LIMIT_NAMES = (
     "max_packet_size",

@@ -36,6 +36,7 @@ from motorcade.extension.checked import Module, read_plugin
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
 from motorcade.extension.metrics import Counts, Family, Measure, declared
 from motorcade.extension.sources import Kind, Sources
+from motorcade.tasks import Tasks, Work
 
 GROUP = "motorcade.plugins"
 PATIENCE = 30.0  #: seconds a plugin may take to start or to stop; others wait for it
@@ -89,7 +90,7 @@ class Hub(Protocol):
 class Spawn(Protocol):
     """`Context.spawn`."""
 
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+    def __call__(self, work: Work | Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
 
 @dataclass(slots=True)
@@ -107,10 +108,19 @@ class Context:
     sources: Sources = field(default_factory=Sources)
     services: dict[str, Any] = field(default_factory=dict)
     offered: set[str] = field(default_factory=set)
+    supervisor: Tasks = field(default_factory=Tasks)  #: the node's background tasks
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something in the background until it ends or the plugin is unloaded."""
-        task = asyncio.create_task(work, name=f"{self.name}.{name}")
+    def spawn(self, work: Work | Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something in the background until it ends or the plugin is unloaded.
+
+        A function that makes the coroutine is called again with back-off when it fails, and the node is not ready while
+        it stands still. A coroutine by itself cannot be repeated: its failure is counted and logged.
+        """
+        name = f"{self.name}.{name}"
+        if callable(work):
+            task = self.supervisor.start(work, name, failed=self._count_failure)
+        else:
+            task = asyncio.create_task(work, name=name)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -153,9 +163,13 @@ class Context:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.counters["task_failed"] += 1
-            self.log.error("plugin_task_failed", task=task.get_name(), error=repr(task.exception()))
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._count_failure()
+            self.supervisor.note(task.get_name(), error)
+
+    def _count_failure(self) -> None:
+        self.counters["task_failed"] += 1
 
 
 class NoConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -260,8 +274,11 @@ class Loaded:
 class Plugins:
     """The plugins of one node."""
 
-    def __init__(self, hub: Hub, hooks: Hooks, data: Path, sources: Sources | None = None) -> None:
+    def __init__(
+        self, hub: Hub, hooks: Hooks, data: Path, sources: Sources | None = None, tasks: Tasks | None = None
+    ) -> None:
         self._hub = hub
+        self._tasks = tasks or Tasks()
         self._hooks = hooks
         self._sources = sources or Sources()
         self._data = data
@@ -333,6 +350,7 @@ class Plugins:
             self._hooks,
             self._sources,
             self._services,
+            supervisor=self._tasks,
         )
 
     def _withdraw(self, context: Context) -> None:

@@ -36,6 +36,7 @@ from motorcade.mqtt import codec
 from motorcade.mqtt.packets import Connack, Connect, Packet, Suback, Subscribe
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.ports import Store, StoreError
+from motorcade.tasks import Tasks
 
 START = 1_700_000_000.0  #: seconds since the epoch at which every node begins
 
@@ -54,11 +55,29 @@ def _crash(_connection: Connection, error: Exception) -> None:
     raise error
 
 
+_note = Tasks.note
+
+
+def _crash_task(tasks: Tasks, name: str, error: BaseException, **more: object) -> None:
+    """A background task that fails would be tried again, and its defect stay hidden."""
+    if not isinstance(error, StoreError):
+        raise error
+    _note(tasks, name, error, **more)
+
+
+@contextmanager
+def surviving() -> Iterator[None]:
+    """Background tasks that fail are tried again, as in a node."""
+    with patch.object(Tasks, "note", _note):
+        yield
+
+
 @contextmanager
 def standing(clock: Clock) -> Iterator[None]:
     """Let the broker read this clock; a defect that it would survive with one client lost fails the test."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
+        stack.enter_context(patch.object(Tasks, "note", _crash_task))
         for module in (connection, broker, byteloop, commits, keeper):
             for name in {"time", "monotonic"} & vars(module).keys():
                 stack.enter_context(patch.object(module, name, clock))
@@ -266,7 +285,11 @@ class MemoryNode:
         self.keeper: Keeper | None = None
         if store is not None:
             self.keeper = Keeper(
-                store, self.plane, cast("asyncio.AbstractEventLoop", self.loop), self.broker.outbox.later
+                store,
+                self.plane,
+                cast("asyncio.AbstractEventLoop", self.loop),
+                self.broker.outbox.later,
+                self.broker.supervisor,
             )
             self.plane.keeper = self.plane.registry.keeper = self.keeper
 

@@ -10,7 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from motorcade.broker.commits import Plain, Whole
+from motorcade.broker.frames import Frame
 from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.broker.pubsub import Copy
+from motorcade.broker.session import Session
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -34,9 +38,9 @@ from motorcade.mqtt.packets import (
     Will,
 )
 from motorcade.mqtt.properties import NONE, Properties
-from motorcade.storage.ports import StoreError, StoreFullError
+from motorcade.storage.ports import Entry, StoreError, StoreFullError
 from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.unit.broker.memory import MemoryNode, Peer, standing, surviving
 
 RETRY = 1.0  #: seconds after which the broker has tried again what failed
 LASTING = Properties(session_expiry=3600)
@@ -243,6 +247,106 @@ def test_more_than_fits_into_memory_comes_in_order(make: Make) -> None:
         world.turn()
     peer, packets = world.back("r")
     assert [packet.payload for packet in drain(world, peer, packets)] == [b"%d" % n for n in range(300)]
+
+
+def test_a_session_goes_on_though_reading_its_mailbox_has_failed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a defect of ours, not by an error of the store."""
+    world = make(SessionOptions(window=7))
+    world.join("r", ("t", 1)).close()
+    world.turn()
+    publisher = world.join("p")
+    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(40)))
+    world.turn()
+    read, failures = world.store.mailboxes.read, iter([True, False, True, True])
+
+    async def fails(*arguments: Any) -> list[Entry]:
+        if next(failures, False):
+            raise UnboundLocalError("a defect")
+        return await read(*arguments)
+
+    monkeypatch.setattr(world.store.mailboxes, "read", fails)
+    found: list[bytes] = []
+    with surviving():
+        peer, packets = world.back("r")
+        for _ in range(6):
+            found += payloads(cast("list[Packet]", drain(world, peer, packets)))
+            world.pass_time(RETRY * 4)
+            packets = peer.take()
+    assert [b"%d" % n for n in range(40)] == found, "each once, in order"
+    assert {"sessions.fetch": 3} == world.node.broker.supervisor.failures
+
+
+def test_a_client_can_come_back_though_ending_its_session_has_failed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    world.join("r", ("t", 1))
+    forget, failures = world.store.mailboxes.forget, iter([True, True])
+
+    async def fails(owner: str) -> int:
+        if next(failures, False):
+            raise KeyError("a defect")
+        return await forget(owner)
+
+    monkeypatch.setattr(world.store.mailboxes, "forget", fails)
+    with surviving():
+        peer = world.node.peer()
+        peer.send(Connect("r", 5, clean_start=True, properties=LASTING))
+        world.turn()
+        assert not peer.take(), "the new session waits until nothing is left of the old one"
+        for _ in range(4):
+            world.pass_time(RETRY * 2)
+        assert kinds(peer.take()) == [("Connack", 0)]
+
+
+def test_all_are_served_though_a_message_cannot_be_encoded_for_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a defect of ours: it is stored, so the publisher is answered, and the one gets it from the store."""
+    world = make()
+    bad, good, publisher = world.join("bad", ("t", 1)), world.join("good", ("t", 1)), world.join("p")
+
+    def failing(source: type[Whole | Plain]) -> None:
+        frame = source.frame
+
+        def fails(self: Any, copy: Copy, now: float) -> Frame:
+            if copy.session.client.client_id == "bad":
+                raise KeyError("a defect")
+            return frame(self, copy, now)
+
+        monkeypatch.setattr(source, "frame", fails)
+
+    failing(Whole)
+    failing(Plain)
+    with surviving():
+        publisher.send(Publish("t", b"m", 1, packet_id=7))
+        world.turn()
+    assert kinds(publisher.take()) == [("Puback", 7)]
+    assert payloads(good.take()) == payloads(bad.take()) == [b"m"]
+
+
+def test_a_client_that_cannot_be_served_is_sent_away_and_holds_up_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    bad, good, publisher = world.join("bad", ("t", 1)), world.join("good", ("t", 1)), world.join("p")
+    pump = Session.pump
+
+    def fails(session: Session, now: float) -> bool:
+        if session.client.client_id == "bad":
+            raise KeyError("a defect")
+        return pump(session, now)
+
+    monkeypatch.setattr(Session, "pump", fails)
+    with surviving():
+        publisher.send(Publish("t", b"m", 1, packet_id=7))
+        world.turn()
+        assert kinds(publisher.take()) == [("Puback", 7)]
+        assert payloads(good.take()) == [b"m"]
+        assert kinds(bad.take()) == [("Disconnect", 0)]
+    monkeypatch.undo()
+    bad.close()
+    world.turn()
+    _, packets = world.back("bad")
+    assert payloads(packets) == [b"m"]
 
 
 def test_messages_that_come_while_old_ones_are_read_stay_behind_them(make: Make) -> None:
