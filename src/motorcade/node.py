@@ -32,6 +32,7 @@ from motorcade.http.server import HttpServer
 from motorcade.storage import MEMORY, open_store, placed
 from motorcade.storage.housekeeping import Housekeeping
 from motorcade.storage.ports import Durability, Store
+from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.node")
 
@@ -49,8 +50,11 @@ class Node:
         options = _broker_options(config)
         guids = GuidFactory(options.node, os.getpid())
         self.plane = Plane(options, config.session, config.limits, hooks, guids, time())
-        self.broker = Broker(self.plane, loop)
-        self.plugins = Plugins(self.broker, hooks, Path(config.data.dir) / "plugins", self.plane.shared.sources)
+        self.tasks = Tasks()
+        self.broker = Broker(self.plane, loop, self.tasks)
+        self.plugins = Plugins(
+            self.broker, hooks, Path(config.data.dir) / "plugins", self.plane.shared.sources, self.tasks
+        )
         self.broker.gauges = self.plugins.gauges
         self.control = Control(self.broker, self.plugins, self.reload)
         paths = config.http.plugin_paths
@@ -101,11 +105,11 @@ class Node:
         keeper = Housekeeping(store, options.sweep_interval, options.sweep_budget)
         self.control.store, self.control.housekeeping = store, keeper
         self.broker.stored = lambda: keeper.figures.entries if keeper.figures is not None else 0
-        self.housekeeping = asyncio.create_task(keeper.run(), name="housekeeping")
+        self.housekeeping = self.tasks.start(keeper.run, "store.housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:
         """Make sessions durable, and bring back those that an earlier process has left."""
-        keeper = self.keeper = Keeper(store, self.plane, self.broker.loop, self.broker.outbox.later)
+        keeper = self.keeper = Keeper(store, self.plane, self.broker.loop, self.broker.outbox.later, self.tasks)
         if shared:
             await keeper.lead(self.plane.options.node, self._fail)
         self.plane.keeper = self.plane.registry.keeper = keeper

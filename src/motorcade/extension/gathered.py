@@ -93,7 +93,7 @@ class Gathered(Generic[T]):
 
     def _write_soon(self) -> None:
         if self._writing is None and self._urgent:
-            self._writing = self._spawn(self._write_all(), self._name)
+            self._writing = self._spawn(self._write_all, self._name)
 
     async def _write_all(self) -> None:
         try:
@@ -107,12 +107,17 @@ class Gathered(Generic[T]):
                 if not written:
                     self._urgent = left | self._urgent
                     if self._ending:
-                        return
+                        break
                     await asyncio.sleep(self._retry)
                 elif self._done is not None:
                     self._done(some)
-        finally:
+        except asyncio.CancelledError:
             self._writing = None
+            raise
+        except Exception:  # this task is run again
+            self._urgent, self._flying = self._flying | self._urgent, {}
+            raise
+        self._writing = None
 
     def cancel(self) -> None:
         """Stop the clock, as a process that dies would."""

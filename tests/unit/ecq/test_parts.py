@@ -20,6 +20,7 @@ from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED
 from motorcade.plugins.ecq.topics import consumed
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Appended, Draft, MailboxInfo
+from motorcade.tasks import Work
 
 NOW = 1000.0
 LOG = structlog.stdlib.get_logger("motorcade.plugin")
@@ -164,8 +165,8 @@ class Node:
         self.tasks: set[asyncio.Task[None]] = set()
         self.ledger = Ledger(store, Queues(EcqConfig(**config)), lambda: NOW, self.spawn, self.counters, LOG)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
+    def spawn(self, work: Work | Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work() if callable(work) else work, name=name)
         self.tasks.add(task)
         return task
 

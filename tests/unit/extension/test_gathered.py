@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from motorcade import tasks
 from motorcade.extension.gathered import BATCH, Gathered
+from motorcade.tasks import Tasks, Work
 
 
 class Paper:
@@ -31,8 +33,8 @@ class Paper:
         return True
 
 
-def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    return asyncio.create_task(work, name=name)
+def spawn(work: Work | Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    return asyncio.create_task(work() if callable(work) else work, name=name)
 
 
 @pytest.fixture
@@ -131,3 +133,26 @@ async def test_the_end_tells_what_is_left(paper: Paper) -> None:
     things.change("a")
     things.change("b")
     assert 2 == await things.settle()
+
+
+async def test_what_a_failing_write_had_in_hand_is_written_by_the_next_attempt(
+    paper: Paper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect of ours: the supervisor runs the task again."""
+    monkeypatch.setattr(tasks, "FIRST_PAUSE", 0.001)
+    supervisor, broken = Tasks(), [True]
+
+    async def write(some: list[str]) -> bool:
+        if broken.pop() if broken else False:
+            raise ZeroDivisionError
+        return await paper.write(some)
+
+    def spawn(work: Work | Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        assert callable(work)
+        return supervisor.start(work, name)
+
+    things = Gathered(write, lambda: 3600.0, 0.001, spawn, "test.progress", paper.done.append)
+    things.hurry("a")
+    await until_empty(things)
+    assert [["a"]] == paper.written == paper.done
+    assert {"test.progress": 1} == supervisor.failures

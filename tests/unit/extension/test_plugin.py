@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from motorcade import tasks
 from motorcade.core.errors import PluginError
 from motorcade.extension.hooks import POINTS
 from motorcade.extension.plugin import Plugins, available
+from motorcade.tasks import Tasks
 from tests.unit.plugins.hub import MemoryHub
 
 GREETER = """
@@ -298,6 +300,26 @@ async def test_a_task_that_fails_is_counted(plugins: Plugins, tmp_path: Path) ->
         await asyncio.sleep(0)
     assert 1 == loaded.context.counters["task_failed"]
     assert not loaded.context.tasks
+
+
+async def test_a_task_given_as_a_function_is_run_again_until_the_plugin_is_unloaded(
+    hub: MemoryHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node knows that it stands still, and by which name."""
+    monkeypatch.setattr(tasks, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(tasks, "LONGEST_PAUSE", 0.001)
+    supervisor = Tasks()
+    plugins = Plugins(hub, hub.hooks, tmp_path / "data", tasks=supervisor)
+    text = GREETER.replace("await asyncio.Event().wait()", "raise OSError('gone')").replace("self.wait()", "self.wait")
+    loaded = await plugins.load("greeter", {}, written(tmp_path, text))
+    async with asyncio.timeout(60):
+        while loaded.context.counters["task_failed"] < 3:  # noqa: ASYNC110 - each comes after a pause
+            await asyncio.sleep(0.001)
+    assert supervisor.failures["greeter.wait"] >= 3
+    (standing,) = supervisor.standing_still()
+    assert ("greeter.wait", "OSError: gone") == (standing.name, standing.error)
+    await plugins.unload("greeter")
+    assert not supervisor.standing_still() and not loaded.context.tasks
 
 
 async def test_loading_and_unloading_at_the_same_time(plugins: Plugins, hub: MemoryHub, tmp_path: Path) -> None:

@@ -580,7 +580,7 @@ class Machine(PluginWorld[Car]):
             assert len(set(history)) == len(history), "something has ended twice in the history of a vehicle"
         assert not self.plugin.desk.hold
         assert not self.batches
-        for what in ("parts_failed", "dispatch_failed"):
+        for what in ("task_failed", "dispatch_failed"):
             assert not self.loaded.context.counters[what]
         super().judge()
         told = self.receipts()

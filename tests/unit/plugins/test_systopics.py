@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import motorcade
+from motorcade import tasks
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -17,6 +18,7 @@ from motorcade.extension.plugin import Loaded
 from motorcade.plugins.systopics import SysTopicsPlugin
 from motorcade.plugins.systopics.load import Load as LoadAverage
 from motorcade.plugins.systopics.plugin import memory
+from motorcade.storage.ports import StoreFullError
 from tests.unit.plugins.hub import MemoryHub
 
 Load = Callable[..., Awaitable[Loaded]]
@@ -121,6 +123,27 @@ async def test_only_what_has_changed_is_published_again(hub: MemoryHub, load: Lo
     assert {"clients/connected": "4", "clients/active": "4"} == {
         t: v for t, v in texts(hub).items() if not t.startswith("heap/")
     }
+
+
+async def test_rounds_go_on_after_a_store_that_refused_a_figure(
+    hub: MemoryHub, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A durable subscriber of `$SYS` and a full store: publishing raises."""
+    monkeypatch.setattr(tasks, "FIRST_PAUSE", 0.001)
+    publish, failures = hub.publish, iter([StoreFullError("full"), StoreFullError("full")])
+
+    async def refuses(message: Message, client: ClientInfo | None = None) -> int:
+        if message.topic.endswith("clients/connected") and (error := next(failures, None)) is not None:
+            raise error
+        return await publish(message, client)
+
+    monkeypatch.setattr(hub, "publish", refuses)
+    hub.figures.update(FIGURES)
+    loaded = await load("systopics", interval=3600)
+    async with asyncio.timeout(60):
+        await hub.seen("$SYS/broker/heap/maximum")
+    assert EXPECTED.items() <= texts(hub).items()
+    assert 2 == loaded.context.counters["task_failed"]
 
 
 async def test_load_is_per_minute_and_moves_with_time(hub: MemoryHub, load: Load) -> None:

@@ -26,6 +26,7 @@ from motorcade.plugins.streams.position import OFFSET
 from motorcade.plugins.streams.reader import StreamSource
 from motorcade.plugins.streams.service import Streams
 from motorcade.storage.ports import Store
+from motorcade.tasks import Work
 
 NOW = 1_700_000_000.0
 
@@ -58,8 +59,8 @@ class Node:
         await node.streams.start(config.stream)
         return node
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
+    def _spawn(self, work: Work | Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work() if callable(work) else work, name=name)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
         return task

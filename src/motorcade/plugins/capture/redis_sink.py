@@ -23,12 +23,12 @@ import asyncio
 import hashlib
 import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
+from motorcade.extension.plugin import Spawn
 from motorcade.plugins.capture import forms
 from motorcade.plugins.capture.options import Kind, RuleOptions, hash_tag
 from motorcade.plugins.capture.sink import Entry, NotCapturedError, Sink, Tally
@@ -47,8 +47,6 @@ MAX_OCTETS: Final = 1 << 20
 REMEMBERED: Final = 3_600_000
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 1000
-
-Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
 def _script() -> Script:
@@ -130,7 +128,7 @@ class RedisSink(Sink):
         self._confirmations = 0  #: that this server has to bring
 
     def start(self) -> None:
-        self._task = self._spawn(self._run(), f"redis.{self._name}")
+        self._task = self._spawn(self._run, f"redis.{self._name}")
 
     def _begin(self, entry: Entry) -> None:
         self._queue.append(entry)
@@ -161,13 +159,13 @@ class RedisSink(Sink):
             await self._work.wait()
             try:
                 await self._step()
-            except Exception:  # noqa: BLE001 - it is logged, and told to all who wait
-                # A fault of ours must neither leave anybody waiting for ever nor end the rule.
-                self._log.exception("capture_failed")
+            except Exception:
+                # A fault of ours must not leave publishers waiting for ever; the task is run again.
                 flight, self._flight = self._flight, None
                 if flight is not None:
                     self._number += len(flight.entries)
                     self.finish(flight.entries, StoreError(f"capture rule {self._name!r} has failed"))
+                raise
 
     async def _step(self) -> None:
         """One attempt with what is next."""

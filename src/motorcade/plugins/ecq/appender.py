@@ -152,7 +152,9 @@ class Appender:
     # -- the line
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work until cancelled; also what an earlier run has left."""
+        self._ended = False
+        self._wake.set()
         try:
             while True:
                 await self._wake.wait()
@@ -354,10 +356,11 @@ class Appender:
 
     def _abandon(self) -> None:
         self._ended = True
-        error = StoreError("the plugin was unloaded before the store had confirmed the message")
+        error = StoreError("appending has ended before the store had confirmed the message")
         for group in (self._flying, *self._groups):
             if group is not None:
                 group.finish(error)
+        self._flying = None
         self._groups.clear()
 
 

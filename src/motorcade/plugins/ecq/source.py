@@ -22,6 +22,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -139,7 +140,7 @@ class CompactedSource(Source):
         self._open = True
         queue.consumers[self] = None
         if not self._begin_soon():
-            tools.spawn(self._load(), "load")
+            tools.spawn(self._load, "load")
         return True
 
     async def _load(self) -> None:
@@ -264,7 +265,7 @@ class CompactedSource(Source):
             self._standing = False
             if self._due and room > 0:
                 self._fetching = True
-                self._tools.spawn(self._find(sorted(self._refused)[:room]), "again")
+                self._tools.spawn(partial(self._find, self._start, sorted(self._refused)[:room]), "again")
         elif self._cursor >= self.queue.tail:
             self._standing = True
             self._catch_up()
@@ -272,7 +273,7 @@ class CompactedSource(Source):
             self._standing = False
             if room > 0:
                 self._fetching = True
-                self._tools.spawn(self._fetch(min(room, PAGE)), "fetch")
+                self._tools.spawn(partial(self._fetch, self._start, min(room, PAGE)), "fetch")
 
     def _catch_up(self) -> None:
         """At the end: what was never given (replaced, too old) is done with when all else is."""
@@ -281,9 +282,9 @@ class CompactedSource(Source):
 
     # -- reading
 
-    async def _fetch(self, limit: int) -> None:
+    async def _fetch(self, start: int, limit: int) -> None:
         tools, queue = self._tools, self.queue
-        start, tail = self._start, queue.tail
+        tail = queue.tail
         entries: list[Entry] | None = None
         try:
             entries = await tools.store.mailboxes.read(queue.owner, self._cursor, limit, tools.now())
@@ -292,9 +293,9 @@ class CompactedSource(Source):
             await asyncio.sleep(RETRY)
         self.feed.send(Fetched(start, limit, tail, entries))
 
-    async def _find(self, numbers: list[int]) -> None:
+    async def _find(self, start: int, numbers: list[int]) -> None:
         """Look what is left of messages that were refused."""
-        tools, start = self._tools, self._start
+        tools = self._tools
         found: list[Entry] = []
         failed = False
         try:

@@ -25,8 +25,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 import structlog
@@ -37,6 +37,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.extension.hooks import Handled, acknowledge_after
+from motorcade.extension.plugin import Spawn
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.clerk import Clerk
@@ -71,7 +72,7 @@ class Intake:
         clerk: Clerk,
         node: str,
         now: Callable[[], float],
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        spawn: Spawn,
         trigger: Callable[[str, str], None],
         counters: Counter[str],
         log: structlog.stdlib.BoundLogger,

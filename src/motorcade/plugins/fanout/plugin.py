@@ -52,7 +52,6 @@ from motorcade.plugins.fanout.tables import (
 )
 from motorcade.storage.ports import Store, StoreError
 
-RESTART: Final = 1.0  #: seconds until a part that has failed goes on
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
 FIRST_COLLECTION: Final = 1800.0  #: seconds after the start, at most
 LAST_WRITES: Final = 10.0  #: seconds, when the plugin stops, for receipts that are not stored yet
@@ -113,7 +112,7 @@ class FanoutPlugin(Plugin):
         self._keep(self.intake.run, "intake")
         for worker in self.pool.workers:
             self._keep(partial(self.pool.run, worker), "dispatcher")
-        self.context.spawn(self._count_batch_ids(), "count")
+        self.context.spawn(self._count_batch_ids, "count")
         self._keep(self._collect, "collect")
         self._keep(self._trim, "trim")
         self.context.add_source(self._kind)
@@ -132,17 +131,7 @@ class FanoutPlugin(Plugin):
 
     def _keep(self, run: Callable[[], Coroutine[Any, Any, None]], part: str) -> None:
         """Run a part until the plugin stops; if it fails by a fault of ours it goes on, since a fleet waits for it."""
-
-        async def again() -> None:
-            while True:
-                try:
-                    await run()
-                except Exception:
-                    self.context.counters["parts_failed"] += 1
-                    self.context.log.exception("fanout_part_failed", part=part)
-                    await asyncio.sleep(RESTART)
-
-        self.context.spawn(again(), part)
+        self.context.spawn(run, part)
 
     async def _restore(self) -> None:
         """What operators have decided, how much data there is, and whether priorities are in use."""

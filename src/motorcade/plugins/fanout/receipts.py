@@ -279,10 +279,11 @@ class Receipts:
             self._unpublished.append(Message(topic, encode(receipt), QOS, timestamp=receipt.time))
         if self._unpublished and not self._publishing:
             self._publishing = True
-            self._context.spawn(self._publish(), "receipts.publish")
+            self._context.spawn(self._publish, "publish")
 
     async def _publish(self) -> None:
         """One after the other, in the order in which they were stored."""
+        self._publishing = True
         try:
             while self._unpublished:
                 await self._hub.publish(self._unpublished.popleft())

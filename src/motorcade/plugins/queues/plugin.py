@@ -93,12 +93,12 @@ class QueuesPlugin(Plugin):
             store, self._appender, self._remover, context.counters, context.log, context.hub.now, context.spawn
         )
         self._declarations = Declarations(self._queues, tools, self.config.max_queues)
-        context.spawn(self._appender.run(), "append")
-        context.spawn(self._remover.run(), "remove")
+        context.spawn(self._appender.run, "append")
+        context.spawn(self._remover.run, "remove")
         await self._declarations.load(self.config.queue)
         context.add_source(Kind("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
         context.offer(SERVICE, self._declarations)
-        context.spawn(self._sweep(), "sweep")
+        context.spawn(self._sweep, "sweep")
 
     async def stop(self) -> None:
         """Nobody publishes or consumes any more; what was acknowledged and counted is stored."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol
 
 import structlog
 
 from motorcade.core.message import Message
 from motorcade.extension.declared import Found
+from motorcade.extension.plugin import Spawn
 from motorcade.plugins.queues import record
 from motorcade.plugins.queues.dispatcher import Dispatcher, Item
 from motorcade.plugins.queues.options import PROPERTY, QueueOptions
@@ -36,7 +38,7 @@ class Tools:
     counters: Counter[str]
     log: structlog.stdlib.BoundLogger
     now: Callable[[], float]
-    spawn: Callable[[Coroutine[Any, Any, None], str], object]
+    spawn: Spawn
 
 
 class Graves(Protocol):
@@ -214,9 +216,10 @@ class Queue:
         if not self._refreshing:
             self._refreshing = True
             pause = max(0.0, self._refreshed_at + REFRESH_PAUSE - loop.time())
-            self._tools.spawn(self._refresh_after(pause), f"size.{self.name}")
+            self._tools.spawn(partial(self._refresh_after, pause), f"size.{self.name}")
 
     async def _refresh_after(self, pause: float) -> None:
+        self._refreshing = True
         try:
             await asyncio.sleep(pause)
             if not self.closed:
@@ -230,11 +233,12 @@ class Queue:
     def _trim_soon(self) -> None:
         if not self._trimming:
             self._trimming = True
-            self._tools.spawn(self._trim(), f"trim.{self.name}")
+            self._tools.spawn(self._trim, f"trim.{self.name}")
 
     async def _trim(self) -> None:
         """Remove the oldest of the lowest level until the rest fits."""
         mailboxes = self._tools.store.mailboxes
+        self._trimming = True
         try:
             await self.refresh()
             for level in self.levels:
@@ -257,10 +261,12 @@ class Queue:
     # -- what the dispatcher asks for
 
     def fetch(self, level: int, after: int, limit: int) -> None:
-        self._tools.spawn(self._fetch(level, after, limit), f"fetch.{self.name}")
+        self._tools.spawn(partial(self._fetch, level, after, limit), f"fetch.{self.name}")
 
     async def _fetch(self, level: int, after: int, limit: int) -> None:
         tools = self._tools
+        if self.closed:
+            return
         try:
             entries = await tools.store.mailboxes.read(owner_of(self.name, level), after, limit, tools.now())
         except Exception as error:  # noqa: BLE001 - whatever it is, consumers wait for the next try
@@ -320,7 +326,7 @@ class Queue:
             )
             self.finish([item])
             return
-        self._tools.spawn(self._bury(item, reason), f"bury.{self.name}")
+        self._tools.spawn(partial(self._bury, item, reason), f"bury.{self.name}")
 
     async def _bury(self, item: Item, reason: str) -> None:
         """Move a message to the dead-letter queue. It is in one of both, whatever happens."""

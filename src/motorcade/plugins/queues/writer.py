@@ -88,7 +88,7 @@ class Appender:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write until cancelled, also after a failure."""
         try:
             while True:
                 await self._wake.wait()
@@ -120,13 +120,13 @@ class Appender:
     async def _write(self, jobs: list[Job]) -> None:
         self._flying = jobs
         now = self._now()
-        batch = self._store.batch()
-        for job in jobs:
-            for row in job.rows:
-                batch.append([owner_of(row.queue.name, row.level)], row.draft, now, row.bound)
-            if job.removal is not None and job.origin is not None:
-                batch.acknowledge(owner_of(job.origin.name, job.removal.level), [job.removal.position])
         try:
+            batch = self._store.batch()
+            for job in jobs:
+                for row in job.rows:
+                    batch.append([owner_of(row.queue.name, row.level)], row.draft, now, row.bound)
+                if job.removal is not None and job.origin is not None:
+                    batch.acknowledge(owner_of(job.origin.name, job.removal.level), [job.removal.position])
             answers = await batch.commit() if any(job.rows for job in jobs) else []
         except StoreError as error:
             self._failed(jobs, error)
@@ -176,7 +176,7 @@ class Appender:
             _answer(job, error)
 
     def _abandon(self) -> None:
-        error = StoreError("the plugin was unloaded before the store had confirmed the message")
+        error = StoreError("appending has ended before the store had confirmed the message")
         for job in (*self._flying, *self._waiting):
             _answer(job, error)
         self._flying, self._waiting = [], []
@@ -274,7 +274,8 @@ class Remover:
         self._marks.pop(queue, None)
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write until cancelled; also what an earlier run has left."""
+        self._wake.set()
         try:
             while True:
                 await self._wake.wait()

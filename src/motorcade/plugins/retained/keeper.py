@@ -316,11 +316,13 @@ class Keeper:
             self._log.warning("retained_not_stored", error=str(error))
 
     def _abandon(self) -> None:
-        """Nobody writes any more; who waits must know."""
-        error = StoreError("the plugin was unloaded before the store had confirmed the message")
-        abandoned = [*self._flying.values(), *self._waiting.values()]
-        for change in abandoned:
+        """Writing has ended: those who wait must know, and what the store has is doubtful."""
+        error = StoreError("writing has ended before the store had confirmed the message")
+        abandoned = {**self._flying, **self._waiting}
+        for topic, change in [*self._flying.items(), *self._waiting.items()]:
+            self._doubtful[topic] = None
             change.fail(error)
+        self._flying, self._waiting = {}, {}
         if abandoned:
             self._log.warning("retained_abandoned", topics=len(abandoned))
         self._settled.set()

@@ -77,8 +77,8 @@ class RetainedPlugin(Plugin):
         if store is not None and (await store.figures()).engine != "memory":
             self._keeper = Keeper(store, self._index, self.context.counters, self.context.log)
             await self._keeper.load(self.context.hub.now())
-            self._keeping = self.context.spawn(self._keeper.run(), "store")
-        self.context.spawn(self._sweep(), "sweep")
+            self._keeping = self.context.spawn(self._keeper.run, "store")
+        self.context.spawn(self._sweep, "sweep")
         make = partial(RetainedSource, shelf=self._shelf)
         self.context.add_source(Kind("retained", make, wants=self._wants, renew=True, retained=True))
 

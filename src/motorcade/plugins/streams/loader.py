@@ -20,7 +20,7 @@ Work = Callable[[], Awaitable[None]]
 
 
 class Loader:
-    """Does what it is given, soon. What is given must not raise."""
+    """Does what it is given, soon. What raises must have told its readers before; the others are served."""
 
     def __init__(self, spawn: Spawn) -> None:
         self._spawn = spawn
@@ -31,16 +31,20 @@ class Loader:
         self._work.append(work)
         if not self._running:
             self._running = True
-            self._spawn(self._run(), "load")
+            self._spawn(self._run, "load")
 
     async def _run(self) -> None:
+        self._running = True
         try:
             while self._work:
                 some = [self._work.popleft() for _ in range(min(CONCURRENT, len(self._work)))]
                 if len(some) == 1:
                     await some[0]()
                 else:
-                    await asyncio.gather(*(work() for work in some))
+                    answers = await asyncio.gather(*(work() for work in some), return_exceptions=True)
+                    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+                    if failed:
+                        raise failed[0]
                 await asyncio.sleep(0)  # a turn for everybody else, and for the readers of these pages
         finally:
             self._running = False

@@ -49,7 +49,7 @@ class StreamsPlugin(Plugin):
 
     async def start(self) -> None:
         await self.streams.start(self.config.stream)
-        self.context.spawn(self.streams.trimmer.run(), "trim")
+        self.context.spawn(self.streams.trimmer.run, "trim")
         self.context.offer(SERVICE, self.streams)
         self.context.add_source(Kind("stream", self._make, prefix=PREFIX, wants=_wants, renew=True))
 

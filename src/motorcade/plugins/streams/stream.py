@@ -286,9 +286,14 @@ class Stream:
             for reader in asking:
                 reader.broken(error)
             return
-        page = self._page(after, tail, found, whole=len(found) < limit)
-        for reader in asking:
-            reader.more(page)
+        try:
+            page = self._page(after, tail, found, whole=len(found) < limit)
+            for reader in asking:
+                reader.more(page)
+        except Exception as failure:  # a fault of ours: they begin again, rather than wait for ever
+            for reader in asking:
+                reader.broken(failure)
+            raise
 
     def _page(self, after: int, tail: int, found: Sequence[StreamRecord], *, whole: bool) -> Page | None:
         """What was read; `whole`: there was nothing more."""

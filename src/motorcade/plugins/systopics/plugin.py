@@ -86,7 +86,7 @@ class SysTopicsPlugin(Plugin):
         self._looked_at: float | None = None
 
     async def start(self) -> None:
-        self.context.spawn(self._run(), "rounds")
+        self.context.spawn(self._run, "rounds")
 
     async def reload(self, config: SysTopicsConfig) -> None:
         """A new interval holds from the next round on."""
