@@ -59,6 +59,9 @@ class TlsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     certificate: str = ""  #: file with the server's certificate chain, PEM
     key: str = ""  #: file with the private key, PEM
     ca: str = ""  #: file with the authorities that client certificates must come from, PEM
+    crl: str = (
+        ""  #: file with revocation lists of these authorities, PEM (or they stand in `ca`); see access-control.md
+    )
     require_client_certificate: bool = False  #: refuse clients without a certificate (needs `ca`)
     max_connections: Count = 0  #: clients on this listener at once; 0: only `limits.max_connections` counts
 
@@ -81,6 +84,9 @@ class WssOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     certificate: str = ""  #: file with the server's certificate chain, PEM
     key: str = ""  #: file with the private key, PEM
     ca: str = ""  #: file with the authorities that client certificates must come from, PEM
+    crl: str = (
+        ""  #: file with revocation lists of these authorities, PEM (or they stand in `ca`); see access-control.md
+    )
     require_client_certificate: bool = False  #: refuse clients without a certificate (needs `ca`)
     max_connections: Count = 0  #: clients on this listener at once; 0: only `limits.max_connections` counts
 
@@ -285,6 +291,13 @@ def check_plugins(loaded: Loaded) -> None:
             key: leaf for key, leaf in loaded.leaves.items() if key[:2] == section and len(key) > 2 and key[2] in table
         }
         _whole(record, _check_section(record, section, own), section, loaded.leaves)
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """The dotted keys whose values differ."""
+    before = dict(_flatten(msgspec.to_builtins(old), ()))
+    after = dict(_flatten(msgspec.to_builtins(new), ()))
+    return sorted(_dotted(key) for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
 # --- the three sources ------------------------------------------------------------------------------------------------
@@ -578,6 +591,8 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
         for needed in ("certificate", "key") + (("ca",) if secure.require_client_certificate else ()):
             if not getattr(secure, needed):
                 yield ("listeners", name_), f"needs {needed!r} (a PEM file) to listen on {secure.bind}"
+        if secure.crl and not secure.ca:
+            yield ("listeners", name_, "crl"), "needs 'ca': a revocation list is one of the authorities in it"
     for name_ in ("ws", "wss"):
         if not getattr(listeners, name_).path.startswith("/"):
             yield ("listeners", name_, "path"), "must begin with /"

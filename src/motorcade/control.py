@@ -262,9 +262,18 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     families: list[Family]  #: of plugins
     sources: dict[str, dict[str, int]]  #: kind of source: event: how often
     declared: dict[str, int]  #: queue, stream, …: how many there are
+    certificates: dict[str, dict[str, float]]  #: listener: option: when the first of its file ends
     lag: Lag
     store: StoreFigures | None  #: as of the last round of housekeeping
     sweeps: SweepCounters | None
+
+
+class ReloadView(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a reload."""
+
+    applied: list[str]
+    restart: list[str]  #: what was not applied: it needs a restart, or a command
+    changed: list[str]  #: both
 
 
 class NotFoundError(MotorcadeError):
@@ -281,7 +290,7 @@ class Copyable(Protocol):
     async def backup(self, to: Path) -> None: ...
 
 
-Reload = Callable[[], Awaitable[list[str]]]
+Reload = Callable[[], Awaitable[ReloadView]]
 
 
 class Control:
@@ -290,6 +299,7 @@ class Control:
     def __init__(self, broker: Broker, plugins: Plugins, reload: Reload) -> None:
         """`reload` reads the configuration again and tells what has changed; `MotorcadeError` if it is wrong."""
         self.state = NodeState.STARTING  #: set by the node
+        self.certificates: dict[str, dict[str, float]] = {}  #: listener: option: when its file ends; set by the node
         self.plugin_paths: Sequence[str] = ()  #: folders that callers may load plugins from; set by the node
         self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
         self._broker = broker
@@ -560,8 +570,8 @@ class Control:
 
     # -- the node
 
-    async def reload(self) -> list[str]:
-        """Read the configuration again; what has changed. `MotorcadeError` says what is wrong, and the old stays."""
+    async def reload(self) -> ReloadView:
+        """Read the configuration again; what was applied and what was not. `MotorcadeError` says what is wrong."""
         return await self._reload()
 
     async def node(self) -> NodeView:
@@ -609,6 +619,7 @@ class Control:
                 for plural in DECLARED
                 if (service := self._plugins.service(plural)) is not None
             },
+            certificates={listener: dict(ends) for listener, ends in self.certificates.items()},
             lag=_lag(self._broker),
             store=self.housekeeping.figures if self.housekeeping is not None else None,
             sweeps=self.housekeeping.counters if self.housekeeping is not None else None,

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 from pathlib import Path
 from time import time
@@ -21,9 +20,9 @@ from motorcade.broker.broker import Broker
 from motorcade.broker.keeper import Keeper
 from motorcade.broker.listener import Endpoint, Listener, address_text
 from motorcade.broker.plane import BrokerOptions, Plane
-from motorcade.broker.tls import server_context
-from motorcade.config import Config, Loaded, TlsOptions, WssOptions, addresses, plugins_to_load
-from motorcade.control import Control, NodeState
+from motorcade.broker.tls import Served, TlsFiles, server_context
+from motorcade.config import Config, Loaded, addresses, differences, plugins_to_load
+from motorcade.control import Control, NodeState, ReloadView
 from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
@@ -37,6 +36,8 @@ from motorcade.tasks import Tasks
 log = structlog.stdlib.get_logger("motorcade.node")
 
 SPARE_FILES = 100  #: descriptors a node needs besides those of its connections
+DAY = 86400.0  #: seconds
+SOON = 30 * DAY  #: before a certificate ends the log says so
 GC_THRESHOLD = 50_000  #: new objects between collections; full passes over many sessions would show as pauses
 
 
@@ -60,10 +61,12 @@ class Node:
         paths = config.http.plugin_paths
         self.control.plugin_paths = (paths,) if isinstance(paths, str) else paths
         self.listeners: list[Listener] = []
+        self._tls: dict[str, Served] = {}  # by listener
         self.http: list[HttpServer] = []
         self.store: Store | None = None  #: open while the node runs
         self.keeper: Keeper | None = None  #: with a store that lasts
         self.housekeeping: asyncio.Task[None] | None = None
+        self._reminder: asyncio.TimerHandle | None = None  # to look at the certificates
         self.stopping = asyncio.Event()
         self.failure = ""  #: why it had to stop
 
@@ -86,7 +89,8 @@ class Node:
             await self.plugins.load(name, options, path)
         if url != MEMORY:
             await self._restore(self.store, shared=not url.startswith("rocksdb"))
-        for endpoint in _endpoints(config):
+        self._tls = _contexts(config)
+        for endpoint in _endpoints(config, self._tls):
             listener = Listener(self.broker, endpoint)
             await listener.open()
             self.listeners.append(listener)
@@ -94,6 +98,7 @@ class Node:
             server = HttpServer(self.control, address.host, address.port, config.http.token)
             await server.start()
             self.http.append(server)
+        self._tell_certificates()
         self._keep_tidy(self.store)
         self.broker.start()
         gc.collect()
@@ -132,6 +137,8 @@ class Node:
 
     async def _stop(self) -> None:
         self.control.state = NodeState.STOPPING
+        if self._reminder is not None:
+            self._reminder.cancel()
         # Listeners first: no new client may arrive while the others are sent away.
         for listener in self.listeners:
             await listener.close()
@@ -147,32 +154,84 @@ class Node:
         if self.store is not None:
             await self.store.close()
 
-    async def reload(self) -> list[str]:
-        """Read the configuration again and give plugins their new tables; on any error the old stays in force."""
+    def _tell_certificates(self) -> None:
+        """Say what ends soon, at the start, after a reload and once a day; the metrics have all dates."""
+        self.control.certificates = {kind: dict(served.expiry) for kind, served in self._tls.items()}
+        for kind, served in self._tls.items():
+            if served.files.ca and "crl" not in served.expiry:
+                log.warning(
+                    "no_revocation_list",
+                    listener=kind,
+                    consequence="revoked client certificates are let in",
+                    remedy=f"set listeners.{kind}.crl",
+                )
+            for file, end in served.expiry.items():
+                left = end - time()
+                if left <= 0:
+                    log.error("certificate_expired", listener=kind, file=getattr(served.files, file) or file)
+                elif left < SOON:
+                    days = int(left // DAY)
+                    log.warning("certificate_ends_soon", listener=kind, file=getattr(served.files, file), days=days)
+        if self._tls:
+            if self._reminder is not None:
+                self._reminder.cancel()
+            self._reminder = self.broker.loop.call_later(DAY, self._tell_certificates)
+
+    async def reload(self) -> ReloadView:
+        """Read the configuration again: plugins get their tables, TLS listeners their certificates.
+
+        A configuration or file that is wrong is refused before anything is changed; what a plugin refuses on its own
+        is told together with what was applied before it.
+        """
         loaded = self._loaded.again()
+        served = _contexts(loaded.config)
+        applied, restart = await self._reload_plugins(loaded.config)
+        for kind in self._tls.keys() & served.keys():
+            old, new = self._tls[kind], served[kind]
+            if (old.digest, old.files) == (new.digest, new.files):
+                continue
+            for listener in self.listeners:
+                if listener.endpoint.kind == kind:
+                    await listener.renew(new.context)
+            self._tls[kind] = new
+            applied.append(f"listener {kind} has new certificates; connections that exist stay as they are")
+        self._tell_certificates()
+        in_force = {f"listeners.{kind}.{name}" for kind in self._tls for name in TlsFiles._fields}
+        restart += [
+            f"{key} has changed: takes effect at the next start"
+            for key in differences(self._loaded.config, loaded.config)
+            if key not in in_force and not key.startswith("plugins.")
+        ]
+        log.info("reloaded", applied=applied, restart=restart)
+        return ReloadView(applied=applied, restart=restart, changed=applied + restart)
+
+    async def _reload_plugins(self, config: Config) -> tuple[list[str], list[str]]:
+        """Give plugins their tables; what was applied, and what needs more than that."""
         running = {plugin.name for plugin in self.plugins.loaded()}
-        changed: list[str] = []
-        for name, _, options in plugins_to_load(loaded.config):  # all of them before any of them
+        applied: list[str] = []
+        restart: list[str] = []
+        old_paths = {name: path for name, path, _ in plugins_to_load(self._loaded.config)}
+        for name, _, options in plugins_to_load(config):  # all of them before any of them
             self.plugins.check(name, options)
-        for name, _, options in plugins_to_load(loaded.config):
-            if name in running:
-                await self.plugins.reload(name, options)
-                changed.append(f"plugin {name} reloaded")
-            else:
-                changed.append(f"plugin {name} is not running: restart, or `motorcade plugin load {name}`")
-        wanted = {name for name, _, _ in plugins_to_load(loaded.config)}
-        changed += [
+        for name, path, options in plugins_to_load(config):
+            if name not in running:
+                restart.append(f"plugin {name} is not running: restart, or `motorcade plugin load {name}`")
+                continue
+            try:
+                later = await self.plugins.reload(name, options)
+            except MotorcadeError as error:
+                before = f" (applied before that: {', '.join(applied)})" if applied else ""
+                raise MotorcadeError(f"{error}{before}") from error
+            applied.append(f"plugin {name} reloaded")
+            restart += [f"plugins.{name}.{key} has changed: takes effect at the next start" for key in later]
+            if path != old_paths.get(name, path):
+                restart.append(f"plugins.{name}.path has changed: takes effect at the next start")
+        wanted = {name for name, _, _ in plugins_to_load(config)}
+        restart += [
             f"plugin {name} is no longer configured, but runs on: restart, or `motorcade plugin unload {name}`"
             for name in sorted(running - wanted)
         ]
-        old = self._loaded.config
-        changed += [
-            f"section [{section}] has changed: takes effect at the next start"
-            for section in ("broker", "listeners", "http", "session", "limits", "log", "data", "store")
-            if getattr(old, section) != getattr(loaded.config, section)
-        ]
-        log.info("reloaded", changes=changed)
-        return changed
+        return applied, restart
 
     async def reload_on_signal(self) -> None:
         """SIGHUP."""
@@ -235,7 +294,22 @@ def _broker_options(config: Config) -> BrokerOptions:
     )
 
 
-def _endpoints(config: Config) -> list[Endpoint]:
+def _contexts(config: Config) -> dict[str, Served]:
+    """The TLS contexts of all listeners that are on."""
+    found: dict[str, Served] = {}
+    for kind, options in (("tls", config.listeners.tls), ("wss", config.listeners.wss)):
+        if addresses(options.bind):
+            files = TlsFiles(
+                options.certificate, options.key, options.ca, options.crl, options.require_client_certificate
+            )
+            try:
+                found[kind] = server_context(files)
+            except ConfigError as error:
+                raise ConfigError(f"listeners.{kind}: {error}") from error
+    return found
+
+
+def _endpoints(config: Config, tls: dict[str, Served]) -> list[Endpoint]:
     """All addresses of all listeners."""
     listeners = config.listeners
     found = [
@@ -243,21 +317,15 @@ def _endpoints(config: Config) -> list[Endpoint]:
         for address in addresses(listeners.tcp.bind)
     ]
     for address in addresses(listeners.tls.bind):
-        context = _tls(listeners.tls)
+        context = tls["tls"].context
         found.append(Endpoint("tls", address.host, address.port, context, "", (), listeners.tls.max_connections))
     for address in addresses(listeners.ws.bind):
         ws = listeners.ws
         found.append(Endpoint("ws", address.host, address.port, None, ws.path, ws.origins, ws.max_connections))
     for address in addresses(listeners.wss.bind):
         wss = listeners.wss
-        context = _tls(wss)
+        context = tls["wss"].context
         found.append(Endpoint("wss", address.host, address.port, context, wss.path, wss.origins, wss.max_connections))
     if not found:
         raise ConfigError("all listeners are off: nobody could connect")
     return found
-
-
-def _tls(options: TlsOptions | WssOptions) -> ssl.SSLContext:
-    return server_context(
-        options.certificate, options.key, options.ca, require_client_certificate=options.require_client_certificate
-    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
@@ -43,33 +45,48 @@ class Listener:
     def __init__(self, broker: Broker, endpoint: Endpoint) -> None:
         self._broker = broker
         self.endpoint = endpoint
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     async def open(self) -> None:
         """Begin to accept; `ConfigError` if the address cannot be had."""
         endpoint = self.endpoint
         self._broker.limit_listener(endpoint.kind, endpoint.max_connections)
-        patience = self._broker.plane.limits.connect_timeout or None if endpoint.tls else None
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._factory(),
-                endpoint.host or None,
-                endpoint.port,
-                backlog=BACKLOG,
-                ssl=endpoint.tls,
-                ssl_handshake_timeout=patience,
-                ssl_shutdown_timeout=patience,
-            )
+            self._servers = [await self._serve(host=endpoint.host or None, port=endpoint.port)]
         except (OSError, socket.gaierror) as error:
             raise ConfigError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
+
+    async def renew(self, context: ssl.SSLContext) -> None:
+        """Take another TLS context for connections to come.
+
+        The sockets stay the same, with all that waits on them; connections that exist stay as they are.
+        """
+        self.endpoint = replace(self.endpoint, tls=context)
+        old = self._servers
+        sockets = [socket.socket(fileno=os.dup(sock.fileno())) for server in old for sock in server.sockets]
+        self._servers = [await self._serve(sock=sock) for sock in sockets]
+        for server in old:
+            server.close()
+
+    async def _serve(self, **where: Any) -> asyncio.Server:
+        context = self.endpoint.tls
+        patience = self._broker.plane.limits.connect_timeout or None if context else None
+        return await asyncio.get_running_loop().create_server(
+            self._factory(),
+            backlog=BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=patience,
+            ssl_shutdown_timeout=patience,
+            **where,
+        )
 
     @property
     def port(self) -> int:
         """The port in use, also when 0 was asked for."""
-        if self._server is None or not self._server.sockets:
-            return self.endpoint.port
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        for server in self._servers:
+            for sock in server.sockets:
+                return int(sock.getsockname()[1])
+        return self.endpoint.port
 
     def _factory(self) -> Callable[[], asyncio.Protocol]:
         broker, endpoint = self._broker, self.endpoint
@@ -81,6 +98,6 @@ class Listener:
 
     async def close(self) -> None:
         """Accept nobody new; connections that exist stay."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()

@@ -183,6 +183,7 @@ class Plugin:
     description: ClassVar[str] = ""
     counts: ClassVar[tuple[Counts, ...]] = ()  #: families of what is counted; else each event is a family
     measures: ClassVar[tuple[Measure, ...]] = ()  #: families of what `gauges` tells; else each of them is one
+    at_start: ClassVar[tuple[str, ...]] = ()  #: options that a reload does not apply: they hold from the next start on
 
     def __init__(self, context: Context, config: Any) -> None:
         self.context = context
@@ -249,6 +250,7 @@ class Loaded:
     plugin: Plugin
     context: Context
     origin: str  #: entry point or path
+    started_with: msgspec.Struct  #: its configuration when it was loaded
 
     def gauges(self) -> dict[str, float]:
         """The plugin's figures; none if it fails to tell them."""
@@ -334,7 +336,7 @@ class Plugins:
                 if isinstance(error, MotorcadeError) and not isinstance(error, HookError):
                     raise PluginError(f"plugin {name!r}: {error}") from error
                 raise PluginError(f"plugin {name!r} could not start: {error!r}") from error
-            loaded = self._loaded[name] = Loaded(name, plugin, context, origin)
+            loaded = self._loaded[name] = Loaded(name, plugin, context, origin, options)
             log.info("plugin_loaded", origin=origin)
             return loaded
 
@@ -375,8 +377,11 @@ class Plugins:
                 await _cancel(loaded.context)
             loaded.context.log.info("plugin_unloaded")
 
-    async def reload(self, name: str, config: Mapping[str, object]) -> None:
-        """Give a running plugin new configuration; on any error the old stays in force."""
+    async def reload(self, name: str, config: Mapping[str, object]) -> list[str]:
+        """Give a running plugin new configuration; on any error the old stays in force.
+
+        Returns the options that have changed since the plugin was loaded, and hold only from the next start on.
+        """
         async with self._changing:
             loaded = self._loaded.get(name)
             if loaded is None:
@@ -388,6 +393,7 @@ class Plugins:
                 raise
             except Exception as error:
                 raise PluginError(f"plugin {name!r} could not reload: {error!r}") from error
+            return [key for key in loaded.plugin.at_start if getattr(loaded.started_with, key) != getattr(options, key)]
 
     def check(self, name: str, config: Mapping[str, object]) -> None:
         """Raise `PluginError` if a running plugin would not take this configuration."""

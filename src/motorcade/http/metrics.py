@@ -66,6 +66,13 @@ def families(statistics: Statistics) -> Iterator[Family]:
     yield counter("source_total", "What became of messages that clients get from sources.", sources)
     nouns = [({"noun": noun}, count) for noun, count in statistics.declared.items()]
     yield gauge("declared", "Queues, streams and capture rules, from the configuration and from commands.", nouns)
+    ends = [
+        ({"listener": listener, "file": file}, end)
+        for listener, files in statistics.certificates.items()
+        for file, end in files.items()
+    ]
+    text = "When the first certificate of a file ends, or its revocation list is due, since the epoch."
+    yield gauge("certificate_expiry_timestamp_seconds", text, ends)
     yield _lag_family(statistics.lag)
 
 

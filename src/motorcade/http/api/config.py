@@ -15,6 +15,6 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     """A configuration that is wrong is refused with 409, and the old one stays in force."""
 
     async def reload(_request: Request) -> Response:
-        return answer({"changed": await bridge.call_slow(control.reload)})
+        return answer(await bridge.call_slow(control.reload))
 
     return [Route("/config/reload", reload, methods=["POST"])]

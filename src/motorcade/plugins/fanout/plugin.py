@@ -66,6 +66,7 @@ class FanoutPlugin(Plugin):
     description: ClassVar[str] = "one message to a list of vehicles, with a receipt for every change of state"
     counts: ClassVar[tuple[Counts, ...]] = COUNTS
     measures: ClassVar[tuple[Measure, ...]] = MEASURES
+    at_start: ClassVar[tuple[str, ...]] = ("dispatchers",)
 
     config: FanoutConfig
 
