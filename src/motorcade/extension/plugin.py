@@ -39,6 +39,7 @@ from motorcade.extension.sources import Kind, Sources
 from motorcade.tasks import Tasks, Work
 
 GROUP = "motorcade.plugins"
+BY_PATH = "motorcade_plugin_"  #: begins the name of a module that was loaded by path; a number and its stem follow
 PATIENCE = 30.0  #: seconds a plugin may take to start or to stop; others wait for it
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -322,7 +323,11 @@ class Plugins:
             if name in self._loaded:
                 raise PluginError(f"plugin {name!r} is loaded already")
             kind, origin = _from_path(path, within) if path else _from_entry_point(name)
-            options = _configure(name, kind, config or {})
+            try:
+                options = _configure(name, kind, config or {})
+            except PluginError:
+                _forget(kind.__module__)
+                raise
             log = structlog.stdlib.get_logger("motorcade.plugin").bind(plugin=name)
             context = self._context(name, log)
             try:
@@ -333,6 +338,7 @@ class Plugins:
             except Exception as error:
                 self._withdraw(context)
                 await _cancel(context)
+                _forget(kind.__module__)
                 if isinstance(error, MotorcadeError) and not isinstance(error, HookError):
                     raise PluginError(f"plugin {name!r}: {error}") from error
                 raise PluginError(f"plugin {name!r} could not start: {error!r}") from error
@@ -375,6 +381,7 @@ class Plugins:
                 raise PluginError(f"plugin {name!r} is unloaded, but did not stop well: {error!r}") from error
             finally:
                 await _cancel(loaded.context)
+                _forget(type(loaded.plugin).__module__)
             loaded.context.log.info("plugin_unloaded")
 
     async def reload(self, name: str, config: Mapping[str, object]) -> list[str]:
@@ -470,7 +477,7 @@ def _from_path(text: str, within: Sequence[str] | None) -> tuple[type[Plugin], s
     except (OSError, ValueError, RuntimeError) as error:  # a NUL in the path; the home folder of an unknown user
         raise PluginError(f"there is no plugin at {text!r}: {error}") from error
     stem = re.sub(r"\W", "_", path.stem)
-    module_name = f"motorcade_plugin_{next(_numbers)}_{stem}"
+    module_name = f"{BY_PATH}{next(_numbers)}_{stem}"
     modules = _trusted(path, text) if within is None else read_plugin(path, within)
     for name, source in modules.items():
         _held.modules[f"{module_name}.{name}" if name else module_name] = source
@@ -546,12 +553,21 @@ sys.meta_path.insert(0, _held)
 
 
 def _forget(module_name: str) -> None:
-    """Take a module and its submodules out of the interpreter's table, and out of ours."""
+    """Take a plugin that was loaded by path, with all its modules, out of the interpreter's tables, and out of ours.
+
+    Installed plugins stay: others may have imported them.
+    """
+    root = module_name.partition(".")[0]
+    if not root.startswith(BY_PATH):
+        return
+    module = sys.modules.get(root)
+    for folder in getattr(module, "__path__", ()):
+        sys.path_importer_cache.pop(folder, None)
     tables: tuple[MutableMapping[str, Any], ...] = (sys.modules, _held.modules)
     for table in tables:
-        for name in [name for name in table if name == module_name or name.startswith(f"{module_name}.")]:
+        for name in [name for name in table if name == root or name.startswith(f"{root}.")]:
             del table[name]
-    _held.closed.discard(module_name)
+    _held.closed.discard(root)
 
 
 def _only_plugin(module: ModuleType, text: str) -> type[Plugin]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -265,6 +268,35 @@ async def test_unloading_cancels_tasks_and_removes_callbacks(plugins: Plugins, h
     assert ([], [], []) == (plugins.loaded(), callbacks(hub), tasks_of("greeter"))
     assert loaded.plugin.stopped is True  # type: ignore[attr-defined]
     assert 1 == loaded.context.counters["cancelled"]
+
+
+async def test_nothing_of_a_plugin_loaded_by_path_outlives_it(plugins: Plugins, tmp_path: Path) -> None:
+    """Neither its modules nor its class stay in the process, however it ended; the same for one that never started."""
+    before = (modules(), set(sys.path_importer_cache))
+    written(tmp_path, "from .work import Greeter\n", "pack/__init__.py")
+    written(tmp_path, GREETER, "pack/work.py")
+    classes = []
+    for number, (path, within) in enumerate(
+        (
+            (written(tmp_path, GREETER), None),
+            (written(tmp_path, GREETER.replace("self.stopped = True", "raise RuntimeError"), "bad.py"), None),
+            (str(tmp_path / "pack"), None),
+            (str(tmp_path / "pack"), (str(tmp_path),)),
+        )
+    ):
+        loaded = await plugins.load(f"greeter-{number}", {}, path, within=within)
+        classes.append(weakref.ref(type(loaded.plugin)))
+        assert modules() != before[0]
+        with contextlib.suppress(PluginError):
+            await plugins.unload(f"greeter-{number}")
+        del loaded
+    failing = written(tmp_path, GREETER.replace("self.stopped = False", "raise RuntimeError"))
+    for config in ({}, {"limit": "many"}):
+        with pytest.raises(PluginError):
+            await plugins.load("greeter", config, failing)
+    assert before == (modules(), set(sys.path_importer_cache))
+    gc.collect()
+    assert [None] * 4 == [each() for each in classes]
 
 
 async def test_a_stop_that_raises_still_takes_everything_away(plugins: Plugins, hub: MemoryHub, tmp_path: Path) -> None:
