@@ -808,8 +808,34 @@ async def test_an_empty_queue_that_nobody_uses_is_forgotten(store: Store) -> Non
         assert 1 == node.counters["forgotten"]
         with pytest.raises(UnknownError):
             await node.show("car")
+        assert 0 == len(node.plugin.queues), "it is closed, too"
         await node.fill("car", ("a", b"2"))
         assert [(2, "a", b"2")] == await node.stored("car"), "numbers go on"
+
+
+async def test_queues_that_are_no_longer_used_are_closed(store: Store) -> None:
+    """Whoever chooses ever-new names fills the memory only until the next collections; nothing is lost with it."""
+    async with Node.on(store) as node:
+        consumer = await consume(node, "kept")
+        for number in range(20):
+            await node.fill(f"car-{number}", ("a", b"1"))
+            reader = await node.client(f"reader-{number}")
+            await reader.subscribe(f"$SCQ/never-there-{number}/#")
+            reader.disconnect()
+        await until(lambda: len(node.plugin.queues.consumed()) == 1)
+        assert 41 == len(node.plugin.queues)
+        await node.service.delete(EXCLUSIVE, "car-0")
+        assert 40 == len(node.plugin.queues)
+        await node.plugin.collector.collect()
+        await node.fill("car-1", ("b", b"2"))
+        await node.plugin.collector.collect()
+        assert ["car-1", "kept"] == sorted(queue.name for queue in node.plugin.queues), "in use"
+        await node.plugin.collector.collect()
+        assert ["kept"] == [queue.name for queue in node.plugin.queues]
+        await node.fill("car-1", ("c", b"3"))
+        assert [1, 2, 3] == [number for number, _, _ in await node.stored("car-1")]
+        await node.fill("kept", ("a", b"1"))
+        assert [1] == numbers(await consumer.take(1))
 
 
 # -- operators

@@ -5,7 +5,8 @@ without old ones. It works in steps of `gc_step` messages (a queue counts as one
 begins again `gc_interval` after it has ended. Nothing depends on it: consumers are never given what is too old.
 
 A queue that is empty is forgotten with all progress when nobody has used it for `idle` seconds. Its numbers go on if it
-is used again, for the store does not forget where they were.
+is used again, for the store does not forget where they were. What is in memory of a queue goes with it, and in any case
+when two collections in a row find it idle: names are chosen by clients, and must not add up.
 """
 
 from __future__ import annotations
@@ -93,7 +94,18 @@ class Collector:
             removed += gone
             await self._forget(Queue(shape, name), value)
             await self._spend(1)
+        await self._close_idle()
         return removed
+
+    async def _close_idle(self) -> None:
+        """Close queues that nothing has happened to since the last collection."""
+        queues = self._tools.queues
+        for queue in list(queues):
+            if queue.idle and queue.rested == queue.tail:
+                queues.drop(queue)
+            else:
+                queue.rested = queue.tail if queue.idle else -1
+            await self._spend(1)
 
     async def _spend(self, number: int) -> None:
         """Let others have their turn when a step is over."""
@@ -147,6 +159,8 @@ class Collector:
             await batch.commit()
             tools.appender.count -= 1
             tools.counters["forgotten"] += 1
+            if known is not None:
+                tools.queues.drop(known)
 
         await tools.appender.between(forget)
 

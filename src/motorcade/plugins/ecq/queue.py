@@ -1,7 +1,7 @@
 """Compacted queues in memory: as much of each as appending and consuming need.
 
-A `Queue` is made when somebody appends to it or consumes it, and dropped when it is idle and there are many; the store
-has everything that matters.
+A `Queue` is made when somebody appends to it or consumes it, and dropped when it was idle from one collection to the
+next, or when there are many; the store has everything that matters.
 
 Rule 1: `tail` is the highest number that this process has heard of. Consumers get nothing beyond it, though it may be
         in the store already: what has just been written may turn out to be one message too many, and goes again.
@@ -101,6 +101,7 @@ class Queue:
         "owner",
         "progresses",
         "registered",
+        "rested",
         "shape",
         "sizes",
         "tail",
@@ -113,6 +114,7 @@ class Queue:
         self.tail = 0
         self.known = False  #: whether `tail` is (rule 1)
         self.registered = False  #: it is certain that the store has its record
+        self.rested = -1  #: where it ended when the last collection found it idle
         self.consumers: dict[Consumer, None] = {}
         self.coming = 0  #: messages on their way into the store
         self.doomed: set[int] = set()  #: messages that are one too many, until they are removed
@@ -271,6 +273,12 @@ class Queues:
     def peek(self, shape: Shape, name: str) -> Queue | None:
         """A queue that is in memory."""
         return self.of(shape).get(name)
+
+    def drop(self, queue: Queue) -> None:
+        """Close a queue if it is idle; whoever uses it next finds all of it in the store."""
+        queues = self.of(queue.shape)
+        if queue.idle and queues.get(queue.name) is queue:
+            del queues[queue.name]
 
     def _drop_idle(self, queues: dict[str, Queue]) -> None:
         for name in [name for name, queue in queues.items() if queue.idle]:

@@ -248,7 +248,9 @@ class CompactedService:
         await batch.commit()
         tools.appender.count -= 1
         tools.counters["deleted"] += 1
-        if known is not None:
+        if known is not None and known.idle:
+            tools.queues.drop(known)
+        elif known is not None:
             known.progresses = None
             known.sizes = None
             tools.appender.look(known)
