@@ -168,6 +168,7 @@ class Broker:
         if not self._sweep:
             self._sweep = list(self.connections)
         now, wall = monotonic(), time()
+        self.plane.flapping.sweep(wall)
         for _ in range(min(len(self._sweep), max(SWEEP_STEP, len(self.connections) // 4))):
             self._look_at(self._sweep.pop(), now, wall)
         if self.plane.shared.dirty:

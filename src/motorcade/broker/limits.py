@@ -119,9 +119,13 @@ class Networks:
 
 
 class Flapping:
-    """Bans names (client ids, addresses) that connect too often. The table is bounded by forgetting the oldest."""
+    """Bans names (client ids, addresses) that connect too often.
 
-    __slots__ = ("_ban", "_banned", "_count", "_seen", "_window")
+    Names are chosen by clients, so they go when their time is over: what was not counted for a window is with the older
+    ones, and goes after another window (`sweep`). Within a window the table is bounded by forgetting the oldest.
+    """
+
+    __slots__ = ("_ban", "_banned", "_count", "_older", "_seen", "_swept", "_window")
 
     SIZE = 100_000  #: names remembered
 
@@ -130,7 +134,12 @@ class Flapping:
         self._window = window
         self._ban = ban
         self._seen: dict[str, tuple[float, int]] = {}
+        self._older: dict[str, tuple[float, int]] = {}
+        self._swept = 0.0
         self._banned: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen) + len(self._older) + len(self._banned)
 
     def banned(self, name: str, now: float) -> bool:
         """Whether a name may not connect now."""
@@ -146,7 +155,8 @@ class Flapping:
         """Count a connect; False if it was one too many, and the name is banned from now on."""
         if not self._count:
             return True
-        began, times = self._seen.pop(name, (now, 0))
+        counted = self._seen if name in self._seen else self._older
+        began, times = counted.pop(name, (now, 0))
         if now - began > self._window:
             began, times = now, 0
         if times + 1 > self._count:
@@ -155,6 +165,16 @@ class Flapping:
                 del self._banned[next(iter(self._banned))]
             return False
         self._seen[name] = (began, times + 1)
-        if len(self._seen) > self.SIZE:
-            del self._seen[next(iter(self._seen))]
+        if len(self._seen) + len(self._older) > self.SIZE:
+            oldest = self._older or self._seen
+            del oldest[next(iter(oldest))]
         return True
+
+    def sweep(self, now: float) -> None:
+        """Forget whose time is over; to be called now and then."""
+        if 0.0 <= now - self._swept <= self._window:
+            return
+        self._swept = now
+        self._older, self._seen = self._seen, {}
+        if self._banned:
+            self._banned = {name: until for name, until in self._banned.items() if now < until}

@@ -134,3 +134,30 @@ def test_the_table_forgets_those_who_came_longest_ago(monkeypatch: pytest.Monkey
         for other in range(5):
             flapping.count(f"{number} {other}", 0.0)
     assert not flapping.count("car", 0.0)
+
+
+def test_names_go_when_their_time_is_over() -> None:
+    """Ever new names do not add up; whoever connects too often within a window is found all the same."""
+    flapping = Flapping(3, 60.0, 30.0)
+    for number in range(10_000):
+        now = number / 10
+        flapping.sweep(now)
+        assert flapping.count(f"car-{number}", now)
+        if number % 100 == 0:
+            assert [True, True, True, False] == connects(flapping, f"bus-{number}", *[now] * 4)
+    assert len(flapping) <= 2 * 61 * 10
+    assert flapping.banned("bus-9900", 1000.0)
+    for now in (1061.0, 1122.0, 1183.0):
+        flapping.sweep(now)
+    assert 0 == len(flapping)
+
+
+def test_a_sweep_in_the_middle_of_a_window_forgets_nobody() -> None:
+    for swept in range(1, 60):
+        flapping = Flapping(3, 60.0, 30.0)
+        flapping.sweep(0.5)
+        assert [True] == connects(flapping, "car", 1.0)
+        flapping.sweep(float(swept + 1))
+        assert [True] == connects(flapping, "car", swept + 1.0)
+        flapping.sweep(60.6)
+        assert [True, False] == connects(flapping, "car", 60.7, 60.8)
