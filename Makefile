@@ -51,6 +51,10 @@ chaos-spark: setup ## Kill pipelines on Spark and compare lake and vehicles with
 	@scripts/need-commands java redis-server
 	@.venv/bin/python -m tests.chaos.spark $(ARGS)
 
+.PHONY: soak
+soak: setup ## Churn everything of a node with ever-new names; nothing may stay (ARGS="--minutes 30 --cycles 3"; see docs/soak.md)
+	@.venv/bin/python -m tests.soak.soak $(ARGS)
+
 .PHONY: check
 check: setup ## Check format, lint, types and import contracts
 	@scripts/check
