@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DoubleType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from motorcade.pipelines import PipelineError
-from motorcade.pipelines.sources.appends import PART_ROWS, Appends, beside, entries_of
+from motorcade.pipelines.sources.appends import PART_ROWS, REMEMBERED, STAGED_FOR, Appends, beside, entries_of
 from motorcade.pipelines.sources.datasource import MotorcadeDataSource
 from motorcade.pipelines.sources.options import OptionError
 from motorcade.pipelines.sources.shelf import shelf
@@ -115,15 +117,180 @@ def test_a_driver_may_die_anywhere(server: RedisServer, calls: int, monkeypatch:
     assert [*first, 9999] == sorted(stream(server))
 
 
-def test_what_is_decided_on_does_not_expire(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_is_staged_stays_for_ever(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a write that was killed anywhere go by themselves; those that are used get their time again."""
+    staged = Appends(server.url, KEY, "q", 1000).stage(numbers(*range(3 * PART_ROWS)))
+    assert 0 < server.client.ttl(staged.key) <= STAGED_FOR
+    for calls in range(1, 5):
+        appends = Appends(server.url, KEY, f"q{calls}", 1000)
+        staged = appends.stage(numbers(*range(20 * PART_ROWS)))
+        server.command("EXPIRE", staged.key, 900)
+        with monkeypatch.context() as patch:
+            crash_after(shelf.take(server.url, Asking), calls, patch)
+            with pytest.raises(CrashedError):
+                appends.land([staged], 0)
+        assert all(0 < server.client.ttl(key) <= STAGED_FOR for key in left(server))
+        assert calls == 1 or server.client.ttl(staged.key) > 900, "what is used is kept"
+
+
+def test_rows_that_vanish_before_they_land_fail_the_write(server: RedisServer) -> None:
+    """Expired, evicted, lost in a fail-over; nothing has landed, so the batch is written again."""
     appends = Appends(server.url, KEY, "q")
-    staged = appends.stage(numbers(1))
-    assert 0 < server.client.ttl(staged.key) <= 24 * 3600
+    for vanish in (
+        lambda one: server.command("DEL", one.key),
+        lambda one: server.command("HDEL", one.key, "1"),
+        lambda one: server.command("PEXPIRE", one.key, "0"),
+    ):
+        staged = [appends.stage(numbers(*range(300))), appends.stage(numbers(*range(300, 800)))]
+        vanish(staged[1])
+        with pytest.raises(PipelineError, match=r"rows that were staged .* are gone .*Nothing of the batch has landed"):
+            appends.land(staged, 0)
+        appends.forget(staged)
+        assert [] == stream(server)
+    appends.land([appends.stage(numbers(1, 2))], 0)
+    assert [1, 2] == stream(server)
+
+
+def test_rows_that_vanish_while_they_land_fail_the_write(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a batch is never taken for a whole one, however often it is repeated; the operator has the last word."""
+    appends = Appends(server.url, KEY, "q")
+    staged = appends.stage(numbers(*range(9000)))
     with monkeypatch.context() as patch:
-        crash_after(shelf.take(server.url, Asking), 2, patch)
+        crash_after(shelf.take(server.url, Asking), 3, patch)
         with pytest.raises(CrashedError):
             appends.land([staged], 0)
-    assert -1 == server.client.ttl(staged.key)
+    there = len(stream(server))
+    assert 0 < there < 9000
+    server.command("DEL", staged.key)
+    for _ in range(2):
+        again = appends.stage(numbers(*range(9000)))
+        with pytest.raises(PipelineError, match=rf"{there} of 9000 rows of batch 0 of 'q' .*DEL .*HSET"):
+            appends.land([again], 0)
+        appends.forget([again])
+    with pytest.raises(PipelineError, match=rf"{there} of 9000 rows of batch 0"):
+        appends.land([appends.stage(numbers(7))], 1)
+    assert there == len(stream(server))
+    ledger = beside(KEY, "q")
+    server.command("HSET", ledger, "batch", 0)
+    server.command("HDEL", ledger, "landing", "landed")
+    assert 1 == appends.land([appends.stage(numbers(7))], 1)
+
+
+def test_an_abort_does_not_remove_what_was_decided_on(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark aborts a write whose commit has failed, and runs the batch again."""
+    appends = Appends(server.url, KEY, "q")
+    staged = [appends.stage(numbers(*range(5000)))]
+    with monkeypatch.context() as patch:
+        crash_after(shelf.take(server.url, Asking), 3, patch)
+        with pytest.raises(CrashedError):
+            appends.land(staged, 0)
+    appends.forget(staged)
+    assert 0 < len(stream(server))
+    appends.land([appends.stage(numbers(*reversed(range(5000))))], 0)
+    assert list(range(5000)) == stream(server)
+    assert {beside(KEY, "q").encode()} == left(server)
+
+
+def test_a_new_checkpoint_under_an_old_name_is_refused(server: RedisServer) -> None:
+    """Its first batch has the number of one that is in the stream; it is not lost in silence."""
+    appends = Appends(server.url, KEY, "q")
+    appends.land([appends.stage(numbers(1, 2), "first")], 0)
+    assert 0 == appends.land([appends.stage(numbers(1, 2), "first")], 0), "the same batch again"
+    for batch in (0, 1):
+        other = [appends.stage(numbers(3), "second")]
+        with pytest.raises(PipelineError, match=r"with another checkpoint \(its id is first\).*new name.*`query`"):
+            appends.land(other, batch)
+        appends.forget(other)
+    assert [1, 2] == stream(server)
+    assert 1 == appends.land([appends.stage(numbers(3), "first"), appends.stage(numbers(), "first")], 1)
+
+
+def test_a_ledger_of_version_0_1_0_goes_on(server: RedisServer) -> None:
+    """It knows no checkpoint: the first one that comes is taken for its own. A landing cut short cannot go on."""
+    server.command("HSET", beside(KEY, "q"), "batch", "3")
+    appends = Appends(server.url, KEY, "q")
+    assert 0 == appends.land([appends.stage(numbers(1), "mine")], 3)
+    assert 1 == appends.land([appends.stage(numbers(2), "mine")], 4)
+    server.command("HSET", beside(KEY, "old"), "batch", "3", "landing", "4", "staged", "abc=2")
+    old = Appends(server.url, KEY, "old")
+    with pytest.raises(PipelineError, match=r"batch 4 of 'old' was cut short while version 0.1.0"):
+        old.land([old.stage(numbers(1), "mine")], 4)
+
+
+def test_of_two_drivers_one_lands(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was taken for dead, and wakes up when another has begun with the batch."""
+    appends = Appends(server.url, KEY, "q")
+    staged = appends.stage(numbers(1, 2))
+    decide = Appends._decide
+
+    def overtaken(self: Appends, *args: Any) -> Any:
+        monkeypatch.undo()
+        found = decide(self, *args)
+        other = Appends(server.url, KEY, "q")
+        other.land([other.stage(numbers(2, 1))], 0)
+        return found
+
+    monkeypatch.setattr(Appends, "_decide", overtaken)
+    with pytest.raises(PipelineError, match="by another driver at the same time"):
+        appends.land([staged], 0)
+    assert [2, 1] == stream(server)
+
+
+@pytest.mark.parametrize("restored", [16, 32])
+def test_a_server_that_falls_back_in_the_middle_gets_the_rest_again(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, restored: int
+) -> None:
+    """A fail-over to a replica that was behind: what it does not know of lands again."""
+    first = [*range(30 * PART_ROWS)]
+    appends = Appends(server.url, KEY, "q")
+    staged = [appends.stage(numbers(*first[:6000])), appends.stage(numbers(*first[6000:]))]
+    asking = shelf.take(server.url, Asking)
+    wait, calls = asking.wait, [0]
+    behind: dict[bytes, bytes] = {}
+
+    def waiting(answer: Any) -> Any:
+        found = wait(answer)
+        calls[0] += 1
+        if calls[0] == 8:
+            behind.update({key: server.command("DUMP", key) for key in server.command("KEYS", "*")})
+        if calls[0] == restored:
+            server.empty()
+            for key, value in behind.items():
+                server.command("RESTORE", key, 0, value)
+        return found
+
+    monkeypatch.setattr(asking, "wait", waiting)
+    appends.land(staged, 0)
+    assert restored < calls[0]
+    assert first == sorted(stream(server))
+
+
+def test_a_frame_with_a_batch_id_is_written_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed anywhere, or done and not heard of: the caller repeats it, and no row is there twice."""
+    schema = StructType([StructField("n", LongType()), StructField("text", StringType())])
+    options = {"redis_stream": KEY, "store": server.url}
+
+    def write(name: str, *rows: int) -> None:
+        writer = MotorcadeDataSource({**options, "batch_id": name}).writer(schema, overwrite=False)
+        writer.commit([writer.write(numbers(*rows[:300])), writer.write(numbers(*rows[300:]))])
+
+    rows = [*range(900)]
+    for calls in range(1, 40):
+        server.empty()
+        with monkeypatch.context() as patch:
+            crash_after(shelf.take(server.url, Asking), calls, patch)
+            try:
+                write("day-1", *rows)
+            except CrashedError:
+                pass
+        write("day-1", *reversed(rows))
+        write("day-1", *rows)
+        assert rows == sorted(stream(server)), calls
+        assert all(0 < server.client.ttl(key) <= REMEMBERED for key in left(server))
+    with pytest.raises(PipelineError, match=r"written into 'messages:made' with 900 rows, and this frame has 2"):
+        write("day-1", 1, 2)
+    write("day-2", 1000)
+    assert [*rows, 1000] == sorted(stream(server))
 
 
 def test_a_run_that_is_given_up_leaves_nothing(server: RedisServer) -> None:
@@ -176,7 +343,7 @@ def test_a_type_that_entries_cannot_have_is_named() -> None:
         source.writer(StructType([StructField("a", DoubleType())]), overwrite=False)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_query_writes_into_a_redis_stream_of_a_cluster(
     spark: SparkSession, redis_cluster: RedisCluster, tmp_path: Path
 ) -> None:
@@ -185,7 +352,7 @@ def test_a_query_writes_into_a_redis_stream_of_a_cluster(
     with Lake(redis_cluster.url) as lake:
         lake.fill("s", 1500)
 
-        def run() -> None:
+        def run(checkpoint: str = "checkpoint") -> None:
             query = (
                 spark.readStream.format("motorcade")
                 .options(store=redis_cluster.url, stream="s", max_rows="1000", rows_per_partition="400")
@@ -193,21 +360,27 @@ def test_a_query_writes_into_a_redis_stream_of_a_cluster(
                 .selectExpr("offset AS n", "payload", "topic")
                 .writeStream.format("motorcade")
                 .options(store=redis_cluster.url, redis_stream=KEY, query="copy")
-                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .option("checkpointLocation", str(tmp_path / checkpoint))
                 .trigger(availableNow=True)
                 .start()
             )
-            assert query.awaitTermination(90), "the query does not end"
+            assert query.awaitTermination(300), "the query does not end"
 
         run()
         for commit in (tmp_path / "checkpoint" / "commits").glob("*1*"):
             commit.unlink()
         lake.fill("s", 10, first=1501)
         run()
+        known = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
+        with pytest.raises(StreamingQueryException, match=rf"another checkpoint \(its id is {known}\)"):
+            run("another")
     found = spark.read.format("motorcade").options(store=redis_cluster.url, redis_stream=KEY).load()
     rows = found.selectExpr("int(string(fields['n'])) AS n", "string(fields['payload']) AS payload").collect()
     assert [(number, f'{{"n": {number}}}') for number in range(1, 1511)] == sorted(tuple(row) for row in rows)
     made = spark.createDataFrame([("a",), ("b",)], "text STRING")
-    made.write.format("motorcade").options(store=redis_cluster.url, redis_stream="other").mode("append").save()
+    for _ in range(2):
+        made.write.format("motorcade").options(store=redis_cluster.url, redis_stream="other", batch_id="once").mode(
+            "append"
+        ).save()
     entries = spark.read.format("motorcade").options(store=redis_cluster.url, redis_stream="other").load()
     assert ["a", "b"] == sorted(row[0] for row in entries.selectExpr("string(fields['text'])").collect())

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from motorcade.pipelines.sources import columns
-from motorcade.pipelines.sources.appends import FIELDS, Appends, Staged
+from motorcade.pipelines.sources.appends import FIELDS, REMEMBERED, STAGED_FOR, Appends, Staged
 from motorcade.pipelines.sources.bodies import unfit
 from motorcade.pipelines.sources.brokers import Sender, Sent
 from motorcade.pipelines.sources.columns import Wanted
@@ -56,6 +56,9 @@ COLUMNS: Final = {
     Kind.REDIS_STREAM: columns.ENTRIES,
     Kind.MAILBOXES: columns.WAITING,
 }
+
+#: The property in which Spark tells tasks the id of their query. It is made with the checkpoint and kept there.
+QUERY_ID: Final = "sql.streaming.queryId"
 
 _PROPERTY: Final = StructType([StructField("name", StringType()), StructField("value", StringType())])
 _TYPES: Final[dict[pa.DataType, DataType]] = {
@@ -138,7 +141,10 @@ class MotorcadeDataSource(DataSource):
             return BatchSender(sender)
         options = WriteOptions.parse(self.options)
         _check_entries(schema, overwrite)
-        return BatchAppender(Appends(options.store, options.redis_stream, options.query or uuid.uuid4().hex))
+        # `query` has named a frame until version 0.1.0; it is forgotten when the frame is written.
+        run = f"frame-{options.batch_id or options.query or uuid.uuid4().hex}"
+        lasts = REMEMBERED if options.batch_id else STAGED_FOR
+        return BatchAppender(Appends(options.store, options.redis_stream, run, lasts), remember=bool(options.batch_id))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         sender = _sender(self.options, schema, overwrite, streaming=True)
@@ -148,6 +154,8 @@ class MotorcadeDataSource(DataSource):
         _check_entries(schema, overwrite)
         if not options.query:
             raise OptionError("option query: a name is needed, by which the query is known when it is started again")
+        if options.batch_id:
+            raise OptionError("option batch_id: it names a frame (write); a streaming query has the option `query`")
         return StreamAppender(Appends(options.store, options.redis_stream, options.query))
 
 
@@ -255,15 +263,17 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
 class BatchAppender(DataSourceArrowWriter):
     """A frame into a Redis stream; all of it or nothing."""
 
-    def __init__(self, appends: Appends) -> None:
+    def __init__(self, appends: Appends, *, remember: bool) -> None:
         self._appends = appends
+        self._remember = remember  #: it may be written again under the same name
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return Written(self._appends.stage(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._appends.land(_staged(messages), 0)
-        self._appends.forget_run()
+        if not self._remember:
+            self._appends.forget_run()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._appends.forget(_staged(messages))
@@ -276,7 +286,9 @@ class StreamAppender(DataSourceStreamArrowWriter):
         self._appends = appends
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Written(self._appends.stage(iterator))
+        context = TaskContext.get()
+        checkpoint = context.getLocalProperty(QUERY_ID) if context is not None else None
+        return Written(self._appends.stage(iterator, checkpoint or ""))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._appends.land(_staged(messages), batchId)

@@ -113,6 +113,7 @@ class WriteOptions:
     store: str
     redis_stream: str
     query: str = ""  #: the name under which a streaming query is known when it is started again
+    batch_id: str = ""  #: the name under which a frame is known when it is written again
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> WriteOptions:
@@ -123,10 +124,15 @@ class WriteOptions:
             raise OptionError(f"there is no option {unknown[0]!r} for writing; there are {', '.join(sorted(known))}")
         if not options.get("redis_stream"):
             raise OptionError("the option `redis_stream` says which stream to write to")
-        query = options.get("query", "")
-        if set(query) & set(": {}"):
-            raise OptionError(f"option query: {query!r} has a blank, a colon or a brace")
-        return cls(_store(options.get("store", ""), Kind.REDIS_STREAM), options["redis_stream"], query)
+        for name in ("query", "batch_id"):
+            if set(options.get(name, "")) & set(": {}="):
+                raise OptionError(f"option {name}: {options[name]!r} has a blank, a colon, a brace or an equals sign")
+        return cls(
+            _store(options.get("store", ""), Kind.REDIS_STREAM),
+            options["redis_stream"],
+            options.get("query", ""),
+            options.get("batch_id", ""),
+        )
 
 
 #: Options that Spark hands on to every sink.
