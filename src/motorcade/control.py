@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from itertools import accumulate, islice
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -141,6 +141,7 @@ class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str | None  #: subject
     window: int  #: messages that may be in flight
     inflight_ids: list[int]  #: packet ids sent and not acknowledged, oldest first
+    held_seconds: float  #: for so long the oldest of them has not been acknowledged, about; 0: none, or not connected
     awaiting_release: list[int]  #: packet ids of QoS 2 messages of the client that it has not released
     sources: list[SourceView]  #: what brings it messages that do not come live: queues, streams, retained ones
     max_packet_size: int  #: the client takes no larger packets; 0 is any
@@ -698,6 +699,7 @@ def _client_detail(session: Session, waiting: tuple[int, int]) -> ClientDetail:
         certificate=certificate.subject if certificate else None,
         window=session.limit,
         inflight_ids=list(session.inflight),
+        held_seconds=round(session.held_for(monotonic()), 1) if session.link is not None else 0.0,
         awaiting_release=list(session.awaiting or ()),
         sources=_source_views(session),
         max_packet_size=session.max_packet,

@@ -99,9 +99,11 @@ def digest_of(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest()
 
 
-async def append(store: Store, owner: str, draft: Draft, now: float = NOW, bound: Bound | None = None) -> Appended:
+async def append(
+    store: Store, owner: str, draft: Draft, now: float = NOW, bound: Bound | None = None, spared: int = 0
+) -> Appended:
     """Append to one owner."""
-    answers = await store.mailboxes.append([owner], draft, now, bound or Bound())
+    answers = await store.mailboxes.append([owner], draft, now, bound or Bound(), [spared] if spared else ())
     assert [owner] == [answer.owner for answer in answers]
     return answers[0]
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from motorcade.storage.ports import Appended, Bound, Draft, Entry, MailboxInfo, Store
+from motorcade.storage.ports import SPARE_ALL, Appended, Bound, Draft, Entry, MailboxInfo, Store
 from tests.contracts.engines import (
     DAY,
     HOUR,
@@ -360,6 +360,41 @@ async def test_droppable_entries_go_first(store: Store) -> None:
     assert (4,) == (await append(store, "v1", Draft(b"6"), bound=bound)).dropped
     assert (1,) == (await append(store, "v1", Draft(b"7"), bound=bound)).dropped
     assert [b"3", b"5", b"6", b"7"] == await bodies(store, "v1")
+
+
+async def test_the_oldest_that_is_not_in_flight_goes(store: Store) -> None:
+    """Whatever lies below: entries that are there, and holes of those that were acknowledged out of order."""
+    await fill(store, "v1", *(b"%d" % number for number in range(1, 8)))
+    await store.mailboxes.acknowledge("v1", [2, 4, 5])
+    bound = Bound(entries=4)
+    for spared, victim in ((3, 6), (3, 7), (8, 9), (8, 10)):
+        answer = await append(store, "v1", Draft(b"x"), bound=bound, spared=spared)
+        assert (victim,) == answer.dropped and not answer.over
+    assert [1, 3, 8, 11] == await positions(store, "v1")
+    assert Appended("v1", 0) == await append(store, "v1", Draft(b"y"), bound=bound, spared=11), "it goes itself"
+    assert [1, 3, 8, 11] == await positions(store, "v1")
+
+
+async def test_droppable_entries_go_although_others_are_in_flight(store: Store) -> None:
+    await fill(store, "v1", b"1")
+    await append(store, "v1", Draft(b"2", droppable=True))
+    await fill(store, "v1", b"3")
+    assert (2,) == (await append(store, "v1", Draft(b"4"), bound=Bound(entries=3), spared=3)).dropped
+    assert [b"1", b"3", b"4"] == await bodies(store, "v1")
+
+
+async def test_a_mailbox_that_is_spared_grows_above_its_bound_and_tells(store: Store) -> None:
+    bound, many = Bound(entries=2, octets=100), ["v1", "v2"]
+    await fill(store, "v1", b"1", b"2")
+    await append(store, "v2", Draft(b"1", droppable=True))
+    await fill(store, "v2", b"2")
+    answers = await store.mailboxes.append(many, Draft(b"3"), NOW, bound, [SPARE_ALL, SPARE_ALL])
+    assert [Appended("v1", 3, over=True), Appended("v2", 3, dropped=(1,))] == answers
+    assert (await append(store, "v1", Draft(b"4", b"4" * 98), bound=Bound(octets=100), spared=SPARE_ALL)).over
+    assert Appended("v1", 0) == await append(store, "v1", Draft(b"5", droppable=True), bound=bound, spared=SPARE_ALL)
+    answers = await store.mailboxes.append(many, Draft(b"6"), NOW, bound, [2, 0])
+    assert [(3, 4), (2,)] == [answer.dropped for answer in answers], "each owner has its own"
+    assert [b"1", b"2"] == (await bodies(store, "v1"))[:2]
 
 
 async def test_a_droppable_entry_that_finds_no_other_goes_itself(store: Store) -> None:

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Appended, Bound, Draft, Durability, Entry, MailboxInfo, Store
+from motorcade.storage.ports import SPARE_ALL, Appended, Bound, Draft, Durability, Entry, MailboxInfo, Store
 from motorcade.storage.rocks import RocksStore
 from tests.contracts.engines import DAY, HOUR, NOW, digest_of, entries, owners, patient, sweep
 from tests.support.redis import RedisCluster, RedisServer
@@ -53,7 +53,8 @@ DRAFTS = st.builds(
     droppable=st.booleans(),
     token=st.sampled_from([b"", b"", b"t1", b"t2"]),
 )
-CALLS = st.tuples(st.lists(OWNERS, min_size=1, max_size=3), DRAFTS, BOUNDS)
+SPARED = st.sampled_from([0, 0, 0, SPARE_ALL, 1, 3, 5, 8, 12])
+CALLS = st.tuples(st.lists(OWNERS, min_size=1, max_size=3), DRAFTS, BOUNDS, SPARED)
 
 
 @dataclass
@@ -77,7 +78,7 @@ class ModelBox:
         self.entries = [pair for pair in self.entries if pair[0].position not in positions]
         return before - len(self.entries)
 
-    def append(self, owner: str, draft: Draft, now: float, bound: Bound, position: int) -> Appended:
+    def append(self, owner: str, draft: Draft, now: float, bound: Bound, position: int, spared: int) -> Appended:
         """What the answer has to be; `position` is the one to use if the entry stays."""
         first, known = self.tokens.get(draft.token, (now - HOUR, 0)) if draft.token else (now - HOUR, 0)
         if now < first + HOUR:
@@ -92,7 +93,9 @@ class ModelBox:
             self.entries.append((entry, draft.droppable))
             while self.too_large(bound):
                 victims = [old.position for old, droppable in self.entries if droppable]
-                victims += [old.position for old, _ in self.entries]
+                victims += [old.position for old, _ in self.entries if old.position > spared != SPARE_ALL]
+                if not victims:
+                    break
                 dropped.append(victims[0])
                 self.remove({victims[0]})
             if position in dropped:
@@ -100,7 +103,7 @@ class ModelBox:
                 position = 0
         if draft.token:
             self.tokens[draft.token] = (now, position)
-        return Appended(owner, position, replaced, tuple(dropped))
+        return Appended(owner, position, replaced, tuple(dropped), over=position > 0 and self.too_large(bound))
 
 
 class MailboxMachine(RuleBasedStateMachine):
@@ -129,9 +132,9 @@ class MailboxMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.run(self.store.open())
 
-    def expect(self, owner: str, draft: Draft, bound: Bound, answer: Appended) -> None:
+    def expect(self, owner: str, draft: Draft, bound: Bound, spared: int, answer: Appended) -> None:
         box = self.box(owner)
-        assert answer == box.append(owner, draft, self.now, bound, answer.position or box.last + 1)
+        assert answer == box.append(owner, draft, self.now, bound, answer.position or box.last + 1, spared)
         if answer.position and not answer.repeated:
             # What was pushed out itself may have used up positions; nothing else may.
             assert answer.position > box.last
@@ -141,26 +144,26 @@ class MailboxMachine(RuleBasedStateMachine):
         return replace(draft, expires_at=self.now + draft.expires_at) if draft.expires_at else draft
 
     @rule(call=CALLS)
-    def append(self, call: tuple[list[str], Draft, Bound]) -> None:
-        names, draft, bound = call[0], self.dated(call[1]), call[2]
+    def append(self, call: tuple[list[str], Draft, Bound, int]) -> None:
+        names, draft, bound, spared = call[0], self.dated(call[1]), call[2], [call[3]] * len(call[0])
         for owner, answer in zip(
-            names, self.run(self.store.mailboxes.append(names, draft, self.now, bound)), strict=True
+            names, self.run(self.store.mailboxes.append(names, draft, self.now, bound, spared)), strict=True
         ):
-            self.expect(owner, draft, bound, answer)
+            self.expect(owner, draft, bound, call[3], answer)
 
     @rule(calls=st.lists(CALLS, max_size=5), acknowledged=st.lists(st.tuples(OWNERS, st.integers(1, 12)), max_size=4))
-    def batch(self, calls: list[tuple[list[str], Draft, Bound]], acknowledged: list[tuple[str, int]]) -> None:
+    def batch(self, calls: list[tuple[list[str], Draft, Bound, int]], acknowledged: list[tuple[str, int]]) -> None:
         batch = self.store.batch()
         for owner, position in acknowledged:
             batch.acknowledge(owner, [position])
-        for names, draft, bound in calls:
-            batch.append(names, self.dated(draft), self.now, bound)
+        for names, draft, bound, spared in calls:
+            batch.append(names, self.dated(draft), self.now, bound, [spared] * len(names))
         answers = iter(self.run(batch.commit()))
         for owner, position in acknowledged:
             self.box(owner).remove({position})
-        for names, draft, bound in calls:
+        for names, draft, bound, spared in calls:
             for owner in names:
-                self.expect(owner, self.dated(draft), bound, next(answers))
+                self.expect(owner, self.dated(draft), bound, spared, next(answers))
         assert next(answers, None) is None
 
     @rule(owner=OWNERS, positions=st.lists(st.integers(0, 20), max_size=6))

@@ -40,6 +40,7 @@ TICK = 0.25  #: seconds between looks at what is due
 LAG_TICK = 0.02  #: seconds between two looks at how late the event loop is
 RECHECK_STEP = 100  #: absent sessions whose access is decided again before messages have their turn
 LISTENERS = 1000  #: first levels of topics whose callbacks are remembered
+HELD_LONG = 60.0  #: seconds after which a message that is not acknowledged counts as held
 SWEEP_STEP = 2000  #: connections looked at per tick
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #: seconds
 
@@ -94,6 +95,7 @@ class Broker:
         self._timer: asyncio.TimerHandle | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
         self._publishing: set[asyncio.Task[None]] = set()
+        self.holding = self._holding = 0  #: clients that hold a message for long; of the last round, and of this one
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
         self.stored: Callable[[], int] = int  #: messages waiting in the store; set by the node
         self._rules: Chain | None = plane.hooks.client_authorize
@@ -167,6 +169,7 @@ class Broker:
             self.publish_will(will)
         if not self._sweep:
             self._sweep = list(self.connections)
+            self.holding, self._holding = self._holding, 0
         now, wall = monotonic(), time()
         self.plane.flapping.sweep(wall)
         for _ in range(min(len(self._sweep), max(SWEEP_STEP, len(self.connections) // 4))):
@@ -185,6 +188,8 @@ class Broker:
                 plane.refuse("connect_timeout")
                 connection.close("no CONNECT in time")
             return
+        if session.held_for(now) > HELD_LONG:
+            self._holding += 1
         if connection.stalled_since is not None:  # nothing is read from it, so its keep alive says nothing
             if connection.stalled(now) > limits.stall_timeout > 0:
                 plane.refuse("stall_timeout")
@@ -468,6 +473,8 @@ class Broker:
             "clients_total": total,
             "clients_maximum": registry.maximum,
             "clients_expired": stats.expired_sessions,
+            "clients_holding": self.holding,
+            "packet_ids_held": stats.moved_ids,
             "bytes_received": stats.bytes_received,
             "bytes_sent": stats.bytes_sent,
             "messages_received": stats.packets_received,

@@ -314,7 +314,8 @@ class Commits:
                 if job.packet is None:
                     part = self._room(len(some))
                     self._take(part, ticket)
-                part.batch.append(_expecting(some, source.octets), draft, job.now, bound)
+                owners, spared = _expecting(some, source.octets)
+                part.batch.append(owners, draft, job.now, bound, spared)
                 part.rows += len(some)
                 part.deliveries.append((some, source))
 
@@ -508,6 +509,8 @@ class Commits:
             return False
         if answer.dropped:
             session.shared.stats.dropped["queue_full"] += len(answer.dropped)
+        if answer.over:
+            self.trim(session)
         if not answer.position:
             mailbox.arrived(0, None, source.octets)
             session.drop(source.frame(copy, now), "queue_full")
@@ -545,6 +548,10 @@ class Commits:
             self._acks.setdefault(mailbox, []).extend(positions)
         self._later()
 
+    def trim(self, session: Session) -> None:
+        """The mailbox of a client has more than it may: drop of what waits."""
+        raise NotImplementedError
+
     def pump(self, session: Session, now: float) -> None:
         """Send what waits for a client."""
         try:
@@ -560,15 +567,17 @@ class Commits:
             session.link.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
 
-def _expecting(copies: Sequence[Copy], octets: int) -> list[str]:
-    """The mailboxes of receivers, told that something comes."""
+def _expecting(copies: Sequence[Copy], octets: int) -> tuple[list[str], list[int]]:
+    """The mailboxes of receivers, told that something comes; and up to where each is in flight."""
     owners: list[str] = []
+    spared: list[int] = []
     for copy in copies:
         mailbox = copy.session.mailbox
         if mailbox is not None:
             mailbox.expect(octets)
             owners.append(mailbox.owner)
-    return owners
+            spared.append(mailbox.spared)
+    return owners, spared
 
 
 def _alike(copies: Sequence[Copy]) -> list[Sequence[Copy]]:

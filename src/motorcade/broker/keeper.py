@@ -22,7 +22,7 @@ from motorcade.broker import kept
 from motorcade.broker.commits import RETRY, Commits, wait
 from motorcade.broker.kept import AWAITING, SESSIONS, SUBSCRIPTIONS, pair
 from motorcade.broker.lead import Lead
-from motorcade.broker.mailbox import IDS_OF_MAILBOX, Mailbox
+from motorcade.broker.mailbox import FIRST_OTHER_ID, UNKNOWN, Mailbox
 from motorcade.broker.plane import Plane
 from motorcade.broker.session import Doubt, Session
 from motorcade.broker.ticket import Ticket
@@ -34,6 +34,7 @@ from motorcade.tasks import Tasks
 log = structlog.stdlib.get_logger("motorcade.keeper")
 
 STEP = 256  #: sessions and entries between two turns of the event loop
+TRIM_STEP = 16  #: entries of a mailbox that is too full, read at once
 CLOSE_PATIENCE = 10.0  #: seconds that the last writes may take
 
 
@@ -106,6 +107,60 @@ class Keeper(Commits):
                 self.pump(session, now)
                 self._flush()
             return
+
+    # -- a mailbox that is too full
+
+    def trim(self, session: Session) -> None:
+        """Drop of what waits in a mailbox, oldest first, until the rest fits (mailbox, rule 5)."""
+        mailbox = session.mailbox
+        if mailbox is None:
+            return
+        mailbox.over = True
+        if not mailbox.trimming:
+            mailbox.trimming = True
+            self.watch(partial(self._trim, session, mailbox), "trim")
+
+    async def _trim(self, session: Session, mailbox: Mailbox) -> None:
+        mailbox.over = True
+        while mailbox.over and not session.ended:
+            mailbox.over = False
+            try:
+                await self._count_sent(mailbox)
+                await self._drop_waiting(mailbox)
+            except StoreError as error:
+                log.error("mailbox_not_trimmed", client_id=session.client.client_id, error=str(error))  # noqa: TRY400
+                await asyncio.sleep(RETRY)
+                mailbox.over = True
+        mailbox.trimming = False
+
+    async def _count_sent(self, mailbox: Mailbox) -> None:
+        """After a crash: find the last entry that may have been sent before it."""
+        after = count = octets = 0
+        while mailbox.sent_to == UNKNOWN:
+            limit = min(mailbox.doubtful - count, TRIM_STEP)
+            entries = await self.store.mailboxes.read(mailbox.owner, after, limit, time())
+            count += len(entries)
+            octets += sum(len(entry.body) + len(entry.payload) for entry in entries)
+            after = entries[-1].position if entries else after
+            if len(entries) < limit or count >= mailbox.doubtful:
+                mailbox.know_sent(after, count, octets)
+
+    async def _drop_waiting(self, mailbox: Mailbox) -> None:
+        info = await self.store.mailboxes.info(mailbox.owner)
+        most, most_octets = mailbox.room
+        # What is acknowledged may still be counted.
+        entries = info.entries - len(mailbox.acked)
+        octets = info.octets * entries // max(1, info.entries)
+        after = mailbox.sent_to
+        while 0 < most < entries or 0 < most_octets < octets:
+            found = await self.store.mailboxes.read(mailbox.owner, after, TRIM_STEP, time())
+            for entry in found:
+                after = entry.position
+                if (0 < most < entries or 0 < most_octets < octets) and mailbox.discard(entry):
+                    entries -= 1
+                    octets -= len(entry.body) + len(entry.payload)
+            if len(found) < TRIM_STEP:
+                return
 
     # -- sessions
 
@@ -315,9 +370,10 @@ class Keeper(Commits):
     def _restored(self, client_id: str, record: kept.SessionRecord, now: float) -> Session:
         client = kept.client_from(client_id, record)
         session = Session(self._plane.shared, client, record.created_at)
-        session.mailbox = Mailbox(session, self, restored=True)
+        known = not record.connected and record.sent_to >= 0
+        session.mailbox = Mailbox(session, self, restored=True, sent_to=record.sent_to if known else UNKNOWN)
         # The client may still hold an id of the process before: begin elsewhere.
-        session.next_id = IDS_OF_MAILBOX + 1 + int(now * 1000) % (65535 - IDS_OF_MAILBOX)
+        session.next_id = FIRST_OTHER_ID + int(now * 1000) % (65536 - FIRST_OTHER_ID)
         session.expiry = record.expiry
         # A client that was connected has lost its connection with the process that served it.
         session.disconnected_at = now if record.connected else record.disconnected_at
@@ -352,6 +408,7 @@ def _record(session: Session) -> kept.SessionRecord:
         will = kept.will_record(session.will, session.will_delay, session.will_at)
     elif session.owed is not None:
         will = kept.will_record(session.owed.will, 0, 0.0)
+    sent_to = session.mailbox.sent_to if session.mailbox is not None and session.link is None else UNKNOWN
     return kept.SessionRecord(
         client.username,
         session.version,
@@ -365,4 +422,5 @@ def _record(session: Session) -> kept.SessionRecord:
         client.attributes,
         client.host,
         client.listener,
+        -1 if sent_to == UNKNOWN else sent_to,
     )

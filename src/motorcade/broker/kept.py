@@ -73,6 +73,7 @@ class SessionRecord(msgspec.Struct, array_like=True):
     attributes: dict[str, str] = {}
     host: str = ""
     listener: str = "tcp"
+    sent_to: int = -1  #: if not connected: the last entry that was ever sent; -1: unknown
 
 
 class SubscriptionRecord(msgspec.Struct, array_like=True):

@@ -6,11 +6,20 @@
 
 Rule 1: the packet id of an entry follows from its position (`id_of`). So nothing about ids is stored, and after a crash
         every message is sent again under the id it had.  [MQTT-4.4.0-1]
+        If an older entry holds that id, unacknowledged for `IDS_OF_MAILBOX` messages or its acknowledgement not stored
+        yet, the entry is moved: it gets one of `MOVED_IDS` ids above, and a mark that tells which one. The mark is
+        stored before the entry is sent, and stays with it: so it too has the same id after a crash.
 Rule 2: a message of QoS 1 or 2 is sent only after its entry is committed, and PUBREL only after the entry's mark is.
 Rule 3: a connection begins with the oldest entry. What the last connection had in flight is simply there again.
-        What may have been sent before goes out with DUP. After a restart nobody knows what was; but never more than
-        the window and `UNSETTLED` entries are ahead of the acknowledgements in the store, so these get it.
+        What may have been sent before goes out with DUP: all up to `sent_to`, which the session's record tells when
+        its client is away. After a crash it is unknown what a connected client was sent; but never more than its
+        window and `UNSETTLED` entries are ahead of the acknowledgements in the store, so the first so many of those
+        that were there before get it.
 Rule 4: in memory are at most `AHEAD` entries per client, however many there are in the store.
+Rule 5: a full mailbox drops what waits, never what was sent. While the client is away the store does it (`spared`).
+        While it is connected, an entry could be sent between the append and its commit; so the store drops nothing but
+        QoS 0 and tells that there is too much, and the oldest that waits is chosen here (`discard`). For the same
+        reason a connection sends nothing before what was appended in its absence is committed (`_hold`).
 """
 
 from __future__ import annotations
@@ -24,13 +33,17 @@ from motorcade.broker.frames import IDS, RELEASED, Frame, build, frame_of, messa
 from motorcade.broker.kept import decode_message, is_plain, message_from, owner_of
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
+from motorcade.storage.ports import SPARE_ALL
 
 if TYPE_CHECKING:
     from motorcade.broker.pubsub import Copy
     from motorcade.broker.session import Session
     from motorcade.broker.ticket import Ticket
 
-IDS_OF_MAILBOX = 60_000  #: packet ids 1 to this one belong to mailbox entries, those above to everything else
+IDS_OF_MAILBOX = 60_000  #: packet ids 1 to this one follow from the positions of entries
+MOVED_FROM = 60_001  #: the first id of entries whose own id is held by an older one
+MOVED_IDS = 120
+FIRST_OTHER_ID = MOVED_FROM + MOVED_IDS  #: from here on ids belong to everything that is not in the mailbox
 BODIES = 10_000  #: bodies of plain messages that are remembered
 AHEAD = 64  #: entries read ahead
 AHEAD_OCTETS = 256 * 1024  #: bytes of payloads read ahead, about
@@ -44,6 +57,12 @@ RELEASED_MARK = 1  #: mark of an entry: PUBREC has come
 SENT_MARK = (
     2  #: mark of an entry of QoS 2 that could expire otherwise: it was sent (ports: marked entries never expire)
 )
+
+#: Mark of a moved entry: this, twice the place of its id among those of moved entries, and one if PUBREC has come.
+#: So the lowest bit of any mark tells whether PUBREC has come.
+MOVED_MARK = 16
+
+RETRY = 1.0  #: seconds until a mark that could not be stored is tried again
 
 log = logging.getLogger(__name__)
 
@@ -120,33 +139,46 @@ class Mailbox:
         "_ahead",
         "_ahead_octets",
         "_catch_to",
-        "_doubtful",
+        "_clear_to",
+        "_discarded",
         "_held_octets",
+        "_hold",
+        "_moved",
+        "_old_to",
+        "_oldest",
         "_read",
         "_restored",
+        "_seen",
+        "_seen_to",
         "_sent_octets",
         "_step",
         "_unread_octets",
+        "_unstored",
         "_window_octets",
         "acked",
         "catching_up",
         "coming",
         "coming_octets",
         "cursor",
+        "doubtful",
         "epoch",
         "held",
         "keeper",
         "open",
+        "over",
         "owner",
         "reading",
         "sent",
         "sent_to",
         "session",
+        "spared",
         "tail",
+        "trimming",
         "unread",
     )
 
-    def __init__(self, session: Session, keeper: Keeping, *, restored: bool = False) -> None:
+    def __init__(self, session: Session, keeper: Keeping, *, restored: bool = False, sent_to: int = UNKNOWN) -> None:
+        """`restored`: the process before this one may have left entries, and has sent those up to `sent_to`."""
         self.session = session
         self.keeper = keeper
         self.owner = owner_of(session.client.client_id)
@@ -168,14 +200,25 @@ class Mailbox:
         self._sent_octets: dict[int, int] = {}  # packet id -> octets, in the window now
         self._window_octets = 0  # of all of them
         self._unread_octets = 0  # of entries that have arrived and wait in the store, about
-        self.sent_to = 0  #: highest position that was ever sent
+        self.sent_to = sent_to if restored else 0  #: highest position that was ever sent, or may have been
+        #: Entries up to here must not be dropped by the store when there is no room; see rule 5.
+        self.spared = SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
+        self.over = False  #: the store has told that there is too much
+        self.trimming = False  #: somebody looks for what has to go
+        self._discarded: set[int] = set()  # dropped here while a read was under way
+        self._hold = 0  # appends that were begun before this connection and are not answered yet
+        self._moved: dict[int, int] = {}  # position -> packet id of moved entries, until their end is stored
+        self._unstored = 0  # position of the one whose mark is not stored yet
+        self._clear_to = 0  # below this position no older entry can have the id of another
+        self._oldest = 0  # because of this one
         self.acked: set[int] = set()  #: acknowledged, but the store may not know yet
         self._ahead: deque[tuple[int, Kept | Frame]] = deque()
         self._ahead_octets = 0
         self._step = AHEAD // 4
-        self._doubtful = 0  # entries that the process before this one may have sent
-        if restored:
-            self._doubtful = (session.shared.options.window or 65535) + UNSETTLED
+        #: So many entries at most had the process before this one sent, if it was killed; none above `_old_to`.
+        self.doubtful = (session.shared.options.window or 65535) + UNSETTLED
+        self._old_to = UNKNOWN if restored else 0
+        self._seen = self._seen_to = 0  # of these, read by this connection
 
     @property
     def backlog(self) -> int:
@@ -212,10 +255,12 @@ class Mailbox:
     def begin(self) -> None:
         """A client is there and has got its CONNACK: begin with the oldest entry."""
         self.open = self.catching_up = True
+        self.spared = SPARE_ALL
+        self._hold = self.coming
         self._catch_to = self.tail or UNKNOWN
         self._read = False
         self.epoch += 1
-        self.cursor = 0
+        self.cursor = self._clear_to = self._seen = self._seen_to = 0
         self.unread = True
 
     def serves(self, epoch: int) -> bool:
@@ -235,6 +280,11 @@ class Mailbox:
         self._ahead.clear()
         self._ahead_octets = self._unread_octets = 0
         self.open = self.reading = self.catching_up = False
+        self._hold = 0
+        self._discarded.clear()
+        if self._moved:  # what is left will be read with its mark
+            self._moved = {p: n for p, n in self._moved.items() if p in self.acked or p == self._unstored}
+        self.spared = SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
 
     # -- in
 
@@ -258,6 +308,12 @@ class Mailbox:
         self.coming -= 1
         self.coming_octets -= octets
         self.tail = max(self.tail, position)
+        if position and self.sent_to == UNKNOWN:
+            self._old_to = min(self._old_to, position - 1)
+        if self._hold:
+            self._hold -= 1
+            if not self._hold:
+                self.session.go_on()
         if not self.open or position <= self.cursor:
             return  # nobody is there, or it is read already
         is_next = position == self.cursor + 1 and not self.reading and not self.unread
@@ -287,8 +343,14 @@ class Mailbox:
                 break
             self.cursor = entry.position
             octets += len(entry.payload)
-            if entry.position not in self.acked:
+            if entry.position not in self.acked and entry.position not in self._discarded:
                 self._ahead.append((entry.position, entry))
+                if entry.mark >= MOVED_MARK:
+                    self._moved[entry.position] = MOVED_FROM + (entry.mark - MOVED_MARK) // 2
+                    self._clear_to = min(self._clear_to, entry.position)
+        self._discarded.clear()
+        if self.sent_to == UNKNOWN:
+            self._count_old(entries, all_read=len(entries) < limit)
         self._ahead_octets += octets
         self._unread_octets = max(0, self._unread_octets - octets)
         if len(entries) < limit:
@@ -302,6 +364,46 @@ class Mailbox:
             self._step = AHEAD
         self.tail = max(self.tail, self.cursor)
 
+    def _count_old(self, entries: Sequence[Kept], *, all_read: bool) -> None:
+        """Find out how far the process before this one may have come (rule 3)."""
+        for entry in entries:
+            if entry.position > self._old_to or self._seen >= self.doubtful:
+                all_read = True
+                break
+            self._seen += 1
+            self._seen_to = entry.position
+        if all_read:
+            self.know_sent(self._seen_to)
+
+    def know_sent(self, position: int, entries: int = 0, octets: int = 0) -> None:
+        """The process before this one has sent no entry above this one; these are so many of so many octets."""
+        if self.sent_to == UNKNOWN:
+            self.sent_to = max(min(position, self._old_to), max(self.sent.values(), default=0))
+            if not self.open:
+                self.spared = self.sent_to
+                self.held = max(self.held, entries)
+                self._held_octets = max(self._held_octets, octets)
+
+    def discard(self, entry: Kept) -> bool:
+        """Drop an entry that waits, because there is no room; False if it does not wait any more."""
+        position = entry.position
+        if position <= self.sent_to or position in self.acked:
+            return False
+        if self.open:
+            self._ahead = deque(one for one in self._ahead if one[0] != position)
+            self._ahead_octets = max(0, self._ahead_octets - len(entry.payload))
+            if self.reading:
+                self._discarded.add(position)
+        session = self.session
+        if session.shared.hooks.message_dropped is None:
+            session.shared.stats.dropped["queue_full"] += 1
+        else:
+            frame = self._decoded(entry, 0.0)
+            if frame is not None:
+                session.drop(frame, "queue_full")
+        self._done(position)
+        return True
+
     # -- out
 
     @property
@@ -311,7 +413,7 @@ class Mailbox:
 
     def pump(self, now: float, most: int | None = None) -> int:
         """Send what is here, as far as the window allows but at most so many, and have more read; how many went."""
-        if not self.open:
+        if not self.open or self._hold:
             return 0
         session = self.session
         ahead = self._ahead
@@ -319,8 +421,10 @@ class Mailbox:
         least = 0 if most is None else before - most
         while ahead and session.writable and len(ahead) > least:
             position, what = ahead[0]
-            number = id_of(position)
-            if len(session.inflight) >= session.limit or number in session.inflight or len(self.acked) >= UNSETTLED:
+            if len(session.inflight) >= session.limit or len(self.acked) >= UNSETTLED:
+                break
+            number = 1 + position % IDS_OF_MAILBOX if position < self._clear_to else self._number_of(position)
+            if not number:
                 break
             ahead.popleft()
             self._send(position, number, what, now)
@@ -336,15 +440,62 @@ class Mailbox:
             self.keeper.fetch(session, self.cursor, self._step)
         return before - left
 
+    def _number_of(self, position: int) -> int:
+        """The packet id of the next entry, if an older one may have that of its position; 0: it has to wait."""
+        number = self._moved.get(position, 0)
+        if number:
+            return 0 if position == self._unstored or number in self.session.inflight else number
+        number = id_of(position)
+        if number in self.session.inflight or any(not (position - other) % IDS_OF_MAILBOX for other in self.acked):
+            self._move(position)
+            return 0
+        if self.sent.get(id_of(self._oldest)) != self._oldest:
+            self._oldest = min(min(self.sent.values(), default=position), min(self.acked, default=position))
+            waiting = min((other for other in self._moved if other > position), default=UNKNOWN)
+            self._clear_to = min(self._oldest + IDS_OF_MAILBOX, waiting)
+        return number
+
+    def _move(self, position: int) -> None:
+        """Give an entry another id, and have that stored; it can be sent then."""
+        taken = set(self._moved.values()) | self.session.inflight.keys()
+        free = next((number for number in range(MOVED_FROM, FIRST_OTHER_ID) if number not in taken), 0)
+        if not free or self._unstored:
+            return  # tried again when something is acknowledged, or that one is stored
+        held = self.sent.get(id_of(position), 0)
+        if held:
+            log.warning(
+                "message_held client=%s packet_id=%d messages_since=%d consequence=%s",
+                self.session.client.client_id,
+                id_of(position),
+                position - held,
+                "it is never acknowledged; another message whose turn this id is gets another one",
+            )
+        self._moved[position] = free
+        self._unstored = position
+        self.session.shared.stats.moved_ids += 1
+        self._store_move()
+
+    def _store_move(self) -> None:
+        position = self._unstored
+        ticket = self.keeper.mark(self, position, MOVED_MARK + 2 * (self._moved[position] - MOVED_FROM))
+
+        def stored() -> None:
+            if self.session.ended:
+                return
+            if ticket.error is not None:
+                self.session.shared.later(RETRY, self._store_move)
+                return
+            self._unstored = 0
+            self.session.go_on()
+
+        ticket.then(stored)
+
     def _send(self, position: int, number: int, what: Kept | Frame, now: float) -> None:
         session = self.session
-        again = position <= self.sent_to
-        if self._doubtful:
-            self._doubtful -= 1
-            again = True
+        again = position <= self.sent_to and (self.sent_to != UNKNOWN or position <= self._old_to)
         if isinstance(what, tuple):
             frame = session.fresh(what, now)
-        elif what.mark == RELEASED_MARK:
+        elif what.mark & RELEASED_MARK:
             self._send_release(position, number)
             return
         else:
@@ -356,7 +507,8 @@ class Mailbox:
         self.sent[number] = position
         octets = self._sent_octets[number] = len(frame[1])
         self._window_octets += octets
-        if frame[0][0] & 4 and isinstance(frame[2], Message) and frame[2].expires_at is not None:
+        origin = frame[2]
+        if frame[0][0] & 4 and isinstance(origin, Message) and origin.expires_at is not None and number < MOVED_FROM:
             self.keeper.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
 
     def _decoded(self, entry: Kept, now: float) -> Frame | None:
@@ -368,7 +520,7 @@ class Mailbox:
             log.exception("entry_unreadable client=%s position=%d", session.client.client_id, entry.position)
             session.shared.stats.dropped["unreadable"] += 1
             return None
-        if entry.mark != SENT_MARK and isinstance(frame[2], Message) and frame[2].expired(now):
+        if not entry.mark and isinstance(frame[2], Message) and frame[2].expired(now):
             session.drop(frame, "expired")
             return None
         return frame
@@ -394,16 +546,21 @@ class Mailbox:
 
     def may_have_been_sent(self, position: int, number: int) -> bool:
         """Whether an entry, the so-manyth of the mailbox, may have reached the client."""
-        return position <= self.sent_to or number <= self._doubtful
+        if self.sent_to != UNKNOWN:
+            return position <= self.sent_to
+        return position <= self._old_to and number <= self.doubtful
 
     def may_come_again(self, number: int) -> bool:
         """Whether a message that is not in the window may still be read and sent under this id."""
-        return number <= IDS_OF_MAILBOX and (not self.open or self.waiting)
+        return number < FIRST_OTHER_ID and (not self.open or self.waiting)
 
     def release(self, number: int) -> Ticket | None:
         """PUBREC has come: PUBREL may go out when the ticket is done; None: it is not from the store."""
         position = self.sent.get(number)
-        return None if position is None else self.keeper.mark(self, position, RELEASED_MARK)
+        if position is None:
+            return None
+        mark = RELEASED_MARK if number < MOVED_FROM else MOVED_MARK + 2 * (number - MOVED_FROM) + RELEASED_MARK
+        return self.keeper.mark(self, position, mark)
 
     def _done(self, position: int) -> None:
         self.acked.add(position)
@@ -411,9 +568,12 @@ class Mailbox:
 
     def settled(self, positions: Sequence[int]) -> None:
         """The store knows that these are acknowledged."""
-        full = len(self.acked) >= UNSETTLED
+        full = len(self.acked) >= UNSETTLED or bool(self._moved)
         self.acked.difference_update(positions)
         if not self.acked:
             self.acked.clear()  # only this gives the memory back
+        if self._moved:
+            for position in positions:
+                self._moved.pop(position, None)
         if full and self.open:
             self.session.go_on()

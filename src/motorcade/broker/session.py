@@ -48,6 +48,8 @@ class Session(Window):
         "expires_at",
         "expiry",
         "line",
+        "oldest",
+        "oldest_since",
         "owed",
         "received",
         "subscriptions",
@@ -73,6 +75,8 @@ class Session(Window):
         self.connected_at = now
         self.disconnected_at: float | None = None
         self.received = 0  #: messages this client has published
+        self.oldest = 0  #: packet id that is in flight for longest, as of the last look
+        self.oldest_since = 0.0  #: on the clock of the event loop
         self.line: Line | None = None  #: answers that wait for the store
         self._doubts: dict[int, Doubt] | None = None
 
@@ -101,6 +105,14 @@ class Session(Window):
             self.mailbox.acknowledged(number)
         if self.carrier is not None:
             self.carrier.acknowledged(number, reason)
+
+    def held_for(self, now: float) -> float:
+        """Seconds for which the oldest message in flight has not been acknowledged, about; note when it is another."""
+        oldest = next(iter(self.inflight), 0)
+        if oldest != self.oldest:
+            self.oldest = oldest
+            self.oldest_since = now
+        return now - self.oldest_since if oldest else 0.0
 
     # -- sources
 

@@ -20,6 +20,7 @@ class Stats:
         "connections_closed",
         "dropped",
         "expired_sessions",
+        "moved_ids",
         "packets_received",
         "packets_sent",
         "protocol_errors",
@@ -47,6 +48,7 @@ class Stats:
         self.acl_allowed = 0
         self.acl_denied = 0
         self.expired_sessions = 0
+        self.moved_ids = 0  #: packet ids not used because a client holds them, never acknowledged
         self.dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)  #: messages not delivered, by reason
         self.refused: dict[str, int] = dict.fromkeys(LIMIT_NAMES, 0)  #: times a limit was hit, by its name
         self.protocol_errors: dict[str, int] = {}  #: connections closed for breaking the rules, by reason code

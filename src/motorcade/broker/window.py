@@ -25,7 +25,7 @@ from typing import Protocol
 from motorcade.broker.carrier import Carrier
 from motorcade.broker.frames import IDS, Frame, aliased, frame_of, is_released, message_of, qos_of, size_of, topic_of
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.mailbox import IDS_OF_MAILBOX, Bodies, Mailbox
+from motorcade.broker.mailbox import FIRST_OTHER_ID, Bodies, Mailbox
 from motorcade.broker.stats import Stats
 from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo
@@ -335,7 +335,7 @@ class Window:
 
     def take_id(self) -> int:
         """A packet id that is not in use. There is one: the window is smaller than the id space."""
-        first = 1 if self.mailbox is None else IDS_OF_MAILBOX + 1
+        first = 1 if self.mailbox is None else FIRST_OTHER_ID
         number = max(self.next_id, first)
         while number in self.inflight:
             number = number + 1 if number < 65535 else first
@@ -399,7 +399,7 @@ class Window:
         room = self.limit - len(self.inflight)
         if self.mailbox is None:
             return room
-        ids = 65535 - IDS_OF_MAILBOX + len(self.mailbox.sent) - len(self.inflight)
+        ids = 65536 - FIRST_OTHER_ID + len(self.mailbox.sent) - len(self.inflight)
         return min(room, ids)
 
     @property

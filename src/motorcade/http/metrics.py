@@ -81,6 +81,7 @@ _GAUGES = (
     ("connections", "connections", "Network connections now."),
     ("clients_connected", "clients_connected", "Clients connected now."),
     ("clients_connected_max", "clients_maximum", "Most clients that were connected at once."),
+    ("clients_holding", "clients_holding", "Clients that have not acknowledged a message for more than a minute."),
     ("sessions", "clients_total", "Sessions, of connected clients and of those away."),
     ("subscriptions", "subscriptions", "Subscriptions, without shared ones."),
     ("shared_subscriptions", "shared_subscriptions", "Shared subscriptions."),
@@ -90,6 +91,7 @@ _GAUGES = (
 _COUNTERS = (
     ("connections_accepted_total", "connections_accepted", "Network connections opened."),
     ("connections_closed_total", "connections_closed", "Network connections ended."),
+    ("packet_ids_held_total", "packet_ids_held", "Packet ids passed over, because a client has not acknowledged them."),
     ("sessions_expired_total", "clients_expired", "Sessions that ended because their client stayed away too long."),
 )
 _BOTH_WAYS = (

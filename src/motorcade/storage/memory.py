@@ -27,6 +27,7 @@ from operator import attrgetter
 
 from motorcade.storage.ports import (
     NO_BOUND,
+    SPARE_ALL,
     TOKEN_MEMORY,
     Appended,
     Attached,
@@ -218,8 +219,12 @@ class Mailbox:
     def exceeds(self, bound: Bound) -> bool:
         return 0 < bound.entries < len(self.rows) or 0 < bound.octets < self.octets
 
-    def next_to_drop(self) -> int:
-        return next(iter(self.droppable or self.rows))
+    def next_to_drop(self, spared: int) -> int | None:
+        if self.droppable:
+            return next(iter(self.droppable))
+        if spared == SPARE_ALL:
+            return None
+        return next((position for position in self.rows if position > spared), None)
 
     def positions_after(self, after: int) -> Iterable[int]:
         """Positions above `after`, and perhaps some that are gone; never more than there are rows."""
@@ -238,9 +243,11 @@ class MemoryMailboxes:
         self._ending = ending
         self._blobs = blobs
 
-    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
+    async def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> list[Appended]:
         self._gate.write()
-        return self.apply_append(owners, draft, now, bound)
+        return self.apply_append(owners, draft, now, bound, spared)
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         self._gate.read()
@@ -293,8 +300,12 @@ class MemoryMailboxes:
         box = self.boxes.get(owner)
         return box is not None and bool(box.rows)
 
-    def apply_append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
-        return [self._append(owner, draft, now, bound) for owner in owners]
+    def apply_append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
+    ) -> list[Appended]:
+        return [
+            self._append(owner, draft, now, bound, spared[index] if spared else 0) for index, owner in enumerate(owners)
+        ]
 
     def apply_acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         box = self.boxes.get(owner)
@@ -315,7 +326,7 @@ class MemoryMailboxes:
             row.expires_at = 0.0
         return True
 
-    def _append(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended:
+    def _append(self, owner: str, draft: Draft, now: float, bound: Bound, spared: int) -> Appended:
         box = self.boxes.get(owner)
         if box is None:
             box = self.boxes[owner] = Mailbox()
@@ -327,16 +338,19 @@ class MemoryMailboxes:
         replaced = box.keys.get(draft.key, 0) if draft.key else 0
         if replaced:
             self._remove(box, replaced)
-        position, dropped = self._add(owner, box, draft, now, bound)
+        position, dropped = self._add(owner, box, draft, now, bound, spared)
         if draft.token:
             self.remember(owner, box, draft.token, position, now + TOKEN_MEMORY)
-        return Appended(owner, position, replaced, dropped, attached=attached)
+        over = spared != 0 and position != 0 and box.exceeds(bound)
+        return Appended(owner, position, replaced, dropped, attached=attached, over=over)
 
     def remember(self, owner: str, box: Mailbox, token: bytes, position: int, until: float) -> None:
         box.tokens[token] = (until, position)
         self._ending.at(until, partial(self._end_token, owner, token))
 
-    def _add(self, owner: str, box: Mailbox, draft: Draft, now: float, bound: Bound) -> tuple[int, tuple[int, ...]]:
+    def _add(
+        self, owner: str, box: Mailbox, draft: Draft, now: float, bound: Bound, spared: int
+    ) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
         octets = len(draft.body) + len(draft.payload)
         if 0 < bound.octets < octets:
@@ -352,8 +366,11 @@ class MemoryMailboxes:
             box.droppable[position] = None
         dropped: list[int] = []
         while box.exceeds(bound):
-            dropped.append(box.next_to_drop())
-            self._remove(box, dropped[-1])
+            victim = box.next_to_drop(spared)
+            if victim is None:
+                break
+            dropped.append(victim)
+            self._remove(box, victim)
         if position in dropped:
             return 0, tuple(other for other in dropped if other != position)
         if draft.expires_at:
@@ -615,9 +632,11 @@ class MemoryBatch:
         self._calls: list[Callable[[], object]] = []
         self._appended: list[Appended] = []
 
-    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> None:
         mailboxes, owners = self._store.mailboxes, list(owners)
-        self._calls.append(lambda: self._appended.extend(mailboxes.apply_append(owners, draft, now, bound)))
+        self._calls.append(lambda: self._appended.extend(mailboxes.apply_append(owners, draft, now, bound, spared)))
 
     def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
         self._calls.append(partial(self._store.mailboxes.apply_acknowledge, owner, list(positions)))

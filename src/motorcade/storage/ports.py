@@ -70,8 +70,9 @@ class Bound:
     """How large a mailbox may grow (0: any). What does not fit pushes out the oldest droppable entry, or the oldest.
 
     Entries go one after the other until the rest fits, after the entry of the same key has been replaced. The new entry
-    may be the one to go: a droppable one that finds only others that are not. One that is larger than `octets` all by
-    itself pushes out nothing else. Entries that have expired count, and go in the same order, until they are swept.
+    may be the one to go: a droppable one that finds only others that are not, or one that finds only spared ones.
+    One that is larger than `octets` all by itself pushes out nothing else. Entries that have expired count, and go in
+    the same order, until they are swept.
     """
 
     entries: int = 0
@@ -79,6 +80,8 @@ class Bound:
 
 
 NO_BOUND: Final = Bound()
+
+SPARE_ALL: Final = -1  #: see `Mailboxes.append`
 
 #: Seconds that the token of an append is known; append.lua has the same number.
 TOKEN_MEMORY: Final = 3600.0
@@ -95,6 +98,7 @@ class Appended(Struct, frozen=True, gc=False):
     dropped: tuple[int, ...] = ()  #: positions pushed out by the bound, in the order they went; not its own
     repeated: bool = False  #: the token was known: nothing was appended, `position` is the first append's
     attached: str = ""  #: node the owner is attached to now (see `Coordination`)
+    over: bool = False  #: the mailbox is larger than the bound, since all of it is spared
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -131,8 +135,14 @@ class Swept:
 class Mailboxes(Protocol):
     """Ordered entries per owner."""
 
-    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = ...) -> list[Appended]:
-        """Append to one or many owners, one answer per owner in the same order. An owner named twice gets two."""
+    async def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = ..., spared: Sequence[int] = ...
+    ) -> list[Appended]:
+        """Append to one or many owners, one answer per owner in the same order. An owner named twice gets two.
+
+        `spared`: for each owner, the position up to which entries are in flight: the bound does not push them out,
+        unless they are droppable. `SPARE_ALL`: it pushes out no entry that is not droppable; `over` tells of it.
+        """
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         """Up to `limit` entries with a position above `after`, oldest first. Expired ones do not count.
@@ -381,7 +391,9 @@ class Coordination(Protocol):
 class Batch(Protocol):
     """Writes that belong together (rule 2)."""
 
-    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = ...) -> None: ...
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = ..., spared: Sequence[int] = ...
+    ) -> None: ...
 
     def acknowledge(self, owner: str, positions: Iterable[int]) -> None: ...
 

@@ -184,7 +184,9 @@ class Core:
 class Appending:
     """One append, as operations: a blob perhaps, and one or more per cell."""
 
-    def __init__(self, core: Core, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> None:
+    def __init__(
+        self, core: Core, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int]
+    ) -> None:
         self.owners = owners
         self.digest = b""
         self.blob: Operation | None = None
@@ -205,7 +207,8 @@ class Appending:
         for cell, indices in cells.items():
             for start in range(0, len(indices), MAX_OWNERS):
                 some = indices[start : start + MAX_OWNERS]
-                words = ("append", cell, *common, [owners[index] for index in some])
+                safe = [spared[index] for index in some] if spared else []
+                words = ("append", cell, *common, [owners[index] for index in some], safe)
                 self.operations.append(Operation(words, len(some) * each, len(entry)))
                 self._places.append(some)
 
@@ -213,9 +216,9 @@ class Appending:
         """The replies to `operations` as answers in the order of the owners."""
         found: list[Appended | None] = [None] * len(self.owners)
         for places, reply in zip(self._places, replies, strict=True):
-            for index, (position, replaced, dropped, repeated, node) in zip(places, reply, strict=True):
+            for index, (position, replaced, dropped, repeated, node, over) in zip(places, reply, strict=True):
                 found[index] = Appended(
-                    self.owners[index], position, replaced, tuple(dropped), repeated=bool(repeated), attached=node
+                    self.owners[index], position, replaced, tuple(dropped), bool(repeated), node, bool(over)
                 )
         return [answer for answer in found if answer is not None]
 
@@ -290,8 +293,10 @@ class Plan:
         self._steps: list[Step] = []
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
-    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
-        appending = Appending(self._core, owners, draft, now, bound)
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> None:
+        appending = Appending(self._core, owners, draft, now, bound, spared)
         step = self._add("append", appending.operations)
         end = len(step.operations)
         step.appends.append((end - len(appending.operations), end, appending))
@@ -371,9 +376,11 @@ class RedisBatch:
         self._store = store
         self._calls: list[Callable[[Plan], None]] = []
 
-    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> None:
         owners = list(owners)
-        self._calls.append(lambda plan: plan.append(owners, draft, now, bound))
+        self._calls.append(lambda plan: plan.append(owners, draft, now, bound, spared))
 
     def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
         positions = list(positions)
@@ -418,9 +425,11 @@ class Port:
 class RedisMailboxes(Port):
     """Ordered entries per owner."""
 
-    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
+    async def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> list[Appended]:
         plan = Plan(self._core)
-        plan.append(owners, draft, now, bound)
+        plan.append(owners, draft, now, bound, spared)
         return await plan.carry_out()
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:

@@ -273,9 +273,13 @@ class RocksMailboxes:
         self._heads = writer.state.heads
         self._seen = writer.state.seen
 
-    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
+    async def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> list[Appended]:
         owners = list(owners)
-        return await self._writer.submit(lambda write: write.append(owners, draft, now, bound), rows=len(owners) + 2)
+        return await self._writer.submit(
+            lambda write: write.append(owners, draft, now, bound, spared), rows=len(owners) + 2
+        )
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         head = self._heads.peek(owner)
@@ -641,9 +645,11 @@ class RocksBatch:
         self._grows = False
         self._durable = False  #: has more than acknowledgements, which ride on the next group
 
-    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> None:
         owners = list(owners)
-        self._calls.append((Transaction.append, (owners, draft, now, bound)))
+        self._calls.append((Transaction.append, (owners, draft, now, bound, spared)))
         self._rows += len(owners) + 1
         self._grows = self._durable = True
 

@@ -77,9 +77,11 @@ class HeldBatch(MemoryBatch):
         self._payloads: list[tuple[str, bytes]] = []
         self.grows = False
 
-    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> None:
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> None:
         self.grows = True
-        super().append(owners, draft, now, bound)
+        super().append(owners, draft, now, bound, spared)
         self._payloads += ((owner, draft.payload) for owner in owners)
 
     def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
@@ -102,8 +104,10 @@ class HeldMailboxes:
         self._wait = store.wait
         self._wait_read = store.wait_read
 
-    async def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND) -> list[Appended]:
-        return await self._wait(lambda: _run(self._inner.append(owners, draft, now, bound)), removes=False)
+    async def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> list[Appended]:
+        return await self._wait(lambda: _run(self._inner.append(owners, draft, now, bound, spared)), removes=False)
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         return await self._wait_read(lambda: _run(self._inner.read(owner, after, limit, now)))

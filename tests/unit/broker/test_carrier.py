@@ -13,7 +13,7 @@ import pytest
 from motorcade.broker import carrier as carrier_module
 from motorcade.broker.carrier import BACKOFF, INBOX, MAX_BACKOFF, Carrier
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.mailbox import IDS_OF_MAILBOX
+from motorcade.broker.mailbox import FIRST_OTHER_ID
 from motorcade.broker.turns import STEP, STEP_OCTETS
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError
@@ -1619,7 +1619,7 @@ def test_packet_ids_of_sources_do_not_run_out() -> None:
             for _ in range(120):
                 acknowledge(node, peer, flying.pop(0))
                 flying += messages(peer)
-        assert 65535 - IDS_OF_MAILBOX == len(flying) == len({packet.packet_id for packet in flying})
+        assert 65536 - FIRST_OTHER_ID == len(flying) == len({packet.packet_id for packet in flying})
         node.client("pub").send(Publish("live", b"now", 1, packet_id=1))
         node.turn()
         assert [b"now"] == payloads(peer)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from motorcade.broker import mailbox
 from motorcade.broker.commits import Plain, Whole
 from motorcade.broker.frames import Frame
 from motorcade.broker.limits import Limits, SessionOptions
@@ -1180,3 +1181,244 @@ def test_a_publisher_is_not_told_that_nobody_hears_what_a_plugin_has_taken(make:
     world.turn()
     (answer,) = (packet for packet in publisher.take() if isinstance(packet, Puback))
     assert answer.reason is (ReasonCode.SUCCESS if taken else ReasonCode.NO_MATCHING_SUBSCRIBERS)
+
+
+# --- a full queue drops what waits, never what is in flight --------------------------------------------------------
+
+
+def _publish(world: World, publisher: Peer, numbers: range, qos: int = 1) -> None:
+    for number in numbers:
+        publisher.send(Publish("t", b"%d" % number, qos, packet_id=number))
+        world.turn()
+        if qos == 2:
+            publisher.send(Pubrel(number))
+            world.turn()
+
+
+SMALL = SessionOptions(window=3, queue=2, patience=0)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("how", ["connected", "away", "killed", "killed while away"])
+def test_what_is_in_flight_comes_again_although_the_queue_was_full(make: Make, qos: int, how: str) -> None:
+    """[MQTT-4.4.0-1]: what was sent, or answered with PUBREC, is never pushed out."""
+    world = make(SMALL)
+    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
+    _publish(world, publisher, range(1, 4), qos)
+    first = [packet for packet in receiver.take() if isinstance(packet, Publish)]
+    assert 3 == len(first)
+    if qos == 2:
+        receiver.send(Pubrec(first[0].packet_id))
+        world.turn()
+        assert [("Pubrel", first[0].packet_id)] == kinds(receiver.take())
+    if how != "connected":
+        receiver.close()
+        world.turn()
+    if how.startswith("killed"):
+        world.restart()
+        publisher = world.join("p")
+    _publish(world, publisher, range(4, 20), qos)
+    dropped = world.node.plane.stats.dropped["queue_full"]
+    if how == "connected":
+        receiver.close()
+        world.turn()
+    if how == "killed while away":
+        world.restart()
+    peer, packets = world.back("r")
+    again = [(packet.packet_id, packet.payload, packet.dup) for packet in packets if isinstance(packet, Publish)]
+    assert [(packet.packet_id, packet.payload, True) for packet in first[qos - 1 :]] == again[: 4 - qos]
+    if qos == 2:
+        assert ("Pubrel", first[0].packet_id) in kinds(packets)
+    rest = [packet.payload for packet in drain(world, peer, packets)][4 - qos :]
+    if how.startswith("killed"):
+        # It is not known which of them were sent; what was published since then counts as the queue.
+        assert rest[-2:] == [b"18", b"19"] or rest[:1] == [b"4"]
+    else:
+        assert rest in ([b"18", b"19"], [b"17", b"18", b"19"])
+        assert dropped == 16 - len(rest)
+
+
+def test_what_goes_out_while_the_queue_overflows_is_not_dropped(make: Make) -> None:
+    """A message may be sent between the append that finds the queue full and its commit."""
+    world = make(SMALL)
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    _publish(world, publisher, range(1, 6))
+    first = [packet for packet in receiver.take() if isinstance(packet, Publish)]
+    world.store.held = True
+    _publish(world, publisher, range(6, 9))
+    receiver.send(*(Puback(packet.packet_id) for packet in first))
+    world.turn()
+    sent = payloads(receiver.take())
+    assert [b"4", b"5"] == sent[:2]
+    world.release()
+    sent += payloads(receiver.take())
+    receiver.close()
+    world.turn()
+    assert sent == payloads(world.back("r")[1])[: len(sent)]
+
+
+def test_what_is_appended_before_a_client_comes_back_drops_nothing_that_it_gets(make: Make) -> None:
+    world = make(SMALL)
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    receiver.close()
+    world.turn()
+    _publish(world, publisher, range(1, 3))
+    world.store.held = True
+    _publish(world, publisher, range(3, 5))
+    peer = world.node.peer(5)
+    peer.send(Connect("r", 5, clean_start=False, properties=LASTING))
+    world.turn()
+    assert not payloads(peer.take()), "an append that may still push out something is under way"
+    world.release()
+    got = payloads(peer.take())
+    assert 2 <= len(got)
+    peer.close()
+    world.turn()
+    assert got == payloads(world.back("r")[1])
+
+
+def test_a_queue_that_overflows_tells_what_it_drops(make: Make) -> None:
+    world = make(SMALL)
+    told: list[tuple[bytes, str]] = []
+    world.node.hooks.add(
+        "message.dropped", Callback(lambda client, message, why: told.append((message.payload, why)), 0, "test")
+    )
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    _publish(world, publisher, range(1, 9))
+    assert [b"1", b"2", b"3"] == payloads(receiver.take())
+    rest = [payload for payload, why in told if why == "queue_full"]
+    assert rest and rest == [b"%d" % number for number in range(4, 4 + len(rest))]
+    assert len(rest) == world.node.plane.stats.dropped["queue_full"]
+
+
+# --- a packet id that is held is passed over ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_message_that_is_never_acknowledged_stops_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, qos: int, killed: bool
+) -> None:
+    monkeypatch.setattr(mailbox, "IDS_OF_MAILBOX", 10)
+    world = make(SessionOptions(window=4))
+    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
+    held: Publish | None = None
+    got: list[bytes] = []
+    for number in range(1, 36):
+        _publish(world, publisher, range(number, number + 1), qos)
+        for packet in receiver.take():
+            assert isinstance(packet, Publish)
+            if held is None:
+                held = packet
+                continue
+            assert packet.packet_id != held.packet_id
+            got.append(packet.payload)
+            drain(world, receiver, [packet])
+    assert [b"%d" % number for number in range(2, 36)] == got
+    assert 3 == world.node.plane.stats.moved_ids
+    # One more under an id of another, and perhaps answered with PUBREC.
+    _publish(world, publisher, range(36, 42), qos)
+    last = [packet for packet in receiver.take() if isinstance(packet, Publish)]
+    if qos == 2:
+        receiver.send(Pubrec(last[-1].packet_id))
+        world.turn()
+        receiver.take()
+    if killed:
+        world.restart()
+    else:
+        receiver.close()
+        world.turn()
+    again = [p for p in world.back("r")[1] if isinstance(p, Publish | Pubrel)]
+    assert held is not None
+    assert [(p.packet_id, p.payload) for p in (held, *last)][: len(again)] == [
+        (p.packet_id, p.payload if isinstance(p, Publish) else last[-1].payload) for p in again
+    ]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_entry_keeps_the_id_that_it_was_given_for_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch, qos: int
+) -> None:
+    """Also when the one whose id it should have is acknowledged meanwhile, and after a crash."""
+    monkeypatch.setattr(mailbox, "IDS_OF_MAILBOX", 4)
+    world = make(SessionOptions(window=8))
+    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
+    _publish(world, publisher, range(1, 7), qos)
+    sent = [packet for packet in receiver.take() if isinstance(packet, Publish)]
+    assert 6 == len({packet.packet_id for packet in sent})
+    moved = {packet.payload: packet.packet_id for packet in sent[4:]}
+    assert all(number >= mailbox.MOVED_FROM for number in moved.values())
+    drain(world, receiver, list(sent[:4]))
+    if qos == 2:
+        receiver.send(Pubrec(moved[b"6"]))
+        world.turn()
+        assert [("Pubrel", moved[b"6"])] == kinds(receiver.take())
+    for _ in range(2):
+        world.restart()
+        peer, packets = world.back("r")
+        again = {packet.payload: packet.packet_id for packet in packets if isinstance(packet, Publish)}
+        assert again == ({b"5": moved[b"5"]} if qos == 2 else moved)
+        if qos == 2:
+            assert ("Pubrel", moved[b"6"]) in kinds(packets)
+    publisher = world.join("p")
+    _publish(world, publisher, range(7, 11), qos)
+    drain(world, peer, packets + peer.take())
+    assert not world.store.entries("r"), "everything is acknowledged"
+
+
+def test_the_other_id_of_a_message_is_stored_before_it_is_used(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "IDS_OF_MAILBOX", 2)
+    world = make(SessionOptions(window=8))
+    receiver, publisher = world.join("r", ("t", 2)), world.join("p")
+    _publish(world, publisher, range(1, 3), 2)
+    assert 2 == len(payloads(receiver.take()))
+    world.store.held = True
+    publisher.send(Publish("t", b"3", 2, packet_id=3))
+    world.turn()
+    world.store.let_go(1)
+    world.turn()
+    assert not payloads(receiver.take()) and world.store.waiting
+    world.store.fail(StoreError("no answer"), written=False)
+    world.turn()
+    world.pass_time(RETRY)
+    assert not payloads(receiver.take()), "it is tried again"
+    world.release()
+    world.pass_time(RETRY)
+    world.release()
+    assert [b"3"] == payloads(receiver.take())
+
+
+# --- DUP ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["break", "killed", "killed while away"])
+def test_only_what_may_have_been_sent_before_carries_dup(make: Make, how: str) -> None:
+    """[MQTT-3.3.1-3]; after a kill it is unknown what a connected client was sent, but what comes later is new."""
+    world = make(SessionOptions(window=2))
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    _publish(world, publisher, range(1, 5))
+    assert [b"1", b"2"] == payloads(receiver.take())
+    if how != "killed":
+        receiver.close()
+        world.turn()
+        _publish(world, publisher, range(5, 7))
+    if how.startswith("killed"):
+        world.restart()
+    publisher = world.join("p")
+    _publish(world, publisher, range(7, 9))
+    peer, packets = world.back("r")
+    _publish(world, publisher, range(9, 11))
+    dups = {packet.payload: packet.dup for packet in drain(world, peer, packets + peer.take())}
+    sent = {b"1", b"2"} if how != "killed" else {b"1", b"2", b"3", b"4"}
+    assert sent == {payload for payload, dup in dups.items() if dup}
+    assert dups.keys() >= {b"7", b"8", b"9", b"10"}
+
+
+def test_after_a_restart_new_messages_carry_no_dup(make: Make) -> None:
+    world = make()
+    world.join("r", ("t", 1))
+    world.restart()
+    peer, packets = world.back("r")
+    publisher = world.join("p")
+    _publish(world, publisher, range(1, 6))
+    assert [False] * 5 == [packet.dup for packet in drain(world, peer, packets + peer.take())]

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from motorcade.broker.frames import frame_of, message_of, qos_of
+from motorcade.broker.frames import build, frame_of, message_of, qos_of
 from motorcade.broker.limits import SessionOptions
+from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
 from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
@@ -382,3 +383,20 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+
+
+def test_how_long_the_oldest_message_is_held_is_known() -> None:
+    shared = Shared(SessionOptions(), Hooks(), Stats())
+    session = Session(shared, ClientInfo("c", version=5), 0.0)
+    assert 0.0 == session.held_for(10.0)
+    session.attach(5, 10, 0, 0)
+    session.resend()
+    session.pump(0.0)
+    for number in range(3):
+        session.offer(build(b"t", b"\x00%d" % number, 1, ClientInfo("p")))
+    assert [1, 2, 3] == list(session.inflight)
+    assert [0.0, 60.0] == [session.held_for(20.0), session.held_for(80.0)]
+    session.acknowledged(2)
+    assert 70.0 == session.held_for(90.0)
+    session.acknowledged(1)
+    assert [0.0, 5.0] == [session.held_for(100.0), session.held_for(105.0)], "another is the oldest now"

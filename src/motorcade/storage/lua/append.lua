@@ -2,11 +2,12 @@
 --
 --   2 cell   3 entry as it is stored   4 now   5 expires_at (0: never)   6 octets   7 flags   8 key (empty: none)
 --   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
---   12 token (empty: none)   13 owners
+--   12 token (empty: none)   13 owners   14 for each owner the position up to which entries are not pushed out unless
+--   they are droppable (-1: all of them; empty: 0 for all)
 --
 --   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner o x r n
 --   answer  per owner: position (0: pushed out itself), position replaced or 0, positions pushed out, 1 if the token was
---           known, node the owner is attached to
+--           known, node the owner is attached to, 1 if the mailbox is too large since all of it is spared
 --
 -- It answers where the owner is attached, and attach.lua answers whether something is pending: both run in the owner's
 -- cell, one after the other, so at least one of them sees the other.
@@ -79,13 +80,33 @@ local function append_plain(op, at, owner)
     if held == 0 then
         call('SADD', at .. 'o', owner)
     end
-    return { position, 0, NONE, 0, state[1] or '' }
+    return { position, 0, NONE, 0, state[1] or '', 0 }
 end
 
--- Add an entry to a mailbox, and push out what does not fit: its position (0: pushed out itself), and what was.
-local function add(op, box)
+-- The entry that goes next: the oldest droppable one, or the oldest that is not spared; nil: all others are.
+local function next_to_drop(box, spared)
+    local droppable = call('ZRANGE', box.at .. 'd:' .. box.owner, 0, 0)[1]
+    if droppable then
+        return tonumber(droppable)
+    end
+    if spared < 0 then
+        return nil
+    end
+    local place = math.max(box.first, spared + 1)
+    if place > box.first and box.last - box.first >= box.held then
+        local _, to = hole_below(box, place)
+        if to and to >= place then
+            place = to + 1
+        end
+    end
+    return place <= box.last and place or nil
+end
+
+-- Add an entry to a mailbox, and push out what does not fit: its position (0: pushed out itself), what was, and 1 if
+-- it is too large all the same.
+local function add(op, box, spared)
     local at, owner, key, most_entries, most_octets = box.at, box.owner, op[8], op[10], op[11]
-    local position, dropped = box.last + 1, NONE
+    local position, dropped, over = box.last + 1, NONE, 0
     box.last = position
     box.held = box.held + 1
     box.size = box.size + op[6]
@@ -100,7 +121,11 @@ local function add(op, box)
     end
     count(at, 'entries', 1)
     while (most_entries > 0 and box.held > most_entries) or (most_octets > 0 and box.size > most_octets) do
-        local victim = tonumber(call('ZRANGE', at .. 'd:' .. owner, 0, 0)[1] or box.first)
+        local victim = next_to_drop(box, spared)
+        if not victim then
+            over = position > 0 and 1 or 0
+            break
+        end
         remove(box, victim)
         if victim == box.last then
             position = 0
@@ -113,10 +138,10 @@ local function add(op, box)
         call('HSET', box.entries, 's', packed_state(box))
     end
     list(box)
-    return position, dropped
+    return position, dropped, over
 end
 
-local function append(op, at, owner)
+local function append(op, at, owner, spared)
     local key, token, most_octets = op[8], op[12], op[11]
     local box = open(at, owner)
     local node = call('HGET', box.entries, 'node') or ''
@@ -125,10 +150,10 @@ local function append(op, at, owner)
         local position
         position, told = known(at, owner, token, op[4])
         if position then
-            return { position, 0, NONE, 1, node }
+            return { position, 0, NONE, 1, node, 0 }
         end
     end
-    local replaced, position, dropped = 0, 0, NONE
+    local replaced, position, dropped, over = 0, 0, NONE, 0
     if key ~= '' then
         replaced = tonumber(call('HGET', box.entries, 'k' .. key) or 0)
         if replaced > 0 then
@@ -136,18 +161,18 @@ local function append(op, at, owner)
         end
     end
     if most_octets == 0 or op[6] <= most_octets then
-        position, dropped = add(op, box)
+        position, dropped, over = add(op, box, spared)
     elseif replaced > 0 then -- what can never fit leaves the rest of the mailbox alone
         save(box)
     end
     if token ~= '' then
         remember(at, owner, token, op[4], position, told)
     end
-    return { position, replaced, dropped, 0, node }
+    return { position, replaced, dropped, 0, node, over }
 end
 
 operations.append = function(op)
-    local at, owners, answers = base(op[2]), op[13], {}
+    local at, owners, spared, answers = base(op[2]), op[13], op[14] or NONE, {}
     local one = append
     if op[8] == '' and op[12] == '' and op[10] == 0 and op[11] == 0 then
         one = append_plain
@@ -157,7 +182,7 @@ operations.append = function(op)
         end
     end
     for number, owner in ipairs(owners) do
-        answers[number] = one(op, at, owner)
+        answers[number] = one(op, at, owner, spared[number] or 0)
     end
     return answers
 end

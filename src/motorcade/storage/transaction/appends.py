@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from motorcade.storage import tables
-from motorcade.storage.ports import NO_BOUND, TOKEN_MEMORY, Appended, Bound, Draft
+from motorcade.storage.ports import NO_BOUND, SPARE_ALL, TOKEN_MEMORY, Appended, Bound, Draft
 from motorcade.storage.tables import Head, Kind
 from motorcade.storage.transaction.mailboxes import Mailboxes
 
@@ -33,7 +33,9 @@ _encode = msgspec.msgpack.Encoder().encode
 class Appends(Mailboxes):
     """Whatever concerns entries that come."""
 
-    def append(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
+    ) -> list[Appended]:
         """Append to each owner; the answers in the same order."""
         if len(owners) == 1:
             answer = self._append_plain(owners[0], draft, now, bound)
@@ -41,10 +43,10 @@ class Appends(Mailboxes):
                 return [answer]
         size = len(draft.body) + len(draft.payload)
         if draft.token or 0 < bound.octets < size or (draft.key and len(set(owners)) < len(owners)):
-            answers = self._append_each(owners, draft, now, bound, size)
+            answers = self._append_each(owners, draft, now, bound, size, spared)
             stored = [answer for answer in answers if answer.position and not answer.repeated]
         else:
-            answers = stored = self._append_all(owners, draft, now, bound, size)
+            answers = stored = self._append_all(owners, draft, now, bound, size, spared)
         if draft.expires_at and stored:
             self._end_entries(draft.expires_at, [answer for answer in stored if answer.position])
         return answers
@@ -90,7 +92,9 @@ class Appends(Mailboxes):
         self._set("keys", head.prefix + compaction, _pack(head.last + 1))
         return replaced
 
-    def _append_all(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
+    def _append_all(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int, spared: Sequence[int]
+    ) -> list[Appended]:
         """The short way, when nothing is repeated: a campaign, sleeping sessions, the messages of one turn."""
         row = self._row(draft, now, len(owners))
         newest = row if len(row) <= _REFERENCE_SIZE else b""
@@ -119,7 +123,8 @@ class Appends(Mailboxes):
         for owner in owners[done:] if done else owners:
             head = recent(owner) or self._head(owner)
             if bounded and (head.count >= most or head.octets > most_octets):
-                answer(self._append_full(owner, draft, row, size, bound, attached.get(owner, "")))
+                safe = spared[len(answers)] if spared else 0
+                answer(self._append_full(owner, draft, row, size, bound, attached.get(owner, ""), safe))
                 self._settled = len(answers)
                 full += 1
                 continue
@@ -226,14 +231,19 @@ class Appends(Mailboxes):
         known = self._overlay["keys"]
         return known[where] if where in known else self._tables.keys.get(where)
 
-    def _append_full(self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str) -> Appended:
+    def _append_full(
+        self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str, spared: int
+    ) -> Appended:
         """To a mailbox where something must go, unless it is replaced."""
         head = self._used(owner)
         replaced = self._replaced(head, draft.key) if draft.key else 0
-        position, dropped = self._add(head, draft, row, size, bound)
-        return Appended(owner, position, replaced, dropped, False, node)
+        position, dropped = self._add(head, draft, row, size, bound, spared)
+        over = spared != 0 and position != 0 and _exceeds(head, bound)
+        return Appended(owner, position, replaced, dropped, False, node, over)
 
-    def _append_each(self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int) -> list[Appended]:
+    def _append_each(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int, spared: Sequence[int]
+    ) -> list[Appended]:
         """The long way: what has a token, or can never fit."""
         row = b""
         fresh: list[str] = []  # owners for which the token was not known
@@ -250,7 +260,7 @@ class Appends(Mailboxes):
                 continue
             if fits:
                 row = row or self._row(draft, now, len(owners) - number)
-                answer = self._append_full(owner, draft, row, size, bound, node)
+                answer = self._append_full(owner, draft, row, size, bound, node, spared[number] if spared else 0)
             else:
                 replaced = self._replaced(head, draft.key) if draft.key else 0
                 answer = Appended(owner, 0, replaced, (), False, node)
@@ -281,7 +291,9 @@ class Appends(Mailboxes):
         (position,) = tables.NUMBER.unpack(place)
         return position if self._remove(self._used(owner), position) is not None else 0
 
-    def _add(self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound) -> tuple[int, tuple[int, ...]]:
+    def _add(
+        self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound, spared: int
+    ) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
         head.last = position = head.last + 1
         head.newest = b""
@@ -297,25 +309,25 @@ class Appends(Mailboxes):
         self._set_entry(head.prefix + _pack(position), row)
         if position >= head.write_at:
             self._heads[head.owner] = head
-        if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
+        if not _exceeds(head, bound):
             return position, ()
-        dropped = self._push_out(head, bound)
+        dropped = self._push_out(head, bound, spared)
         if position in dropped:
             return 0, tuple(other for other in dropped if other != position)
         return position, tuple(dropped)
 
-    def _push_out(self, head: Head, bound: Bound) -> list[int]:
-        """Remove the oldest that may be dropped, then the oldest, until the rest fits."""
+    def _push_out(self, head: Head, bound: Bound, spared: int) -> list[int]:
+        """Remove the oldest that may be dropped, then the oldest that is not spared, until the rest fits."""
         dropped: list[int] = []
         for droppable_only in (True, False):
-            if droppable_only and not head.droppable:
+            if not head.droppable if droppable_only else spared == SPARE_ALL:
                 continue
             for position, row in self._entries_of(head):
-                if not (0 < bound.entries < head.count or 0 < bound.octets < head.octets):
+                if not _exceeds(head, bound):
                     return dropped
                 if droppable_only and not head.droppable:
                     break
-                if not droppable_only or tables.facts(row)[0] & tables.DROPPABLE:
+                if tables.facts(row)[0] & tables.DROPPABLE if droppable_only else position > spared:
                     dropped.append(position)
                     self._remove(head, position, row)
         return dropped
@@ -334,3 +346,7 @@ class Appends(Mailboxes):
 
     def _end(self, when: float, kind: Kind, refs: bytes) -> None:
         self._set("endings", tables.ending(when, kind, _pack(self._state.serial())), refs)
+
+
+def _exceeds(head: Head, bound: Bound) -> bool:
+    return 0 < bound.entries < head.count or 0 < bound.octets < head.octets
