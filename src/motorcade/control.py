@@ -32,7 +32,7 @@ from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.metrics import Family
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
-from motorcade.storage.ports import Store, StoreError, StoreFigures
+from motorcade.storage.ports import Store, StoreCondition, StoreError, StoreFigures
 
 if TYPE_CHECKING:
     from motorcade.plugins.fanout.views import Fanout, GcView
@@ -45,6 +45,7 @@ MOST_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
 SCAN: Final = 500  #: client ids looked at before the loop may go on with messages
 MOST_STREAMS: Final = 100  #: streams whose sizes are told
 COPY: Final = 50  #: clients copied before the loop may go on with messages; like SCAN a tenth of a millisecond
+MOST_TASKS: Final = 10  #: tasks that are named when they stand still
 MOST_FOUND: Final = 1000  #: messages of a queue or stream on a page
 MOST_OCTETS: Final = 4 * 1024 * 1024  #: bytes of their payloads after which a page ends, however few they are
 MOST_NUMBER: Final = 2**63 - 1  #: that an option can have
@@ -179,6 +180,14 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int  #: running in the background
 
 
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether clients should be sent to this node."""
+
+    ready: bool
+    reasons: list[str]  #: why not, in words for everybody
+    details: list[str]  #: the same for the operator
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """The node as a whole."""
 
@@ -193,6 +202,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int
     subscriptions: int
     plugins: list[str]
+    problems: list[str]  #: why it is not ready
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +276,10 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     certificates: dict[str, dict[str, float]]  #: listener: option: when the first of its file ends
     lag: Lag
     store: StoreFigures | None  #: as of the last round of housekeeping
+    condition: StoreCondition | None  #: of the store, as of now
     sweeps: SweepCounters | None
+    task_failures: dict[str, int]  #: background task: how often it has failed
+    tasks_standing: int  #: background tasks that have failed and do not run well again yet
 
 
 class ReloadView(msgspec.Struct, frozen=True, kw_only=True):
@@ -590,11 +603,34 @@ class Control:
             sessions=len(plane.registry.sessions),
             subscriptions=plane.pubsub.subscriptions + plane.pubsub.shared_subscriptions,
             plugins=[loaded.name for loaded in self._plugins.loaded()],
+            problems=(await self.health()).details,
         )
 
-    async def health(self) -> NodeState:
-        """Where the node is in its life. That this answers at all means that the event loop turns."""
-        return self.state
+    async def health(self) -> Health:
+        """Whether the node serves clients and can keep what they send. That it answers means that the loop turns."""
+        reasons: list[str] = []
+        details: list[str] = []
+        if self.state is not NodeState.READY:
+            reasons.append(f"the node is {self.state}")
+            details.append(reasons[0])
+        condition = self.store.condition() if self.store is not None else None
+        if condition is not None and condition.trouble:
+            reasons.append(f"the store {condition.trouble}")
+            details.append(f"the store {condition.trouble}: {condition.detail}")
+        keeper = self._plane.keeper
+        if keeper is not None:
+            try:
+                keeper.check()
+            except StoreError as error:
+                reasons.append(str(error))
+                details.append(str(error))
+        standing = self._broker.supervisor.standing_still()
+        if standing:
+            names = sorted({task.name for task in standing})
+            more = f" and {len(names) - MOST_TASKS} more" if len(names) > MOST_TASKS else ""
+            reasons.append(f"background tasks stand still: {', '.join(names[:MOST_TASKS])}{more}")
+            details += self._broker.supervisor.troubles()
+        return Health(ready=not reasons, reasons=reasons, details=details)
 
     async def statistics(self) -> Statistics:
         """All counters and gauges."""
@@ -623,6 +659,9 @@ class Control:
             certificates={listener: dict(ends) for listener, ends in self.certificates.items()},
             lag=_lag(self._broker),
             store=self.housekeeping.figures if self.housekeeping is not None else None,
+            condition=self.store.condition() if self.store is not None else None,
+            task_failures=dict(self._broker.supervisor.failures),
+            tasks_standing=len(self._broker.supervisor.standing_still()),
             sweeps=self.housekeeping.counters if self.housekeeping is not None else None,
         )
 

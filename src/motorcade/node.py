@@ -101,7 +101,7 @@ class Node:
             await listener.open()
             self.listeners.append(listener)
         for address in addresses(config.http.bind):
-            server = HttpServer(self.control, address.host, address.port, config.http.token)
+            server = HttpServer(self.control, address.host, address.port, config.http.token, self.tasks)
             await server.start()
             self.http.append(server)
         self._tell_certificates()

@@ -40,6 +40,9 @@ class Keeping(SessionKeeping, Protocol):
     def busy(self) -> bool:
         """Whether publishers should let others have their turn."""
 
+    def check(self) -> None:
+        """Raise `StoreError` if nothing may be written now."""
+
     def make_durable(self, session: Session) -> None:
         """Give a new session its mailbox."""
 

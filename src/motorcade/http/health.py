@@ -1,4 +1,7 @@
-"""`/healthz`: the event loop turns. `/readyz` and `/status`: clients are served. Open to all, so no details."""
+"""`/healthz`: the event loop turns. `/readyz` and `/status`: clients are served, and what they send can be stored.
+
+Open to all, so reasons are told in few words; `/api/v1/node` and the log have the details.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import Control, NodeState
+from motorcade.control import Control
 from motorcade.http.answers import RETRY_AFTER, answer, refusal
 from motorcade.http.bridge import Bridge
 
@@ -23,9 +26,9 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
     async def readyz(_request: Request) -> Response:
         """Ready: send clients elsewhere while this says 503."""
-        state = await bridge.call(control.health)
-        if state is not NodeState.READY:
-            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"the node is {state}", {"Retry-After": RETRY_AFTER})
+        health = await bridge.call(control.health)
+        if not health.ready:
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "; ".join(health.reasons), {"Retry-After": RETRY_AFTER})
         return answer({"status": "ready"})
 
     return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/status", readyz)]

@@ -55,6 +55,10 @@ def families(statistics: Statistics) -> Iterator[Family]:
         ("acl_total", "result", statistics.acl, "Decisions on what a client may do."),
     ):
         yield counter(name, text, [({label: key}, value) for key, value in counts.items()])
+    tasks = [({"task": task}, count) for task, count in statistics.task_failures.items()]
+    yield counter("task_failures_total", "Background tasks that have failed and were run again.", tasks)
+    text = "Background tasks that have failed and do not run well again yet."
+    yield gauge("tasks_standing_still", text, [({}, statistics.tasks_standing)])
     yield from _store_families(statistics)
     yield from statistics.families
     yield from _plugin_families(statistics.plugins)
@@ -102,8 +106,21 @@ _BOTH_WAYS = (
 
 
 def _store_families(statistics: Statistics) -> Iterator[Family]:
-    """As of the last round of housekeeping; nothing before the first."""
-    store, sweeps = statistics.store, statistics.sweeps
+    """The writer as of now; counts and sizes as of the last round of housekeeping, none before the first."""
+    store, condition, sweeps = statistics.store, statistics.condition, statistics.sweeps
+    if condition is not None:
+        engine = {"engine": condition.engine}
+        for name, value, text in (
+            ("store_queued", condition.queued, "Batches that wait for the writer."),
+            ("store_full", condition.full, "1 while the store takes no new entries."),
+            ("store_available", not condition.trouble, "0 while the store has no room, cannot be written, or is away."),
+        ):
+            yield gauge(name, text, [(engine, value)])
+        for name, value, text in (
+            ("store_commits_total", condition.commits, "Groups of batches committed by this node."),
+            ("store_writes_total", condition.writes, "Batches written by this node."),
+        ):
+            yield counter(name, text, [(engine, value)])
     if store is not None:
         engine = {"engine": store.engine}
         for name, value, text in (
@@ -111,13 +128,9 @@ def _store_families(statistics: Statistics) -> Iterator[Family]:
             ("store_blobs", store.blobs, "Payloads stored apart from their entries."),
             ("store_blob_bytes", store.blob_octets, "Bytes of these payloads."),
             ("store_records", store.records, "Records in all collections."),
-            ("store_queued", store.queued, "Batches that wait for the writer."),
             ("store_disk_bytes", store.disk_octets, "Size of the store's files; 0 where that cannot be known."),
-            ("store_full", store.full, "1 while the store takes no writes."),
         ):
             yield gauge(name, text, [(engine, value)])
-        yield counter("store_commits_total", "Groups of batches committed by this node.", [(engine, store.commits)])
-        yield counter("store_writes_total", "Batches written by this node.", [(engine, store.writes)])
     if sweeps is not None:
         yield counter("store_swept_total", "Entries, records and payloads that sweeps removed.", [({}, sweeps.removed)])
         yield counter("store_swept_bytes_total", "Bytes that sweeps gave back.", [({}, sweeps.octets)])

@@ -4,7 +4,11 @@ The two threads share the interpreter. The time after which one hands it to the 
 message could wait for a busy request; it is lowered while the server runs.
 
 Sockets are bound in `start`, in the caller's thread: an address that is taken is an error of the node's start, not a
-message in a log. `stop` has a bound: a thread that hangs is left behind and ends with the process.
+message in a log. `stop` has a bound: a thread that hangs is left behind and ends with the process. A thread that ends
+by itself is begun again.
+
+A new connection always has a place: when all `MAX_CONNECTIONS` are taken, one that is not being answered gives way, the
+one that has waited longest of the address that has most. So silent, slow and half-open ones cannot starve the probes.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import ipaddress
 import socket
 import sys
 import threading
+from collections import Counter
+from operator import attrgetter
 from time import monotonic
 
 import h11
@@ -24,12 +30,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from motorcade.control import Control
 from motorcade.core.errors import ConfigError
 from motorcade.http.app import make_app
+from motorcade.tasks import Tasks
 
 SWITCH_INTERVAL = 0.0005  #: seconds until the interpreter is handed to the other thread
-MAX_CONNECTIONS = 64  #: connections and requests at once; more are answered with 503
+MAX_CONNECTIONS = 64  #: connections at once; of more, those that wait are closed, and if all are busy 503 is the answer
 MAX_HEAD = 16 * 1024  #: bytes of request line and headers
 KEEP_ALIVE = 5  #: seconds an idle connection is kept
-REQUEST_PATIENCE = 10.0  #: seconds for a whole request to arrive, so that silent connections cannot use up all
+REQUEST_PATIENCE = 10.0  #: seconds for a whole request to arrive
+ANSWER_PATIENCE = 30.0  #: seconds that a client may take nothing of an answer
 STOP_PATIENCE = 3.0  #: seconds for requests that are being answered when the server stops
 
 log = structlog.stdlib.get_logger("motorcade.http")
@@ -38,7 +46,9 @@ log = structlog.stdlib.get_logger("motorcade.http")
 class HttpServer:
     """Serves `Control` at one address. An empty host is every interface, and port 0 lets the system choose."""
 
-    def __init__(self, control: Control, host: str, port: int, token: str = "") -> None:
+    def __init__(
+        self, control: Control, host: str, port: int, token: str = "", supervisor: Tasks | None = None
+    ) -> None:
         """`ConfigError` if others than this machine could reach it without a token."""
         local = is_loopback(host)
         if not local and not token:
@@ -52,6 +62,8 @@ class HttpServer:
         self._loop = asyncio.get_running_loop()  # the broker's
         self._server: _Server | None = None
         self._ended = asyncio.Event()
+        self._supervisor = supervisor or Tasks()
+        self._watching: asyncio.Task[None] | None = None
         self._old_interval = sys.getswitchinterval()
 
     async def start(self) -> None:
@@ -63,8 +75,14 @@ class HttpServer:
                 f"http.bind: cannot listen on {self._host or '*'}:{self._port}: {error.strerror}"
             ) from error
         self.address = _text(sockets[0])
+        self._port = sockets[0].getsockname()[1]
         self._old_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
+        await self._begin(sockets)
+        self._watching = self._supervisor.start(self._stay, "http.server")
+
+    async def _begin(self, sockets: list[socket.socket]) -> None:
+        self._ended.clear()
         listening = asyncio.Event()
         self._server = _Server(self._config(), self._loop, listening)
         threading.Thread(target=self._run, args=(self._server, sockets), name="http", daemon=True).start()
@@ -75,8 +93,18 @@ class HttpServer:
         if not listening.is_set():
             raise ConfigError("the HTTP server could not start; the log says why")
 
+    async def _stay(self) -> None:
+        """As long as the thread runs; begin it again if it has ended before."""
+        if self._ended.is_set():
+            await self._begin(_open_sockets(self._host, self._port))
+            log.warning("http_goes_on", address=self.address)
+        await self._ended.wait()
+        raise RuntimeError("the HTTP thread has ended")
+
     async def stop(self) -> None:
         """Finish what is being answered, within a bound."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._server is None:
             return
         self._server.should_exit = True
@@ -91,14 +119,15 @@ class HttpServer:
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
             make_app(self._control, self._loop, self._token, self._names),
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            limit_concurrency=2
+            * MAX_CONNECTIONS,  # of requests; some may still be ending when others have their places
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(STOP_PATIENCE),
             h11_max_incomplete_event_size=MAX_HEAD,
@@ -111,7 +140,59 @@ class HttpServer:
         except Exception:
             log.exception("http_thread_failed")
         finally:
+            for sock in sockets:
+                sock.close()
             _tell(self._loop, self._ended)
+
+
+class _Protocol(H11Protocol):
+    """One connection, which knows since when it waits for its client."""
+
+    since: float  #: monotonic; it was opened, or has answered its last request
+    stuck_since: float | None = None  #: monotonic; its client takes nothing of the answer
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn's own is so
+        self.since = monotonic()
+        super().connection_made(transport)
+        self._make_room()
+
+    def on_response_complete(self) -> None:
+        self.since = monotonic()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self.stuck_since = monotonic()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.stuck_since = None
+        super().resume_writing()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is the client's turn: to send the rest of a request, or to take an answer."""
+        return self.stuck_since is not None or self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def is_overdue(self, now: float) -> bool:
+        if self.stuck_since is not None:
+            return now - self.stuck_since > ANSWER_PATIENCE
+        return self.waits and now - self.since > REQUEST_PATIENCE
+
+    def _make_room(self) -> None:
+        """Close connections that wait until there are no more than there may be."""
+        while len(self.connections) > MAX_CONNECTIONS:
+            waiting = [each for each in self.connections if isinstance(each, _Protocol) and each.waits]
+            if waiting == [self] or not waiting:
+                return
+            (most, _), *_ = Counter(each.host for each in waiting).most_common(1)
+            same = [each for each in waiting if each.host == most and each is not self]
+            oldest = min(same or waiting, key=attrgetter("since"))
+            self.connections.discard(oldest)  # now; it hears of its end in the next turn of the loop
+            oldest.transport.abort()
+
+    @property
+    def host(self) -> str:
+        return self.client[0] if self.client else ""
 
 
 class _Server(uvicorn.Server):
@@ -121,7 +202,6 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._broker_loop = loop
         self._listening = listening
-        self._waiting: dict[H11Protocol, float] = {}  # connections without a whole request, and since when
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -133,13 +213,9 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _close_silent(self, now: float) -> None:
-        waiting: dict[H11Protocol, float] = {}
-        for connection in self.server_state.connections:
-            if isinstance(connection, H11Protocol) and connection.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-                since = waiting[connection] = self._waiting.get(connection, now)
-                if now - since > REQUEST_PATIENCE:
-                    connection.transport.abort()
-        self._waiting = waiting
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Protocol) and connection.is_overdue(now):
+                connection.transport.abort()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -6,8 +6,8 @@ Rule 1: a step removes at most `budget` items, and is followed by a pause as lon
         more than half of the store's time, however much has expired at once.
 Rule 2: a budget of 0 means that this node removes nothing: the figures are still taken. Readers never see what has
         expired, so nothing is wrong then, but its room does not come back unless another node of a shared store sweeps.
-Rule 3: an error of the store is counted and told once; the next round comes later and later, up to LONGEST_PAUSE. What
-        reads the counters sees the figures of the last round that went well.
+Rule 3: an error of the store is counted and told once; the next round comes later and later, up to LONGEST_PAUSE. The
+        figures are taken also where sweeping fails; what cannot be had stays as it was.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Housekeeping:
 
     def __init__(self, store: Store, interval: float, budget: int, clock: Callable[[], float] = time) -> None:
         """`interval` in seconds; `clock` tells what counts as now."""
-        self.figures: StoreFigures | None = None  #: as of the last round that went well
+        self.figures: StoreFigures | None = None  #: as of the last time they could be had
         self._store = store
         self._interval = max(interval, SHORTEST_PAUSE)
         self._budget = budget
@@ -73,11 +73,17 @@ class Housekeeping:
         """Sweep once and take the figures; an error of the store ends it early and is counted."""
         loop = asyncio.get_running_loop()
         start = loop.time()
+        failure: StoreError | None = None
         try:
             await self._sweep()
+        except StoreError as error:
+            failure = error
+        try:  # a store that takes no writes can still be counted
             self.figures = await self._store.figures()
         except StoreError as error:
-            self._failed(error)
+            failure = failure or error
+        if failure is not None:
+            self._failed(failure)
             return
         if self._failures:
             log.info("housekeeping_goes_on", after=self._failures)

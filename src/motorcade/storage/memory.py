@@ -36,6 +36,7 @@ from motorcade.storage.ports import (
     Entry,
     Lease,
     MailboxInfo,
+    StoreCondition,
     StoreError,
     StoreFigures,
     StreamInfo,
@@ -713,6 +714,9 @@ class MemoryStore:
             swept=self._swept,
             full=False,
         )
+
+    def condition(self) -> StoreCondition:
+        return StoreCondition("memory", self.gate.writes, self.gate.writes, 0, full=False)
 
     async def check(self) -> list[str]:
         self.gate.read()

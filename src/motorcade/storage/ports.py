@@ -427,6 +427,19 @@ class StoreFigures:
     shared: int = 0  #: messages stored once for several mailboxes, where an engine does that
 
 
+@dataclass(frozen=True, slots=True)
+class StoreCondition:
+    """How a store is, as far as this process knows without asking: told at once, whatever state it is in."""
+
+    engine: str
+    commits: int  #: groups committed since it was opened
+    writes: int  #: batches written since it was opened
+    queued: int  #: batches waiting for the writer now
+    full: bool  #: takes no new entries now
+    trouble: str = ""  #: why not everything can be written now, in words for everybody; empty: it can
+    detail: str = ""  #: the same for the operator
+
+
 class Store(Protocol):
     """One engine."""
 
@@ -467,6 +480,9 @@ class Store(Protocol):
 
     async def figures(self) -> StoreFigures:
         """Counts and sizes; what has expired counts until it is swept."""
+
+    def condition(self) -> StoreCondition:
+        """Whether it takes writes now; never waits and never fails."""
 
     async def check(self) -> list[str]:
         """What is wrong inside; empty: nothing. Changes nothing."""

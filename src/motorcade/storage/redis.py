@@ -44,6 +44,7 @@ from motorcade.storage.ports import (
     Entry,
     Lease,
     MailboxInfo,
+    StoreCondition,
     StoreError,
     StoreFigures,
     StreamInfo,
@@ -840,6 +841,15 @@ class RedisStore:
             swept=core.swept,
             full=core.writer.full,
         )
+
+    def condition(self) -> StoreCondition:
+        core = self._open
+        if core is None:
+            return StoreCondition("redis", 0, 0, 0, full=False, trouble="is closed", detail="the store is closed")
+        writer = core.writer
+        trouble, detail = writer.condition()
+        engine = "redis+cluster" if core.servers.clustered else "redis"
+        return StoreCondition(engine, writer.commits, writer.writes, writer.queued, writer.full, trouble, detail)
 
     async def check(self) -> list[str]:
         return await Inspection(self.core.servers, self.core.cells).run()

@@ -29,7 +29,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -54,6 +54,9 @@ MAX_QUEUED: Final = 20_000
 #: A call takes no more once it has so much weight (up to 5 ms of the server's time), or so many octets.
 MAX_WEIGHT: Final = 500
 MAX_OCTETS: Final = 4 << 20
+#: Seconds without a confirmation until the store counts as away, and seconds that it does after the last attempt.
+TROUBLE_AFTER: Final = 1.0
+TROUBLE_LASTS: Final = 30.0
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 1000
 
@@ -207,6 +210,14 @@ class Lane:
         return self.early.popleft() if self.early and not self.singly else self.queue.popleft()
 
 
+class Trouble(NamedTuple):
+    """A lane whose calls are not confirmed."""
+
+    since: float  #: loop time
+    last: float  #: loop time of the last attempt
+    text: str
+
+
 class Writer:
     """The only place that sends operations."""
 
@@ -228,12 +239,31 @@ class Writer:
         count = cells.count if servers.clustered else 1
         self._lanes = [Lane(cells.slot(cell), cells.key(cell, f"w:{writer}")) for cell in range(count)]
         self._ready: dict[Lane, None] = {}
+        self._troubles: dict[Lane, Trouble] = {}
+        self._full_at = 0.0  # loop time of the last refusal for want of room
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._closing = False
 
     @property
     def queued(self) -> int:
         return self._queued + len(self._line)
+
+    def condition(self) -> tuple[str, str]:
+        """Why not everything can be written, in few words and in the operator's; both empty: it can.
+
+        What lasts less than `TROUBLE_AFTER` is part of every failover. What has gone quiet counts for `TROUBLE_LASTS`
+        more: nobody may have written since.
+        """
+        now = asyncio.get_running_loop().time()
+        for lane, trouble in list(self._troubles.items()):
+            if not lane.resting and now - trouble.last > TROUBLE_LASTS:
+                del self._troubles[lane]
+        for trouble in self._troubles.values():
+            if now - trouble.since > TROUBLE_AFTER:
+                return "does not answer", trouble.text
+        if self.full and now - self._full_at < TROUBLE_LASTS:
+            return "has no room", "Redis refuses writes for want of memory"
+        return "", ""
 
     def lane_of(self, operation: Operation) -> int:
         return operation.cell if len(self._lanes) > 1 else 0
@@ -362,6 +392,8 @@ class Writer:
         """Try again in a while, or give up what has waited too long."""
         loop = asyncio.get_running_loop()
         lane.resting = True  # so that what ends here wakes nobody
+        before = self._troubles.get(lane)
+        self._troubles[lane] = Trouble(before.since if before is not None else loop.time(), loop.time(), trouble)
         if lane.frozen is not None and loop.time() > lane.frozen.deadline:
             self._finish(lane, StoreError(f"not confirmed within {self._servers.patience:g} s: {trouble}"))
         while lane.frozen is None and (call := lane.peek()) is not None and loop.time() > call.deadline:
@@ -481,6 +513,7 @@ class Writer:
                 self.full = False
             self.writes += len(call.calls)
             lane.pause = 0.0
+            self._troubles.pop(lane, None)
             self._finish(lane, msgspec.msgpack.decode(answer))
         elif isinstance(answer, bytes):
             call.lost = True
@@ -517,6 +550,7 @@ class Writer:
         known = isinstance(error, StoreFullError) and self.full
         if isinstance(error, StoreFullError):
             self.full = True
+            self._full_at = asyncio.get_running_loop().time()
             if call.lost:
                 # It was sent before, perhaps to a server that is slow to look at what it got.
                 error = StoreError(f"perhaps written, perhaps not: {error}")

@@ -46,6 +46,7 @@ from motorcade.storage.ports import (
     Formed,
     Lease,
     MailboxInfo,
+    StoreCondition,
     StoreError,
     StoreFigures,
     StreamInfo,
@@ -781,6 +782,11 @@ class RocksStore:
             swept=writer.swept,
             full=writer.full,
         )
+
+    def condition(self) -> StoreCondition:
+        writer = self._writer
+        trouble, detail = writer.condition()
+        return StoreCondition("rocksdb", writer.commits, writer.writes, writer.queued, writer.full, trouble, detail)
 
     async def backup(self, to: Path) -> None:
         """A copy of everything that was written before, made while the store goes on; opens as a store of its own."""

@@ -23,9 +23,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 from rocksdict import WriteOptions
 
 from motorcade.storage.files import Files, Tables, migrate, write_meta
@@ -50,7 +52,12 @@ RESERVE = 64 * 2**20
 #: Seconds between two looks at the free room, and between two attempts to write again after an error.
 LOOK_EVERY = 1.0
 
+#: Seconds between two looks at the free room while nothing is written.
+LOOK_IDLE = 10.0
+
 T = TypeVar("T")
+
+log = structlog.stdlib.get_logger("motorcade.storage")
 
 
 class Call(msgspec.Struct, eq=False):
@@ -78,6 +85,7 @@ class Writer:
         self.writes = 0
         self.swept = 0
         self.refused = 0  #: calls refused for want of room
+        self.faults = 0  #: times the thread has met what it does not expect
         self.queued = 0  #: calls not answered yet
         self.watchers = Watchers()  #: of streams
         self.trouble: StoreError | None = None  #: why nothing can be written
@@ -160,6 +168,13 @@ class Writer:
         """Takes no new entries now."""
         return self.trouble is not None or self._low is not None
 
+    def condition(self) -> tuple[str, str]:
+        """Why not everything can be written, in few words and in the operator's; both empty: it can."""
+        if self.trouble is not None:
+            detail = str(self.trouble)
+            return "has no room" if "No space left" in detail else "cannot be written", detail
+        return ("has no room", str(self._low)) if self._low is not None else ("", "")
+
     async def close(self) -> None:
         """Commit what waits, then let go."""
         loop, thread = self._loop, self._thread
@@ -202,14 +217,14 @@ class Writer:
         loop = self._loop
         while True:
             try:
-                first = self._queue.get(timeout=LOOK_EVERY if self.trouble or self._low else None)
+                first = self._queue.get(timeout=LOOK_EVERY if self.trouble or self._low else LOOK_IDLE)
             except queue.Empty:
-                self._mend()
+                self._guard(self._mend, [])
                 continue
             group, closing = self._group(first)
             if group:
                 self._grown = {}
-                self._commit(group)
+                self._guard(partial(self._commit, group), group)
                 # The loop may be gone if its owner did not close the store; there is nobody to tell then.
                 if loop is not None and not loop.is_closed():
                     loop.call_soon_threadsafe(self._answer, group, self._grown)
@@ -217,6 +232,15 @@ class Writer:
                 break
         self._tables = None
         self.files.close()
+
+    def _guard(self, step: Callable[[], None], calls: list[Call]) -> None:
+        """A fault must not end the thread: every caller would wait for ever. The files are opened again after it."""
+        try:
+            step()
+        except Exception as error:
+            self.faults += 1
+            log.exception("store_writer_failed", consequence="the store refuses writes until its files are open again")
+            self._fail(error, calls)
 
     def _group(self, first: list[Call] | None) -> tuple[list[Call], bool]:
         """Everything that waits, up to about a bound, and whether to end after it."""
@@ -358,6 +382,11 @@ class Writer:
         self._tables = opened
         try:
             self.state.load(opened)
+            # Opening may succeed where writing does not: only a write that is synced proves it.
+            boot: bytes = opened.meta[META_BOOT] or b""
+            write_meta(opened, META_BOOT, NUMBER.unpack(boot)[0])
+            if self._sync:
+                opened.db.flush_wal(True)
         except Exception as error:  # noqa: BLE001 - the binding knows no other
             self.trouble = self.files.explain(error)
             return

@@ -30,6 +30,7 @@ from motorcade.storage.ports import (
     Draft,
     Entry,
     MailboxInfo,
+    StoreCondition,
     StoreFigures,
     StoreFullError,
     Swept,
@@ -190,6 +191,9 @@ class HeldStore:
 
     async def figures(self) -> StoreFigures:
         return await self.inner.figures()
+
+    def condition(self) -> StoreCondition:
+        return self.inner.condition()
 
     async def check(self) -> list[str]:
         return await self.inner.check()
