@@ -15,7 +15,7 @@ from motorcade import tasks
 from motorcade.broker.broker import Broker
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions, Plane
-from motorcade.control import Control, NodeState
+from motorcade.control import Control, NodeState, ReloadView
 from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
@@ -40,8 +40,8 @@ async def control(tmp_path: Path) -> Control:
     plane = Plane(BrokerOptions("n"), SessionOptions(), Limits(), Hooks(), GuidFactory("n", 1), time.time())
     broker = Broker(plane, asyncio.get_running_loop())
 
-    async def reload() -> list[str]:
-        return []
+    async def reload() -> ReloadView:
+        return ReloadView(applied=[], restart=[], changed=[])
 
     made = Control(broker, Plugins(broker, plane.hooks, tmp_path, plane.shared.sources), reload)
     made.state = NodeState.READY

@@ -32,6 +32,8 @@ LATER = {
     "motorcade_plugin_total",
     "motorcade_protocol_errors_total",
     "motorcade_fanout_events_total",
+    "motorcade_task_failures_total",
+    "motorcade_certificate_expiry_timestamp_seconds",
 }
 #: Figures that plugins tell by name of queue or stream.
 BY_NAME = {
