@@ -207,6 +207,8 @@ def _print_status(found: Status) -> None:
             ("lease left", f"{found.lease_left:.1f} s"),
             ("messages/s", f"{view.messages_per_second:.0f}" if view is not None else ""),
             ("not read yet", found.lag),
+            ("trimmed unread", found.trimmed),
+            ("trimmed unfinished", found.unfinished),
             ("on their way", found.pending),
             ("processed", found.processed),
             ("dead", found.dead),

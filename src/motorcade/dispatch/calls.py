@@ -43,6 +43,7 @@ OUTBID: Final = _script("outbid")
 RAISE: Final = _script("raise")
 GROUP: Final = _script("fence", "group")
 CLAIM: Final = _script("fence", "claim")
+TRIMMED: Final = _script("fence", "trimmed")
 RECEIVE: Final = _script("fence", "receive")
 FINISH: Final = _script("fence", "finish")
 ASSIGN: Final = _script("fence", "assign")
@@ -56,8 +57,8 @@ WRITE: Final = _script("write")
 RETRY: Final = _script("retry")
 
 ALL: Final = (
-    ACQUIRE, RENEW, RELEASE, OUTBID, RAISE, GROUP, CLAIM, RECEIVE, FINISH, ASSIGN, AGAIN, SETTLE, BURY, BURIED, ROLL,
-    SIGN_IN, WRITE, RETRY,
+    ACQUIRE, RENEW, RELEASE, OUTBID, RAISE, GROUP, CLAIM, TRIMMED, RECEIVE, FINISH, ASSIGN, AGAIN, SETTLE, BURY,
+    BURIED, ROLL, SIGN_IN, WRITE, RETRY,
 )  # fmt: skip
 
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.

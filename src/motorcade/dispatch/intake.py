@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from motorcade.core.errors import StoreError
-from motorcade.dispatch.calls import CLAIM, GROUP, RECEIVE, Calls, FencedError
+from motorcade.dispatch.calls import CLAIM, GROUP, RECEIVE, TRIMMED, Calls, FencedError
 from motorcade.dispatch.ids import ORIGINS, Namer, message_of_channel
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.redis.resp import Connection, LostError, ServerError, connect
@@ -70,18 +70,26 @@ class Intake:
         self._size = 0.0  #: octets of a message, as the last ones had
         self._last = b"0-0"  #: entry that was read last
         self._woken = b""  #: what that was when `wait` has found something after it
+        self.unread = 0  #: entries that were trimmed before anybody has read them, since it is counted
+        self.unfinished = 0  #: entries that were read, not finished, and trimmed before they could be read again
+        self._tally = options.beside(options.source, "trimmed")
+        self._read = -1  #: entries read since they were counted last; -1: nobody knows
+        self._told = (0, 0)  #: `unread` and `unfinished` as they were told last
 
     async def open(self) -> None:
         """Make the group if there is none."""
         origin = await self._calls.run(
             GROUP,
-            [self.key, self._fence_key, self._options.beside(self._options.source, "origin")],
+            [self.key, self._fence_key, self._options.beside(self._options.source, "origin"), self._tally],
             self._fence,
             self._options.group,
             secrets.randbelow(ORIGINS),
             durable=True,
         )
         self._namer = Namer(int(origin) % ORIGINS)
+        counted = await self._calls.ask(self._tally, "HMGET", self._tally, "unread", "unfinished")
+        self.unread, self.unfinished = self._told = (int(counted[0] or 0), int(counted[1] or 0))
+        self._read = -1
         await self.look_where()
 
     @property
@@ -95,6 +103,7 @@ class Intake:
         """Up to `count` new messages; none if there is nothing new. `LostError`: some may have been read in vain."""
         connection = await self._ready()
         self._armed = None
+        read, self._read = self._read, -1  # until the reply is here
         replies = (
             connection.call("MULTI"),
             connection.call(
@@ -118,10 +127,13 @@ class Intake:
         found = done[0]
         if isinstance(found, ServerError):
             raise await self._trouble(found, connection)
-        if not found:
+        rows = found[0][1] if found else []
+        if read >= 0:
+            self._read = read + len(rows)
+        if not rows:
             return EMPTY
-        self._last = found[0][1][-1][0]
-        return self._batch(found[0][1])
+        self._last = rows[-1][0]
+        return self._batch(rows)
 
     async def wait(self) -> None:
         """Return when there may be something new, or after a while."""
@@ -142,9 +154,41 @@ class Intake:
             if facts[b"name"] == self._options.group.encode():
                 self._last = facts[b"last-delivered-id"]
 
-    async def claim(self, after: bytes, idle: float, count: int) -> tuple[bytes, Batch]:
-        """Read again what was read `idle` seconds ago and never acknowledged; where to go on (0-0: at the end)."""
-        after, rows, *_ = await self._calls.run(
+    async def count_trimmed(self) -> None:
+        """See what was trimmed before it was read or finished; must not run beside `read`."""
+        since, self._read = self._read, -1
+        self.unread, self.unfinished = counted = tuple(
+            await self._calls.run(
+                TRIMMED,
+                [self.key, self._fence_key, self._tally],
+                self._fence,
+                self._options.group,
+                since,
+                self.unfinished,
+            )
+        )
+        self._read = 0
+        if counted != self._told:
+            log.error(
+                "dispatch_intake_trimmed",
+                stream=self.key,
+                lost=sum(counted) - sum(self._told),
+                unread=self.unread,
+                unfinished=self.unfinished,
+                remedy="let the stream keep more (XADD … MAXLEN), or run more workers",
+            )
+            self._told = counted
+
+    def gone(self, entries: list[bytes]) -> list[bytes]:
+        """The ids of entries that are not in the stream any more."""
+        return self._namer.taken_apart((entry, (b"", b"")) for entry in entries)[0]
+
+    async def claim(self, after: bytes, idle: float, count: int) -> tuple[bytes, Batch, list[bytes]]:
+        """Read again what was read `idle` seconds ago and never acknowledged.
+
+        Answers where to go on (0-0: at the end), what was found, and the ids of what is not in the stream any more.
+        """
+        after, rows, *gone = await self._calls.run(
             CLAIM,
             [self.key, self._fence_key],
             self._fence,
@@ -154,7 +198,7 @@ class Intake:
             after,
             count,
         )
-        return after, self._batch(rows)
+        return after, self._batch(rows), self.gone(gone[0]) if gone and gone[0] else []
 
     def _batch(self, rows: list[Any]) -> Batch:
         batch = Batch(*self._namer.taken_apart(rows))

@@ -59,6 +59,8 @@ ASSIGNING: Final = 4
 #: Seconds between two rounds of claiming what was read and seems forgotten, and how long it must have been so.
 RECLAIM_INTERVAL: Final = 15.0
 RECLAIM_IDLE: Final = 10.0
+#: Seconds between two looks at what was trimmed from the intake before it was read.
+COUNT_INTERVAL: Final = 1.0
 #: Messages that have failed once, and more often, that a worker may have at the same time.
 SUSPECTS: Final = (sys.maxsize, 16, 1)
 #: Messages that wait on when others behind them can be sent, in one go.
@@ -133,6 +135,7 @@ class Leader:
         self._turn = 0
         self._assigning = 0  #: messages that were read and are being stored as pending
         self._claim_at = 0.0
+        self._count_at = 0.0
         self._claim_all = True
         self._deserted = False  #: no worker was connected when one was last looked for
         self._rate = 0.0
@@ -227,6 +230,7 @@ class Leader:
                 redistributed=self.book.redistributed,
                 dead=self.buried,
                 held_up=self.held_up,
+                trimmed=self.intake.unread + self.intake.unfinished,
             )
             log.info("dispatch_rate", **msgspec.structs.asdict(rate))
             if self._report is not None:
@@ -246,6 +250,8 @@ class Leader:
             buried=self.buried,
             in_flight=len(self.book.open),
             held_up=self.held_up,
+            trimmed=self.intake.unread,
+            unfinished=self.intake.unfinished,
             channel_dropped=self.channel.dropped if self.channel else 0,
             channel_gaps=self.channel.gaps if self.channel else 0,
             workers=tuple(
@@ -359,11 +365,14 @@ class Leader:
         await self.intake.open()
         trouble = ""
         while True:
-            room = self._room()
-            if room <= 0:
-                await self._wait_for_credit()
-                continue
             try:
+                if self._loop.time() >= self._count_at:  # also while nothing can be read
+                    self._count_at = self._loop.time() + COUNT_INTERVAL
+                    await self.intake.count_trimmed()
+                room = self._room()
+                if room <= 0:
+                    await self._wait_for_credit()
+                    continue
                 if self._claim_all or self._loop.time() >= self._claim_at:
                     await self._claim()
                     continue
@@ -443,7 +452,9 @@ class Leader:
             if room <= 0:
                 await self._wait_for_credit()
                 continue
-            after, batch = await self.intake.claim(after, idle, min(room, self.intake.most))
+            after, batch, gone = await self.intake.claim(after, idle, min(room, self.intake.most))
+            # What is on its way is finished all the same: its message is here.
+            self.intake.unfinished += sum(id_ not in self.book.open for id_ in set(gone) - set(self.book.untold()))
             batch = _without(_without(batch, self.book.untold()), self.book.open)
             if batch.ids:
                 claimed += len(batch.ids)

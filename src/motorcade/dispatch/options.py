@@ -13,6 +13,7 @@ All keys, with the default names, which `[dispatch]` may change and put a prefix
     messages:dead                           stream   id, payload, reason, deliveries, worker, time: what was given up
     {messages:dead}:ids                     hash     message id -> entry, while its place in the intake is cleared
     {messages:published}:origin             string   number that tells ids of this consumer group from those of others
+    {messages:published}:trimmed            hash     entries that were trimmed before they were read or finished
     {messages:published}:retried:ENTRY      string   a dead letter that was sent back; expires
     consumer:ids                            zset     HOST:PORT of workers that live -> until when (ms)
     distributed_leader_lock                 string   token of the leader; expires with its lease

@@ -33,7 +33,7 @@ async def _calls(options: DispatchOptions) -> AsyncIterator[Calls]:
 async def status(options: DispatchOptions) -> Status:
     async with _calls(options) as calls:
         lock, state = options.key("lock"), options.beside("lock", "state")
-        token, left, told, epoch, pending, dead, processed, registered, lag = await asyncio.gather(
+        token, left, told, epoch, pending, dead, processed, registered, lag, lost = await asyncio.gather(
             calls.ask(lock, "GET", lock),
             calls.ask(lock, "PTTL", lock),
             calls.ask(state, "GET", state),
@@ -43,6 +43,7 @@ async def status(options: DispatchOptions) -> Status:
             _size(calls, "XLEN", options.key("processed")),
             _roll(calls, options),
             _lag(calls, options),
+            _trimmed(calls, options),
         )
         view = msgspec.json.decode(told, type=LeaderView) if told and token else None
         return Status(
@@ -50,6 +51,8 @@ async def status(options: DispatchOptions) -> Status:
             epoch=int(epoch or 0),
             lease_left=max(left, 0) / 1000,
             lag=lag,
+            trimmed=lost[0],
+            unfinished=lost[1],
             pending=pending,
             dead=dead,
             processed=processed,
@@ -71,8 +74,18 @@ async def _roll(calls: Calls, options: DispatchOptions) -> tuple[str, ...]:
     return tuple(sorted(name.decode("utf-8", "replace") for name in names))
 
 
+async def _trimmed(calls: Calls, options: DispatchOptions) -> tuple[int, int]:
+    """What the leaders have counted: entries that were trimmed unread, and unfinished."""
+    key = options.beside(options.source, "trimmed")
+    unread, unfinished = await calls.ask(key, "HMGET", key, "unread", "unfinished")
+    return int(unread or 0), int(unfinished or 0)
+
+
 async def _lag(calls: Calls, options: DispatchOptions) -> int:
-    """Entries that the group has not read. The server knows the number unless entries were deleted out of order."""
+    """Entries that the group has not read.
+
+    The server knows it, unless entries were deleted out of order. Older servers include those that were trimmed.
+    """
     key = options.key(options.source)
     length = await _size(calls, "XLEN", key)
     if not length:
@@ -80,9 +93,8 @@ async def _lag(calls: Calls, options: DispatchOptions) -> int:
     for group in await calls.ask(key, "XINFO", "GROUPS", key):
         facts: dict[bytes, Any] = dict(zip(group[::2], group[1::2], strict=True))
         if facts[b"name"] == options.group.encode():
-            if facts.get(b"lag") is not None:
-                return int(facts[b"lag"])
-            return max(length - int(facts[b"pending"]), 0) if not options.keep_published else length
+            most = max(length - int(facts[b"pending"]), 0) if not options.keep_published else length
+            return min(int(facts[b"lag"]), most) if facts.get(b"lag") is not None else most
     return length  # nobody has ever read it
 
 

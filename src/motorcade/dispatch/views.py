@@ -16,6 +16,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     redistributed: int = 0
     dead: int = 0
     held_up: int = 0  #: times that a leader did not read because no worker had credit
+    trimmed: int = 0  #: entries of the intake that were trimmed before they were read or finished, ever
     refused: int = 0  #: of a worker: messages that its handler could not work on
     repeated: int = 0  #: of a worker: messages whose result had been written before
     returned: int = 0  #: of a worker: messages that were given back, since their result could not be written
@@ -48,6 +49,8 @@ class LeaderView(msgspec.Struct, frozen=True, kw_only=True):
     buried: int
     in_flight: int
     held_up: int
+    trimmed: int = 0  #: entries of the intake that were trimmed before they were read, ever
+    unfinished: int = 0  #: those that were read, and trimmed before they could be read again after a failure
     channel_dropped: int
     channel_gaps: int
     workers: tuple[WorkerView, ...]
@@ -60,6 +63,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     lease_left: float  #: seconds
     lag: int  #: messages that nobody has read yet
+    trimmed: int  #: entries of the intake that were trimmed before they were read, ever
+    unfinished: int  #: those that were read, and trimmed before they could be read again after a failure
     pending: int  #: messages that are on their way to a worker
     dead: int
     processed: int  #: entries of the stream of results

@@ -116,7 +116,8 @@ async def test_a_fence_of_the_same_epoch_and_somebody_else_is_outbid(calls, opti
 
 #: Every script with which a leader writes: the key, what stands beside it, and arguments that would do something.
 WRITES = [
-    (scripts.GROUP, "messages:published", ["origin"], ["g", 7]),
+    (scripts.GROUP, "messages:published", ["origin", "trimmed"], ["g", 7]),
+    (scripts.TRIMMED, "messages:published", ["trimmed"], ["dispatch", 0, 1]),
     (scripts.CLAIM, "messages:published", [], ["dispatch", "leader", 0, "0-0", 10]),
     (scripts.RECEIVE, "messages:published", ["call"], [1, 100, "x"]),
     (scripts.FINISH, "messages:published", [], ["dispatch", 0, "1-1"]),

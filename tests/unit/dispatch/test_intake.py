@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from motorcade.dispatch.calls import FINISH, Calls, FencedError
 from motorcade.dispatch.intake import FIRST_COUNT, Intake
 from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.status import status
 from motorcade.redis.resp import LostError
 from tests.support.redis import RedisServer
 
@@ -91,12 +93,123 @@ async def test_what_was_read_and_not_acknowledged_is_claimed(intake, server) -> 
     server.command("XREADGROUP", "GROUP", "dispatch", "somebody", "COUNT", 10, "STREAMS", STREAM, ">")
     found, after = [], b"0-0"
     while True:
-        after, batch = await intake.claim(after, 0.0, 7)
+        after, batch, gone = await intake.claim(after, 0.0, 7)
+        assert [] == gone
         found += batch.entries
         if after == b"0-0":
             break
     assert [b"1-%d" % number for number in range(1, 21)] == found
     assert b"0-0" == (await intake.claim(b"0-0", 60.0, 100))[0]
+
+
+async def lost(intake: Intake, options: DispatchOptions) -> tuple[int, int]:
+    """What is counted, and what `dispatch status` says of it."""
+    await intake.count_trimmed()
+    told = await status(options)
+    assert (intake.unread, intake.unfinished) == (told.trimmed, told.unfinished)
+    return told.trimmed, told.unfinished
+
+
+async def test_entries_that_are_trimmed_before_they_are_read_are_counted(intake, calls, options, server) -> None:
+    """While nobody leads, while somebody reads, all of them, again and again; each once, with an event."""
+    with structlog.testing.capture_logs() as logs:
+        assert (0, 0) == await lost(intake, options)
+        add(server, *(f"1-{number}" for number in range(1, 11)))
+        server.command("XTRIM", STREAM, "MAXLEN", "7")
+        assert (3, 0) == await lost(intake, options), "before the first read"
+        await intake.read(3)
+        assert (3, 0) == await lost(intake, options)
+        server.command("XTRIM", STREAM, "MAXLEN", "1")
+        following = Intake(calls, options, MINE)
+        await following.open()
+        assert (6, 0) == await lost(following, options), "three unread of the last four"
+        batch = await following.read(10)
+        await finish(calls, "1-4", "1-5", "1-6", *(entry.decode() for entry in batch.entries))
+        for _ in range(2):
+            assert (6, 0) == await lost(following, options)
+        add(server, "2-1", "2-2")
+        server.command("XTRIM", STREAM, "MAXLEN", "0")
+        assert (8, 0) == await lost(following, options)
+        assert 0 == (await status(options)).lag
+        add(server, "3-1")
+        assert 1 == (await status(options)).lag
+    events = [event for event in logs if event["event"] == "dispatch_intake_trimmed"]
+    assert [3, 3, 2] == [event["lost"] for event in events]
+    assert [3, 6, 8] == [event["unread"] for event in events]
+
+
+async def test_a_trim_behind_the_back_of_reads_is_found_when_all_is_done(intake, calls, options, server) -> None:
+    """Between two looks entries are trimmed and the group reads on: what is in flight hides some of it for a while."""
+    add(server, *(f"1-{number}" for number in range(1, 11)))
+    await intake.read(2)
+    await lost(intake, options)
+    server.command("XTRIM", STREAM, "MAXLEN", "5")
+    batch = await intake.read(5)
+    assert (0, 0) == await lost(intake, options)
+    await finish(calls, "1-1", "1-2", *(entry.decode() for entry in batch.entries))
+    assert (3, 0) == await lost(intake, options)
+
+
+async def test_servers_that_jump_over_what_was_trimmed_are_understood(intake, calls, options, server) -> None:
+    """Since Redis 7.2 the count of what a group has read includes what was trimmed before it."""
+    add(server, *(f"1-{number}" for number in range(1, 11)))
+    await intake.read(2)
+    assert (0, 0) == await lost(intake, options)
+    server.command("XTRIM", STREAM, "MAXLEN", "4")
+    await intake.read(1)
+    server.command("XGROUP", "SETID", STREAM, "dispatch", "1-7", "ENTRIESREAD", "7")
+    for _ in range(2):
+        assert (4, 0) == await lost(intake, options)
+    batch = await intake.read(10)
+    await finish(calls, "1-1", "1-2", "1-7", *(entry.decode() for entry in batch.entries))
+    assert (4, 0) == await lost(intake, options)
+
+
+async def test_nothing_is_counted_that_was_not_lost(intake, calls, options, server) -> None:
+    """Reads and acknowledgements in any order, replies that are lost, a group that is set, streams that are kept."""
+    number = 0
+    for keep in (0, 1, 0):
+        for count in (1, 7, 3, 5):
+            add(server, *(f"1-{number + index}" for index in range(1, count + 1)))
+            number += count
+            batch = await intake.read(count - 1)
+            done = [entry.decode() for entry in batch.entries]
+            if done[1:]:
+                await finish(calls, *done[1:], keep=keep)
+            assert (0, 0) == await lost(intake, options)
+            if done:
+                await finish(calls, done[0], keep=keep)
+            assert (0, 0) == await lost(intake, options)
+    server.command("XREADGROUP", "GROUP", "dispatch", "leader", "COUNT", 1, "STREAMS", STREAM, ">")
+    intake._read = -1  # the reply was lost
+    assert (0, 0) == await lost(intake, options)
+    server.command("XGROUP", "SETID", STREAM, "dispatch", "0")
+    assert (0, 0) == await lost(intake, options)
+    server.command("DEL", STREAM)
+    assert (0, 0) == await lost(intake, options)
+    with pytest.raises(LostError):
+        await intake.read(1)
+    add(server, "1-1")
+    assert (0, 0) == await lost(intake, options)
+
+
+async def test_what_was_trimmed_before_there_was_a_group_was_for_others(calls, options, server) -> None:
+    add(server, *(f"1-{number}" for number in range(1, 11)))
+    server.command("XTRIM", STREAM, "MAXLEN", "4")
+    server.command("SET", FENCE, MINE)
+    intake = Intake(calls, options, MINE)
+    await intake.open()
+    assert (0, 0) == await lost(intake, options)
+    await intake.read(10)
+    assert (0, 0) == await lost(intake, options)
+
+
+async def test_entries_that_were_read_and_trimmed_are_named_when_they_are_claimed(intake, server) -> None:
+    add(server, *(f"1-{number}" for number in range(1, 5)))
+    batch = await intake.read(4)
+    server.command("XTRIM", STREAM, "MAXLEN", "1")
+    after, found, gone = await intake.claim(b"0-0", 0.0, 100)
+    assert (b"0-0", [b"1-4"], batch.ids[:3]) == (after, found.entries, gone)
 
 
 async def test_a_stream_that_was_deleted_is_made_anew(intake, server) -> None:

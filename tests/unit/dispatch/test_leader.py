@@ -71,6 +71,26 @@ async def test_messages_reach_a_worker_and_are_finished(options, server) -> None
         await until(lambda: is_empty(server), "finished")
 
 
+async def test_what_is_trimmed_from_the_intake_is_told(options, server, monkeypatch) -> None:
+    """Before anybody could read it, and what an earlier leader has read and nobody has finished."""
+    monkeypatch.setattr("motorcade.dispatch.leader.COUNT_INTERVAL", 0.01)
+    async with peer() as worker, leading(msgspec.structs.replace(options, stop_patience=0.01), worker) as leader:
+        publish(server, *numbered(10))
+        await until(lambda: len(worker.messages) == 10, "sent")
+        assert (0, 0) == (leader.view().trimmed, leader.view().unfinished)
+    server.command("XTRIM", PUBLISHED, "MAXLEN", "4")
+    async with leading(options) as leader:  # there is no worker
+        publish(server, *numbered(10, 10))
+        server.command("XTRIM", PUBLISHED, "MAXLEN", "3")
+        await until(lambda: leader.view().trimmed == 7, "counted while nothing can be read")
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        await until(lambda: leader.view().unfinished == 10, "found when it is claimed")
+        await until(lambda: is_empty(server), "finished")
+        await until(lambda: leader.view().trimmed == 7, "once")
+    found = await status(options)
+    assert (7, 10, 0) == (found.trimmed, found.unfinished, found.lag)
+
+
 async def test_equal_messages_are_two_messages(options, server) -> None:
     """And what a message says about itself means nothing."""
     async with peer(acknowledge) as worker, leading(options, worker):

@@ -1,5 +1,5 @@
 -- Make the consumer group of the intake, if it is not there.
--- KEYS: stream, fence, origin      ARGV: fence, group, number for the ids of this group
+-- KEYS: stream, fence, origin, trimmed      ARGV: fence, group, number for the ids of this group
 -- Answers the number in use: a stream that was deleted and made again must not give its entries the ids of the old ones.
 local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[2], '0', 'MKSTREAM')
 if made.err then
@@ -11,5 +11,13 @@ if made.err then
     return origin
   end
 end
+local stream = redis.call('XINFO', 'STREAM', KEYS[1])
+local facts = {}
+for index = 1, #stream, 2 do
+  facts[stream[index]] = stream[index + 1]
+end
+-- What was trimmed before there was a group was meant for others.
+redis.call('HDEL', KEYS[4], 'begun', 'read', 'jumped', 'found')
+redis.call('HSET', KEYS[4], 'before', facts['entries-added'] - facts['length'])
 redis.call('SET', KEYS[3], ARGV[3])
 return ARGV[3]
