@@ -293,7 +293,7 @@ class WebSocketPeer(Peer):
         super().__init__(broker)
 
     def _protocol(self, broker: Broker) -> asyncio.Protocol:
-        return WebSocketProtocol(lambda: self.connection, "/mqtt", (), broker.plane.limits.max_packet_size)
+        return WebSocketProtocol(lambda: self.connection, "/mqtt", (), broker.plane.limits.max_packet_size, broker.loop)
 
     def _take(self, data: bytes) -> None:
         self._stream += data

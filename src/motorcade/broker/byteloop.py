@@ -27,9 +27,17 @@ from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Window
 from motorcade.mqtt import codec
 
+MAX_DELIVERIES = 32_768  #: copies sent in one run before other connections have their turn
+OTHER_COST = 32  #: copies that one counts as which is not sent at once: queued, encoded on its own, for a shared group
+MAX_RUN = 2048  #: QoS 0 packets taken as one
 
-def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) -> int:
-    """Take packets from `data[i:]`; the offset of the first byte that was not taken."""
+
+def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, budget: int) -> tuple[int, int]:
+    """Take at most `budget` packets from `data[i:]`.
+
+    Return the offset of the first byte that was not taken, and the budget that is left. 0: others have their turn now,
+    whatever comes next.
+    """
     plane = channel.plane
     routes = channel.routes
     pubsub = plane.pubsub
@@ -42,6 +50,9 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     short = min(127, max_size - 2)  # longer packets have a longer length field, or are too long
     max_awaiting = plane.session_options.max_awaiting_rel or 65536
     n = len(data)
+    enough = n - 1  # a packet that begins here or later is unfinished; -2: the budget for deliveries is spent
+    left = budget
+    most = MAX_DELIVERIES
     received = sent = octets = others = answers = stored = stored_octets = 0
     wall = 0.0  # read when somebody asks
     freed = False  # acknowledgements have made room in the window
@@ -56,7 +67,9 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
     told_octets = 0  # of those whose answers wait already
     in_line = session.in_line  # answers wait for the store, and this client's next ones must not pass them
     try:
-        while i + 1 < n:
+        for left in range(budget - 1, -1, -1):  # noqa: B007 - how many more may be taken
+            if i >= enough:
+                break
             first = data[i]
             length = data[i + 1]
             body = i + 2
@@ -115,19 +128,28 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                     size = end - i
                     last = end
                     head = data[i:stop]
-                    if not route.rest and not route.groups:  # their copies keep their place between the others
-                        while data.startswith(head, last) and last + size <= n and not (v5 and data[last + stop - i]):
+                    # Copies of `rest` and `groups` keep their place between the others.
+                    if data.startswith(head, last) and not route.rest and not route.groups:
+                        until = min(n, i + size * MAX_RUN)
+                        while last + size <= until and not (v5 and data[last + stop - i]):
                             last += size
+                            if not data.startswith(head, last):
+                                break
                     count = (last - i) // size
                     received += count
                     octets += count * (end - stop - v5)
                     if not route.count:
                         plane.stats.dropped["no_subscribers"] += count
                     else:
-                        sent += _qos0(route, data, i, stop, end, last, channel, dirty)
+                        went = _qos0(route, data, i, stop, end, last, channel, dirty)
+                        sent += went
                         if route.rest or route.groups:
                             wall = wall or time()
                             pubsub.deliver_rest(route, (head, data[stop:end], client), version, client, wall)
+                        if went != count * route.count:
+                            most -= OTHER_COST * (count * route.count - went)
+                        if sent > most:
+                            enough = -2
                     i = last
                     continue
                 if (route.kept and (not route.lasting or first != 0x32)) or (durable and first == 0x34):
@@ -176,13 +198,15 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
                 octets += end - stop - 2 - v5
                 if route.count:
                     frame = (data[i:stop], data[stop + 2 : end], client)
-                    if first == 0x32:
-                        sent += _qos1(route, frame, v5, dirty)
-                    else:
-                        sent += _qos2(route, frame, v5, dirty)
+                    went = _qos1(route, frame, v5, dirty) if first == 0x32 else _qos2(route, frame, v5, dirty)
+                    sent += went
                     if route.rest or route.groups:
                         wall = wall or time()
                         pubsub.deliver_rest(route, frame, version, client, wall)
+                    if went != route.count:
+                        most -= OTHER_COST * (route.count - went)
+                    if sent > most:
+                        enough = -2
                     if not out:
                         dirty.append(session)
                     out.append(_ACKNOWLEDGED[acknowledgement])
@@ -243,7 +267,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int) 
             else:
                 break
             i = end
-        return i
+        return i, left if enough > -2 else 0
     finally:
         if ticket is not None:
             _answer_later(session, numbers, ticket, stored_octets - told_octets)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from motorcade.broker.effects import (
+    GIVE_WAY,
     RECEIVE,
     Ask,
     Close,
@@ -63,6 +64,9 @@ from motorcade.mqtt.properties import NONE, Properties
 from motorcade.mqtt.reasons import ProtocolError, ReasonCode
 
 log = logging.getLogger(__name__)
+
+
+FILTERS_PER_TURN = 4096  #: characters of filters that are subscribed to, or left, before others have their turn
 
 
 class Refused(ProtocolError):  # noqa: N818 - an answer, not a fault
@@ -448,12 +452,17 @@ class Channel(Inbound):
         granted: list[tuple[Subscription, bool]] = []
         before: dict[str, Subscription | None] = {}
         problem = ""
+        budget = FILTERS_PER_TURN
         for found in wanted:
             item = found.outcome if isinstance(found, Verdict) else found
+            if budget <= 0:
+                yield GIVE_WAY
+                budget = FILTERS_PER_TURN
             problem = problem or (found.detail if isinstance(found, Verdict) else "")
             if isinstance(item, ReasonCode):
                 reasons.append(codec.sayable(SUBACK, item))
                 continue
+            budget -= len(item.filter)
             reason, detail = yield from self._judge(session, item)
             problem = problem or detail
             reasons.append(reason)
@@ -529,7 +538,12 @@ class Channel(Inbound):
                 filters = changed
         reasons: list[ReasonCode] = []
         removed: list[str] = []
+        budget = FILTERS_PER_TURN
         for filter_ in filters:
+            if budget <= 0:
+                yield GIVE_WAY
+                budget = FILTERS_PER_TURN
+            budget -= len(filter_)
             if plane.pubsub.unsubscribe(session, filter_):
                 session.leave_sources(filter_)
                 removed.append(filter_)

@@ -26,7 +26,7 @@ import structlog
 
 from motorcade.broker import byteloop
 from motorcade.broker.channel import Channel, Refused
-from motorcade.broker.effects import Ask, Close, Commit, Emit, Opened, Renewed, Send, Steps, WaitFor
+from motorcade.broker.effects import GIVE_WAY, Ask, Close, Commit, Emit, Opened, Renewed, Send, Steps, WaitFor
 from motorcade.broker.frames import read_varint
 from motorcade.broker.inbound import unanswered
 from motorcade.broker.limits import LeakyBucket
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger("motorcade.connection")
 
 MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; many small ones cost more than their bytes
-PACKETS_PER_TURN = 64  #: packets of one client through the channel before the others have their turn
+PACKETS_PER_TURN = 2048  #: packets of one client through the byte loop before the others have their turn
+CHANNEL_COST = 32  #: packets of the byte loop that one through the channel counts as
+FULL_READ = 64 * 1024  #: bytes of a read after which the others have their turn; the event loop would read on
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
 RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
 MAX_UNCOMMITTED = 1000  #: answers to one client that wait for the store, before no more of its packets are taken
@@ -113,9 +115,11 @@ class Connection(asyncio.Protocol):
         "_chunks",
         "_crowded",
         "_have",
+        "_lost",
         "_need",
         "_pumping",
         "_socket",
+        "_spent",
         "_steps",
         "_steps_behind",
         "_suspended",
@@ -166,6 +170,8 @@ class Connection(asyncio.Protocol):
         self._steps: Steps | None = None  # a conversation that waits for the client's next packet
         self._steps_behind: Steps | None = None  # one that waits for another client to catch up
         self._suspended = False
+        self._spent = False  # the budget of this turn is; it goes on in the next one
+        self._lost = False  # by the network, before everything that had been read was taken
         self._answering = False  # a conversation that waited for the store goes on
         self._crowded = False  # too many answers wait for the store
         self._throttled: asyncio.TimerHandle | None = None  # the end of a pause because of its rate
@@ -194,11 +200,18 @@ class Connection(asyncio.Protocol):
         self.channel = Channel(plane, client)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
-        self.closing = True
         self.transport = None
         if self._socket is not None:
             self._socket.detach()
             self._socket = self.direct = None
+        if self._spent and not self.closing and self._chunks is not None:
+            self._lost = True  # what has come before the end counts, a DISCONNECT among it: go on as if it were there
+            return
+        self._end()
+
+    def _end(self) -> None:
+        """Give back everything that belongs to the connection."""
+        self.closing = True
         if self._throttled is not None:
             self._throttled.cancel()
         if self._task is not None:
@@ -256,6 +269,8 @@ class Connection(asyncio.Protocol):
             return
         session = self.session
         before = session.received if session is not None else 0
+        if arrived >= FULL_READ:
+            self._give_way()
         try:
             self._take(data)
         except ProtocolError as error:
@@ -274,20 +289,24 @@ class Connection(asyncio.Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether nothing is taken from it now: something is waited for, or it is over its rate."""
-        return self._suspended or self._throttled is not None
+        """Whether nothing is taken from it now: something is waited for, or it is over its rate or budget."""
+        return self._suspended or self._spent or self._throttled is not None
 
     # -- packets
 
     def _take(self, data: bytes) -> None:
-        """Take every whole packet of `data`, the frequent ones in the byte loop; keep the rest."""
+        """Take every whole packet of `data`, the frequent ones in the byte loop, as far as the budget of a turn goes.
+
+        Keep the rest.
+        """
         plane = self.broker.plane
         n = len(data)
-        i = slow = 0
+        i = 0
+        left = PACKETS_PER_TURN
         while not self.closing:
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not plane.observed:
-                i = byteloop.run(channel, session, data, i, self._max_size())
+                i, left = byteloop.run(channel, session, data, i, self._max_size(), left)
                 if session.line is not None and _crowd(session.line):
                     self._hold_off()
                     self._keep(data[i:], 0)
@@ -301,6 +320,10 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
             if i >= n:
                 return
+            if left <= 0:
+                self._keep(data[i:], 0)
+                self._give_way()
+                return
             found = codec.split(data, i, self._max_size())
             if found is None:
                 self._keep_packet(data[i:] if i else data)
@@ -309,24 +332,32 @@ class Connection(asyncio.Protocol):
             if not self._packet(data[i], data[body:end], time()):
                 self._keep(data[end:], 0)
                 return
+            # Filters cost by their levels; other packets hardly by their bytes.
+            left -= CHANNEL_COST + (
+                end - i if data[i] >> 4 in (packets.SUBSCRIBE, packets.UNSUBSCRIBE) else end - i >> 6
+            )
             i = end
-            slow += 1
-            if slow >= PACKETS_PER_TURN and i < n:
-                self._keep(data[i:], 0)
-                self._give_way()
-                return
 
     def _give_way(self) -> None:
         """Let the others have their turn of the loop before this client's next packets."""
-        self._suspended = True
-        self._hold_reading()
-        self.broker.loop.call_soon(self._go_on)
+        if not self._spent:
+            self._spent = True
+            self._hold_reading()
+            self.broker.loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        """The others have had their turn."""
+        self._spent = False
+        if not self._suspended:
+            self._go_on()
+        if self._lost and not self._spent:
+            self._end()
 
     def _go_on(self) -> None:
         """Read again, after what has been kept meanwhile."""
         self._suspended = False
         self.seen = monotonic()
-        if self.closing or self._throttled is not None:
+        if self.closing or self.held:
             return
         self._go_on_reading()
         self._need = 0
@@ -380,6 +411,12 @@ class Connection(asyncio.Protocol):
                 self.expires_at = effect.expires_at
             elif isinstance(effect, WaitFor):
                 self._wait_for(effect.session, steps)
+                return False
+            elif effect is GIVE_WAY:
+                self._suspended = True
+                self._hold_reading()
+                self._steps_behind = steps
+                self.caught_up()
                 return False
             elif isinstance(effect, Commit):
                 session = self.session or (self.channel.session if self.channel is not None else None)

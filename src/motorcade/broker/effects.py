@@ -3,6 +3,7 @@
 Send(packet)        write a packet to this client
 Ask(chain, …)       run a hook chain, which may wait; the answer is sent back into the generator
 RECEIVE             wait for the client's next packet; it is sent back into the generator
+GIVE_WAY            go on in the next turn of the event loop; others have theirs first
 Opened(session, …)  the client is let in: bind this connection to the session
 Renewed(expires_at) the client has shown new credentials
 WaitFor(session)    go on when a receiver that is behind has caught up
@@ -91,6 +92,11 @@ class _Receive:
     __slots__ = ()
 
 
+class _GiveWay:
+    __slots__ = ()
+
+
 RECEIVE: Final = _Receive()
-Effect = Send | Ask | Opened | Renewed | WaitFor | Commit | Emit | Close | _Receive
+GIVE_WAY: Final = _GiveWay()
+Effect = Send | Ask | Opened | Renewed | WaitFor | Commit | Emit | Close | _Receive | _GiveWay
 Steps = Generator[Effect, Any, None]

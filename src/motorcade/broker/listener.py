@@ -94,7 +94,7 @@ class Listener:
         if kind in ("tcp", "tls"):
             return lambda: Connection(broker, kind)
         path, origins, max_frame = endpoint.path, endpoint.origins, broker.plane.limits.max_packet_size
-        return lambda: WebSocketProtocol(lambda: Connection(broker, kind), path, origins, max_frame)
+        return lambda: WebSocketProtocol(lambda: Connection(broker, kind), path, origins, max_frame, broker.loop)
 
     async def close(self) -> None:
         """Accept nobody new; connections that exist stay."""

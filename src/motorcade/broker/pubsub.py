@@ -263,7 +263,7 @@ class PubSub:
         self.subscriptions = 0
         self.shared_subscriptions = 0
         self._router: Router[Audience] = Router()
-        self._routes: Routes[Route] = Routes(ROUTES)
+        self._routes: Routes[Route] = Routes(ROUTES, lambda free: shared.soon(free))  # noqa: PLW0108 - it is set later
         self.taken: dict[bytes, Route] = {}  #: first level -> route of all topics below it, read by the byte loop
         self.routes = self._routes.table  #: topic bytes -> route, read by the byte loop
         shared.hooks.on_change(self.forget_routes)

@@ -4,17 +4,22 @@ Beside them stands a cache of whole answers (`Routes`): topic bytes as they arri
 right or marked stale: whoever holds one looks at `stale` before using it.
 
     subscribe t/+/x -> every cached topic the filter matches is dropped and marked stale; others are untouched
-    cache full      -> the oldest entries are dropped and marked stale, a sixteenth of all
+    subscribe #     -> where that would be very many, all of them
+    cache full      -> the oldest entries are dropped and marked stale, some at a time
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from motorcade.core.topic import is_wildcard
-from motorcade.core.trie import FilterTrie, TopicTree
+from motorcade.core.trie import FilterTrie, Retired, TopicTree
+
+MAX_LOOKED_AT = 4096  #: levels of cached topics that one changed filter may look at; beyond it, the cache is emptied
+FREED = 1024  #: levels of topics once cached that are freed per turn of the event loop
 
 E = TypeVar("E")
 
@@ -87,18 +92,20 @@ R = TypeVar("R", bound=Staleable)
 class Routes(Generic[R]):
     """Bounded cache of routes by topic, dropped exactly when a filter that matches the topic changes."""
 
-    __slots__ = ("_limit", "_tree", "table")
+    __slots__ = ("_limit", "_retired", "_soon", "_tree", "table")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self._limit = limit
+        self._soon = soon  # what lets something happen in the next turn of the event loop
         self._tree: TopicTree[R] = TopicTree()
+        self._retired: list[Retired[R]] = []
         self.table: dict[bytes, R] = {}  #: read by the byte loop
 
     def put(self, topic: str, route: R) -> None:
         """Remember a route."""
         if len(self.table) >= self._limit:
             # Several at once: finding the first key walks over the gaps of those that were dropped before.
-            for old in list(islice(self.table, 1 + self._limit // 16)):
+            for old in list(islice(self.table, 1 + self._limit // 1024)):
                 self._drop(old.decode())
         self.table[topic.encode()] = route
         self._tree.set(topic, route)
@@ -108,7 +115,11 @@ class Routes(Generic[R]):
         if not is_wildcard(filter_):
             self._drop(filter_)
             return
-        for topic in [topic for topic, _ in self._tree.match(filter_)]:
+        topics = self._tree.matches(filter_, MAX_LOOKED_AT)
+        if topics is None:
+            self.clear()
+            return
+        for topic in topics:
             self._drop(topic)
 
     def clear(self) -> None:
@@ -116,7 +127,20 @@ class Routes(Generic[R]):
         for route in self.table.values():
             route.stale = True
         self.table.clear()
-        self._tree = TopicTree()
+        if not self._tree:
+            return
+        self._retired.append(self._tree.retire())
+        if len(self._retired) == 1:
+            self._free()
+
+    def _free(self) -> None:
+        """Free some of what was cached, and the rest in the next turns."""
+        if not self._retired[0].free(FREED):
+            del self._retired[0]
+        if self._retired and self._soon is not None:
+            self._soon(self._free)
+        else:
+            self._retired.clear()
 
     def _drop(self, topic: str) -> None:
         route = self._tree.remove(topic)

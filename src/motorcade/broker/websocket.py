@@ -2,6 +2,9 @@
 
 `WebSocketProtocol` stands between the socket and a `Connection`. Towards the connection it is a transport: what is
 written becomes one binary frame. MQTT packets and frames need not line up in either direction.
+
+Frames are costly, and most kinds of them cost without saying anything in MQTT. So they are counted before they are
+parsed: a connection has a number of them per turn of the event loop, and few until its client is let in.
 """
 
 from __future__ import annotations
@@ -20,12 +23,22 @@ from websockets.typing import Origin, Subprotocol
 from motorcade.broker.connection import Connection
 
 FRAME_OVERHEAD = 1024  #: bytes a frame may be longer than the largest packet
+FRAMES_PER_TURN = 128  #: frames of one connection, of whatever kind, before the others have their turn
+FRAMES_BEFORE_CONNECT = 256  #: frames of a connection, of whatever kind, until its client is let in
+MAX_HANDSHAKE = 16 * 1024  #: bytes of the HTTP request
 
 
 class WebSocketProtocol(asyncio.Protocol):
     """The socket side."""
 
-    def __init__(self, make: Callable[[], Connection], path: str, origins: Sequence[str], max_frame: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Connection],
+        path: str,
+        origins: Sequence[str],
+        max_frame: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._make = make
         self._path = path
         self._ws = ServerProtocol(
@@ -36,6 +49,14 @@ class WebSocketProtocol(asyncio.Protocol):
         )
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
+        self._loop = loop
+        self._rest = b""  # what has come and is not parsed yet: over the budget, or the beginning of a frame's header
+        self._open = False  # the handshake is over
+        self._arrived = 0  # bytes before that
+        self._inside = 0  # bytes to come of the frame that is being read
+        self._frames = 0  # since the beginning
+        self._spent = False  # the budget of this turn is; the rest is for the next one
+        self._held = False  # the connection wants to read nothing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
@@ -43,16 +64,99 @@ class WebSocketProtocol(asyncio.Protocol):
         self._connection = self._make()
         self._connection.connection_made(WebSocketTransport(transport, self))
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
         self._transport = None
+        connection = self._connection
+        if connection is None or connection.closing or self._held or not (self._spent and self._rest):
+            self._lose()  # else when the rest of what has come is taken
+
+    def _lose(self) -> None:
         if self._connection is not None:
-            self._connection.connection_lost(exc)
+            self._connection.connection_lost(None)
             self._connection = None
 
     def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        if self._spent or self._held:
+            self._rest = data
+            return
+        if not self._open:
+            data = self._handshake(data)
+        if data:
+            self._take(data)
+
+    def _handshake(self, data: bytes) -> bytes:
+        """Take the HTTP request, or a part of it; return what has come behind it."""
+        end = data.find(b"\r\n\r\n") + 4
+        self._open = end >= 4
+        head = data[:end] if self._open else data[:-3]  # the end may be cut anywhere
+        self._arrived += len(head)
+        if self._arrived > MAX_HANDSHAKE and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n")
+            self._transport.close()
+            return b""
+        if head:
+            self._receive(head)
+        if self._open:
+            return data[end:]
+        self._rest = data[-3:]
+        return b""
+
+    def _take(self, data: bytes) -> None:
+        """Parse the frames of `data`, as many as the budget of a turn allows, and keep the rest."""
+        connection = self._connection
+        most = FRAMES_PER_TURN
+        if connection is not None and connection.session is None and not connection.closing:
+            most = min(FRAMES_PER_TURN, FRAMES_BEFORE_CONNECT - self._frames)
+            if most <= 0 and len(data) > self._inside:
+                connection.broker.plane.refuse("max_connect_size")
+                self._ws.fail(CloseCode.POLICY_VIOLATION, "too many frames before CONNECT")
+                self._send()
+                return
+        end, self._inside, frames = measure(data, self._inside, most)
+        self._frames += frames
+        self._rest = data[end:]
+        if frames >= most:
+            self._spent = True
+            self._follow_reading()
+            self._loop.call_soon(self._next_turn)
+        if end:
+            self._receive(data[:end] if end < len(data) else data)
+
+    def _next_turn(self) -> None:
+        """The other connections have had their turn."""
+        self._spent = False
+        self._follow_reading()
+        if self._rest and not self._held:
+            self.data_received(b"")
+        if self._transport is None and not self._spent:
+            self._lose()
+
+    def _receive(self, data: bytes) -> None:
         self._ws.receive_data(data)
         self._take_events()
         self._send()
+
+    def _follow_reading(self) -> None:
+        """Read from the socket unless there is a reason not to."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._held or self._spent:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def hold(self, held: bool) -> None:
+        """The connection wants nothing to be read, or wants it again."""
+        if held is self._held:
+            return
+        self._held = held
+        if not held and self._rest and not self._spent:
+            self._spent = True
+            self._loop.call_soon(self._next_turn)
+        self._follow_reading()
 
     def eof_received(self) -> bool | None:
         self._ws.receive_eof()
@@ -123,6 +227,26 @@ class WebSocketProtocol(asyncio.Protocol):
             self._transport.close()
 
 
+def measure(data: bytes, inside: int, most: int) -> tuple[int, int, int]:
+    """Find where frames end without parsing them.
+
+    `inside`: bytes that the first frame still has. Return how many bytes may be parsed, which is up to the end of
+    `most` frames or to a header that is not complete, the bytes to come of the last frame, and how many frames begin.
+    """
+    n = len(data)
+    at, frames = inside, 0
+    while at + 1 < n and frames < most:
+        length = data[at + 1] & 127
+        width = 2 if length < 126 else 4 if length == 126 else 10
+        if at + width > n:
+            break
+        if length >= 126:
+            length = int.from_bytes(data[at + 2 : at + width], "big")
+        at += width + length + (4 if data[at + 1] & 128 else 0)
+        frames += 1
+    return (n, at - n, frames) if at >= n else (at, 0, frames)
+
+
 def _select_subprotocol(_protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     """`mqtt`, or `mqttv3.1` as clients of MQTT 3.1 say; a client that names none is let in without. [MQTT-6.0.0-3]"""
     for name in ("mqtt", "mqttv3.1"):
@@ -155,10 +279,10 @@ class WebSocketTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:
-        self._transport.pause_reading()
+        self._protocol.hold(True)
 
     def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        self._protocol.hold(False)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)

@@ -83,6 +83,33 @@ class _Tree(Generic[V]):
             node = parent
         return value
 
+    def retire(self) -> Retired[V]:
+        """Empty the tree at once; what was in it can be taken apart in steps."""
+        retired = Retired(self._root)
+        self._root = _Node()
+        self._size = 0
+        return retired
+
+
+class Retired(Generic[V]):
+    """The nodes of a tree that is not used any more: many, and to free them all at once takes long."""
+
+    __slots__ = ("_nodes",)
+
+    def __init__(self, root: _Node[V]) -> None:
+        self._nodes = [root]
+
+    def free(self, steps: int) -> bool:
+        """Free so many nodes; False if none is left."""
+        nodes = self._nodes
+        for _ in range(steps):
+            if not nodes:
+                return False
+            node = nodes.pop()
+            nodes.extend(node.children.values())
+            node.children = {}
+        return True
+
 
 class FilterTrie(_Tree[V]):
     """Filters with wildcards; asked with a topic."""
@@ -121,6 +148,36 @@ class TopicTree(_Tree[V]):
     """Topics without wildcards; asked with a filter."""
 
     __slots__ = ()
+
+    def matches(self, filter_: str, most: int) -> list[str] | None:
+        """All topics that a filter matches; None if more than `most` levels of topics have to be looked at."""
+        wanted = filter_.split("/")
+        found: list[str] = []
+        stack: list[tuple[_Node[V], int, str | None]] = [(self._root, 0, None)]
+        seen = 0
+        while stack:
+            seen += 1
+            if seen + len(stack) > most:
+                return None
+            node, depth, path = stack.pop()
+            level = wanted[depth] if depth < len(wanted) else None
+            if path is not None and node.value is not None and level in (None, "#"):
+                found.append(path)
+            if level is None:
+                continue
+            if level not in ("+", "#"):
+                child = node.children.get(level)
+                if child is not None:
+                    stack.append((child, depth + 1, _join(path, level)))
+                continue
+            if seen + len(node.children) > most:
+                return None
+            deeper = depth if level == "#" else depth + 1  # '#' stays in force all the way down
+            for name, child in node.children.items():
+                if path is None and name.startswith("$"):
+                    continue  # [MQTT-4.7.2-1]
+                stack.append((child, deeper, _join(path, name)))
+        return found
 
     def match(self, filter_: str) -> Iterator[tuple[str, V]]:
         """(topic, value) of all topics that a filter matches, in no particular order.
