@@ -51,6 +51,9 @@ STORY: list[dict[str, Any] | bytes] = [
     told("H.1", "cancelled", 60, reason="cancelled"),
     told("I.1", "accepted", 0),
     told("I.1", "acked", 7200, attempt=1, reason="qos0"),
+    # F.1 and H.1 are acknowledged when they are over.
+    told("F.1", "sent", 9000, attempt=1, reason="late_ack"),
+    told("H.1", "sent", 9000, attempt=1, reason="late_ack"),
     # Another request, and what is no receipt.
     told("A.2", "accepted", 500, request="r2"),
     told("A.2", "sent", 501, request="r2", attempt=1),

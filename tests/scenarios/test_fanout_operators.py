@@ -315,6 +315,8 @@ def test_cancel_what_is_in_flight(hasty: NodeProcess) -> None:
         watch.gather(lambda: watch.number("acked") + watch.number("cancelled") == 3, "all three are over")
         finals = {r["vin"]: r["state"] for r in watch.seen if r["state"] in ("acked", "cancelled")}
         assert {quick: "acked", silent: "cancelled", refusing: "cancelled"} == finals
+        clients[1].expect_closed()
+        clients[1] = lasting(hasty, silent)
         platform.send([quick, silent, refusing], "task_next", "next")
         assert [b"next"] * 3 == [get(client).payload for client in clients]
 
@@ -350,8 +352,10 @@ def test_pause_what_is_in_flight(hasty: NodeProcess) -> None:
         decide(desk, request, "pause")
         acknowledge(first, message)
         watch.gather(lambda: watch.states(quick)[-1:] == ["acked"], "it is acknowledged")
-        watch.gather(lambda: "retried" in watch.states(silent), "the attempt was in vain")
+        watch.gather(lambda: "retried" in watch.states(silent), "the attempt has failed")
         platform.send([silent], "task_on", "on")
+        second.expect_closed()
+        second = lasting(hasty, silent)
         assert b"on" == get(second).payload
         quiet(second, 1.0)
         decide(desk, request, "resume")

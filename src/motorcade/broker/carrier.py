@@ -56,7 +56,17 @@ INBOX = 10_000  #: things that sources of one client were sent and have not hear
 class Carrier(Turns):
     """The sources of one session."""
 
-    __slots__ = ("_hungry", "_inbox", "_kept_turn", "_queue_turn", "_scheduled", "lanes", "leaving", "promised")
+    __slots__ = (
+        "_hungry",
+        "_inbox",
+        "_kept_turn",
+        "_queue_turn",
+        "_scheduled",
+        "_withdrawn",
+        "lanes",
+        "leaving",
+        "promised",
+    )
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -66,6 +76,7 @@ class Carrier(Turns):
         self._hungry: dict[Lane, None] = {}  # told that they may give nothing, in that order
         self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
         self._scheduled = False
+        self._withdrawn: dict[int, tuple[Lane, Given]] = {}  # by packet id: what this connection did not repeat
         self._kept_turn = Others(session.send_kept, lambda: session.mail_waits, lambda: True)
         self._queue_turn = Others(session.send_queued, lambda: bool(session.queue), lambda: session.queue_needs_room)
 
@@ -77,6 +88,11 @@ class Carrier(Turns):
     def later(self, delay: float, timer: Timer) -> Delayed:
         """Call a timer after so many seconds."""
         return self.session.shared.later(delay, timer.over)
+
+    def disconnect(self, detail: str) -> None:
+        """Close the client's connection; its session is kept as long as the client has asked for."""
+        if self.session.link is not None:
+            self.session.link.end(ReasonCode.UNSPECIFIED_ERROR, detail)
 
     @property
     def idle(self) -> bool:
@@ -270,6 +286,7 @@ class Carrier(Turns):
         self._inbox.clear()
         self._ring.clear()
         self._free.clear()
+        self._withdrawn.clear()
         for number in [number for number, (lane, _) in self.unacked.items() if lane.kind.release]:
             self.unacked.pop(number)[0].unacked -= 1
             self.session.inflight.pop(number, None)
@@ -290,6 +307,37 @@ class Carrier(Turns):
                 known = (kind.name, subscription.filter) in offered
                 if not known and kind.concerns(self.session.client, subscription, Why.RESUMED):
                     self._enter(kind, subscription, Why.RESUMED)
+
+    def may_repeat(self, number: int) -> bool:
+        """Ask before a message in flight is sent again on this connection; False: it is no longer in flight."""
+        at = self.unacked.get(number)
+        if at is None:
+            return True
+        lane, given = at
+        kind, asked = lane.kind, lane.kind.repeats
+        if asked is None:
+            return True
+        try:
+            wanted = kind in self.session.shared.sources.kinds and asked(self.session.client, given)
+        except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+            self._failed(kind, "repeats")
+            wanted = True
+        if not wanted:
+            kind.counters["withdrawn"] += 1
+            self._withdrawn[number] = self.unacked.pop(number)
+            lane.unacked -= 1
+            if lane in self.leaving and not lane.unacked:
+                self._terminate(lane)
+        return wanted
+
+    def late(self, number: int, reason: ReasonCode) -> None:
+        """The client acknowledges, unasked, what was not repeated on this connection."""
+        lane, given = self._withdrawn.pop(number, (None, None))
+        if lane is not None and given is not None and lane.kind.late is not None and reason < 0x80:
+            try:
+                lane.kind.late(self.session.client, given)
+            except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
+                self._failed(lane.kind, "late")
 
     def end(self) -> None:
         """The session has ended. Its sources have heard of it when the connection went."""

@@ -168,7 +168,7 @@ class Channel(Inbound):
             event.notify(client)
         if hooks.client_connected is not None:
             hooks.client_connected.notify(client)
-        session.resend()
+        session.resend(wall)
         if present:
             session.resume_sources()
         if session.pump(wall) and session.link is not None:
@@ -367,6 +367,8 @@ class Channel(Inbound):
     def _puback(self, session: Session, packet: Puback, wall: float) -> Steps:
         frame = session.inflight.get(packet.packet_id)
         if frame is None:
+            if session.carrier is not None:
+                session.carrier.late(packet.packet_id, packet.reason)
             return  # late or wrong; nothing waits for it
         if is_released(frame) or qos_of(frame) != 1:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")

@@ -39,6 +39,9 @@ class Carrying(Protocol):
     def send(self, lane: Lane, now: float) -> bool:
         """Send the next message of a lane."""
 
+    def disconnect(self, detail: str) -> None:
+        """Close the client's connection."""
+
 
 class Lane:
     """One source's place in a session."""
@@ -162,6 +165,10 @@ class InstanceFeed:
             self._timers.add(timer)
             timer.start(self._lane.carrier.later(delay, timer))
         return timer
+
+    def disconnect(self, detail: str) -> None:
+        if self._open:
+            self._lane.carrier.disconnect(detail)
 
     def forget(self, timer: Timer) -> None:
         if self._timers is not None:

@@ -360,7 +360,7 @@ class Window:
         if not self.greeted:
             return False
         if self.unsent and self.writable:
-            self._repeat()
+            self._repeat(now)
         carrier, mailbox = self.carrier, self.mailbox
         more = False
         if carrier is not None:
@@ -449,10 +449,11 @@ class Window:
 
     # -- acknowledgements
 
-    def resend(self) -> None:
+    def resend(self, now: float) -> None:
         """After CONNACK: everything unacknowledged again, in the original order, with its id. [MQTT-4.4.0-1].
 
-        The client may take fewer at once than before: the rest is repeated as it acknowledges (`repeat`).
+        The client may take fewer at once than before: the rest is repeated as it acknowledges (`repeat`). What the
+        source of a message has withdrawn meanwhile is not repeated.
         """
         self.greeted = True
         if self.max_packet:  # it may also take smaller ones than before
@@ -464,11 +465,11 @@ class Window:
         if self.inflight and not self.out:
             self.shared.dirty.append(self)
         self.out.extend(b"\x62\x02" + IDS[number] for number, frame in self.inflight.items() if is_released(frame))
-        self._repeat()
+        self._repeat(now)
         if self.mailbox is not None:
             self.mailbox.begin()
 
-    def _repeat(self) -> None:
+    def _repeat(self, now: float) -> None:
         """Send unacknowledged messages again, as far as the window allows."""
         unsent = self.unsent
         if not unsent:
@@ -479,7 +480,14 @@ class Window:
             self.shared.dirty.append(self)
         while unsent and len(self.inflight) - len(unsent) < self.limit:
             number = unsent.popleft()
-            head, tail, _ = self.inflight[number]
+            if self.carrier is not None and not self.carrier.may_repeat(number):
+                del self.inflight[number]
+                continue
+            frame = self.inflight[number]
+            origin = frame[2]
+            if self.version == 5 and isinstance(origin, Message) and origin.expires_at is not None:
+                frame = self.inflight[number] = self._retimed(frame, origin, now)  # [MQTT-3.3.2-6]
+            head, tail, _ = frame
             out.append(bytes((head[0] | 8,)) + head[1:])  # [MQTT-3.3.1-1]: DUP
             out.append(IDS[number])
             out.append(tail)

@@ -56,6 +56,10 @@ class State(StrEnum):
     CANCELLED = auto()
 
 
+#: Reason of a receipt that changes nothing: the vehicle has acknowledged a delivery that was over. Its state is `sent`,
+#: and it stands behind the final receipt.
+LATE_ACK: Final = "late_ack"
+
 #: Nothing follows these.
 FINAL: Final = frozenset({State.REPLACED, State.ACKED, State.FAILED, State.EXPIRED, State.CANCELLED})
 

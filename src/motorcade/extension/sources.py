@@ -33,6 +33,7 @@ Rule 3: a source ends with its connection, but its lane in the session does not.
         `feed.kept` what the instance before has left there. What was given but not sent is gone: `feed.unsent` has it
         still when the old instance hears `unsubscribe`, filter by filter. A kind registered with `release` takes its
         messages back when the client disconnects: they are no longer in flight after that, and may be given to others.
+        A kind with `repeats` is asked for each of its messages just before the session sends it again.
 Rule 4: a callback that raises is counted and logged, and hurts nobody else. `subscribe` counts as answered with False
         then, `info` and `delivered` as answered with RECREATE.
 Rule 5: after `terminate` nothing of the instance is called any more; what it has sent itself is dropped. So is what is
@@ -160,6 +161,9 @@ class Feed(Protocol):
     def send_later(self, delay: float, what: object) -> Delayed:
         """`info(what)` after so many seconds."""
 
+    def disconnect(self, detail: str) -> None:
+        """Close the client's connection (MQTT 5: with `detail` as reason string). Not from inside a callback."""
+
 
 class Source:
     """One client's external source. Subclass it; every callback is optional but `subscribe`."""
@@ -226,6 +230,11 @@ class Kind:
     #: If a client comes back that had unsubscribed while messages of it were in flight, an instance is made to hear of
     #: them: it gets no `subscribe`, only `delivered` and `terminate`.
     lingers: bool = False
+    #: Asked before the session repeats a message in flight on the next connection; False: it is withdrawn from the
+    #: window, and no `delivered` follows. None: everything is repeated.
+    repeats: Callable[[ClientInfo, Given], bool] | None = None
+    #: Told if a client acknowledges, unasked, a message that was withdrawn so.
+    late: Callable[[ClientInfo, Given], None] | None = None
     max_unacked: int = 0  #: messages in flight per instance; 0: as many as the window takes
     counters: Counter[str] = field(default_factory=Counter)  #: given, delivered, refused, failed, recreated, …
 

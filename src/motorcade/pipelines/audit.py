@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 
-from motorcade.core.receipt import FINAL, State
+from motorcade.core.receipt import FINAL, LATE_ACK, State
 from motorcade.pipelines import receipts as receipts_
 from motorcade.plugins.fanout.tables import ENTRIES, RECEIPTS
 from motorcade.storage.readers import open_reader
@@ -103,7 +103,7 @@ def judged(
     upto: int | None = None,
 ) -> DataFrame:
     """One row per delivery with its `outcome`: a final state, `pending`, `unjudged`, or a `Problem`."""
-    rows = receipts_.read(receipts, request)
+    rows = receipts_.read(receipts, request).where(F.col("reason") != LATE_ACK)  # those change no state
     if request is not None:
         rows = rows.where(~F.col("readable") | (F.col("request_id") == request))
     # Whose request an entry without receipts is, its mailbox does not say.

@@ -14,7 +14,8 @@ may be relied on; from there:
 Rule 1: a receipt that is there twice (same delivery, state and attempt) counts once, the first one.
 Rule 2: a final receipt is the last word, also if others stand behind it in the stream; of several the first one counts
         here. That there are several is the audit's business.
-Rule 3: times are those of the nodes, which are as equal as their clocks. Differences are shown as they are.
+Rule 3: a late acknowledgement (`late_ack`) changes no state, and counts nowhere here.
+Rule 4: times are those of the nodes, which are as equal as their clocks. Differences are shown as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 
-from motorcade.core.receipt import FINAL, TOPIC, VERSION, State
+from motorcade.core.receipt import FINAL, LATE_ACK, TOPIC, VERSION, State
 
 #: Seconds after which a message that was acknowledged in the end counts as late.
 SLOW_AFTER: Final = 3600.0
@@ -109,8 +110,8 @@ def receipts(
 
 
 def parse(frame: DataFrame, request: str | None = None) -> DataFrame:
-    """One row per receipt. Records that are none are left out; the audit names them."""
-    rows = read(frame, request).where("readable").drop("readable")
+    """One row per change of state. Records that are no receipts are left out; the audit names them."""
+    rows = read(frame, request).where(F.col("readable") & (F.col("reason") != LATE_ACK)).drop("readable")
     return rows if request is None else rows.where(F.col("request_id") == request)
 
 

@@ -105,7 +105,7 @@ class Client:
 
     def connect(self, limit: int = 32) -> None:
         self.session.attach(5, limit, 0, 0)
-        self.session.resend()
+        self.session.resend(NOW)
         self.session.pump(NOW)
 
     def arrive(self, position: int) -> None:

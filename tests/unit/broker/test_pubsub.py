@@ -41,7 +41,7 @@ class Rig:
 
     def attach(self, session: Session, limit: int = 32) -> None:
         session.attach(session.client.version, min(limit, self.shared.options.window), 0, 0)
-        session.resend()
+        session.resend(NOW)
         session.pump(NOW)
 
     def publish(self, topic: str = "t", qos: int = 1, publisher: str = "", payload: bytes = b"p", **more: Any) -> int:

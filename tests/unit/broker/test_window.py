@@ -37,7 +37,7 @@ class Reader:
     def attach(self, limit: int = 65535, max_packet: int = 0, aliases: int = 0) -> None:
         self.window.attach(self.version, min(limit, self.shared.options.window), max_packet, aliases)
         self.decoder = codec.Decoder(self.version)
-        self.window.resend()
+        self.window.resend(NOW)
         self.window.pump(NOW)
 
     def offer(self, payload: bytes, qos: int = 1, topic: str = "t", **more: Any) -> None:
@@ -282,7 +282,7 @@ def test_what_has_become_too_large_is_not_sent_again() -> None:
     reader.window.detach()
     reader.window.attach(5, 32, 60, 0)
     reader.window.out.append(b"\x20\x03\x01\x00\x00")
-    reader.window.resend()
+    reader.window.resend(NOW)
     connack, small = codec.Decoder(5).feed(b"".join(reader.window.out))
     assert isinstance(connack, Connack)
     assert isinstance(small, Publish) and (b"small", 2, True) == (small.payload, small.packet_id, small.dup)
@@ -390,7 +390,7 @@ def test_how_long_the_oldest_message_is_held_is_known() -> None:
     session = Session(shared, ClientInfo("c", version=5), 0.0)
     assert 0.0 == session.held_for(10.0)
     session.attach(5, 10, 0, 0)
-    session.resend()
+    session.resend(NOW)
     session.pump(0.0)
     for number in range(3):
         session.offer(build(b"t", b"\x00%d" % number, 1, ClientInfo("p")))

@@ -4,9 +4,13 @@ A platform that publishes batches, and a few vehicles that subscribe, unsubscrib
 session, take their own connection over, acknowledge, refuse or are silent; operators that cancel, pause, resume and
 collect; a store that is slow, refuses, or does not say what it has done; a process that is killed. At all times:
 
-    a vehicle has at most one message that it has not answered, but for those that it was silent about for too long
+    a vehicle has at most one packet of the fan-out that it has not answered, over all its connections
+    no more packets than its receive maximum are unanswered, of whatever kind
+    a packet is repeated, with DUP, only on the next connection, and only while its message is wanted
+    a vehicle is sent away only if it was silent about a packet of the fan-out for too long
     messages of one vehicle come in the order in which they were stored, unless their request was paused or has priority
-    nothing begins its way when it has expired, was called off, or while it is paused
+    nothing is sent, for the first time or again, when it has expired, was called off, or while it is paused
+    an acknowledgement of something that is over is told
     a batch with an id is stored once for each vehicle, however often it is sent, until its id is forgotten
 
 And in the end, when the store works and vehicles that are there answer: nothing that could be sent waits, though nobody
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,13 +33,14 @@ from hypothesis.stateful import initialize, rule
 from motorcade.broker.limits import SessionOptions
 from motorcade.core import receipt as receipts
 from motorcade.core.reasons import ReasonCode
-from motorcade.core.receipt import FINAL, Receipt, State
+from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, State
 from motorcade.core.record import decode as decode_record
 from motorcade.core.subscription import Subscription
 from motorcade.core.vin import make_vin
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
+    Disconnect,
     Packet,
     Puback,
     Publish,
@@ -100,8 +105,7 @@ class Flying:
 
     entry: Stored
     since: float
-    excused: bool = False  #: it was silent about it for too long
-    silent: bool = False  #: likewise, by this connection
+    silent: bool = False  #: for too long, on this connection
 
 
 class Car(Guest):
@@ -115,8 +119,12 @@ class Car(Guest):
         self.version = 5
         self.lasting = True
         self.granted: dict[str, int] = {}
-        self.flying: dict[int, Flying] = {}  #: by packet id; part of the session
+        self.limit = 65535  #: receive maximum
+        self.flying: dict[int, Flying] = {}  #: by packet id: what this connection has brought
+        self.before: dict[int, Stored] = {}  #: by packet id: what the connections before have brought
+        self.others: set[int] = set()  #: packet ids of live messages that are not answered
         self.last: dict[int, int] = {}  #: by priority: the position that has come first last
+        self.was_silent = False  #: when its session was forgotten
 
     @property
     def is_served(self) -> bool:
@@ -130,8 +138,16 @@ class Car(Guest):
         properties = NONE
         if version == 5:
             properties = Properties(session_expiry=SESSION if lasting else None, receive_maximum=limit)
+        self.limit = limit if version == 5 and limit else 65535
         self.peer = self.world.node.peer(version)
         self.world.say(self.peer, Connect(self.vin, version, clean, properties=properties))
+
+    def read(self) -> None:
+        on, peer = self.on, self.peer
+        super().read()
+        if peer is not None and self.peer is None and on:
+            silent = any(flying.silent for flying in self.flying.values()) or self.was_silent
+            assert silent, f"{self.vin} was sent away"
 
     def lost(self) -> None:
         super().lost()
@@ -139,8 +155,11 @@ class Car(Guest):
             self.forget()
 
     def forget(self) -> None:
+        self.was_silent = any(flying.silent for flying in self.flying.values())
         self.granted.clear()
         self.flying.clear()
+        self.before.clear()
+        self.others.clear()
 
     def subscribe(self, which: int, qos: int) -> None:
         assert self.peer is not None
@@ -153,72 +172,90 @@ class Car(Guest):
         if isinstance(packet, Connack):
             assert not packet.reason
             self.on = True
+            self.before |= {number: flying.entry for number, flying in self.flying.items()}
+            self.flying.clear()
+            self.others.clear()  # those that it still has to answer are repeated
             if not packet.session_present:
                 self.forget()
-            for flying in self.flying.values():
-                flying.since = self.world.now
-                flying.silent = False
+            self.was_silent = False
+        elif isinstance(packet, Publish) and packet.topic == f"agent/{self.vin}/other":
+            if packet.qos:
+                self.others.add(packet.packet_id)
+                self._count()
         elif isinstance(packet, Publish):
             self._message(packet)
         else:
-            assert isinstance(packet, Suback | Unsuback), packet
+            assert isinstance(packet, Suback | Unsuback | Disconnect), packet
             if isinstance(packet, Suback):
                 assert all(code < 0x80 for code in packet.reasons)
+
+    def _count(self) -> None:
+        assert len(self.flying) + len(self.others) <= self.limit, "more than it takes at a time"
 
     def _message(self, packet: Publish) -> None:
         world = self.world
         request = packet.topic.rsplit("/", 1)[1]
         entry = world.found[self.vin, request, bytes(packet.payload)]
+        for other in self.flying.values():
+            raise AssertionError(f"{entry.name} comes while {other.entry.name} is not answered")
+        self._may_come(entry)
+        left = packet.properties.message_expiry
+        if self.version == 5 and entry.expires_at:
+            assert left is not None and abs(entry.expires_at - world.now - left) <= 1.0, f"{entry} has {left} left"
         if packet.dup:
-            flying = self.flying.get(packet.packet_id)
-            assert flying is not None and flying.entry is entry, f"{entry.name} with DUP, but it was not sent before"
-            return
-        self._begins(entry)
+            assert self.before.pop(packet.packet_id, None) is entry, f"{entry.name} with DUP, but not sent before"
+            assert not world.is_over(entry), f"{entry.name} is over, and comes again"
+        else:
+            self._begins(entry)
+        for other_entry in self.before.values():  # it was withdrawn
+            over = world.is_over(other_entry) or other_entry.request in world.ever_paused
+            assert over, f"{entry.name} comes instead of {other_entry.name}"
+        self.before.clear()
         if not packet.qos:
             assert not all(self.granted.values()), f"{entry.name} without QoS"
             return
-        assert packet.packet_id not in self.flying, "a packet id that is in use"
-        for other in self.flying.values():
-            assert other.excused, f"{entry.name} comes while {other.entry.name} is not answered"
-            if other.entry is not entry:  # one whose request is paused is passed over
-                over = world.is_over(other.entry) or other.entry.request in world.ever_paused
-                assert over, f"{entry.name} comes while {other.entry.name} is not over"
-            else:
-                assert other.silent, f"{entry.name} comes once more though its session has repeated it just now"
+        assert packet.packet_id not in self.others, "a packet id that is in use"
         self.flying[packet.packet_id] = Flying(entry, world.now)
+        self._count()
 
-    def _begins(self, entry: Stored) -> None:
+    def _may_come(self, entry: Stored) -> None:
         world = self.world
-        entry.came += 1
         where = f"{entry.name} of {entry.request}"
         assert not entry.expires_at or world.now < entry.expires_at, f"{where} has expired"
         assert world.now < entry.accepted_at + RETENTION, f"{where} is too old"
         assert entry.accepted_at >= world.cancelled.get(entry.request, 0.0), f"{where} was called off"
         assert entry.request not in world.paused, f"{where} is paused"
-        if entry.came == 1 and entry.request not in world.ever_paused:
+
+    def _begins(self, entry: Stored) -> None:
+        entry.came += 1
+        if entry.came == 1 and entry.request not in self.world.ever_paused:
             last = self.last.get(entry.priority, 0)
-            assert entry.position > last, f"{where} comes after {last}"
+            assert entry.position > last, f"{entry.name} of {entry.request} comes after {last}"
             self.last[entry.priority] = entry.position
 
-    def answer(self, number: int, *, refuse: bool) -> None:
+    def answer(self, *, refuse: bool) -> None:
         assert self.peer is not None
-        id_ = sorted(self.flying)[number % len(self.flying)]
-        flying = self.flying.pop(id_)
+        id_, flying = self.flying.popitem()
         refuse = refuse and self.version == 5
-        for other in self.flying.values():  # an answer to either copy is one to the message
-            other.excused = other.excused or (other.entry is flying.entry and not refuse)
         flying.entry.answers["no" if refuse else "yes"] += 1
+        if not refuse:
+            self.world.acknowledged.add(flying.entry.name)
         self.world.say(self.peer, Puback(id_, ReasonCode.QUOTA_EXCEEDED if refuse else ReasonCode.SUCCESS))
+
+    def answer_other(self) -> None:
+        assert self.peer is not None
+        self.world.say(self.peer, Puback(self.others.pop()))
 
     def waited(self) -> None:
         """Time has passed."""
         for flying in self.flying.values():
             if self.may_speak and self.world.now >= flying.since + ACK_TIMEOUT:
-                flying.excused = flying.silent = True
+                flying.silent = True
                 flying.entry.answers["silence"] += 1
 
 
-cars = st.integers(0, len(VINS) - 1)
+cars = st.sampled_from((0, 0, 0, 0, 1, 1, 2))  # most of it happens to one vehicle
+limits = st.sampled_from((None, 1, 1, 2))  #: receive maximum
 asked = st.sampled_from(REQUESTS)
 turns = st.sampled_from((True, True, False))
 
@@ -238,16 +275,17 @@ class Machine(PluginWorld[Car]):
         self.paused: set[str] = set()
         self.ever_paused: set[str] = set()
         self.unconfirmed: set[str] = set()  #: vehicles that have ever subscribed with QoS 0
+        self.acknowledged: set[str] = set()  #: deliveries that were acknowledged, and not before a kill
 
-    @initialize(atomic=st.booleans())
-    def start(self, atomic: bool) -> None:
+    @initialize(atomic=st.booleans(), here=st.lists(limits, min_size=len(VINS), max_size=len(VINS)))
+    def start(self, atomic: bool, here: Sequence[int | None] = ()) -> None:
         self.store = HeldStore(atomic=atomic)
         boxes = self.store.inner.mailboxes
         apply = boxes.apply_append
 
-        def noted(owners: list[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
+        def noted(owners: list[str], draft: Draft, now: float, bound: Bound, *more: Any) -> list[Appended]:
             most = self.most if vin_of(owners[0]) is not None else None
-            answers = apply(owners[:most], draft, now, bound)
+            answers = apply(owners[:most], draft, now, bound, *more)
             for answer in answers:
                 self.note(answer, draft)
             return answers
@@ -256,6 +294,8 @@ class Machine(PluginWorld[Car]):
         self.set_up(SessionOptions(expiry_default_v3=SESSION))
         self.cars = [Car(self, vin) for vin in VINS]
         self.begin()
+        for which, limit in enumerate(here):
+            self.connect(which, clean=False, version=5, lasting=True, limit=limit, subscribes=True, turn=True)
 
     def begin(self) -> None:
         self.load("fanout", OPTIONS)
@@ -346,7 +386,7 @@ class Machine(PluginWorld[Car]):
         two=st.booleans(),
         mode=st.sampled_from((None, None, "replace", "append")),
         priority=st.sampled_from((0, 0, 0, 0, 5)),
-        expires=st.sampled_from((None, None, None, EXPIRES)),
+        expires=st.sampled_from((None, None, EXPIRES)),
         named=st.booleans(),
         turn=turns,
     )
@@ -400,7 +440,7 @@ class Machine(PluginWorld[Car]):
         clean=st.sampled_from((False, False, False, True)),
         version=st.sampled_from((4, 5, 5)),
         lasting=st.sampled_from((True, True, True, False)),
-        limit=st.sampled_from((None, None, 1, 2)),
+        limit=limits,
         subscribes=st.booleans(),
         turn=turns,
     )
@@ -415,6 +455,39 @@ class Machine(PluginWorld[Car]):
         if subscribes and car.may_speak:
             car.subscribe(0, 1)
         self.go_on(turn)
+
+    @rule(which=cars, limit=limits, version=st.sampled_from((4, 5, 5)), away=st.sampled_from((0.0, 2.0, EXPIRES)))
+    def come_again(self, which: int, limit: int | None, version: int, away: float) -> None:
+        """The connection breaks, and the vehicle resumes its session after a while."""
+        self.see_off(self.cars[which], goodbye=False)
+        if away:
+            self.pass_time(away)
+        self.connect(which, clean=False, version=version, lasting=True, limit=limit, subscribes=False, turn=True)
+
+    @rule(which=cars, limit=limits)
+    def be_silent(self, which: int, limit: int | None) -> None:
+        """Until the vehicle is sent away, if it has something to answer; then it resumes its session."""
+        for _ in range(2):
+            self.pass_time(ACK_TIMEOUT)
+        if self.cars[which].peer is None:
+            self.connect(which, clean=False, version=5, lasting=True, limit=limit, subscribes=False, turn=True)
+
+    @rule(which=cars, request=asked, over=st.sampled_from(("cancelled", "replaced", "expired", "paused")), limit=limits)
+    def end_while_away(self, which: int, request: str, over: str, limit: int | None) -> None:
+        """Something in flight is over before the vehicle is back."""
+        expires = EXPIRES if over == "expired" else None
+        self.publish([which], request, two=False, mode=None, priority=0, expires=expires, turn=True)
+        self.see_off(self.cars[which], goodbye=False)
+        match over:
+            case "cancelled":
+                self.cancel(request, turn=True)
+            case "replaced":
+                self.publish([which], request, two=False, mode=None, priority=0, expires=None, turn=True)
+            case "paused":
+                self.pause(request, turn=True)
+            case _:
+                self.pass_time(EXPIRES)
+        self.connect(which, clean=False, version=5, lasting=True, limit=limit, subscribes=False, turn=True)
 
     @rule(which=cars, filter_=st.integers(0, 1), qos=st.sampled_from((1, 1, 1, 0)), turn=turns)
     def subscribe(self, which: int, filter_: int, qos: int, turn: bool) -> None:
@@ -440,11 +513,40 @@ class Machine(PluginWorld[Car]):
         self.see_off(self.cars[which], goodbye=goodbye)
         self.go_on(turn)
 
-    @rule(which=cars, number=st.integers(0, 3), refuse=st.sampled_from((False, False, False, True)), turn=turns)
-    def answer(self, which: int, number: int, refuse: bool, turn: bool) -> None:
+    @rule(which=cars, refuse=st.sampled_from((False, False, False, True)), turn=turns)
+    def answer(self, which: int, refuse: bool, turn: bool) -> None:
         car = self.cars[which]
         if car.may_speak and car.flying:
-            car.answer(number, refuse=refuse)
+            car.answer(refuse=refuse)
+        self.go_on(turn)
+
+    @rule(which=cars, turn=turns)
+    def answer_unasked(self, which: int, turn: bool) -> None:
+        """What an earlier connection has brought, though this one has not repeated it (yet)."""
+        car = self.cars[which]
+        self.go_on()
+        numbers = car.before.keys() - car.flying.keys() - car.others
+        if car.may_speak and numbers:
+            assert car.peer is not None
+            number = min(numbers)
+            car.before.pop(number).answers["yes"] += 1
+            self.say(car.peer, Puback(number))
+        self.go_on(turn)
+
+    @rule(which=cars, turn=turns)
+    def tell(self, which: int, turn: bool) -> None:
+        """A live message for a vehicle, of somebody else: it takes room in the window."""
+        self.number += 1
+        packet_id = 2 * self.number
+        self.batches[packet_id] = "", "other", b"", ()
+        self.say(self.publisher, Publish(f"agent/{VINS[which]}/other", b"hello", 1, packet_id=packet_id))
+        self.go_on(turn)
+
+    @rule(which=cars, turn=turns)
+    def answer_other(self, which: int, turn: bool) -> None:
+        car = self.cars[which]
+        if car.may_speak and car.others:
+            car.answer_other()
         self.go_on(turn)
 
     @rule(which=cars, online=st.booleans(), turn=turns)
@@ -455,8 +557,12 @@ class Machine(PluginWorld[Car]):
             self.say(car.peer, Publish(f"ecp/{car.vin}/{'online' if online else 'heartbeat'}", b"", 0))
         self.go_on(turn)
 
-    @rule(seconds=st.sampled_from((0.5, 1.0, 2.0, 5.0, ACK_TIMEOUT, EXPIRES, 2.0 * SESSION, 1.1 * RETENTION)))
+    @rule(seconds=st.sampled_from((0.5, 1.0, 2.0, 5.0, ACK_TIMEOUT, EXPIRES)))
     def wait(self, seconds: float) -> None:
+        self.pass_time(seconds)
+
+    @rule(seconds=st.sampled_from((1.0, 1.0, 1.0, 2.0 * SESSION, 1.1 * RETENTION)))
+    def wait_long(self, seconds: float) -> None:
         self.pass_time(seconds)
 
     # -- operators
@@ -505,6 +611,11 @@ class Machine(PluginWorld[Car]):
         """From now on the store does what it is asked for when it is let go."""
         self.store.held, self.store.held_reads = writes, reads
 
+    @rule()
+    def work_again(self) -> None:
+        self.hold_nothing()
+        self.go_on()
+
     @rule(count=st.integers(1, 4), turn=turns)
     def let_go(self, count: int, turn: bool) -> None:
         self.release(count)
@@ -539,6 +650,8 @@ class Machine(PluginWorld[Car]):
                 writes[written].apply()
         for car in self.cars:
             car.flying.clear()  # who takes them again is told so by a new packet
+            car.before.clear()
+        self.acknowledged.clear()
         self.start_again()
 
     # -- what must be true in the end
@@ -567,8 +680,11 @@ class Machine(PluginWorld[Car]):
         while quiet < 2 * ACK_TIMEOUT:
             before = len(self.receipts())
             for car in self.cars:
-                while car.may_speak and car.flying:
-                    car.answer(0, refuse=False)
+                while car.may_speak and (car.flying or car.others):
+                    if car.others:
+                        car.answer_other()
+                    else:
+                        car.answer(refuse=False)
                     self.go_on()
             self.pass_time(1.0)
             quiet = quiet + 1 if len(self.receipts()) == before else 0
@@ -585,6 +701,8 @@ class Machine(PluginWorld[Car]):
         super().judge()
         told = self.receipts()
         self._judge_order(told)
+        self._judge_late(told)
+        told = [receipt for receipt in told if receipt.reason != LATE_ACK]
         self._judge_ends(told)
         self._judge_counts(told)
 
@@ -613,6 +731,22 @@ class Machine(PluginWorld[Car]):
             begun.add(receipt.delivery_id)
             assert not first or receipt.state is State.ACCEPTED, f"{receipt} comes before it was accepted"
 
+    def _judge_late(self, told: list[Receipt]) -> None:
+        """What was acknowledged when it was over is told as such, after its end, and nothing else is."""
+        ended: dict[str, State] = {}
+        late: set[str] = set()
+        for receipt in told:
+            if receipt.state in FINAL:
+                ended[receipt.delivery_id] = receipt.state
+            elif receipt.reason == LATE_ACK:
+                assert receipt.state is State.SENT and receipt.delivery_id in ended, f"{receipt} before its end"
+                late.add(receipt.delivery_id)
+        for entry in self.entries.values():
+            if entry.name in late:
+                assert entry.answers["yes"] and ended[entry.name] is not State.ACKED, f"{entry} has no late answer"
+            elif entry.name in self.acknowledged:
+                assert ended[entry.name] is State.ACKED, f"{entry} was {ended[entry.name]}, and its answer is not told"
+
     def _judge_ending(self, entry: Stored, found: list[Receipt]) -> None:
         assert len({receipt.state for receipt in found}) == 1, f"{entry.name} ended as {found}"
         assert len(found) <= 1, f"{entry.name} ended {len(found)} times"
@@ -637,8 +771,10 @@ class Machine(PluginWorld[Car]):
                 fits = not entry.came
             case State.FAILED, "session_ended":
                 fits = receipt.attempt >= MAX_ATTEMPTS
-            case State.FAILED, reason:
-                fits = bool(entry.answers["silence" if reason == "no_ack" else "no"])
+            case State.FAILED, "no_ack":
+                fits = receipt.attempt >= MAX_ATTEMPTS
+            case State.FAILED, _:
+                fits = bool(entry.answers["no"])
         assert fits, f"{entry} has ended as {receipt}"
 
     def _judge_counts(self, told: list[Receipt]) -> None:

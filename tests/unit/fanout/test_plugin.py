@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from motorcade.core.receipt import State
+from motorcade.mqtt.packets import Puback
 from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.dispatcher import Pool
 from motorcade.plugins.fanout.record import EntryRecord, encode
@@ -14,7 +16,7 @@ from motorcade.plugins.fanout.tables import owner_of
 from motorcade.plugins.fanout.views import WhyView
 from motorcade.storage.ports import Draft
 from tests.unit.broker.memory import surviving
-from tests.unit.fanout.test_model import ACK_TIMEOUT, VINS, Machine
+from tests.unit.fanout.test_model import ACK_TIMEOUT, MAX_ATTEMPTS, VINS, Machine
 
 VIN = VINS[0]
 
@@ -114,7 +116,7 @@ def test_a_message_that_was_refused_comes_once_more(world: Machine) -> None:
     """Also if its time to be acknowledged and its time to rest are over at the same moment."""
     come(world)
     publish(world)
-    world.answer(which=0, number=0, refuse=True, turn=True)
+    world.answer(which=0, refuse=True, turn=True)
     world.pass_time(ACK_TIMEOUT)
     assert 1 == len(world.cars[0].flying)
     assert ["accepted", "sent", "retried", "sent"] == [receipt.state.value for receipt in world.receipts()]
@@ -131,5 +133,121 @@ def test_a_message_that_rests_while_a_copy_is_in_flight_is_not_sent_beside_it(wo
     world.connect(which=0, clean=False, version=5, lasting=True, limit=None, subscribes=False, turn=True)
     world.pass_time(5.0)
     assert 1 == len(world.cars[0].flying)
-    world.answer(which=0, number=0, refuse=False, turn=True)
+    world.answer(which=0, refuse=False, turn=True)
     assert "acked" == world.receipts()[-1].state.value
+
+
+# -- one in flight is one packet
+
+
+def come_again(world: Machine, limit: int | None = None) -> None:
+    world.connect(which=0, clean=False, version=5, lasting=True, limit=limit, subscribes=False, turn=True)
+
+
+def told(world: Machine) -> list[str]:
+    return [" ".join(filter(None, (receipt.state.value, receipt.reason))) for receipt in world.receipts()]
+
+
+@pytest.mark.parametrize("over", ["expired", "cancelled", "replaced"])
+def test_what_is_over_is_withdrawn_from_the_window_of_a_session(world: Machine, over: str) -> None:
+    """A stale message is not repeated when the vehicle is back; what is behind it comes."""
+    come(world)
+    expires = 5.0 if over == "expired" else None
+    world.publish(which=[0], request="r0", two=False, mode=None, priority=0, expires=expires, turn=True)
+    (before,) = world.cars[0].flying.values()
+    world.leave(which=0, goodbye=False, turn=True)
+    if over == "cancelled":
+        world.cancel(request="r0", turn=True)
+    elif over == "replaced":
+        publish(world)
+    world.pass_time(6.0)
+    publish(world, "r1")
+    come_again(world, limit=1)
+    (flying,) = world.cars[0].flying.values()
+    assert flying.entry is not before.entry
+    assert ("r0" if over == "replaced" else "r1") == flying.entry.request
+    assert 1 == sum(over == receipt.state.value for receipt in world.receipts())
+    assert 1 == len(world.node.plane.registry.sessions[VIN].inflight)
+
+
+@pytest.mark.parametrize("limit", [1, 32])
+def test_a_silent_vehicle_gets_the_same_packet_on_its_next_connection(world: Machine, limit: int) -> None:
+    """It fails after `max_attempts`, with whatever window, and nothing behind it waits for longer."""
+    come(world)
+    publish(world)
+    publish(world, "r1")
+    come_again(world, limit)
+    ids = set(world.cars[0].flying)
+    for _ in range(MAX_ATTEMPTS):
+        assert "r0" == next(iter(world.cars[0].flying.values())).entry.request
+        world.pass_time(ACK_TIMEOUT)
+        world.pass_time(5.0)
+        if world.cars[0].peer is None:  # sent away: its session repeats the packet
+            come_again(world, limit)
+            ids |= set(world.cars[0].flying)
+    assert "failed no_ack" in told(world), told(world)
+    (flying,) = world.cars[0].flying.values()
+    assert "r1" == flying.entry.request
+    assert 2 == len(ids), "each message has had one packet id"
+    assert 1 == len(world.node.plane.registry.sessions[VIN].inflight)
+
+
+def test_a_vehicle_that_never_lives_long_enough_to_acknowledge_holds_up_nothing(world: Machine) -> None:
+    """Its session is kept, its connection ends before `ack_timeout`: a repetition is an attempt."""
+    come(world)
+    publish(world)
+    publish(world, "r1")
+    for number in range(MAX_ATTEMPTS):
+        for pause in (0.1, 4.0):  # sooner than a retry would be, it is the same attempt
+            world.leave(which=0, goodbye=False, turn=True)
+            world.pass_time(pause)
+            come_again(world)
+            assert min(number + 1 + (pause > 1), MAX_ATTEMPTS) == max(receipt.attempt for receipt in world.receipts())
+    assert [1, 2, 3] == [receipt.attempt for receipt in world.receipts() if receipt.state is State.SENT][:-1]
+    assert "failed no_ack" in told(world)
+    (flying,) = world.cars[0].flying.values()
+    assert "r1" == flying.entry.request
+
+
+def test_an_acknowledgement_of_what_was_replaced_is_told(world: Machine) -> None:
+    """On the connection that has brought it; with that the next message may go."""
+    come(world)
+    publish(world)
+    publish(world)
+    assert 1 == len(world.cars[0].flying)
+    world.answer(which=0, refuse=False, turn=True)
+    (flying,) = world.cars[0].flying.values()
+    assert 2 == flying.entry.position
+    assert ["accepted", "sent", "accepted", "replaced reissued", "sent late_ack", "sent"] == told(world)
+    assert {State.REPLACED: 1, State.SENT: 1} == world.run(world.service.status("r0")).states
+
+
+def test_an_acknowledgement_that_nobody_asked_for_is_told(world: Machine) -> None:
+    """A vehicle that sends, on its next connection, an acknowledgement that was lost with the last one."""
+    come(world)
+    publish(world)
+    ((packet_id, _),) = world.cars[0].flying.items()
+    world.leave(which=0, goodbye=False, turn=True)
+    world.cancel(request="r0", turn=True)
+    come_again(world)
+    assert not world.cars[0].flying and world.cars[0].peer is not None
+    next(iter(world.entries.values())).answers["yes"] += 1
+    for _ in range(2):  # the second time it means nothing
+        world.say(world.cars[0].peer, Puback(packet_id))
+        world.go_on()
+    assert ["accepted", "sent", "cancelled cancelled", "sent late_ack"] == told(world)
+    assert {State.CANCELLED: 1} == world.run(world.service.status("r0")).states
+    assert 1 == world.loaded.context.counters["receipts_late_ack"]
+    world.kill(written=0)
+    assert {State.CANCELLED: 1} == world.run(world.service.status("r0")).states
+    assert [] == list(world.run(world.service.targets("r0", State.SENT, "", 10)))
+
+
+def test_a_message_that_expires_says_for_how_long_it_is_good(world: Machine) -> None:
+    """Also when it is repeated: [MQTT-3.3.2-6]. The model looks at it (`Car._message`)."""
+    come(world)
+    world.publish(which=[0], request="r0", two=False, mode=None, priority=0, expires=15.0, turn=True)
+    world.leave(which=0, goodbye=False, turn=True)
+    world.pass_time(8.0)
+    come_again(world)
+    assert world.cars[0].flying

@@ -81,7 +81,7 @@ EXAMPLES: list[tuple[Hold, WhyView, str, str]] = [
         Hold.IN_FLIGHT,
         views.in_flight(VIN, SENT, 1, NOW),
         f"Request 'task_ota_1' was sent to {VIN} at 2025-10-09 08:53:08 UTC, 12 s ago (attempt 2), and it has not",
-        "If no acknowledgement comes until 2025-10-09 08:53:38 UTC, it is sent again",
+        "If no acknowledgement comes until 2025-10-09 08:53:38 UTC, its connection is closed: it is sent again",
     ),
     (
         Hold.IN_FLIGHT,
@@ -92,8 +92,8 @@ EXAMPLES: list[tuple[Hold, WhyView, str, str]] = [
     (
         Hold.BACKING_OFF,
         views.backing_off(VIN, RESTING, 1, NOW, 10, "refused_0x97"),
-        "in vain 3 times (refused_0x97).",
-        "It is sent again at 2025-10-09 08:54:50 UTC, in 1.5 min; after 10 times in vain it has failed",
+        "3 times without success (refused_0x97).",
+        "It is sent again at 2025-10-09 08:54:50 UTC, in 1.5 min; after 10 times without success it has failed",
     ),
     (
         Hold.PAUSED,

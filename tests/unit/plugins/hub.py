@@ -112,6 +112,9 @@ class PulledFeed:
     def send_later(self, delay: float, what: object) -> Delayed:
         raise NotImplementedError("nothing is delayed here")
 
+    def disconnect(self, detail: str) -> None:
+        raise NotImplementedError("nothing is connected here")
+
     def read(self, source: Source) -> Iterator[Message]:
         """What the source gives, until it is done or has nothing."""
         while self._inbox:

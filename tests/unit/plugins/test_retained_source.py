@@ -51,6 +51,9 @@ class OpenFeed:
         self.later.append((delay, what))
         return Cancelled()
 
+    def disconnect(self, detail: str) -> None:
+        raise NotImplementedError("retained messages close no connections")
+
 
 @pytest.fixture
 def clock() -> Clock:

@@ -159,6 +159,9 @@ class Feed:
         self.timers.append(timer)
         return timer
 
+    def disconnect(self, detail: str) -> None:
+        raise NotImplementedError("streams close no connections")
+
 
 class Session:
     """One subscription, with its lane: what waits and what is in flight."""

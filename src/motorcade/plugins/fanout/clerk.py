@@ -6,7 +6,7 @@
 
 Rule 1: a final receipt and the removal of its entry are one batch. Where batches are not atomic (Redis) the receipt
         goes first: a crash in between may repeat it, but never lose it.
-Rule 2: a vehicle gets its next message when the receipt of the last one is stored (`desk.gone`).
+Rule 2: a vehicle gets its next message when the receipt of the last one is stored (`Desk.stored`).
 Rule 3: what cannot be stored is tried again, for ever (`receipts`, rule 3); meanwhile vehicles with something to be
         written wait.
 Rule 4: one timer serves all deliveries that wait for an acknowledgement or rest.
@@ -21,13 +21,14 @@ from itertools import chain, count
 from typing import Final
 
 from motorcade.core import receipt as receipts_
-from motorcade.core.receipt import Receipt, State
-from motorcade.plugins.fanout.desk import Delivery, Desk, Phase
+from motorcade.core.receipt import LATE_ACK, Receipt, State
+from motorcade.plugins.fanout.desk import ENDS, Delivery, Desk, Phase, Seat, Verdict
 from motorcade.plugins.fanout.receipts import Receipts
 from motorcade.plugins.fanout.tables import done_of, mark_of, owner_of
 from motorcade.storage.ports import Batch, Bound, Draft
 
 GROUP: Final = 1000  #: receipts in one batch
+SILENT: Final = "no PUBACK within ack_timeout; connect again to be sent what is still wanted"  #: of a disconnection
 
 Note = tuple[Delivery, Receipt, bool]  #: something that happened to a delivery, and whether it is over with that
 
@@ -70,22 +71,67 @@ class Clerk:
     def sent(self, delivery: Delivery) -> None:
         """It leaves for the vehicle."""
         delivery.attempts += 1
-        delivery.packets += 1
+        delivery.in_window = True
         delivery.phase = Phase.SENT
         self.watch(delivery)
+        delivery.sent_at = delivery.since
         self._note(delivery, State.SENT)
 
     def watch(self, delivery: Delivery) -> None:
-        """It may be silent for as long as it may, from now on."""
+        """Wait for its acknowledgement, from now on."""
         timeout = self._desk.config.ack_timeout
         delivery.since = self.now()
+        delivery.watched = True
         if timeout:
             self._at(delivery.since + timeout, delivery)
 
-    def in_vain(self, delivery: Delivery, reason: str) -> None:
-        """It was refused, or the vehicle is silent: once more after a while, but not for ever."""
-        if delivery.ending:
-            return
+    def repeats(self, delivery: Delivery) -> bool:
+        """Whether the session may repeat its packet on the next connection; False: the packet leaves the window."""
+        desk = self._desk
+        if desk.hold.get(delivery.vin) is not delivery:
+            return False
+        if delivery.phase is not Phase.OVER:
+            now = self.now()
+            verdict = desk.judge(delivery.entry, now)
+            if (
+                verdict is Verdict.SEND
+                and delivery.phase is Phase.SENT
+                and now < delivery.sent_at + desk.delay(delivery)
+            ):
+                self.watch(delivery)  # sooner than a retry would be: this is the same attempt
+                return True
+            if verdict is Verdict.SEND and delivery.attempts < desk.config.max_attempts:
+                self.sent(delivery)
+                return True
+            if verdict in ENDS:
+                self.end(delivery, *ENDS[verdict])
+            elif verdict is Verdict.SEND:
+                self.end(delivery, State.FAILED, "no_ack")
+        desk.left(delivery)
+        desk.release(delivery)
+        self.triggered(delivery.vin, "withdrawn")
+        return False
+
+    def refused(self, delivery: Delivery, reason: str) -> None:
+        """The vehicle has answered with an error: once more after a while, as a new packet, but not for ever."""
+        if not delivery.ending and delivery.phase is not Phase.RESTING:  # else its silence was told before
+            self._again(delivery, reason)
+
+    def _silent(self, delivery: Delivery, seat: Seat) -> None:
+        """The vehicle is there and has not answered for `ack_timeout`.
+
+        On this connection the packet must not be sent again [MQTT-4.4.0-1]. So it is closed after `retry_delay`, or at
+        once if the message is over: then the session repeats the packet, or withdraws it.
+        """
+        verdict = self._desk.judge(delivery.entry, self.now())
+        if verdict in ENDS:
+            self.end(delivery, *ENDS[verdict])
+        else:
+            self._again(delivery, "no_ack")
+        if delivery.phase is Phase.OVER:
+            seat.disconnect(SILENT)
+
+    def _again(self, delivery: Delivery, reason: str) -> None:
         again = self._desk.rest(delivery, self.now())
         if again is None:
             self.end(delivery, State.FAILED, reason)
@@ -93,24 +139,18 @@ class Clerk:
         self._note(delivery, State.RETRIED, reason)
         self._at(again, delivery)
 
-    def postpone(self, delivery: Delivery) -> None:
-        """There is no room for another copy of it now."""
-        delivery.phase = Phase.RESTING
-        delivery.since = self.now() + self._desk.config.retry_delay
-        self._at(delivery.since, delivery)
-
     def end(self, delivery: Delivery, state: State, reason: str = "") -> None:
         """It is over, if it was not already."""
         if self._desk.end(delivery):
             self._note(delivery, state, reason, final=True)
 
-    def withdraw(self, delivery: Delivery, state: State, reason: str) -> None:
-        """It is over, though its packet is in flight: the vehicle gets the next one when it has answered that."""
-        if self._desk.end_entry(delivery.vin, delivery.position):
-            self._note(delivery, state, reason, final=True)
+    def late(self, delivery: Delivery) -> None:
+        """The vehicle has acknowledged what was over."""
+        if (delivery.vin, delivery.position) in self._desk.ended:  # else its request is paused, and it comes again
+            self._note(delivery, State.SENT, LATE_ACK)
 
     def session_over(self, delivery: Delivery) -> None:
-        """The session that had it in flight has ended: one attempt more was in vain."""
+        """The session that had it in flight has ended: one attempt more has failed."""
         if delivery.attempts >= self._desk.config.max_attempts:
             self.end(delivery, State.FAILED, "session_ended")
         else:
@@ -160,16 +200,21 @@ class Clerk:
         if self._desk.hold.get(delivery.vin) is not delivery or delivery.phase is Phase.ENDING:
             return
         seat = self._desk.seats.get(delivery.vin)
-        if seat is None:
-            return  # away: its session repeats it, and its time begins anew then
-        if delivery.phase is Phase.RESTING and delivery.since <= now:
-            delivery.phase = Phase.CLAIMED  # once, though it may stand in the heap more than once
-            seat.offer(delivery)
+        if seat is None or (delivery.in_window and not delivery.watched):
+            return  # away: its session repeats it, and its time begins again then
+        if delivery.phase is Phase.RESTING:
+            if delivery.since > now:
+                return
+            if delivery.in_window:
+                seat.disconnect(SILENT)
+            else:
+                delivery.phase = Phase.CLAIMED  # once, though it may stand in the heap more than once
+                seat.offer(delivery)
         elif delivery.since + self._desk.config.ack_timeout <= now:
             if delivery.phase is Phase.SENT:
-                self.in_vain(delivery, "no_ack")
-            else:
-                self._desk.answered(delivery)  # replaced: it has had time enough
+                self._silent(delivery, seat)
+            elif delivery.phase is Phase.OVER:
+                seat.disconnect(SILENT)
 
     # -- the store
 
@@ -220,10 +265,10 @@ class Clerk:
                 if final:
                     batch.acknowledge(owner_of(delivery.vin), [delivery.position])
                     batch.append([done_of(delivery.vin)], Draft(receipts_.encode(receipt)), now, bound)
-                elif receipt.state is State.RETRIED or delivery.attempts > 1:
+                elif receipt.reason != LATE_ACK and (receipt.state is State.RETRIED or delivery.attempts > 1):
                     batch.mark(owner_of(delivery.vin), delivery.position, mark_of(delivery.attempts))
 
         await self._receipts.store(fill, [receipt for _, receipt, _ in notes])
         for delivery, _, final in notes:
-            if final and delivery.phase is not Phase.REPLACED:
-                self._desk.gone(delivery)
+            if final:
+                self._desk.stored(delivery.vin, delivery.position)

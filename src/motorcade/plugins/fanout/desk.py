@@ -1,7 +1,7 @@
 """Which message a vehicle may get now, and which it has. Pure: no store, no clock, no waiting.
 
     pending (store) ──claim──▶ claimed ──sent──▶ sent ──acknowledged──▶ ending ─(receipt stored)─▶ gone
-                                                  └─(issued again)─▶ replaced ──answered──▶ gone
+                                                  │ └─(over, not answered)─▶ over ──answered, withdrawn──▶ gone
        ▲                          │                │ refused, silent         ▲
        └────────── release ◀──────┴──── resting ◀──┘ (too often: failed) ────┘
 
@@ -10,8 +10,11 @@ Rule 1: one VIN has at most one message on its way. `claim` is the only place th
         given back. It outlives connections and sources, since what is in flight belongs to the session.
 Rule 2: a delivery ends once. Whatever comes later (a second acknowledgement, a time-out, a cancellation, a reader that
         has found the entry just before it was removed) finds it among those that have `ended`.
-Rule 3: a message that was sent is given back only when the session that has it in flight is gone: nobody else could get
-        its acknowledgement.
+Rule 3: one in flight means one packet. A message whose packet is in the window of a session (`in_window`) is not given
+        to the session again: the session repeats the packet on the next connection (`Clerk.repeats`). It is given back
+        when the packet has left the window: answered with an error, withdrawn, or gone with its session.
+Rule 4: a message that is over while its packet is in the window holds its place until the packet is answered or
+        withdrawn; the packet is not repeated.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ class Phase(StrEnum):
 
     CLAIMED = auto()  #: given to the session, or about to be
     SENT = auto()
-    RESTING = auto()  #: sent in vain; it is sent again after a while
-    REPLACED = auto()  #: over, but the vehicle has not acknowledged the packet yet
+    RESTING = auto()  #: not taken; it is sent again after a while
+    OVER = auto()  #: it has ended, but its packet is still in the window (rule 4)
     ENDING = auto()  #: over, as soon as its receipt is stored
 
 
@@ -55,7 +58,19 @@ class Verdict(StrEnum):
 class Delivery:
     """One message for one vehicle, on its way."""
 
-    __slots__ = ("attempts", "entry", "message", "packets", "phase", "position", "since", "vin")
+    __slots__ = (
+        "attempts",
+        "entry",
+        "in_window",
+        "message",
+        "phase",
+        "position",
+        "sent_at",
+        "since",
+        "told",
+        "vin",
+        "watched",
+    )
 
     def __init__(self, vin: str, position: int, entry: EntryRecord, message: Message, attempts: int = 0) -> None:
         self.vin = vin
@@ -63,9 +78,12 @@ class Delivery:
         self.entry = entry
         self.message = message
         self.attempts = attempts  #: how often it was sent
-        self.packets = 0  #: copies that the session has in flight: several after a silence
+        self.in_window = False  #: the session has its packet in flight (rule 3)
         self.phase = Phase.CLAIMED
         self.since = 0.0  #: when it was sent last; resting: when it is sent again
+        self.sent_at = 0.0  #: when its last attempt began
+        self.watched = False  #: the vehicle is there, so that its silence counts
+        self.told = False  #: its final receipt is stored
 
     @property
     def name(self) -> str:
@@ -73,7 +91,7 @@ class Delivery:
 
     @property
     def ending(self) -> bool:
-        return self.phase in (Phase.ENDING, Phase.REPLACED)
+        return self.phase in (Phase.ENDING, Phase.OVER)
 
 
 class Seat(Protocol):
@@ -84,6 +102,9 @@ class Seat(Protocol):
 
     def look_again(self) -> None:
         """Its messages come on other topics now; it may not be subscribed to them."""
+
+    def disconnect(self, detail: str) -> None:
+        """Close its connection, so that its session can repeat or withdraw what it is silent about."""
 
 
 class Desk:
@@ -116,8 +137,8 @@ class Desk:
         return True
 
     def release(self, delivery: Delivery) -> None:
-        """Give a message back: it is pending again, unless it is over."""
-        if self.hold.get(delivery.vin) is delivery and delivery.phase is not Phase.ENDING:
+        """Give a message back: it is pending again, unless it is over or its packet is in the window."""
+        if self.hold.get(delivery.vin) is delivery and not delivery.in_window and not delivery.ending:
             del self.hold[delivery.vin]
             self.drained.discard(delivery.vin)
             if delivery.attempts:  # the store may not know of all of them yet
@@ -125,21 +146,24 @@ class Desk:
                 if len(self.attempts) > MOST_GIVEN_BACK:
                     self.attempts.popitem(last=False)
 
-    def put_back(self, delivery: Delivery) -> bool:
-        """Give back what cannot be sent now; False: an earlier copy of it is in flight, so it stays (rule 3)."""
-        if delivery.packets and self.hold.get(delivery.vin) is delivery and not delivery.ending:
-            delivery.phase = Phase.SENT
-            return False
-        self.release(delivery)
-        return True
+    def stored(self, vin: str, position: int) -> None:
+        """The final receipt of a delivery is stored, and its entry removed; the vehicle may have the next one."""
+        held = self.hold.get(vin)
+        if held is not None and held.position == position:
+            held.told = True
+            if held.in_window:
+                return  # rule 4
+            del self.hold[vin]
+        if vin not in self.drained:
+            self._trigger(vin)
 
-    def gone(self, delivery: Delivery) -> None:
-        """Its last receipt is stored, and its entry removed; the vehicle may have the next one."""
-        held = self.hold.get(delivery.vin)
-        if held is not None and held.position == delivery.position:  # perhaps read once more after a reconnect
-            del self.hold[delivery.vin]
-        if delivery.vin not in self.drained:
-            self._trigger(delivery.vin)
+    def left(self, delivery: Delivery) -> None:
+        """The packet of a delivery has left the window: answered, withdrawn, or gone with its session."""
+        delivery.in_window = False
+        if delivery.phase is Phase.OVER:
+            delivery.phase = Phase.ENDING
+            if delivery.told:
+                self.stored(delivery.vin, delivery.position)
 
     def offer_new(self, delivery: Delivery, now: float) -> bool:
         """Give a vehicle what was stored for it just now; False if it has to be looked for what comes first."""
@@ -159,14 +183,7 @@ class Desk:
         """It is over; False if it was already (rule 2)."""
         if not self.end_entry(delivery.vin, delivery.position):
             return False
-        delivery.phase = Phase.ENDING
-        return True
-
-    def answered(self, delivery: Delivery) -> bool:
-        """The vehicle has answered a packet; True: it was replaced meanwhile, so nothing is to be written down."""
-        if delivery.phase is not Phase.REPLACED:
-            return False
-        self.gone(delivery)
+        delivery.phase = Phase.OVER if delivery.in_window else Phase.ENDING
         return True
 
     def end_entry(self, vin: str, position: int) -> bool:
@@ -177,8 +194,7 @@ class Desk:
         self.ended.add(name)
         held = self.hold.get(vin)
         if held is not None and held.position == position:
-            # One in flight means one packet: the vehicle gets the next when it has answered this one.
-            held.phase = Phase.REPLACED if held.phase is Phase.SENT else Phase.ENDING
+            held.phase = Phase.OVER if held.in_window else Phase.ENDING
         return True
 
     # -- vehicles
@@ -194,8 +210,9 @@ class Desk:
         del self.seats[vin]
         self.drained.discard(vin)
         held = self.hold.get(vin)
-        if held is not None and held.phase in (Phase.CLAIMED, Phase.RESTING):
-            self.put_back(held)
+        if held is not None:
+            held.watched = False
+            self.release(held)
 
     def look_again(self) -> None:
         """Messages go to other topics from now on."""
@@ -208,7 +225,7 @@ class Desk:
         if held is None:
             return None
         was_sent = held.phase is Phase.SENT
-        held.packets = 0
+        self.left(held)
         self.release(held)
         return held if was_sent else None
 
@@ -226,14 +243,17 @@ class Desk:
         return Verdict.LATER if request.state == "paused" else Verdict.SEND
 
     def rest(self, delivery: Delivery, now: float) -> float | None:
-        """It was sent in vain: when it may be sent again; None: it was once too often."""
+        """It was not taken: when it is sent again; None: it was sent as often as it may be."""
         if delivery.attempts >= self.config.max_attempts:
             return None
-        config = self.config
-        delay = min(config.retry_delay * 2 ** max(0, delivery.attempts - 1), config.retry_delay_max)
         delivery.phase = Phase.RESTING
-        delivery.since = now + delay
+        delivery.since = now + self.delay(delivery)
         return delivery.since
+
+    def delay(self, delivery: Delivery) -> float:
+        """Seconds between the last attempt and the next one."""
+        delay: float = self.config.retry_delay * 2 ** max(0, delivery.attempts - 1)
+        return min(delay, self.config.retry_delay_max)
 
 
 def delivery_of(
@@ -247,6 +267,7 @@ def delivery_of(
         publisher=entry.publisher,
         guid=entry.batch,
         timestamp=entry.accepted_at,
+        expires_at=entry.expires_at or None,
     )
     return Delivery(vin, position, entry, message, attempts)
 

@@ -41,7 +41,7 @@ from motorcade.extension.plugin import Spawn
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.clerk import Clerk
-from motorcade.plugins.fanout.desk import Desk, Phase, delivery_of
+from motorcade.plugins.fanout.desk import Desk, delivery_of
 from motorcade.plugins.fanout.job import Job
 from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run
 from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
@@ -359,8 +359,8 @@ class Intake:
         ended = {receipt.delivery_id for receipt in found if receipt.state is State.REPLACED}
         for vin in vins:
             held = self._desk.hold.get(vin)
-            if held is not None and held.phase is Phase.ENDING and held.name in ended:
-                self._desk.gone(held)  # it was not in flight
+            if held is not None and held.name in ended:
+                self._desk.stored(vin, held.position)
             self._trigger(vin, "batch")
 
     def _end(self, job: Job, error: Exception | None = None) -> None:
@@ -468,8 +468,8 @@ class Intake:
         now = self._now()
         for vin, answer in zip(job.batch.vins, answers, strict=True):
             held = desk.hold.get(vin)
-            if held is not None and held.position == answer.replaced and held.phase is Phase.ENDING:
-                desk.gone(held)  # it was not in flight
+            if held is not None and held.position == answer.replaced:
+                desk.stored(vin, held.position)
             if vin in desk.seats and vin not in rejected:
                 delivery = delivery_of(vin, answer.position, entry, data, desk.config)
                 if desk.offer_new(delivery, now):

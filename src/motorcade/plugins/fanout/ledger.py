@@ -41,7 +41,7 @@ import structlog
 
 from motorcade.core import receipt as receipts
 from motorcade.core.lately import Lately
-from motorcade.core.receipt import FINAL, Receipt, ReceiptError, State
+from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State
 from motorcade.core.record import RecordError
 from motorcade.core.record import decode as decode_record
 from motorcade.plugins.fanout.tables import LEDGER, RECEIPTS, owner_of
@@ -262,6 +262,8 @@ class Ledger:
         tally = self._tally(receipt.request_id, receipt.time)
         tally.stamp, tally.end = stamp, 0
         state, name = receipt.state, receipt.delivery_id
+        if receipt.reason == LATE_ACK:
+            return  # it has ended, whether that is remembered or not
         if state is State.ACCEPTED:
             tally.accepted += 1
             self._pending += 1

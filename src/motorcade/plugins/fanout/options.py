@@ -39,10 +39,11 @@ class FanoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     gc_interval: Interval = 3600.0  #: seconds between two collections of what is no longer needed
     gc_budget: Positive = 1000  #: entries looked at in one step of a collection; others get their turn in between
     dispatchers: Annotated[int, msgspec.Meta(ge=1, le=10_240)] = 16  #: workers; each vehicle has one of them
-    ack_timeout: Seconds = 30.0  #: seconds until a message that was not acknowledged is sent again; 0: never
+    #: Seconds until a vehicle that does not acknowledge is disconnected, to get it again; 0: never.
+    ack_timeout: Seconds = 30.0
     retry_delay: Interval = 1.0  #: seconds until the second attempt; twice as long before each one that follows
     retry_delay_max: Interval = 300.0  #: but not longer than this
-    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MOST_ATTEMPTS)] = 10  #: times that a message is sent in vain
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MOST_ATTEMPTS)] = 10  #: times that a message is sent
     history: Positive = 20  #: messages of each vehicle whose end is remembered
     receipts_retention: Interval = 2_592_000.0  #: seconds that receipts are kept
 

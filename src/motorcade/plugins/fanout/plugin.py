@@ -98,7 +98,16 @@ class FanoutPlugin(Plugin):
             context.log,
         )
         make = partial(FanoutSource, desk=self.desk, clerk=self.clerk)
-        self._kind = Kind("fanout", make, wants=self._wants, multi_topic=True, generic=True, lingers=True)
+        self._kind = Kind(
+            "fanout",
+            make,
+            wants=self._wants,
+            multi_topic=True,
+            generic=True,
+            lingers=True,
+            repeats=lambda _, given: self.clerk.repeats(given.tag),
+            late=lambda _, given: self.clerk.late(given.tag),
+        )
         self.sweeper = Sweeper(store, self.desk, self.pool, self.clerk, hub.now, context.counters)
 
     async def start(self) -> None:

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Final
 
 from motorcade.core import receipt as receipts
-from motorcade.core.receipt import FINAL, Receipt, ReceiptError, State
+from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State
 from motorcade.core.record import RecordError
 from motorcade.core.record import decode as decode_record
 from motorcade.extension.declared import UnknownError
@@ -180,7 +180,8 @@ class Queries:
                         receipt = receipts.decode(decode_record(record.value).payload)
                     except (RecordError, ReceiptError):
                         continue  # the ledger has named it
-                    yield record.offset, receipt
+                    if receipt.reason != LATE_ACK:  # that changes no state
+                        yield record.offset, receipt
             after = page[-1].offset if len(page) == STEP else end
 
 

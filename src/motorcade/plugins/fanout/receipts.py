@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, cast
 import msgspec
 
 from motorcade.core.message import Message
-from motorcade.core.receipt import TOPIC, Receipt, State, delivery_id, encode, topic_of
+from motorcade.core.receipt import LATE_ACK, TOPIC, Receipt, State, delivery_id, encode, topic_of
 from motorcade.core.vin import LENGTH as VIN_LENGTH
 from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.doubt import Doubt
@@ -246,7 +246,7 @@ class Receipts:
             return
         self._ledger.count(_stamp_of(values), receipts)
         for receipt in receipts:
-            self._counters[f"receipts_{receipt.state}"] += 1
+            self._counters[f"receipts_{receipt.state if receipt.reason != LATE_ACK else LATE_ACK}"] += 1
         self._tell(lambda: receipts)
 
     def written_accepted(

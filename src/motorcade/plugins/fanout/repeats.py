@@ -64,7 +64,7 @@ class Repeats:
         twin = self._under_way.get(name)
         if twin is not None:
             await twin.over.wait()
-        known = await find(self._records, name, self._now())
+        known = await find(self._records, name, job.now)  # when it came: it may have waited for long
         most = self._desk.config.max_batch_ids
         result = job.result
         if known is None:

@@ -215,6 +215,8 @@ class FanoutService:
         if head.state == "paused":
             return views.paused(vin, head, pending)
         held = self._desk.hold.get(vin)
+        if held is not None and held.phase is Phase.OVER:
+            return views.window_full(vin, head, pending, 1)
         if held is not None and held.phase is Phase.CLAIMED:
             return views.window_full(vin, head, pending, 0)
         return views.dispatching(vin, head, pending)

@@ -55,6 +55,9 @@ class FanoutSource(Source):
         else:
             self.feed.send(delivery)
 
+    def disconnect(self, detail: str) -> None:
+        self.feed.disconnect(detail)
+
     def look_again(self) -> None:
         if self._seated and not self._fitting():
             self._seated = False
@@ -69,15 +72,17 @@ class FanoutSource(Source):
             self._seated = True
             self._desk.sit(self.vin, self)
             held = self._desk.hold.get(self.vin)
-            if held is not None and held.phase in (Phase.SENT, Phase.REPLACED):
-                self._clerk.watch(held)  # its time begins anew with the connection that repeats it
+            if held is not None and held.in_window and why is not Why.RESUMED:
+                if held.phase is Phase.RESTING:
+                    held.phase = Phase.SENT
+                self._clerk.watch(held)  # if resumed, that begins when it is repeated (`Clerk.repeats`)
         self._clerk.triggered(self.vin, why.value)
         return True
 
     def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - whatever it was
         for given in self.feed.unsent:
-            if given.filter == filter_ and not self._desk.put_back(given.tag):
-                self._clerk.watch(given.tag)
+            if given.filter == filter_:
+                self._desk.release(given.tag)
 
     def terminate(self) -> None:
         if self._seated:
@@ -89,8 +94,7 @@ class FanoutSource(Source):
                 self._clerk.triggered(self.vin, CHECK if what is CHECK else "room")
             return None
         if not desired or not self._seated:
-            if not self._desk.put_back(what):  # else `ROOM` is a trigger
-                self._clerk.postpone(what)
+            self._desk.release(what)  # `ROOM` is a trigger
             return None
         if not self._desk.claim(what):
             return None  # it has something else, or this is over
@@ -121,16 +125,20 @@ class FanoutSource(Source):
 
     def delivered(self, given: Given, ack: Ack) -> Answer:
         delivery: Delivery = given.tag
-        if not ack.dropped:
-            delivery.packets = max(0, delivery.packets - 1)
-            if self._desk.answered(delivery):
-                return None
+        if ack.dropped != "withdrawn":
+            if delivery.phase is Phase.OVER and not (ack.dropped or ack.refused):
+                self._clerk.late(delivery)
+            self._desk.left(delivery)
+        if delivery.ending:
+            return None
         if ack.dropped in ("too_large", "unusable"):
             self._clerk.end(delivery, State.FAILED, ack.dropped)
+        elif ack.dropped == "expired":
+            self._clerk.end(delivery, *ENDS[Verdict.EXPIRED])
         elif ack.dropped:
-            self._clerk.triggered(self.vin, CHECK)  # withdrawn: whoever did it has taken care of it
+            self._clerk.triggered(self.vin, CHECK)  # withdrawn: `sending` has taken care of it
         elif ack.refused:
-            self._clerk.in_vain(delivery, f"refused_0x{ack.reason:02x}")
+            self._clerk.refused(delivery, f"refused_0x{ack.reason:02x}")
         else:
             subscription = self.feed.subscriptions.get(given.filter)
             unconfirmed = subscription is not None and not subscription.qos

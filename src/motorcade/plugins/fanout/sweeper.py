@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Final
 
 from motorcade.plugins.fanout.clerk import Clerk
-from motorcade.plugins.fanout.desk import ENDS, Desk, Phase, Verdict
+from motorcade.plugins.fanout.desk import ENDS, Desk, Verdict
 from motorcade.plugins.fanout.dispatcher import Pool
 from motorcade.plugins.fanout.record import RecordError, decode_data, decode_entry
 from motorcade.plugins.fanout.tables import BATCHES, DATA, PRIORITISED, STATE, owner_of, vin_of
@@ -91,10 +91,10 @@ class Sweeper:
                     verdict = Verdict.SEND  # `look_at` tells of it
                 held = self._desk.hold.get(vin)
                 if held is not None and held.position == entry.position:
-                    if verdict in ENDS and held.phase is Phase.SENT and vin not in self._desk.seats:
-                        self._clerk.withdraw(held, *ENDS[verdict])  # in flight to a vehicle that is away
+                    if verdict in ENDS and held.in_window and not held.ending and vin not in self._desk.seats:
+                        self._clerk.end(held, *ENDS[verdict])  # in flight to a vehicle that is away
                         ended[verdict] += 1
-                    continue  # on its way; it is asked for before it is sent (again)
+                    continue  # on its way; it is judged before it is sent (again)
                 self._pool.look_at(vin, entry, now)
                 ended[verdict] += 1
             await self._breathe(len(entries) + 1)

@@ -259,8 +259,8 @@ def in_flight(vin: str, head: DeliveryView, pending: int, now: float) -> WhyView
     """It was sent, and the PUBACK has not come. `head.until` 0: it is not sent again by itself."""
     behind = f" {_many(pending - 1)} it after that." if pending > 1 else ""
     again = (
-        f"If no acknowledgement comes until {clock(head.until)}, it is sent again, or has failed if that was the last"
-        " attempt."
+        f"If no acknowledgement comes until {clock(head.until)}, its connection is closed: it is sent again when the"
+        " vehicle is back, or has failed if that was the last attempt."
         if head.until
         else "It is sent again when the vehicle comes back with its session."
     )
@@ -284,9 +284,9 @@ def backing_off(vin: str, head: DeliveryView, pending: int, now: float, most: in
         Hold.BACKING_OFF,
         head,
         pending,
-        f"Request {head.request_id!r} was sent to {vin} in vain {_times(head.attempts)}{_because(reason)}.",
-        f"It is sent again at {clock(head.until)}, in {span(head.until - now)}; after {_times(most)} in vain it has"
-        " failed, and the next message is sent.",
+        f"Request {head.request_id!r} was sent to {vin} {_times(head.attempts)} without success{_because(reason)}.",
+        f"It is sent again at {clock(head.until)}, in {span(head.until - now)}; after {_times(most)} without success it"
+        " has failed, and the next message is sent.",
         until=head.until,
     )
 
@@ -306,7 +306,8 @@ def paused(vin: str, head: DeliveryView, pending: int) -> WhyView:
 
 def window_full(vin: str, head: DeliveryView, pending: int, unacknowledged: int = 0) -> WhyView:
     """Its session has as many unacknowledged messages of other kinds as it may have; 0: how many is not known."""
-    others = f"{unacknowledged} other messages" if unacknowledged else "other messages"
+    others = f"{unacknowledged} other messages" if unacknowledged > 1 else "other messages"
+    others = "another message" if unacknowledged == 1 else others
     return _why(
         vin,
         Hold.WINDOW_FULL,
