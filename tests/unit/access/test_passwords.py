@@ -213,3 +213,20 @@ async def test_too_many_log_ins_at_once_hear_that_the_server_is_busy(start: Star
     gate.set()
     assert [False] * 3 == [answer.superuser for answer in await asyncio.gather(*waiting)]
     assert (0, 0) == (password._queue.running, password._queue.waiting)
+
+
+async def test_a_reload_ends_no_log_in_that_is_being_checked(start: Start, file: Path) -> None:
+    """What has begun is decided by the files it began with; what waits for its turn is to be tried again."""
+    node = await start(authentication=backend(file, workers=1))
+    (loaded,) = node.plugins.loaded()
+    (password,) = loaded.plugin._in_force.chain  # type: ignore[attr-defined]
+    gate = threading.Event()
+    password._threads.submit(gate.wait)
+    begun, waits = (asyncio.create_task(node.log_in("alice", "secret", f"c{i}")) for i in range(2))
+    async with asyncio.timeout(60):
+        while password._queue.waiting < 1:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0)
+    await node.plugins.reload("access", {"authentication": backend(file, workers=1)})
+    gate.set()
+    assert isinstance(await begun, Allow)
+    assert "SERVER_BUSY" == (await waits).reason.name

@@ -73,4 +73,4 @@ class PasswordBackend:
 
     async def close(self) -> None:
         self._queue.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)  # what has begun, one check for each thread, is let finish
