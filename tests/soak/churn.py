@@ -230,7 +230,10 @@ class Churn:
 
     async def got(self, client: Client, count: int) -> None:
         """Wait until a client has received so many messages."""
-        await until(lambda: client.received >= count, COMES)
+        try:
+            await until(lambda: client.received >= count, COMES)
+        except TimeoutError:
+            raise ClientError(f"{client.received} of {count} messages came") from None
 
     # -- clients
 
@@ -330,9 +333,12 @@ class Churn:
     @piece(3)
     async def login(self, n: int) -> None:
         """Log-ins that are refused, with names and passwords of all sorts; topics that rules deny."""
+        address = f"127.{1 + n // 200 % 200}.{n % 200}.2"  # else a flood from one address would be seen, and kept out
         for password in (b"wrong", b""):
             try:
-                client = await self.client(f"login-{n}", username=f"user-{n % 50}-{n}", password=password)
+                client = await self.client(
+                    f"login-{n}", username=f"user-{n % 50}-{n}", password=password, local_address=address
+                )
             except ClientError:
                 continue
             await client.disconnect()
@@ -486,11 +492,13 @@ class Churn:
             await self.ask("POST", f"plugins/{name}", 409 if kind > 1 else 201, path=str(path), config={})
             if kind > 1:
                 return
-            client = await self.client(f"plugged-{n}")
-            await client.publish(f"plugged/{n}", b"seen", 1)
-            await client.subscribe((f"$rows-{n}/all", 0))
-            await client.disconnect()
-            await self.ask("DELETE", f"plugins/{name}")
+            try:
+                client = await self.client(f"plugged-{n}")
+                await client.publish(f"plugged/{n}", b"seen", 1)
+                await client.subscribe((f"$rows-{n}/all", 0))
+                await client.disconnect()
+            finally:
+                await self.ask("DELETE", f"plugins/{name}")
         finally:
             shutil.rmtree(path) if kind == 1 else path.unlink()
 

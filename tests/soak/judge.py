@@ -29,7 +29,7 @@ CACHES = {
     "Notes._waiting": 40_000,
     "Lately._young": 200_000,  # deliveries that have ended
     "Lately._old": 200_000,
-    "Failures._entries": 100,  # max_failure_entries
+    "Failures._entries": 200,  # max_failure_entries, by name and by address
 }
 
 
@@ -42,7 +42,8 @@ class Floor:
     trimmed: int = 0  #: bytes, after a full collection and malloc_trim
     garbage: int = 0  #: objects that this collection has found
     objects: int = 0
-    descriptors: int = 0
+    descriptors: int = 0  #: without those of files in the data folder
+    files: int = 0  #: open in the data folder; an embedded store has as many as it likes
     threads: int = 0
     disk: int = 0  #: bytes of the data folder
     tables: Mapping[str, float] = field(default_factory=dict)
@@ -101,6 +102,7 @@ _ROWS = (
     ("objects", lambda f: f"{f.objects}"),
     ("entries of all tables", lambda f: f"{sum(f.tables.values()):.0f}"),
     ("descriptors", lambda f: f"{f.descriptors}"),
+    ("open files of the store", lambda f: f"{f.files}"),
     ("threads", lambda f: f"{f.threads}"),
     ("disk, MiB", lambda f: f"{f.disk / 2**20:.1f}"),
     ("pieces of churn", lambda f: f"{f.units}"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -70,6 +71,8 @@ class Soak:
         finally:
             await load.web.aclose()
         await asyncio.to_thread(self.node.stop)
+        if self.options.data is not None:
+            (self.options.data / "node.log").write_text(self.node.log)
         return self.floors
 
     async def _cycle(self, cycle: int, load: churn.Churn, probe: Probe) -> Floor:
@@ -81,6 +84,8 @@ class Soak:
         await self._quiet(load)
         looked = await self._look(f"floor-{cycle}", probe)
         quiet = await self._metrics(load)
+        opened = _opened(self.node.pid)
+        files = sum(1 for target in opened if target.startswith(str(self.node.data)))
         messages = _added(before, after, "motorcade_messages_total")
         cpu = _added(before, after, "process_cpu_seconds_total")
         return Floor(
@@ -89,8 +94,9 @@ class Soak:
             trimmed=looked["trimmed"],
             garbage=looked["garbage"],
             objects=looked["objects"],
-            descriptors=len(os.listdir(f"/proc/{self.node.pid}/fd")),  # noqa: PTH208 - names are enough
-            threads=len(os.listdir(f"/proc/{self.node.pid}/task")),  # noqa: PTH208
+            descriptors=len(opened) - files,
+            files=files,
+            threads=len(os.listdir(f"/proc/{self.node.pid}/task")),  # noqa: PTH208 - names are enough
             disk=_size(self.node.data),
             tables=looked["tables"] | _tables(quiet),
             kinds=looked["kinds"],
@@ -178,6 +184,15 @@ def _lag(before: dict[str, float], after: dict[str, float]) -> float:
     ]
     total = max((count for _, count in counts), default=0)
     return next((le for le, count in sorted(counts) if count >= total * 0.99), float("inf"))
+
+
+def _opened(pid: int) -> list[str]:
+    """What the descriptors of a process stand for."""
+    found: list[str] = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(str(path.readlink()))
+    return found
 
 
 def _size(folder: Path) -> int:
