@@ -605,14 +605,20 @@ class Channel(Inbound):
         self.use_routes()
         if session.will is not None and not (yield from self.may("publish", session.will.topic)):
             session.will = None
+        taken: list[str] = []
         for text in list(session.subscriptions):
             if not (yield from self.may("subscribe", split_share(text)[1])):
+                taken.append(text)
                 self.plane.pubsub.unsubscribe(session, text)
                 session.leave_sources(text)
                 if self.plane.keeper is not None and session.mailbox is not None:
                     self.plane.keeper.subscribe(session, (), (text,))
                 if self.plane.hooks.session_unsubscribed is not None:
                     self.plane.hooks.session_unsubscribed.notify(self.client, text)
+        if taken:
+            session.revoke(taken)
+            if self.plane.keeper is not None and session.mailbox is not None:
+                self.plane.keeper.save(session)
 
 
 def _auth_properties(method: str | None, data: bytes | None) -> Properties:

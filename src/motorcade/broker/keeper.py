@@ -24,6 +24,7 @@ from motorcade.broker.kept import AWAITING, SESSIONS, SUBSCRIPTIONS, pair
 from motorcade.broker.lead import Lead
 from motorcade.broker.mailbox import FIRST_OTHER_ID, UNKNOWN, Mailbox
 from motorcade.broker.plane import Plane
+from motorcade.broker.revoked import Revoked
 from motorcade.broker.session import Doubt, Session
 from motorcade.broker.ticket import Ticket
 from motorcade.core.message import Message
@@ -351,6 +352,8 @@ class Keeper(Commits):
         session = self._plane.registry.sessions.get(client_id)
         if session is not None:
             self._plane.pubsub.subscribe(session, kept.subscription_from(filter_, value))
+            if session.revoked is not None:
+                session.revoked.allow(filter_)
         return session is not None
 
     def _await_again(self, key: str, value: bytes) -> bool:
@@ -378,6 +381,8 @@ class Keeper(Commits):
         # A client that was connected has lost its connection with the process that served it.
         session.disconnected_at = now if record.connected else record.disconnected_at
         session.expires_at = now + record.expiry if record.connected else record.expires_at
+        if record.revoked:
+            session.revoked = Revoked(record.revoked, ())
         will = record.will
         if will is not None:
             session.will = kept.will_from(will, client)
@@ -423,4 +428,5 @@ def _record(session: Session) -> kept.SessionRecord:
         client.host,
         client.listener,
         -1 if sent_to == UNKNOWN else sent_to,
+        sorted(session.revoked.filters) if session.revoked is not None else [],
     )

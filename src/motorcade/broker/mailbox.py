@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from motorcade.broker.frames import IDS, RELEASED, Frame, build, frame_of, message_of
+from motorcade.broker.frames import IDS, RELEASED, Frame, build, frame_of, message_of, topic_of
 from motorcade.broker.kept import decode_message, is_plain, message_from, owner_of
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -435,6 +435,8 @@ class Mailbox:
             self._ahead_octets = 0
             if not self.unread and self.tail <= self.cursor:
                 self.catching_up = False
+                if session.revoked is not None and not (session.inflight or self.coming):
+                    session.revoked = None  # nothing is left that came under these filters
         if not self.reading and len(ahead) * 2 < self._step and (self.unread or self.tail > self.cursor):
             self.reading = True
             self.keeper.fetch(session, self.cursor, self._step)
@@ -500,6 +502,9 @@ class Mailbox:
             return
         else:
             frame = self._decoded(what, now)
+        if session.revoked is not None and frame is not None and session.revoked.hides(topic_of(frame).decode()):
+            self._withdraw(position, number, frame, again=again)
+            return
         self.sent_to = max(self.sent_to, position)
         if frame is None or not session.send(frame, number, again=again) or not frame[0][0] & 6:
             self._done(position)
@@ -510,6 +515,27 @@ class Mailbox:
         origin = frame[2]
         if frame[0][0] & 4 and isinstance(origin, Message) and origin.expires_at is not None and number < MOVED_FROM:
             self.keeper.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
+
+    def _withdraw(self, position: int, number: int, frame: Frame, *, again: bool) -> None:
+        """An entry that the client may not read any more; if it may have come before, its id is freed with PUBREL."""
+        session = self.session
+        session.drop(frame, "not_authorized")
+        self.sent_to = max(self.sent_to, position)
+        if not (again and frame[0][0] & 4):
+            self._done(position)
+            return
+        self.sent[number] = position
+        session.inflight[number] = RELEASED
+        ticket, epoch = self.release(number), self.epoch
+
+        def stored() -> None:
+            if ticket is not None and ticket.error is None and self.serves(epoch):
+                self._send_release(position, number)
+                if session.link is not None:
+                    session.link.write_later()
+
+        if ticket is not None:
+            ticket.then(stored)
 
     def _decoded(self, entry: Kept, now: float) -> Frame | None:
         """The frame of an entry that was read; None if it has expired, or is damaged."""

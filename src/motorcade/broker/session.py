@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from motorcade.broker.carrier import Carrier
 from motorcade.broker.frames import converted
+from motorcade.broker.revoked import Revoked
 from motorcade.broker.ticket import Line, Ticket
 from motorcade.broker.window import Shared, Window
 from motorcade.core.client import ClientInfo
@@ -118,9 +119,23 @@ class Session(Window):
 
     def offer_to_sources(self, subscription: Subscription, *, is_new: bool) -> None:
         """The client has subscribed: sources may have something for it."""
+        if self.revoked is not None:
+            self.revoked.allow(subscription.filter)
         why = Why.NEW if is_new else Why.AGAIN
         if self.carrier is not None or self._concerns_sources(subscription, why):
             self.carry().subscribed(subscription, why)
+
+    def revoke(self, filters: list[str]) -> None:
+        """Subscriptions were taken away: what waits under them is dropped, and what is in flight not repeated."""
+        if self.revoked is None:
+            self.revoked = Revoked(filters, self.subscriptions)
+        else:
+            for filter_ in filters:
+                self.revoked.add(filter_)
+        self.purge(self.revoked)
+        if self.mailbox is None and not self.inflight:
+            self.revoked = None  # nothing is left
+        self.go_on()
 
     def leave_sources(self, filter_: str) -> None:
         """The client has unsubscribed."""

@@ -23,9 +23,21 @@ from collections.abc import Callable
 from typing import Protocol
 
 from motorcade.broker.carrier import Carrier
-from motorcade.broker.frames import IDS, Frame, aliased, frame_of, is_released, message_of, qos_of, size_of, topic_of
+from motorcade.broker.frames import (
+    IDS,
+    Frame,
+    aliased,
+    frame_of,
+    is_released,
+    message_of,
+    qos_of,
+    released,
+    size_of,
+    topic_of,
+)
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.mailbox import FIRST_OTHER_ID, Bodies, Mailbox
+from motorcade.broker.revoked import Revoked
 from motorcade.broker.stats import Stats
 from motorcade.broker.ticket import Ticket
 from motorcade.core.client import ClientInfo
@@ -118,6 +130,7 @@ class Window:
         "queue_bytes",
         "queued_qos0",
         "ready",
+        "revoked",
         "shared",
         "unsent",
         "version",
@@ -147,6 +160,7 @@ class Window:
         self.given_up = False  # they have waited long enough
         self.carrier: Carrier | None = None  # made when first needed: for messages of sources
         self.mailbox: Mailbox | None = None  # durable sessions: where QoS 1 and 2 come from instead of the queue
+        self.revoked: Revoked | None = None  # what its client may not read any more, while something of it may be left
         self.max_packet = 0  # bytes the client takes; 0 is any
         self.alias_limit = 0  # aliases the client takes; 0 is none
         self.aliases: dict[bytes, int] | None = None
@@ -291,6 +305,20 @@ class Window:
         shared = self.shared
         shared.queued += one
         shared.queued_bytes += size
+
+    def purge(self, revoked: Revoked) -> None:
+        """What waits and may not be read any more is dropped."""
+        queue = self.queue
+        if not queue:
+            return
+        kept: deque[Frame] = deque()
+        for frame in queue:
+            if revoked.hides(topic_of(frame).decode()):
+                self._count_queued(frame, -1)
+                self.drop(frame, "not_authorized")
+            else:
+                kept.append(frame)
+        self.queue = kept
 
     def empty_queue(self) -> None:
         """The session ends: nothing waits any more."""
@@ -456,6 +484,8 @@ class Window:
         source of a message has withdrawn meanwhile is not repeated.
         """
         self.greeted = True
+        if self.revoked is not None:
+            self._withdraw(self.revoked)
         if self.max_packet:  # it may also take smaller ones than before
             for number in [n for n, frame in self.inflight.items() if size_of(frame) > self.max_packet]:
                 self.drop(self.inflight.pop(number), "too_large")
@@ -468,6 +498,27 @@ class Window:
         self._repeat(now)
         if self.mailbox is not None:
             self.mailbox.begin()
+
+    def _withdraw(self, revoked: Revoked) -> None:
+        """What is in flight and may not be read any more is not repeated.
+
+        Its client may have got a QoS 2 message, and holds its id then: PUBREL frees it, and does no harm otherwise.
+        """
+        carrier = self.carrier
+        for number, frame in list(self.inflight.items()):
+            of = carrier.unacked.get(number) if carrier is not None else None
+            hidden = of[1].filter in revoked.filters if of is not None else False
+            if is_released(frame) or not (hidden or revoked.hides(topic_of(frame).decode())):
+                continue
+            self.drop(frame, "not_authorized")
+            if qos_of(frame) == 2:
+                self.inflight[number] = released(frame)
+                continue
+            del self.inflight[number]
+            if carrier is not None:
+                carrier.acknowledged(number, ReasonCode.NOT_AUTHORIZED, "not_authorized")
+        if self.mailbox is None:
+            self.revoked = None
 
     def _repeat(self, now: float) -> None:
         """Send unacknowledged messages again, as far as the window allows."""

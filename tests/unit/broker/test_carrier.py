@@ -1594,17 +1594,16 @@ def test_access_that_is_taken_away_ends_a_source(node: MemoryNode) -> None:
 
 
 def test_access_that_is_taken_away_meanwhile_leaves_no_source(node: MemoryNode) -> None:
-    """The session is resumed without the subscription; what is in flight comes again."""
+    """The session is resumed without the subscription; what is in flight is not repeated."""
     desk = Desk()
     peer = arrive(node, desk)
     desk.give(node, *some(2))
     part(node, peer)
     node.hooks.add("client.authorize", Callback(lambda *_: Stop(False), 0, "access"))
     peer = connect(node)
-    again = publishes(peer.take())
-    assert 2 == len(again) and 1 == len(desk.clerks)
-    acknowledge(node, peer, *again)
-    assert session_of(node).carrier is None
+    assert [] == publishes(peer.take()) and 1 == len(desk.clerks)
+    assert not session_of(node).inflight and session_of(node).carrier is None
+    assert 2 == node.plane.stats.dropped["not_authorized"]
 
 
 def test_packet_ids_of_sources_do_not_run_out() -> None:
