@@ -24,12 +24,13 @@ import msgspec
 from motorcade import __version__
 from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
+from motorcade.broker.tables import tables
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Compacted, Form
 from motorcade.extension.declared import BadOptionsError, ConflictError, Declared, Found, read_options
 from motorcade.extension.hooks import POINTS, Hooks
-from motorcade.extension.metrics import Family
+from motorcade.extension.metrics import Family, Table
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
 from motorcade.storage.ports import Store, StoreCondition, StoreError, StoreFigures
@@ -271,6 +272,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     acl: dict[str, int]
     plugins: list[PluginView]
     families: list[Family]  #: of plugins
+    tables: list[Table]  #: what is kept in memory, by the broker and by plugins
     sources: dict[str, dict[str, int]]  #: kind of source: event: how often
     declared: dict[str, int]  #: queue, stream, …: how many there are
     certificates: dict[str, dict[str, float]]  #: listener: option: when the first of its file ends
@@ -650,6 +652,7 @@ class Control:
                 for loaded, view in zip(self._plugins.loaded(), plugins, strict=True)
                 for family in loaded.metrics(view.gauges)
             ],
+            tables=[*tables(self._plane), *(table for loaded in self._plugins.loaded() for table in loaded.tables())],
             sources={kind.name: {**dict.fromkeys(SOURCE_EVENTS, 0), **kind.counters} for kind in self._plugins.kinds()},
             declared={
                 service.noun: len(service)

@@ -55,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_timeout: float = 30.0  #: seconds after which a slow client that takes nothing at all is sent away
     keep_alive_factor: float = 1.5  #: of the keep alive time, after which a silent client is gone
     max_keep_alive: int = 0  #: seconds; longer wishes (and none) are lowered, and MQTT 5 clients are told
+    route_cache: int = 64 * 1024 * 1024  #: bytes of remembered routes (which topic goes to whom); at least one is kept
     flapping_count: int = 120  #: connects of one client id within the window that get it banned
     flapping_window: float = 60.0  #: seconds
     flapping_ban: float = 60.0  #: seconds

@@ -102,7 +102,7 @@ class Plane:
         self.guids = guids
         self.stats = Stats()
         self.shared = Shared(session, hooks, self.stats)
-        self.pubsub = PubSub(self.shared)
+        self.pubsub = PubSub(self.shared, limits.route_cache)
         self.registry = Registry(self.shared, self.pubsub)
         self.codec_limits = CodecLimits(max_user_properties=limits.max_user_properties)
         self.connect_bucket = LeakyBucket(limits.connect_rate, limits.connect_burst, now)

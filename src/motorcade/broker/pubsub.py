@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from motorcade.broker.frames import Frame, frame_of, message_of, qos_of
+from motorcade.broker.limits import Limits
 from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
 from motorcade.broker.window import Shared
@@ -258,15 +259,30 @@ class Audience:
 class PubSub:
     """Subscriptions and delivery of one node."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, route_cache: int = Limits().route_cache) -> None:
+        """`route_cache`: bytes that remembered routes may take."""
         self.shared = shared
         self.subscriptions = 0
         self.shared_subscriptions = 0
         self._router: Router[Audience] = Router()
-        self._routes: Routes[Route] = Routes(ROUTES, lambda free: shared.soon(free))  # noqa: PLW0108 - it is set later
+        self._routes: Routes[Route] = Routes(
+            ROUTES,
+            route_cache,
+            lambda free: shared.soon(free),  # noqa: PLW0108 - it is set later
+        )
         self.taken: dict[bytes, Route] = {}  #: first level -> route of all topics below it, read by the byte loop
         self.routes = self._routes.table  #: topic bytes -> route, read by the byte loop
         shared.hooks.on_change(self.forget_routes)
+
+    @property
+    def route_octets(self) -> int:
+        """Bytes of remembered routes, about."""
+        return self._routes.octets
+
+    @property
+    def filter_nodes(self) -> int:
+        """Levels of filters with wildcards."""
+        return self._router.nodes
 
     def forget_routes(self) -> None:
         """Hooks have changed: every route may now be served differently."""

@@ -5,7 +5,8 @@ right or marked stale: whoever holds one looks at `stale` before using it.
 
     subscribe t/+/x -> every cached topic the filter matches is dropped and marked stale; others are untouched
     subscribe #     -> where that would be very many, all of them
-    cache full      -> the oldest entries are dropped and marked stale, some at a time
+    cache full      -> the oldest entries are dropped and marked stale, some at a time; full is a number of topics or of
+                       bytes, whichever comes first
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class Router(Generic[E]):
         elif self._exact.pop(filter_, None) is not None and filter_.startswith("$"):
             self._special[first_level(filter_)] -= 1
 
+    @property
+    def nodes(self) -> int:
+        """Levels of filters with wildcards."""
+        return self._wild.nodes
+
     def match(self, topic: str) -> list[E]:
         """The entries of all filters that match a topic."""
         found = self._wild.match(topic) if self._wild else []
@@ -84,31 +90,47 @@ class Staleable(Protocol):
     """A cached answer."""
 
     stale: bool
+    count: int  #: receivers in it
 
 
 R = TypeVar("R", bound=Staleable)
 
 
+#: Bytes, measured with CPython 3.11: a level of a tree with its text; a route without receivers, its topic apart; a
+#: receiver in the tuples of a route. `tests/unit/broker/test_tables.py` compares them with what is really allocated.
+NODE_BYTES = 260
+ROUTE_BYTES = 560
+RECEIVER_BYTES = 40
+
+
 class Routes(Generic[R]):
     """Bounded cache of routes by topic, dropped exactly when a filter that matches the topic changes."""
 
-    __slots__ = ("_limit", "_retired", "_soon", "_tree", "table")
+    __slots__ = ("_limit", "_octets", "_own", "_retired", "_soon", "_tree", "table")
 
-    def __init__(self, limit: int, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+    def __init__(self, limit: int, octets: int, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self._limit = limit
+        self._octets = octets
+        self._own = 0  # bytes of all routes, without the tree
         self._soon = soon  # what lets something happen in the next turn of the event loop
         self._tree: TopicTree[R] = TopicTree()
         self._retired: list[Retired[R]] = []
         self.table: dict[bytes, R] = {}  #: read by the byte loop
 
+    @property
+    def octets(self) -> int:
+        """Bytes that the cache takes, about."""
+        return self._own + self._tree.nodes * NODE_BYTES
+
     def put(self, topic: str, route: R) -> None:
         """Remember a route."""
-        if len(self.table) >= self._limit:
+        while self.table and (len(self.table) >= self._limit or self.octets >= self._octets):
             # Several at once: finding the first key walks over the gaps of those that were dropped before.
             for old in list(islice(self.table, 1 + self._limit // 1024)):
                 self._drop(old.decode())
         self.table[topic.encode()] = route
         self._tree.set(topic, route)
+        self._own += _cost(topic, route)
 
     def invalidate(self, filter_: str) -> None:
         """Subscriptions of a filter have changed."""
@@ -127,6 +149,7 @@ class Routes(Generic[R]):
         for route in self.table.values():
             route.stale = True
         self.table.clear()
+        self._own = 0
         if not self._tree:
             return
         self._retired.append(self._tree.retire())
@@ -147,3 +170,9 @@ class Routes(Generic[R]):
         if route is not None:
             route.stale = True
             del self.table[topic.encode()]
+            self._own -= _cost(topic, route)
+
+
+def _cost(topic: str, route: Staleable) -> int:
+    """Bytes of a route: the topic is kept as text and as bytes."""
+    return ROUTE_BYTES + 2 * len(topic) + RECEIVER_BYTES * route.count

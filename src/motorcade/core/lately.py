@@ -39,4 +39,5 @@ class Lately(Generic[K]):
         return key in self._young or key in self._old
 
     def __len__(self) -> int:
-        return len(self._young | self._old)
+        """How many are remembered; a key that is in both sets counts twice."""
+        return len(self._young) + len(self._old)

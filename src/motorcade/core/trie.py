@@ -26,11 +26,12 @@ class _Node(Generic[V]):
 class _Tree(Generic[V]):
     """A value per path of levels; `None` is no value."""
 
-    __slots__ = ("_root", "_size")
+    __slots__ = ("_root", "_size", "nodes")
 
     def __init__(self) -> None:
         self._root: _Node[V] = _Node()
         self._size = 0
+        self.nodes = 0  #: levels that are held, each once however many paths share it
 
     def __len__(self) -> int:
         return self._size
@@ -56,6 +57,7 @@ class _Tree(Generic[V]):
             found = node.children.get(level)
             if found is None:
                 found = node.children[level] = _Node()
+                self.nodes += 1
             node = found
         if node.value is None:
             self._size += 1
@@ -80,6 +82,7 @@ class _Tree(Generic[V]):
             if node.children or node.value is not None:
                 break
             del parent.children[level]
+            self.nodes -= 1
             node = parent
         return value
 
@@ -87,7 +90,7 @@ class _Tree(Generic[V]):
         """Empty the tree at once; what was in it can be taken apart in steps."""
         retired = Retired(self._root)
         self._root = _Node()
-        self._size = 0
+        self._size = self.nodes = 0
         return retired
 
 

@@ -25,6 +25,19 @@ class Family(NamedTuple):
     samples: list[tuple[str, Labels, float]]  #: (suffix of the name, labels, value)
 
 
+class Table(NamedTuple):
+    """What a table in memory costs.
+
+    Bytes are entries times what one takes, measured once, plus the texts and payloads that are counted anyway: an
+    estimate, right to about a factor of two, and nothing that a message waits for.
+    """
+
+    name: str
+    entries: int
+    octets: int
+    bound: int = 0  #: bytes that it takes at its bound; 0: it grows with clients, their messages or what is declared
+
+
 class Counts(NamedTuple):
     """A counter, made of events that a plugin counts: one series each, or one for all if there is no label."""
 

@@ -34,7 +34,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.checked import Module, read_plugin
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
-from motorcade.extension.metrics import Counts, Family, Measure, declared
+from motorcade.extension.metrics import Counts, Family, Measure, Table, declared
 from motorcade.extension.sources import Kind, Sources
 from motorcade.tasks import Tasks, Work
 
@@ -208,6 +208,10 @@ class Plugin:
         """Families that are neither counts nor figures of the moment: those with labels of their own. Must be quick."""
         return ()
 
+    def tables(self) -> Iterable[Table]:
+        """What this plugin keeps in memory. Must be quick."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
@@ -272,6 +276,15 @@ class Loaded:
             self.context.counters["gauges_failed"] += 1
             self.context.log.error("plugin_metrics_failed", error=repr(error))  # noqa: TRY400 - the error says enough
             return found
+
+    def tables(self) -> list[Table]:
+        """The plugin's tables; none if it fails to tell them."""
+        try:
+            return list(self.plugin.tables())
+        except Exception as error:  # noqa: BLE001 - as for gauges
+            self.context.counters["gauges_failed"] += 1
+            self.context.log.error("plugin_tables_failed", error=repr(error))  # noqa: TRY400 - the error says enough
+            return []
 
 
 class Plugins:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from motorcade import __version__
 from motorcade.control import Control, Lag, PluginView, Statistics
-from motorcade.extension.metrics import Family, Labels, counter, gauge
+from motorcade.extension.metrics import Family, Labels, Table, counter, gauge
 from motorcade.http.bridge import Bridge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -77,6 +77,7 @@ def families(statistics: Statistics) -> Iterator[Family]:
     ]
     text = "When the first certificate of a file ends, or its revocation list is due, since the epoch."
     yield gauge("certificate_expiry_timestamp_seconds", text, ends)
+    yield from _table_families(statistics.tables)
     yield _lag_family(statistics.lag)
 
 
@@ -151,6 +152,15 @@ def _plugin_families(plugins: list[PluginView]) -> Iterator[Family]:
             errors[key] = errors.get(key, 0) + hook.errors
     failed = [({"plugin": plugin, "point": point}, count) for (plugin, point), count in errors.items()]
     yield counter("hook_errors_total", "Callbacks of plugins that raised or ran out of time.", failed)
+
+
+def _table_families(tables: list[Table]) -> Iterator[Family]:
+    for name, text, values in (
+        ("table_entries", "Entries of a table in memory.", [(t.name, t.entries) for t in tables]),
+        ("table_bytes", "Bytes of a table in memory, estimated.", [(t.name, t.octets) for t in tables]),
+        ("table_limit_bytes", "Bytes that it takes at its bound.", [(t.name, t.bound) for t in tables if t.bound]),
+    ):
+        yield gauge(name, text, [({"table": table}, value) for table, value in values])
 
 
 def _lag_family(lag: Lag) -> Family:

@@ -46,11 +46,12 @@ class Answer:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.stale = False
+        self.count = 1
 
 
 @given(st.lists(topics, unique=True, min_size=1, max_size=20), filters() | topics)
 def test_a_change_drops_what_it_concerns_and_nothing_else(cached: list[str], changed: str) -> None:
-    routes: Routes[Answer] = Routes(100)
+    routes: Routes[Answer] = Routes(100, 1_000_000)
     answers = [Answer(topic) for topic in cached]
     for answer in answers:
         routes.put(answer.topic, answer)
@@ -61,7 +62,7 @@ def test_a_change_drops_what_it_concerns_and_nothing_else(cached: list[str], cha
 
 
 def test_the_cache_is_bounded_and_tells_those_who_hold_what_it_forgets() -> None:
-    routes: Routes[Answer] = Routes(3)
+    routes: Routes[Answer] = Routes(3, 1_000_000)
     answers = [Answer(f"t/{number}") for number in range(10)]
     table = routes.table
     for answer in answers:

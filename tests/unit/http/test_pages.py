@@ -27,13 +27,14 @@ topics = ["jobs/#"]
 [plugins.streams.stream.trips]
 topics = ["trips/#"]
 """
+LIMIT = re.compile(r'motorcade_table_limit_bytes{table="([a-z_]+)"} (\d+)')
 #: Families without series until there is something to count.
 LATER = {
+    "motorcade_certificate_expiry_timestamp_seconds",  # of listeners with TLS
     "motorcade_plugin_total",
     "motorcade_protocol_errors_total",
     "motorcade_fanout_events_total",
     "motorcade_task_failures_total",
-    "motorcade_certificate_expiry_timestamp_seconds",
 }
 #: Figures that plugins tell by name of queue or stream.
 BY_NAME = {
@@ -47,20 +48,35 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     told = set(re.findall(r"`((?:motorcade|process)_[a-z_]+)`", page))
     served: set[str] = set()
     figures: set[str] = set()
+    bounds: dict[str, int] = {}
 
     def scrape() -> bool:
         text = httpx.get(f"http://{node.http}/metrics", trust_env=False, timeout=PATIENCE).text
         served.update(line.split()[2] for line in text.splitlines() if line.startswith("# TYPE "))
         figures.update(re.findall(r'motorcade_plugin_gauge{plugin="[a-z]+",name="([a-z_]+)"}', text))
+        bounds.update((table, int(size)) for table, size in LIMIT.findall(text))
         return "motorcade_store_entries" in served
 
     with NodeProcess(http=True, config=CONFIG) as node:
         wait_until(scrape, "the first round of housekeeping is done")
     assert set() == {name for name in served - told if not re.fullmatch("motorcade_[a-z]+_events_total", name)}
     assert told - served <= LATER
+    _check_bounds(bounds)
     # Each figure of a plugin is in a family of its own.
     declared_ = {measure.figure for kind in _kinds() for measure in kind.measures}
     assert set() == figures - declared_ - BY_NAME
+
+
+def _check_bounds(bounds: dict[str, int]) -> None:
+    """docs/limits.md has every table that has a bound, with its size, and the sum is what it promises."""
+    page = (ROOT / "docs" / "limits.md").read_text().partition("## Memory")[2].partition("\n## ")[0]
+    promised = re.search(r"at most (\d+) GiB together", page)
+    assert promised is not None
+    assert 0.7 * 1024**3 < sum(bounds.values()) <= int(promised[1]) * 1024**3
+    told: dict[str, str] = {}
+    for names, sizes in re.findall(r"(?m)^\| (`[a-z_`, ]+) \| ([0-9, ]+) MiB \|", page):
+        told.update(zip(re.findall("`([a-z_]+)`", names), sizes.split(", "), strict=True))
+    assert {table: str(round(size / 1024**2)) for table, size in bounds.items()} == told
 
 
 def _kinds() -> list[type[Plugin]]:

@@ -15,7 +15,7 @@ import asyncio
 import dataclasses
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,13 +25,13 @@ from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import AccessFileError
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Allow, Continue, Decision, Deny, Stop
-from motorcade.extension.metrics import Counts
+from motorcade.extension.metrics import Counts, Table
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.plugins.access import aclfile, backends
 from motorcade.plugins.access.backends import ACL_ATTRIBUTE, Accepted, Backend
 from motorcade.plugins.access.config import AccessConfig, Jwt
 from motorcade.plugins.access.memory import Failures, Known, network_of
-from motorcade.plugins.access.metrics import COUNTS
+from motorcade.plugins.access.metrics import COUNTS, FAILURE_BYTES, KNOWN_BYTES
 from motorcade.plugins.access.rules import Action, Rule, first_match
 
 HOOK_TIMEOUT = 60.0  #: seconds; behind `timeout` of the configuration and the delay after failures
@@ -71,6 +71,12 @@ class AccessPlugin(Plugin):
         self._addresses = Failures(config.max_address_failures, config.max_failure_entries)
         self._known = Known(config.max_known)
         self._claims: OrderedDict[str, tuple[Rule, ...]] = OrderedDict()
+
+    def tables(self) -> Iterable[Table]:
+        failures, known, config = len(self._failures) + len(self._addresses), len(self._known), self.config
+        bound = 2 * config.max_failure_entries * FAILURE_BYTES
+        yield Table("access_failures", failures, failures * FAILURE_BYTES, bound)
+        yield Table("access_known", known, known * KNOWN_BYTES, config.max_known * KNOWN_BYTES)
 
     async def start(self) -> None:
         self._in_force = await asyncio.to_thread(_read, self.config)

@@ -18,3 +18,6 @@ MEASURES: Final = (
     Measure("capture_rules", "Capture rules that are declared.", "capture_rules"),
     Measure("capture_pending_messages", "Messages on their way to a target.", "capture_pending"),
 )
+
+# Bytes of one entry, measured with CPython 3.11; see `extension.metrics.Table`.
+ROUTE_BYTES: Final = 220  #: which rules a topic belongs to

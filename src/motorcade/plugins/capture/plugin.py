@@ -6,15 +6,16 @@ changes a message and never waits; who has published with QoS 1 or 2 is answered
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
 
-from motorcade.extension.metrics import Counts, Measure
+from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin
-from motorcade.plugins.capture.metrics import COUNTS, MEASURES
+from motorcade.plugins.capture.metrics import COUNTS, MEASURES, ROUTE_BYTES
 from motorcade.plugins.capture.options import CaptureConfig
-from motorcade.plugins.capture.rules import Rules
+from motorcade.plugins.capture.rules import MAX_TOPICS, Rules
 
 
 class CapturePlugin(Plugin):
@@ -42,6 +43,10 @@ class CapturePlugin(Plugin):
     async def stop(self) -> None:
         """Nobody publishes any more; what was taken goes to its target."""
         await self._rules.close()
+
+    def tables(self) -> Iterable[Table]:
+        topics = self._rules.remembered
+        yield Table("capture_routes", topics, topics * ROUTE_BYTES, MAX_TOPICS * ROUTE_BYTES)
 
     def gauges(self) -> dict[str, float]:
         return {"capture_rules": len(self._rules), "capture_pending": self._rules.pending}

@@ -93,6 +93,11 @@ class Rules:
         self._topics: dict[str, tuple[Rule, ...]] = {}
         self._changing = asyncio.Lock()
 
+    @property
+    def remembered(self) -> int:
+        """Topics whose rules are remembered."""
+        return len(self._topics)
+
     def __len__(self) -> int:
         return len(self._rules)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final, cast
@@ -23,16 +23,16 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Form, RewindView
 from motorcade.extension.declared import BadOptionsError
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
-from motorcade.extension.metrics import Counts, Measure
+from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
 from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.appender import Appender
 from motorcade.plugins.ecq.collector import Collector
-from motorcade.plugins.ecq.metrics import COUNTS, MEASURES
+from motorcade.plugins.ecq.metrics import COUNTS, MEASURES, MESSAGE_BYTES, QUEUE_BYTES
 from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.progress import Ledger
-from motorcade.plugins.ecq.queue import TAKEN, Queues, Row
+from motorcade.plugins.ecq.queue import MAX_OPEN, TAKEN, Queues, Row
 from motorcade.plugins.ecq.service import CompactedService
 from motorcade.plugins.ecq.source import CompactedSource, Tools
 from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, Shape
@@ -130,6 +130,13 @@ class EcqPlugin(Plugin):
             "ecq_pending": appender.pending,
             "ecq_pending_bytes": appender.pending_octets,
         }
+
+    def tables(self) -> Iterable[Table]:
+        appender, config, queues = self.tools.appender, self.config, len(self.queues)
+        pending = appender.pending_octets + appender.pending * MESSAGE_BYTES
+        yield Table("ecq_queues", queues, queues * QUEUE_BYTES, len(Form) * MAX_OPEN * QUEUE_BYTES)
+        bound = config.max_pending_bytes + config.max_pending * MESSAGE_BYTES
+        yield Table("ecq_pending", appender.pending, pending, bound)
 
     async def _heartbeat(self) -> None:
         """Look now and then whether consumers have got everything, in case that an event was missed."""

@@ -103,6 +103,11 @@ class Intake:
 
     # -- what is published
 
+    @property
+    def cached(self) -> tuple[int, int]:
+        """Data in memory: how many, and their bytes."""
+        return len(self._data), self._data_octets
+
     def batch(self, message: Message, *, trigger: bool) -> Handled:
         """A batch; the answer to its publisher."""
         try:

@@ -174,6 +174,16 @@ class Ledger:
         """Deliveries without a final state, of all requests."""
         return max(0, self._pending)
 
+    @property
+    def open(self) -> int:
+        """Deliveries that are known to have been sent."""
+        return self._open
+
+    @property
+    def known(self) -> int:
+        """Deliveries that are remembered to have ended."""
+        return len(self._known)
+
     async def ready(self) -> None:
         """Wait until everything is counted that was written before."""
         await self._ready.wait()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 
@@ -23,15 +23,24 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import TOPIC as RECEIPT_TOPIC
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Handled, Stop
-from motorcade.extension.metrics import Counts, Measure
+from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind, Why
 from motorcade.plugins.fanout.clerk import Clerk
-from motorcade.plugins.fanout.desk import Desk
+from motorcade.plugins.fanout.desk import MOST_ENDED, MOST_GIVEN_BACK, Desk
 from motorcade.plugins.fanout.dispatcher import Pool
-from motorcade.plugins.fanout.intake import Intake
-from motorcade.plugins.fanout.ledger import Ledger
-from motorcade.plugins.fanout.metrics import COUNTS, MEASURES
+from motorcade.plugins.fanout.intake import CACHED_OCTETS, Intake
+from motorcade.plugins.fanout.ledger import MOST_KNOWN, MOST_OPEN, Ledger
+from motorcade.plugins.fanout.metrics import (
+    COUNTS,
+    DELIVERY_ID_BYTES,
+    INFLIGHT_BYTES,
+    MEASURES,
+    OPEN_BYTES,
+    POSITION_BYTES,
+    REQUEST_BYTES,
+    VEHICLE_BYTES,
+)
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.receipts import Receipts
@@ -258,6 +267,19 @@ class FanoutPlugin(Plugin):
         delivery = self.desk.session_over(vin)
         if delivery is not None:
             self.clerk.session_over(delivery)
+
+    def tables(self) -> Iterable[Table]:
+        desk, ledger, intake = self.desk, self.ledger, self.intake
+        ended, known, attempts = len(desk.ended), ledger.known, len(desk.attempts)
+        yield Table("fanout_vehicles", len(desk.seats), len(desk.seats) * VEHICLE_BYTES)
+        yield Table("fanout_inflight", len(desk.hold), len(desk.hold) * INFLIGHT_BYTES)
+        most = self.config.max_requests
+        yield Table("fanout_requests", len(ledger), len(ledger) * REQUEST_BYTES, most * REQUEST_BYTES)
+        yield Table("fanout_sent", ledger.open, ledger.open * OPEN_BYTES, MOST_OPEN * OPEN_BYTES)
+        yield Table("fanout_ended", ended, ended * POSITION_BYTES, 2 * MOST_ENDED * POSITION_BYTES)
+        yield Table("fanout_counted", known, known * DELIVERY_ID_BYTES, 2 * MOST_KNOWN * DELIVERY_ID_BYTES)
+        yield Table("fanout_given_back", attempts, attempts * POSITION_BYTES, MOST_GIVEN_BACK * POSITION_BYTES)
+        yield Table("fanout_data_cache", intake.cached[0], intake.cached[1], CACHED_OCTETS)
 
     def gauges(self) -> dict[str, float]:
         """What is going on now."""

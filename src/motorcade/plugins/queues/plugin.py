@@ -23,15 +23,15 @@ from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
 from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
-from motorcade.extension.metrics import Counts, Family, Measure, by_name
+from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
 from motorcade.plugins.queues import record
 from motorcade.plugins.queues.declarations import Declarations
-from motorcade.plugins.queues.metrics import COUNTS, MEASURES
+from motorcade.plugins.queues.metrics import COUNTS, MEASURES, ROUTE_BYTES
 from motorcade.plugins.queues.options import NOUN, QueuesConfig
 from motorcade.plugins.queues.queue import Tools
-from motorcade.plugins.queues.queues import Queues
+from motorcade.plugins.queues.queues import MOST_ROUTES, Queues
 from motorcade.plugins.queues.record import RecordError
 from motorcade.plugins.queues.source import QueueSource
 from motorcade.plugins.queues.tables import PREFIX
@@ -139,6 +139,10 @@ class QueuesPlugin(Plugin):
         yield by_name("queue_bytes", "Bytes of these messages.", "queue", {n: size[1] for n, size in sizes.items()})
         yield by_name("queue_consumers", "Consumers of a queue.", "queue", consumers)
         yield by_name("queue_inflight_messages", "Messages that consumers hold.", "queue", inflight)
+
+    def tables(self) -> Iterable[Table]:
+        routes = self._queues.remembered
+        yield Table("queue_routes", routes, routes * ROUTE_BYTES, MOST_ROUTES * ROUTE_BYTES)
 
     def _source(self, feed: Any) -> QueueSource:
         return QueueSource(feed, self._queues)

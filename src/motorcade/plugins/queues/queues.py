@@ -37,6 +37,11 @@ class Queues:
     def __iter__(self) -> Iterator[Queue]:
         return iter(list(self._queues.values()))
 
+    @property
+    def remembered(self) -> int:
+        """Topics whose queues are remembered."""
+        return len(self._routes)
+
     def get(self, name: str) -> Queue | None:
         """A queue by name."""
         return self._queues.get(name)

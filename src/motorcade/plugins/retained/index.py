@@ -44,6 +44,11 @@ class Index:
         """How many there are, with those that have expired but were not swept yet."""
         return len(self._tree)
 
+    @property
+    def nodes(self) -> int:
+        """Levels of all topics."""
+        return self._tree.nodes
+
     def put(self, message: Message, now: float, sweep_budget: int = 0) -> Refusal | None:
         """Keep a message as the last one of its topic; which bound it broke if that was not possible.
 

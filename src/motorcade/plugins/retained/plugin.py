@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar, Final, cast
@@ -27,12 +27,12 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE, check_filter
 from motorcade.extension.hooks import Handled, acknowledge_after
-from motorcade.extension.metrics import Counts, Measure
+from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind, Why
 from motorcade.plugins.retained.index import Index
 from motorcade.plugins.retained.keeper import Keeper
-from motorcade.plugins.retained.metrics import COUNTS, MEASURES
+from motorcade.plugins.retained.metrics import COUNTS, LEVEL_BYTES, MEASURES, MESSAGE_BYTES
 from motorcade.plugins.retained.source import Rate, RetainedSource, Shelf
 from motorcade.storage.ports import Store
 
@@ -195,3 +195,10 @@ class RetainedPlugin(Plugin):
     def gauges(self) -> dict[str, float]:
         """What is kept now."""
         return {"retained_messages": len(self._index), "retained_bytes": self._index.bytes}
+
+    def tables(self) -> Iterable[Table]:
+        index, config = self._index, self.config
+        octets = index.bytes + len(index) * MESSAGE_BYTES + index.nodes * LEVEL_BYTES
+        # At the bound, with two levels of each topic that it does not share with others.
+        bound = config.max_bytes + config.max_messages * (MESSAGE_BYTES + 2 * LEVEL_BYTES)
+        yield Table("retained", len(index), octets, bound if config.max_bytes and config.max_messages else 0)

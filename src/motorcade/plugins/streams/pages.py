@@ -53,6 +53,9 @@ class Cache:
         self._counters = counters
         self._pages: OrderedDict[Page, None] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._pages)
+
     def used(self, page: Page) -> None:
         self._pages.move_to_end(page)
 

@@ -17,10 +17,10 @@ from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
-from motorcade.extension.metrics import Counts, Family, Measure, by_name
+from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Feed, Kind, Why
-from motorcade.plugins.streams.metrics import COUNTS, MEASURES
+from motorcade.plugins.streams.metrics import COUNTS, MEASURES, PROGRESS_BYTES
 from motorcade.plugins.streams.options import StreamsConfig
 from motorcade.plugins.streams.position import PREFIX, read_wish
 from motorcade.plugins.streams.reader import StreamSource
@@ -81,6 +81,12 @@ class StreamsPlugin(Plugin):
         yield by_name("stream_records", "Records in a stream.", "stream", {n: s.records for n, s in streams.items()})
         yield by_name("stream_bytes", "Bytes of these records.", "stream", {n: s.octets for n, s in streams.items()})
         yield by_name("stream_readers", "Clients that read a stream now.", "stream", readers)
+
+    def tables(self) -> Iterable[Table]:
+        streams = self.streams
+        progress = len(streams.ledger)
+        yield Table("stream_cache", len(streams.cache), streams.cache.octets, self.config.cache_bytes)
+        yield Table("stream_progress", progress, progress * PROGRESS_BYTES)
 
     def _make(self, feed: Feed) -> StreamSource:
         return StreamSource(feed, self.streams)
