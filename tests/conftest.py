@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 
 import pytest
@@ -12,6 +14,9 @@ from hypothesis import HealthCheck, settings
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Where nodes leave word of themselves for commands: not in the developer's home.
+    state = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="motorcade-state-")
+    config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
     # A shell lets what it starts in the background ignore Ctrl-C; commands under test inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

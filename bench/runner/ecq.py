@@ -106,7 +106,9 @@ class Bench:
                 self.steps.append(said)
             disk = sum(path.stat().st_size for path in (node.folder / "data").rglob("*") if path.is_file())
             address = f"http://{node.control_address}/api/v1/compacted/exclusive/bench-q0"
-            with urllib.request.urlopen(address, timeout=30) as answer:
+            token = (node.folder / "data" / "token").read_text().strip()
+            request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
                 self.left = json.load(answer) | {"disk": disk}
         print(f"one-key: {median(step['rate'] for step in self.steps):.0f}/s", file=sys.stderr, flush=True)
 

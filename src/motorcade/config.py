@@ -104,7 +104,10 @@ class HttpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Control port: `/api/v1`, `/metrics`, `/healthz`, `/readyz`."""
 
     bind: Bind = "127.0.0.1:18083"  #: as for listeners
-    token: str = ""  #: bearer token callers must show; without one the port may only be bound to loopback
+    token: str = (
+        ""  #: bearer token callers must show; empty: one is made in `data.dir`/token, and only loopback is bound
+    )
+    require_token: bool = True  #: false: on loopback, every process of the machine is the administrator
     plugin_paths: str | tuple[str, ...] = ()  #: folder or folders that plugins may be loaded from by path; empty: none
 
 
@@ -583,8 +586,11 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
         except ConfigError as error:
             yield name, str(error)
         else:
-            if name == ("http", "bind") and not config.http.token and not all(map(_is_loopback, addresses(bind))):
-                yield name, f"{bind!r} can be reached from outside: set http.token, or bind it to loopback"
+            if name == ("http", "bind") and not _guarded(config.http) and not all(map(_is_loopback, addresses(bind))):
+                yield (
+                    name,
+                    f"{bind!r} can be reached from outside: set http.token (and require it), or bind it to loopback",
+                )
     for name_, secure in (("tls", listeners.tls), ("wss", listeners.wss)):
         if not addresses(secure.bind):
             continue
@@ -606,6 +612,11 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
         yield ("limits", "write_low"), f"must not be above limits.write_high ({config.limits.write_high})"
     if not storage.names_store(config.store.url):
         yield ("store", "url"), f"{config.store.url!r} does not name a store; it should be one of {storage.FORMS}"
+
+
+def _guarded(http: HttpOptions) -> bool:
+    """Whether the port may be reached from other machines."""
+    return bool(http.token) and http.require_token
 
 
 def _is_loopback(address: Address) -> bool:

@@ -28,7 +28,10 @@ from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
+from motorcade.http.guard import Token
 from motorcade.http.server import HttpServer
+from motorcade.http.token import NAME as TOKEN_FILE
+from motorcade.http.token import own_token, point
 from motorcade.storage import MEMORY, open_store, placed
 from motorcade.storage.housekeeping import Housekeeping
 from motorcade.storage.ports import Durability, Store
@@ -69,6 +72,7 @@ class Node:
         self.listeners: list[Listener] = []
         self._tls: dict[str, Served] = {}  # by listener
         self.http: list[HttpServer] = []
+        self._pointers: list[Path] = []  # for commands, to the token
         self.store: Store | None = None  #: open while the node runs
         self.keeper: Keeper | None = None  #: with a store that lasts
         self.housekeeping: asyncio.Task[None] | None = None
@@ -100,16 +104,27 @@ class Node:
             listener = Listener(self.broker, endpoint)
             await listener.open()
             self.listeners.append(listener)
-        for address in addresses(config.http.bind):
-            server = HttpServer(self.control, address.host, address.port, config.http.token, self.tasks)
-            await server.start()
-            self.http.append(server)
+        await self._open_control(config)
         self._tell_certificates()
         self._keep_tidy(self.store)
         self.broker.start()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 20, 100)
+
+    async def _open_control(self, config: Config) -> None:
+        found = addresses(config.http.bind)
+        if not found:
+            return
+        token, data = Token(config.http.token, required=config.http.require_token), Path(config.data.dir)
+        if not token.text and token.required:
+            token = Token(own_token(data), (data / TOKEN_FILE).absolute())
+        for address in found:
+            server = HttpServer(self.control, address.host, address.port, token, self.tasks)
+            await server.start()
+            self.http.append(server)
+            if token.file is not None and (pointer := point(server.address, data)) is not None:
+                self._pointers.append(pointer)
 
     def _keep_tidy(self, store: Store) -> None:
         options = self._loaded.config.store
@@ -152,6 +167,8 @@ class Node:
         await self.plugins.unload_all()
         for server in self.http:
             await server.stop()
+        for pointer in self._pointers:
+            pointer.unlink(missing_ok=True)
         if self.housekeeping is not None:
             self.housekeeping.cancel()
             await asyncio.wait({self.housekeeping})

@@ -30,6 +30,7 @@ from motorcade.extension.plugin import Plugins
 from motorcade.http import bridge
 from motorcade.http import server as server_module
 from motorcade.http.answers import MAX_BODY
+from motorcade.http.guard import Token
 from motorcade.http.server import HttpServer
 from tests.support.node import ROOT, NodeProcess
 from tests.support.wire import DISCONNECT, PATIENCE, PUBLISH, Client, Will, prop
@@ -465,7 +466,7 @@ def test_garbage_on_the_control_port_hurts_nobody(node: NodeProcess, web: httpx.
 
 def test_a_token_is_wanted_where_one_is_set() -> None:
     """Probes are open, everything else wants the very token; the address may then be any."""
-    with NodeProcess(http=True, config='[http]\ntoken = "s3cret"\n') as node:
+    with NodeProcess(http=True, token=True, config='[http]\ntoken = "s3cret"\n') as node:
         with httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE) as web:
             for path in ("/healthz", "/readyz", "/status"):
                 assert 200 == web.get(path).status_code
@@ -513,7 +514,7 @@ async def control(tmp_path: Path) -> Control:
 async def test_a_node_that_starts_or_stops_is_alive_but_not_ready(control: Control, state: NodeState) -> None:
     """Load balancers hear 503 and when to ask again."""
     control.state = state
-    server = HttpServer(control, "127.0.0.1", 0)
+    server = HttpServer(control, "127.0.0.1", 0, Token(required=False))
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://{server.address}", trust_env=False, timeout=PATIENCE) as web:
         assert 200 == (await web.get("/healthz")).status_code
@@ -527,7 +528,7 @@ async def test_a_node_that_starts_or_stops_is_alive_but_not_ready(control: Contr
 async def test_a_broker_that_does_not_answer_is_not_alive(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the event loop is stuck, probes hear 503 from the other thread; afterwards all is well."""
     monkeypatch.setattr(bridge, "PATIENCE", 0.1)
-    server = HttpServer(control, "127.0.0.1", 0)
+    server = HttpServer(control, "127.0.0.1", 0, Token(required=False))
     await server.start()
     answers: list[int] = []
 
@@ -553,7 +554,7 @@ async def test_requests_run_outside_the_brokers_thread(control: Control) -> None
         return {}
 
     control.installed = installed  # type: ignore[method-assign]
-    server = HttpServer(control, "127.0.0.1", 0)
+    server = HttpServer(control, "127.0.0.1", 0, Token(required=False))
     await server.start()
     async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as web:
         assert 200 == (await web.get(f"http://{server.address}/api/v1/plugins")).status_code
@@ -570,7 +571,7 @@ async def test_connections_that_never_finish_a_request_are_closed(
 ) -> None:
     """More silent ones than there may be connections at all shut out nobody for long."""
     monkeypatch.setattr(server_module, "REQUEST_PATIENCE", 0.2)
-    server = HttpServer(control, "127.0.0.1", 0)
+    server = HttpServer(control, "127.0.0.1", 0, Token(required=False))
     await server.start()
     host, port = server.address.split(":")
     opened = [await asyncio.open_connection(host, int(port)) for _ in range(server_module.MAX_CONNECTIONS + 5)]
@@ -593,18 +594,18 @@ async def test_connections_that_never_finish_a_request_are_closed(
 async def test_without_a_token_only_loopback_is_listened_on(control: Control, host: str) -> None:
     """The refusal says what to set."""
     with pytest.raises(ConfigError, match=r"http\.token"):
-        HttpServer(control, host, 18083)
+        HttpServer(control, host, 18083, Token(required=False))
 
 
 async def test_an_address_that_is_taken_is_an_error_of_the_start(control: Control) -> None:
     """It names the address, and nothing is left running."""
-    first = HttpServer(control, "127.0.0.1", 0)
+    first = HttpServer(control, "127.0.0.1", 0, Token(required=False))
     await first.start()
     port = int(first.address.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
-        await HttpServer(control, "127.0.0.1", port).start()
+        await HttpServer(control, "127.0.0.1", port, Token(required=False)).start()
     await first.stop()
-    again = HttpServer(control, "127.0.0.1", port)
+    again = HttpServer(control, "127.0.0.1", port, Token(required=False))
     await again.start()
     await again.stop()
 
@@ -616,7 +617,7 @@ async def test_a_failure_of_ours_is_told_without_details(control: Control, monke
         raise ZeroDivisionError("inner details")
 
     monkeypatch.setattr(control, "node", broken)
-    server = HttpServer(control, "127.0.0.1", 0)
+    server = HttpServer(control, "127.0.0.1", 0, Token(required=False))
     await server.start()
     async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as web:
         answer = await web.get(f"http://{server.address}/api/v1/node")

@@ -28,6 +28,9 @@ READY = re.compile(r"\bready\b")
 #: Plugins of tests are loaded over the control port from temporary folders and from the repository.
 PLUGIN_PATHS = {"MOTORCADE_HTTP__PLUGIN_PATHS": json.dumps([tempfile.gettempdir(), str(ROOT)])}
 
+#: What tests ask over HTTP is seldom about who may ask; those that run with `token=True` show `auth`.
+OPEN = {"MOTORCADE_HTTP__REQUIRE_TOKEN": "false"}
+
 #: Seconds a node may take to say `ready`, and to exit after a signal. Generous: machines that run tests are busy.
 START_PATIENCE = 60.0
 STOP_PATIENCE = 60.0
@@ -49,7 +52,8 @@ class NodeProcess:
 
     `mqtt`, `ws` and `http` are where it listens (`ws` and `http` only when asked for). `config` is the text of a TOML
     configuration file; `args` are appended to the command line; `env` is added to the environment. With `data` the
-    node keeps its data there (so a second node can go on with it), else in a directory of its own.
+    node keeps its data there (so a second node can go on with it), else in a directory of its own. With `token` the
+    control port wants the token that the node makes, as it does by default.
     """
 
     def __init__(
@@ -60,11 +64,12 @@ class NodeProcess:
         env: dict[str, str] | None = None,
         ws: bool = False,
         http: bool = False,
+        token: bool = False,
         host: str = "127.0.0.1",
     ) -> None:
         self.args = args
         self.config = config
-        self.env = env or {}
+        self.env = ({} if token else OPEN) | (env or {})
         self.mqtt = Endpoint(host, free_port(host))
         self.ws = Endpoint(host, free_port(host)) if ws else None
         self.http = Endpoint(host, free_port(host)) if http else None
@@ -85,6 +90,12 @@ class NodeProcess:
     @property
     def port(self) -> int:
         return self.mqtt.port
+
+    @property
+    def auth(self) -> dict[str, str]:
+        """The header that the control port wants."""
+        path = self.data / "token"
+        return {"Authorization": f"Bearer {path.read_text().strip()}"} if path.exists() else {}
 
     @property
     def pid(self) -> int:

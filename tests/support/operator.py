@@ -34,7 +34,9 @@ class Operator(Commands):
 
     def __init__(self, node: NodeProcess) -> None:
         self.node = node
-        self.web = httpx.Client(base_url=f"http://{node.http}/api/v1/", trust_env=False, timeout=PATIENCE)
+        self.web = httpx.Client(
+            base_url=f"http://{node.http}/api/v1/", headers=node.auth, trust_env=False, timeout=PATIENCE
+        )
         self._folder = tempfile.TemporaryDirectory(prefix="motorcade-plugins-")
         self.folder = Path(self._folder.name)
 

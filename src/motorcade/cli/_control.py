@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
 
 from motorcade.core.errors import MotorcadeError
+from motorcade.http.token import find_token
 
 Http = Annotated[
     str, typer.Option("--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of the node.")
 ]
 Token = Annotated[
-    str | None, typer.Option("--token", envvar="MOTORCADE_TOKEN", help="Bearer token, if the node has `http.token`.")
+    str | None,
+    typer.Option("--token", envvar="MOTORCADE_TOKEN", help="Bearer token. [found, if this user runs the node here]"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 DEFAULT = "127.0.0.1:18083"
+DATA = "./motorcade-data"  #: where a node of this folder keeps its files unless told otherwise
 _PATIENCE = 30.0  # seconds; loading a plugin may take a while
 _PAGE = 500
 
@@ -40,6 +46,9 @@ class Control:
     def __init__(self, address: str, token: str | None = None) -> None:
         self.address = address
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        token = (token or "").strip() or find_token(
+            address, os.environ, [Path(os.environ.get("MOTORCADE_DATA__DIR", DATA))]
+        )
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         # Never through a proxy: the control port is on loopback or in the operator's own network.
@@ -107,6 +116,9 @@ def _decoded(body: bytes, address: str) -> Any:
 def _refusal(error: urllib.error.HTTPError) -> ControlError:
     try:
         answer = json.loads(error.read())
-        return ControlError(str(answer["message"]), str(answer["code"]))
+        message = str(answer["message"])
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            message += "; commands take it with --token or MOTORCADE_TOKEN"
+        return ControlError(message, str(answer["code"]))
     except (ValueError, KeyError, TypeError):
         return ControlError(f"the node answered {error.code} {error.reason} to {error.url}")

@@ -210,6 +210,7 @@ def _where(store: str | None, config: Path | None, data: str | None, http: str |
     """As `serve` would find it."""
     from motorcade import config as configuration
     from motorcade import log
+    from motorcade.http.token import read_token
     from motorcade.storage import placed
 
     flags = {"store.url": store, "data.dir": data}
@@ -228,7 +229,13 @@ def _where(store: str | None, config: Path | None, data: str | None, http: str |
     path = Path(url.removeprefix("rocksdb://")).absolute() if url.startswith("rocksdb://") else None
     if path is not None:
         url = f"rocksdb://{path}"  # workers of Spark run in other folders
-    return Where(url, path, found.store.durability, http, token or found.http.token or None)
+    return Where(
+        url,
+        path,
+        found.store.durability,
+        http,
+        token or found.http.token or read_token(Path(found.data.dir) / "token") or None,
+    )
 
 
 def _shown(where: Where) -> str:

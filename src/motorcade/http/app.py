@@ -12,12 +12,12 @@ from motorcade.control import Control
 from motorcade.http import api, health, metrics
 from motorcade.http.answers import HANDLERS
 from motorcade.http.bridge import Bridge
-from motorcade.http.guard import Guard
+from motorcade.http.guard import OPEN, Guard, Token
 from motorcade.http.paths import Segments
 
 
 def make_app(
-    control: Control, loop: asyncio.AbstractEventLoop, token: str = "", hosts: Iterable[str] | None = None
+    control: Control, loop: asyncio.AbstractEventLoop, token: Token = OPEN, hosts: Iterable[str] | None = None
 ) -> Starlette:
     """The application for a broker that runs in `loop`. `hosts`: names to answer to, None is any."""
     bridge = Bridge(loop)

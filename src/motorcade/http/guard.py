@@ -3,9 +3,11 @@
     Host      on loopback only names of this machine are answered, so that a web page cannot reach the node through a
               name of its own that it points to 127.0.0.1 (DNS rebinding)
     Origin    a browser's request that changes something must come from a page of this node
-    token     where one is set, everything but health wants `Authorization: Bearer TOKEN`
+    token     everything but health wants `Authorization: Bearer TOKEN`; where the node has made the token itself, on
+              loopback, metrics are open too
 
-Without a token only loopback may be listened on; `HttpServer` sees to that.
+Without a token, which must be configured, only loopback may be listened on; `HttpServer` sees to that. Whoever asks
+without one there may do everything but take access control away (`has_token`).
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,37 +31,63 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
+class Token(NamedTuple):
+    """What callers must show."""
+
+    text: str = ""
+    file: Path | None = None  #: where the node has written it itself
+    required: bool = True  #: false: they need not
+
+
+OPEN = Token(required=False)  #: only for loopback
+
+
+def has_token(request: Request) -> bool:
+    """Whether the caller has shown the token."""
+    return request.scope.get("state", {}).get("token") is True
+
+
 class Guard:
     """ASGI middleware. `hosts` are the only names answered to; None is any."""
 
-    def __init__(self, app: ASGIApp, token: str = "", hosts: Iterable[str] | None = None) -> None:
+    def __init__(self, app: ASGIApp, token: Token, hosts: Iterable[str] | None = None) -> None:
         self._app = app
-        self._token = token.encode()
+        self._token = token.text.encode()
+        self._required = token.required
+        self._open = OPEN_PATHS if token.file is None else OPEN_PATHS | {"/metrics"}
+        self._where = "" if token.file is None else f" (it is in {token.file})"
         self._hosts = None if hosts is None else LOCAL_NAMES | set(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through or answer it here."""
         if scope["type"] != "http":
             return
-        answer = self._objection(scope["method"], scope["path"], Headers(scope=scope)) or self._app
+        headers = Headers(scope=scope)
+        knows = self._knows_token(headers.get("authorization", ""))
+        scope.setdefault("state", {})["token"] = knows
+        answer = self._objection(scope["method"], scope["path"], headers, knows=knows) or self._app
         await answer(scope, receive, send)
 
-    def _objection(self, method: str, path: str, headers: Headers) -> Response | None:
+    def _objection(self, method: str, path: str, headers: Headers, *, knows: bool) -> Response | None:
         host = headers.get("host", "")
         if self._hosts is not None and _name_of(host) not in self._hosts:
             return refusal(HTTPStatus.FORBIDDEN, "this node does not answer to that name; ask for localhost")
         origin = headers.get("origin")
         if origin is not None and method not in READING and not _is_page_of(host, origin):
             return refusal(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")
-        if self._token and path not in OPEN_PATHS and not self._knows_token(headers.get("authorization", "")):
-            message = "give the token of this node: Authorization: Bearer TOKEN"
+        if self._required and path not in self._open and not knows:
+            message = f"give the token of this node{self._where}: Authorization: Bearer TOKEN"
             return refusal(HTTPStatus.UNAUTHORIZED, message, {"WWW-Authenticate": "Bearer"})
         return None
 
     def _knows_token(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
         # Compared in constant time, so that the answer's delay tells nothing about the token.
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+        return (
+            bool(self._token)
+            and scheme.lower() == "bearer"
+            and hmac.compare_digest(given.strip().encode(), self._token)
+        )
 
 
 def _is_page_of(host: str, origin: str) -> bool:

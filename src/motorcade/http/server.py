@@ -30,6 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from motorcade.control import Control
 from motorcade.core.errors import ConfigError
 from motorcade.http.app import make_app
+from motorcade.http.guard import OPEN, Token
 from motorcade.tasks import Tasks
 
 SWITCH_INTERVAL = 0.0005  #: seconds until the interpreter is handed to the other thread
@@ -47,11 +48,11 @@ class HttpServer:
     """Serves `Control` at one address. An empty host is every interface, and port 0 lets the system choose."""
 
     def __init__(
-        self, control: Control, host: str, port: int, token: str = "", supervisor: Tasks | None = None
+        self, control: Control, host: str, port: int, token: Token = OPEN, supervisor: Tasks | None = None
     ) -> None:
         """`ConfigError` if others than this machine could reach it without a token."""
         local = is_loopback(host)
-        if not local and not token:
+        if not local and not (token.text and token.required):
             raise ConfigError(f"http.bind: {host or '*'}:{port} is not loopback; set http.token, or bind to 127.0.0.1")
         self.address = ""  #: `host:port` that is listened on
         self._host = host

@@ -44,5 +44,5 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     """A node with its control port."""
-    with NodeProcess(http=True) as running:
+    with NodeProcess(http=True, token=True) as running:
         yield running

@@ -100,7 +100,7 @@ def test_reload_reads_the_file_again_and_refuses_a_bad_one(run: Run, tmp_path: P
     with NodeProcess("--config", str(file), http=True) as node:
         address = ("--http", str(node.http))
         file.write_text("[session]\nwindow = 6\n")
-        assert "[session]" in run("config", "reload", *address).stdout
+        assert "session.window has changed" in run("config", "reload", *address).stdout
         file.write_text("[session]\nwindwo = 6\n")
         refused = run("config", "reload", *address)
         assert 1 == refused.returncode
@@ -110,7 +110,7 @@ def test_reload_reads_the_file_again_and_refuses_a_bad_one(run: Run, tmp_path: P
 
 
 def test_a_token_is_asked_for_and_shown(run: Run) -> None:
-    with NodeProcess(http=True, env={"MOTORCADE_HTTP__TOKEN": "hush"}) as node:
+    with NodeProcess(http=True, token=True, env={"MOTORCADE_HTTP__TOKEN": "hush"}) as node:
         address = ("--http", str(node.http))
         assert 1 == run("client", "list", *address).returncode
         assert 0 == run("client", "list", *address, "--token", "hush").returncode

@@ -14,5 +14,6 @@ PATIENCE = 60.0  # seconds: machines that run tests are busy
 
 @pytest.fixture(scope="module")
 def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=PATIENCE) as client:
+    address = f"http://{node.http}/api/v1"
+    with httpx.Client(base_url=address, headers=node.auth, trust_env=False, timeout=PATIENCE) as client:
         yield client

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from motorcade import config as configuration
 from motorcade.core.vin import make_vin
 from motorcade.http.app import make_app
+from motorcade.http.guard import Token
 from motorcade.node import Node
 
 VIN = make_vin(1)
@@ -155,7 +156,15 @@ async def run(data: Path) -> list[str]:
     """What was answered as it should not be."""
     flags = {"listeners.tcp.bind": "127.0.0.1:0", "listeners.ws.bind": "off", "http.bind": "127.0.0.1:0"}
     loaded = configuration.load(
-        None, {}, {**flags, "data.dir": str(data), "store.url": "memory://", "http.plugin_paths": "/"}
+        None,
+        {},
+        {
+            **flags,
+            "data.dir": str(data),
+            "store.url": "memory://",
+            "http.plugin_paths": "/",
+            "http.require_token": False,
+        },
     )
     node = Node(loaded, asyncio.get_running_loop())
     serving = asyncio.create_task(node.run())
@@ -165,7 +174,7 @@ async def run(data: Path) -> list[str]:
     web = Web(node.http[0].address)
     found: list[str] = []
     try:
-        for method, path in walk(make_app(node.control, node.broker.loop).routes):
+        for method, path in walk(make_app(node.control, node.broker.loop, Token(required=False)).routes):
             for line, header, body in requests(method, path):
                 status, answer = await web.ask(line, header, body)
                 if status >= 500 or not status:

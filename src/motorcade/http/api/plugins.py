@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,6 +14,9 @@ from starlette.routing import Route
 from motorcade.control import Control
 from motorcade.http.answers import answer, body
 from motorcade.http.bridge import Bridge
+from motorcade.http.guard import has_token
+
+ACCESS: Final = "access"  #: the plugin that guards the node
 
 
 class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,6 +43,8 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
     async def unload(request: Request) -> Response:
         name = request.path_params["name"]
+        if name == ACCESS and not has_token(request):
+            raise HTTPException(HTTPStatus.FORBIDDEN, "taking access control away needs the token of this node")
         await bridge.call_slow(control.unload_plugin, name)
         return answer({"name": name, "result": "unloaded"})
 

@@ -1,0 +1,111 @@
+"""The token of the control port: who has it is the administrator of the node.
+
+A node without `http.token` makes one and keeps it in its data folder, readable by its own user only. A pointer to that
+file, named after the address, lies where commands of the same user look, so that they need to know neither.
+
+    DATA/token                                       the token
+    $XDG_STATE_HOME/motorcade/nodes/127.0.0.1:18083  the path of DATA/token ($XDG_STATE_HOME: ~/.local/state)
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from motorcade.core.errors import ConfigError
+
+NAME: Final = "token"
+_MAX: Final = 4096  # bytes of a token file
+
+
+def own_token(data: Path) -> str:
+    """The token in a node's data folder; made if there is none. `ConfigError` if it cannot be written."""
+    path = data / NAME
+    try:
+        found = read_token(path)
+        if found:
+            return found
+        data.mkdir(parents=True, mode=0o700, exist_ok=True)
+        made = secrets.token_urlsafe(32)
+        _write(path, made)
+    except OSError as error:
+        raise ConfigError(
+            f"the token of the control port cannot be kept in {path}: {error.strerror};"
+            " set http.token, another data.dir, or http.bind = 'off'"
+        ) from error
+    return made
+
+
+def read_token(path: Path) -> str:
+    """What a token file says; empty if there is none, or one that others could have read or written."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(handle)
+        private = not stat.S_IMODE(about.st_mode) & 0o077 and about.st_uid in (os.geteuid(), 0)
+        # Root reads the tokens of all nodes; it is told the truth by the files of any user.
+        if not stat.S_ISREG(about.st_mode) or not (private or os.geteuid() == 0):
+            return ""
+        return file.read(_MAX).decode("ascii", "replace").strip()
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file by one that only its owner can read."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+# -- from an address to the file
+
+
+def point(address: str, data: Path) -> Path | None:
+    """Tell commands of this user where the token of the node at an address is; None if they cannot be told."""
+    path = _pointer(address, os.environ)
+    if path is None:
+        return None
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        _write(path, str((data / NAME).absolute()))
+        return path
+    return None
+
+
+def find_token(address: str, environ: Mapping[str, str], data: Iterable[Path] = ()) -> str:
+    """The token for a node at `HOST:PORT` on this machine; empty if none is found.
+
+    Where the node has left a pointer, else in these data folders.
+    """
+    host, _, port = address.rpartition(":")
+    hosts = {"localhost": ("127.0.0.1", "[::1]")}.get(host.lower(), (host,))
+    if not any(name in ("127.0.0.1", "[::1]") or name.startswith("127.") for name in hosts):
+        return ""  # a token is never sent to another machine unless the caller says so
+    for name in hosts:
+        pointer = _pointer(f"{name}:{port}", environ)
+        with suppress(OSError, UnicodeDecodeError, ValueError):
+            if pointer is not None and (found := read_token(Path(pointer.read_text().strip()))):
+                return found
+    return next((found for folder in data if (found := read_token(folder / NAME))), "")
+
+
+def _pointer(address: str, environ: Mapping[str, str]) -> Path | None:
+    state = environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # noqa: PTH117 - a text, maybe empty
+        home = environ.get("HOME", "")
+        if not os.path.isabs(home):  # noqa: PTH117
+            return None
+        state = f"{home}/.local/state"
+    return Path(state, "motorcade", "nodes", address.replace("/", "_"))
