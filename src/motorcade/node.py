@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
+import math
 import os
 import resource
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from time import time
+from time import monotonic, time
+from typing import Any
 
 import structlog
 import uvloop
@@ -34,11 +38,13 @@ from motorcade.http.token import NAME as TOKEN_FILE
 from motorcade.http.token import own_token, point
 from motorcade.storage import MEMORY, open_store, placed
 from motorcade.storage.housekeeping import Housekeeping
-from motorcade.storage.ports import Durability, Store
+from motorcade.storage.ports import Durability, Store, StoreAwayError
 from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.node")
 
+#: Seconds between two attempts to open a store whose servers do not answer, doubled each time; between two messages.
+FIRST_PAUSE, LONGEST_PAUSE, TELL_AGAIN = 0.2, 3.0, 30.0
 SPARE_FILES = 100  #: descriptors a node needs besides those of its connections
 DAY = 86400.0  #: seconds
 SOON = 30 * DAY  #: before a certificate ends the log says so
@@ -83,22 +89,66 @@ class Node:
     async def run(self) -> None:
         """Serve until `stopping` is set, then drain."""
         try:
-            await self._start()
-            self._announce()
-            await self.stopping.wait()
+            self.store = self.plugins.store = await self._open_store()
+            if self.store is not None:
+                await self._start(self.store)
+                self._announce()
+                await self.stopping.wait()
         finally:
             await self._stop()
         if self.failure:
             raise MotorcadeError(self.failure)
 
-    async def _start(self) -> None:
+    @property
+    def _store_url(self) -> str:
         config = self._loaded.config
-        url = placed(config.store.url, Path(config.data.dir))
-        self.store = self.plugins.store = await open_store(url, Durability(config.store.durability))
+        return placed(config.store.url, Path(config.data.dir))
+
+    async def _open_store(self) -> Store | None:
+        """The store, as soon as its servers answer; None if the node is to stop before that.
+
+        Only silence is waited for. What a server refuses (a wrong password, a database that it does not have, a setting
+        that would lose messages) is an error at once: it does not go away by itself.
+        """
+        pause, told_at = FIRST_PAUSE, -math.inf
+        while not self.stopping.is_set():
+            try:
+                store = await self._unless_stopped(
+                    open_store(self._store_url, Durability(self._loaded.config.store.durability))
+                )
+            except StoreAwayError as error:
+                if monotonic() - told_at >= TELL_AGAIN:
+                    told_at = monotonic()
+                    log.warning("waiting_for_store", error=str(error), consequence="clients are served when it answers")
+            else:
+                if told_at > -math.inf:
+                    log.info("store_answers")
+                return store
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return None
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, Store]) -> Store | None:
+        """Return what is opened; None if the node is to stop first. Files are opened anyway: they need no server."""
+        opening = asyncio.create_task(work, name="open-store")
+        if self._store_url.startswith(("rocksdb:", MEMORY)):
+            return await opening
+        stopped = asyncio.create_task(self.stopping.wait(), name="stopped")
+        await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait({opening})
+        return None if opening.cancelled() else opening.result()
+
+    async def _start(self, store: Store) -> None:
+        config = self._loaded.config
+        url = self._store_url
         for name, path, options in plugins_to_load(config):  # before the listeners: nobody slips in unchecked
             await self.plugins.load(name, options, path)
         if url != MEMORY:
-            await self._restore(self.store, shared=not url.startswith("rocksdb"))
+            await self._restore(store, shared=not url.startswith("rocksdb"))
         self._tls = _contexts(config)
         for endpoint in _endpoints(config, self._tls):
             listener = Listener(self.broker, endpoint)
@@ -106,7 +156,7 @@ class Node:
             self.listeners.append(listener)
         await self._open_control(config)
         self._tell_certificates()
-        self._keep_tidy(self.store)
+        self._keep_tidy(store)
         self.broker.start()
         gc.collect()
         gc.freeze()

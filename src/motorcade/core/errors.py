@@ -37,6 +37,10 @@ class StoreError(MotorcadeError):
     certain = False  #: nothing was written, and nothing will be
 
 
+class StoreAwayError(StoreError):
+    """The servers of the store do not answer, or not all of them; they may later."""
+
+
 class StoreFullError(StoreError):
     """No room, or the files cannot be written; the store takes no writes until that is mended.
 

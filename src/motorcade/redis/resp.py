@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import hiredis
 
-from motorcade.core.errors import StoreError
+from motorcade.core.errors import StoreAwayError, StoreError
 
 Argument = str | bytes | int | float
 
@@ -47,7 +47,7 @@ class ServerError(Exception):
         return str(self).partition(" ")[0]
 
 
-class LostError(StoreError):
+class LostError(StoreAwayError):
     """The connection broke before the reply came; the command may have been carried out or not."""
 
 

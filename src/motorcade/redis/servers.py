@@ -22,7 +22,7 @@ from typing import Any
 
 import structlog
 
-from motorcade.core.errors import StoreDamagedError, StoreError, StoreFullError
+from motorcade.core.errors import StoreAwayError, StoreDamagedError, StoreError, StoreFullError
 from motorcade.redis.resp import Access, Address, Argument, Connection, LostError, ServerError, connect
 from motorcade.redis.scripts import Script
 from motorcade.redis.slots import Topology
@@ -170,12 +170,14 @@ class Servers:
         # All at once, and the first answer counts: one that hangs must not keep us from the others.
         questions = [asyncio.create_task(self._slots(address)) for address in self._known]
         troubles: list[str] = []
+        away = True  # no server has said a word
         try:
             for answer in asyncio.as_completed(questions):
                 try:
                     topology, known = await answer
                 except (LostError, ServerError) as error:
                     troubles.append(str(error))
+                    away = away and (isinstance(error, LostError) or error.code in PASSING)
                     continue
                 if topology != self.topology:
                     log.info("redis_topology", masters=[str(master) for master in topology.all_masters()])
@@ -187,7 +189,8 @@ class Servers:
                 question.cancel()
             await asyncio.gather(*questions, return_exceptions=True)
         hint = " (the URL of a lone server begins with redis://)" if "support disabled" in str(troubles) else ""
-        raise StoreError(f"no server of the cluster answers: {'; '.join(sorted(set(troubles)))}{hint}")
+        kind = StoreAwayError if away else StoreError
+        raise kind(f"no server of the cluster answers: {'; '.join(sorted(set(troubles)))}{hint}")
 
     async def _slots(self, address: Address) -> tuple[Topology, set[Address]]:
         connection = await self.connection(address, Purpose.READ)
@@ -218,7 +221,7 @@ class Servers:
             if self._closed:
                 raise StoreError("the store is closed")
             if asyncio.get_running_loop().time() > end:
-                raise StoreError(f"no answer within {self.patience:g} s: {trouble}")
+                raise StoreAwayError(f"no answer within {self.patience:g} s: {trouble}")
             await self.refresh()
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)

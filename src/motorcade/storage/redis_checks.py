@@ -18,7 +18,7 @@ from motorcade.redis.resp import Address, ServerError
 from motorcade.redis.servers import Purpose, Servers
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import DEFAULT_CELLS, Cells
-from motorcade.storage.ports import Durability, StoreError
+from motorcade.storage.ports import Durability, StoreAwayError, StoreError
 from motorcade.storage.redis_format import unpack_entry, unpack_state
 from motorcade.storage.redis_scripts import READ
 
@@ -41,7 +41,7 @@ async def check_servers(servers: Servers, level: Durability, options: RedisOptio
     replicas: dict[Address, int] = {}
     synced = True  # by every server, before it answers
     if not servers.topology.is_whole:
-        raise StoreError("the Redis cluster does not serve all slots; see CLUSTER INFO")
+        raise StoreAwayError("the Redis cluster does not serve all slots; see CLUSTER INFO")
     for address in servers.topology.all_masters():
         try:
             info = await server_info(servers, address)
