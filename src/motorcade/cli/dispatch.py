@@ -31,6 +31,12 @@ Redis = Annotated[
     str | None, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT or redis+cluster://HOST:PORT,…")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+SecretFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="A secret that leaders and workers show each other that they know.")
+]
+TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="Its certificate, PEM; with --tls-key.")]
+TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate, PEM.")]
+TlsCa = Annotated[str | None, typer.Option(metavar="FILE", help="The CA of the other side's certificate, PEM.")]
 LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error. [info]")]
 LogFormat = Annotated[str | None, typer.Option("--log-format", help="auto, console or json. [auto]")]
 
@@ -46,6 +52,10 @@ def leader(
     intake: Annotated[
         str | None, typer.Option(metavar="stream|channel", help="Where messages come from. [stream]")
     ] = None,
+    secret_file: SecretFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
@@ -54,7 +64,18 @@ def leader(
     Prints a line with `ready` when it takes part in the election. Run two or more: one leads, and when it dies another
     one takes over.
     """
-    options = _options(config, redis, log_level, log_format, workers=workers or None, intake=intake)
+    options = _options(
+        config,
+        redis,
+        log_level,
+        log_format,
+        workers=workers or None,
+        intake=intake,
+        secret_file=secret_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
+    )
     from motorcade.dispatch.leader import run_leader
 
     _serve(lambda stop: run_leader(options, stop=stop, ready=_ready("leader")))
@@ -74,6 +95,10 @@ def worker(
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="What works on messages. [they are written as is]")
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Calls of an asynchronous handler at a time. [8]")] = None,
+    secret_file: SecretFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
@@ -83,7 +108,18 @@ def worker(
     returns is written to the stream of processed messages; only then is it acknowledged.
     """
     options = _options(
-        config, redis, log_level, log_format, listen=listen, advertise=advertise, handler=handler, parallel=parallel
+        config,
+        redis,
+        log_level,
+        log_format,
+        listen=listen,
+        advertise=advertise,
+        handler=handler,
+        parallel=parallel,
+        secret_file=secret_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
     )
     from motorcade.dispatch.handlers import load_handler
     from motorcade.dispatch.worker import run_worker

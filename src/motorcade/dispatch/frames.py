@@ -7,6 +7,7 @@
     1  ACK         UUID                worker    done: the result is written
     78 REJECT      UUID ':' reason     worker    the message cannot be worked on; counts as a delivery
     82 RETURN      UUID                worker    not done, and not the message's fault; does not count
+    65 CHALLENGE, 66 PROOF, 70 REFUSED           before all others, where a secret is configured (`handshake.py`)
 
 The first two are the seed's; a worker that knows no others simply does not acknowledge.
 
@@ -29,6 +30,9 @@ PROCESS: Final = 0
 ACK: Final = 1
 REJECT: Final = 78
 RETURN: Final = 82
+CHALLENGE: Final = 65
+PROOF: Final = 66
+REFUSED: Final = 70
 
 ID_SIZE: Final = 36  #: characters of a UUID
 MAX_REASON: Final = 1000  #: octets of a reason
@@ -44,6 +48,10 @@ _DASHES: Final = (8, 13, 18, 23)
 
 class FrameError(MotorcadeError):
     """The peer sent something that is no frame, or none that it may send."""
+
+
+class SecretWantedError(FrameError):
+    """The peer has a secret, and this side has none."""
 
 
 class Answers(NamedTuple):
@@ -130,7 +138,7 @@ class MessageReader(_Reader):
         while end - at >= _SIZE:
             version, command, length = unpack(data, at)
             if version != VERSION or command != PROCESS or not ID_SIZE < length <= most:
-                raise FrameError(_complaint(version, command, length, most, (PROCESS,)))
+                raise _complaint(version, command, length, most, (PROCESS,))
             start = at + _SIZE
             stop = start + length
             if stop > end:
@@ -169,7 +177,7 @@ class AnswerReader(_Reader):
         while end - at >= _SIZE:
             version, command, length = _HEADER.unpack_from(data, at)
             if version != VERSION or command not in {ACK, REJECT, RETURN} or not ID_SIZE <= length <= self.MOST:
-                raise FrameError(_complaint(version, command, length, self.MOST, (ACK, REJECT, RETURN)))
+                raise _complaint(version, command, length, self.MOST, (ACK, REJECT, RETURN))
             if command != REJECT and length != ID_SIZE:
                 raise FrameError(f"an acknowledgement has {length} octets, not the {ID_SIZE} of an id")
             start = at + _SIZE
@@ -210,11 +218,13 @@ def _check_ids(ids: list[bytes]) -> None:
         raise FrameError("the id of a message is no UUID")
 
 
-def _complaint(version: int, command: int, length: int, most: int, known: tuple[int, ...]) -> str:
+def _complaint(version: int, command: int, length: int, most: int, known: tuple[int, ...]) -> FrameError:
     if version != VERSION:
-        return f"version {version} of the protocol is unknown; this is version {VERSION}"
+        return FrameError(f"version {version} of the protocol is unknown; this is version {VERSION}")
+    if command == CHALLENGE:
+        return SecretWantedError("it asks for a secret, and there is none here (option secret_file of [dispatch])")
     if command not in known:
-        return f"command {command} is unknown or not for this side"
+        return FrameError(f"command {command} is unknown or not for this side")
     if length > most:
-        return f"a frame of {length} octets is longer than the {most} that are allowed"
-    return f"a frame of {length} octets is too short for an id"
+        return FrameError(f"a frame of {length} octets is longer than the {most} that are allowed")
+    return FrameError(f"a frame of {length} octets is too short for an id")

@@ -35,6 +35,7 @@ from motorcade.dispatch.frames import Answers
 from motorcade.dispatch.intake import EMPTY, Batch, Channel, Intake
 from motorcade.dispatch.links import Fault, Link, State
 from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.security import leader_security
 from motorcade.dispatch.views import LeaderView, Rate, WorkerView
 from motorcade.redis.scripts import Script
 from motorcade.redis.servers import Purpose
@@ -84,6 +85,7 @@ async def run_leader(
 
     `ready` is called with `HOST:PID` of the candidate when Redis has answered.
     """
+    leader_security(options)  # what is wrong with it is told before anything begins
     calls = Calls(options)
     await calls.open()
     try:
@@ -130,6 +132,7 @@ class Leader:
         self._election = election
         self._options = options
         self._report = report
+        self._security = leader_security(options)
         self._loop = asyncio.get_running_loop()
         self._order: list[Link] = []  #: of those that are connected
         self._turn = 0
@@ -307,7 +310,7 @@ class Leader:
             if len(self.links) >= self._options.max_workers:
                 log.warning("dispatch_too_many_workers", ignored=name, max_workers=self._options.max_workers)
                 break
-            link = self.links[name] = Link(name, self, self._options)
+            link = self.links[name] = Link(name, self, self._options, self._security)
             tasks[name] = self._tasks.create_task(link.run(), name=f"dispatch-link-{name}")
         for name in [name for name in self.links if name not in wanted]:
             if self.links[name].state is not State.CONNECTED:

@@ -1,7 +1,7 @@
 """One worker, as its leader sees it: a connection that comes back, credit, and what it may not do.
 
-    connecting ─▶ connected ─ lost ─▶ pause ─▶ connecting
-                      └─ breaks a rule ─▶ cut off: longer pause ─▶ connecting
+    connecting ─▶ (shows that it knows the secret) ─▶ connected ─ lost ─▶ pause ─▶ connecting
+                                    └─ does not, or breaks a rule ─▶ cut off: longer pause ─▶ connecting
 
 The window is how many messages the worker may have at once. It begins small, doubles whenever it was used up while
 acknowledgements came and hardly any message was old, and is halved when a quarter of it has waited for half of the time
@@ -26,8 +26,10 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import structlog
 
-from motorcade.dispatch.frames import AnswerReader, Answers, FrameError, process_frames
+from motorcade.dispatch.frames import AnswerReader, Answers, FrameError, SecretWantedError, process_frames
+from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
 from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.security import Security
 
 log = structlog.get_logger("motorcade.dispatch")
 
@@ -60,6 +62,7 @@ class Fault(StrEnum):
     OVERDUE = "overdue"  #: this message was not acknowledged in time; others were
     UNKNOWN_ID = "unknown_id"  #: it acknowledged what it never had
     BAD_FRAME = "bad_frame"  #: it sent what is no frame
+    SECRET = "secret"  #: it does not know the secret, or asks for one that there is not  # noqa: S105 - a name
     REFUSED = "refused"  #: it cannot work on this message
     RETURNED = "returned"  #: it could not write the result
 
@@ -88,7 +91,7 @@ class Owner(Protocol):
 class Link:
     """The way to one worker."""
 
-    def __init__(self, name: str, owner: Owner, options: DispatchOptions) -> None:
+    def __init__(self, name: str, owner: Owner, options: DispatchOptions, security: Security | None = None) -> None:
         self.name = name
         self.state = State.CONNECTING
         self.held: set[bytes] = set()  #: ids that the worker has
@@ -100,6 +103,7 @@ class Link:
         self.problem = ""  #: what went wrong last
         self._owner = owner
         self._options = options
+        self._security = security or Security()
         self._sent: deque[Sent] = deque()
         self._recalled: dict[bytes, None] = {}
         self._full = False  #: the window was used up since the last look
@@ -151,10 +155,13 @@ class Link:
 
     def cut_off(self, fault: Fault, detail: str) -> None:
         """Leave the worker alone for a while."""
+        self._lengthen_cut(fault, detail)
+        self._drop(fault, detail, State.CUT_OFF)
+
+    def _lengthen_cut(self, fault: Fault, detail: str) -> None:
         self._cut = min(max(self._cut * 2, self._options.cut_off), LONGEST_CUT)
         self._faulty_at = self._loop.time()
         log.warning("dispatch_worker_cut_off", worker=self.name, fault=fault, detail=detail, seconds=self._cut)
-        self._drop(fault, detail, State.CUT_OFF)
 
     def close(self) -> None:
         """Never connect again. What the worker has, it may finish for whoever leads next."""
@@ -172,15 +179,36 @@ class Link:
             self.state = State.CONNECTING
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
-                    _, wire = await self._loop.create_connection(lambda: _Wire(self), host, int(port))
+                    _, wire = await self._loop.create_connection(
+                        lambda: _Wire(self, self._security.secret), host, int(port), ssl=self._security.context
+                    )
             except (OSError, TimeoutError) as error:
                 self.problem = f"cannot connect: {str(error) or 'no answer in time'}"
                 self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
                 await asyncio.sleep(self._pause * random.uniform(0.75, 1.0))  # noqa: S311 - spreads attempts
                 continue
-            self._begin(wire)
-            await wire.ended
+            if await self._knows_secret(wire):
+                self._begin(wire)
+                await wire.ended
             await asyncio.sleep(self._rest())
+
+    async def _knows_secret(self, wire: _Wire) -> bool:
+        """Wait until the worker has shown that it does; if not, it is cut off before it gets anything."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await wire.ready
+        except (HandshakeError, TimeoutError) as error:
+            detail = str(error) or (
+                "it does not ask for the secret: it has none, or TLS is configured on one side only "
+                "(options secret_file and tls_… of [dispatch])"
+            )
+            wire.refuse(detail)
+            self.state = State.CUT_OFF
+            self.problem = detail
+            self.faults[Fault.SECRET] += 1
+            self._lengthen_cut(Fault.SECRET, detail)
+            return False
+        return True
 
     def _begin(self, wire: _Wire) -> None:
         if self._closed:  # meanwhile
@@ -237,7 +265,12 @@ class Link:
             self._drop(Fault.LOST, detail or "the connection was closed", State.CONNECTING)
 
     def broken(self, wire: _Wire, error: FrameError) -> None:
-        if wire is self._wire:
+        if wire is not self._wire:
+            return
+        if isinstance(error, SecretWantedError):
+            wire.refuse("this leader has no secret: give it one (option secret_file of [dispatch]), or the worker none")
+            self.cut_off(Fault.SECRET, str(error))
+        else:
             self.cut_off(Fault.BAD_FRAME, str(error))
 
     # -- inside
@@ -328,8 +361,11 @@ class Link:
 class _Wire(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, link: Link) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, link: Link, secret: bytes = b"") -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.ready: asyncio.Future[None] = loop.create_future()  #: the worker knows the secret, or there is none
+        self._handshake = Handshake(secret, leads=True) if secret else None
         self._link = link
         self._reader = AnswerReader()
         self._transport: asyncio.Transport | None = None
@@ -343,14 +379,41 @@ class _Wire(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():  # what was refused is told first
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods, not the base class.
         self._transport = cast("asyncio.Transport", transport)
+        if self._handshake is None:
+            self.ready.set_result(None)
+        else:
+            self.write(self._handshake.hello())
+
+    def refuse(self, why: str) -> None:
+        """Tell the worker why, and close."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(refused_frame(why))
+            self._transport.close()
+
+    def _shake_hands(self, handshake: Handshake, data: bytes) -> None:
+        if self.ready.done():  # too late, or refused
+            return
+        try:
+            self.write(handshake.feed(data))
+        except HandshakeError as error:
+            self.ready.set_exception(error)
+            return
+        if handshake.done:
+            self._handshake = None
+            self.ready.set_result(None)
+            if handshake.rest:
+                self.data_received(handshake.rest)
 
     def data_received(self, data: bytes) -> None:
+        if self._handshake is not None:
+            self._shake_hands(self._handshake, data)
+            return
         try:
             answers = self._reader.feed(data)
         except FrameError as error:
@@ -360,6 +423,8 @@ class _Wire(asyncio.Protocol):
             self._link.received(self, answers)
 
     def connection_lost(self, error: Exception | None) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(HandshakeError("it has closed the connection instead of showing the secret"))
         if not self.ended.done():
             self.ended.set_result(None)
         self._link.ended(self, str(error) if error else "")

@@ -80,6 +80,11 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     stop_patience: Seconds = 5.0  #: seconds that what has begun may take when a leader or a worker is stopped
     replicas: int = -1  #: that confirm a write before it counts; -1: one, if the server has any
 
+    secret_file: str = ""  #: file with a secret that leaders and workers show each other that they know; empty: none
+    tls_cert: str = ""  #: PEM file with the certificate of a worker, or of a leader; empty: a worker has no TLS
+    tls_key: str = ""  #: PEM file with its private key
+    tls_ca: str = ""  #: PEM file with the CA that has signed the other side's; a leader with one connects with TLS
+
     listen: str = "127.0.0.1:9701"  #: `HOST:PORT` where a worker waits for leaders; port 0: any
     advertise: str = ""  #: `HOST:PORT` under which leaders find the worker; empty: as `listen`
     register: bool = True  #: whether a worker puts itself into `registry`
@@ -102,6 +107,8 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             _check_addresses("advertise", self.advertise)
         if self.handler and not all(self.handler.partition(":")):
             raise ValueError(f"handler: {self.handler!r} is not module:function")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key: each needs the other")
         if self.remember < 5 * self.ack_timeout:
             raise ValueError("remember: must be at least five times ack_timeout")
 

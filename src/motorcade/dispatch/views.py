@@ -21,6 +21,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int = 0  #: of a worker: messages whose result had been written before
     returned: int = 0  #: of a worker: messages that were given back, since their result could not be written
     stale: int = 0  #: of a worker: results that came too late to be written
+    strangers: int = 0  #: of a worker: connections that were refused for want of the secret
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):

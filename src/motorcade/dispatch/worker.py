@@ -30,9 +30,18 @@ import structlog
 
 from motorcade.core.errors import ConfigError, StoreError
 from motorcade.dispatch.calls import SIGN_IN, WRITE, Calls, StaleError
-from motorcade.dispatch.frames import FrameError, MessageReader, ack_frames, reject_frame, return_frames
+from motorcade.dispatch.frames import (
+    FrameError,
+    MessageReader,
+    SecretWantedError,
+    ack_frames,
+    reject_frame,
+    return_frames,
+)
 from motorcade.dispatch.handlers import Handler, Threads, decode, is_async, load_handler, reason_of, written
+from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
 from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.security import worker_security
 from motorcade.dispatch.views import Rate
 
 log = structlog.get_logger("motorcade.dispatch")
@@ -49,6 +58,11 @@ ROLL_LEASE: Final = 3.0
 SIGN_OUT: Final = 1.0
 #: Seconds between two beats by which this process sees that it has stood still.
 BEAT: Final = 0.25
+#: Seconds that a leader has to show that it knows the secret, and how many may be about to; the oldest go first.
+HANDSHAKE_TIME: Final = 5.0
+MAX_STRANGERS: Final = 100
+#: Seconds between two lines about leaders that were refused.
+REFUSED_INTERVAL: Final = 10.0
 #: Part of `ack_timeout` after which a result that is not written is given back.
 PATIENCE: Final = 0.7
 #: Seconds that a thread may be busy with messages that were handed to it together, and how many these are at most.
@@ -101,6 +115,9 @@ class Worker:
         self.returned = 0
         self.stale = 0
         self.cut_off = 0  #: leaders that sent what is no frame, or were one too many
+        self.strangers = 0  #: connections that were refused, since they did not know the secret or asked for one
+        self.security = worker_security(options)
+        self.waiting: dict[Wire, None] = {}  #: connections that have not shown yet that they know the secret
         self.inside = 0  #: messages that were received and not answered
         self.wires: set[Wire] = set()
         self.max_leaders = options.max_leaders
@@ -120,6 +137,8 @@ class Worker:
         self._ahead = 0.0  #: the server's clock minus ours, milliseconds
         self._slice = 1
         self._trouble = ""  #: what keeps results from being written
+        self._refused_at = -REFUSED_INTERVAL  #: loop time of the last line about strangers
+        self._unlogged = 0
         self._keys = [
             options.key("processed"),
             *(options.beside("processed", what) for what in ("seen", "seen:0", "seen:1")),
@@ -156,7 +175,7 @@ class Worker:
                     task.cancel()
         finally:
             server.close()
-            for wire in list(self.wires):
+            for wire in [*self.wires, *self.waiting]:
                 wire.close()
             if self._threads is not None:
                 self._threads.close()
@@ -165,7 +184,9 @@ class Worker:
         host, _, port = self._options.listen.rpartition(":")
         place = None if host == "*" else host.strip("[]")
         try:
-            return await self._loop.create_server(lambda: Wire(self, self._options), place, int(port))
+            return await self._loop.create_server(
+                lambda: Wire(self, self._options), place, int(port), ssl=self.security.context
+            )
         except OSError as error:
             raise ConfigError(
                 f"dispatch.listen: cannot listen on {self._options.listen}: {error.strerror or error}"
@@ -197,6 +218,15 @@ class Worker:
             await asyncio.wait([wire.ended for wire in self.wires], timeout=1.0)
 
     # -- from leaders
+
+    def stranger(self, peer: object, why: str) -> None:
+        """A connection is refused; told with a bound, since anybody can connect."""
+        self.strangers += 1
+        self._unlogged += 1
+        now = self._loop.time()
+        if now - self._refused_at >= REFUSED_INTERVAL:
+            log.warning("dispatch_leader_refused", leader=str(peer), why=why, refused=self._unlogged)
+            self._refused_at, self._unlogged = now, 0
 
     def receive(self, wire: Wire, ids: list[bytes], bodies: list[bytes]) -> None:
         parcel = Parcel(wire, ids, bodies, self._loop.time())
@@ -449,6 +479,7 @@ class Worker:
                 repeated=self.repeated,
                 returned=self.returned,
                 stale=self.stale,
+                strangers=self.strangers,
             )
             if done != before or self.inside:
                 log.info("dispatch_worker_rate", worker=self.name, **msgspec.structs.asdict(rate))
@@ -486,12 +517,61 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._peer: object = None
         self._paused = False
+        secret = worker.security.secret
+        self._handshake = Handshake(secret, leads=False) if secret else None
+        self._patience: asyncio.TimerHandle | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods, not the base class.
         self._transport = cast("asyncio.Transport", transport)
         self._peer = transport.get_extra_info("peername")
+        if self._handshake is None:
+            self._join()
+            return
+        waiting = self._worker.waiting
+        waiting[self] = None
+        if len(waiting) > MAX_STRANGERS:
+            next(iter(waiting)).refuse("too many connections have not shown that they know the secret")
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(
+            HANDSHAKE_TIME, self.refuse, "the leader has not shown in time that it knows the secret"
+        )
+        self.write(self._handshake.hello())
+
+    def refuse(self, why: str) -> None:
+        """Tell the leader why, and close."""
+        self._forget_waiting()
+        self._worker.stranger(self._peer, why)
+        self.write(refused_frame(why))
+        self.close()
+
+    def _forget_waiting(self) -> None:
+        self._worker.waiting.pop(self, None)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _shake_hands(self, handshake: Handshake, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            self.write(handshake.feed(data))
+        except HandshakeError as error:
+            self.refuse(str(error))
+            return
+        if handshake.done:
+            self._handshake = None
+            self._forget_waiting()
+            self._join()
+            if handshake.rest and not self._transport.is_closing():
+                self.data_received(handshake.rest)
+
+    def _join(self) -> None:
+        """The leader may send messages."""
+        transport = self._transport
+        if transport is None:
+            return
         if len(self._worker.wires) >= self._worker.max_leaders:
             self._worker.cut_off += 1
             self.abort("there are max_leaders already")
@@ -502,11 +582,18 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         worker = self._worker
+        if self._handshake is not None:
+            self._shake_hands(self._handshake, data)
+            return
         if worker.stood_still(asyncio.get_running_loop().time()):
             self.abort("this process stood still")
             return
         try:
             ids, bodies = self._reader.feed(data)
+        except SecretWantedError:
+            worker.wires.discard(self)
+            self.refuse("this worker has no secret: give it one (option secret_file of [dispatch]), or the leader none")
+            return
         except FrameError as error:
             worker.cut_off += 1
             self.abort(str(error))
@@ -516,10 +603,14 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._worker.wires.discard(self)
+        if self in self._worker.waiting and not self._worker.stopping:
+            self._worker.stranger(self._peer, "it has hung up before it has shown that it knows the secret")
+        self._forget_waiting()
         if not self.ended.done():
             self.ended.set_result(None)
-        log.info("dispatch_leader_gone", leader=str(self._peer), error=str(error or ""))
+        if self in self._worker.wires:
+            self._worker.wires.discard(self)
+            log.info("dispatch_leader_gone", leader=str(self._peer), error=str(error or ""))
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -1,0 +1,105 @@
+"""How a leader and a worker show each other that they know the secret, before anything else is read. Pure.
+
+    leader                         worker
+    CHALLENGE, nonce ────────▶ ◀── CHALLENGE, nonce     both as soon as they are connected
+    PROOF ───────────────────▶                          HMAC-SHA-256 of "leader", the worker's nonce, the leader's nonce
+                      ◀─────────── PROOF                the same of "worker"; the leader sends messages from now on
+    REFUSED, why ────────────▶ ◀── REFUSED, why         then the connection is closed
+
+The frames are those of `frames.py`, with commands of their own. A side without a secret knows nothing of them and
+speaks as the seed does; a side with a secret takes nothing from a peer that has not proved that it knows it.
+
+Rule 1: the worker proves last: who merely connects to it gets nothing to guess the secret by.
+Rule 2: a proof says whose it is, so nobody gets through by sending back what he was sent.
+Rule 3: nonces are random and used once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from hashlib import sha256
+from struct import Struct
+from typing import Final
+
+from motorcade.core.errors import MotorcadeError
+from motorcade.dispatch.frames import CHALLENGE, MAX_REASON, PROOF, REFUSED, VERSION
+
+NONCE_SIZE: Final = 32
+PROOF_SIZE: Final = sha256().digest_size
+
+_HEADER: Final = Struct(">BBI")
+_CONTEXT: Final = b"motorcade dispatch 1 "
+
+
+class HandshakeError(MotorcadeError):
+    """The peer does not know the secret, or does not ask for one that this side has."""
+
+
+def refused_frame(why: str) -> bytes:
+    text = why.encode("utf-8", "replace")[:MAX_REASON]
+    return _HEADER.pack(VERSION, REFUSED, len(text)) + text
+
+
+class Handshake:
+    """One side of one connection."""
+
+    def __init__(self, secret: bytes, *, leads: bool) -> None:
+        self.done = False
+        self.rest = b""  #: what has come after the handshake
+        self._secret = secret
+        self._leads = leads
+        self._nonce = secrets.token_bytes(NONCE_SIZE)
+        self._theirs = b""
+        self._buffer = b""
+
+    def hello(self) -> bytes:
+        """What is sent first."""
+        return _HEADER.pack(VERSION, CHALLENGE, NONCE_SIZE) + self._nonce
+
+    def feed(self, data: bytes) -> bytes:
+        """What is to be sent; `HandshakeError` says why the connection is to be closed."""
+        self._buffer += data
+        answer = b""
+        while not self.done and len(self._buffer) >= _HEADER.size:
+            version, command, length = _HEADER.unpack_from(self._buffer)
+            self._check(version, command, length)
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            payload, self._buffer = self._buffer[_HEADER.size : end], self._buffer[end:]
+            answer += self._take(command, payload)
+        if self.done:
+            self.rest, self._buffer = self._buffer, b""
+        return answer
+
+    def _check(self, version: int, command: int, length: int) -> None:
+        if version != VERSION:
+            raise HandshakeError(f"version {version} of the protocol is unknown; this is version {VERSION}")
+        if command == REFUSED and length <= MAX_REASON:
+            return
+        wanted = PROOF if self._theirs else CHALLENGE
+        if command != wanted or length != (PROOF_SIZE if wanted == PROOF else NONCE_SIZE):
+            raise HandshakeError(
+                "the other side has not shown that it knows the secret: leaders and workers need the same one (option "
+                "secret_file of [dispatch])"
+            )
+
+    def _take(self, command: int, payload: bytes) -> bytes:
+        if command == REFUSED:
+            raise HandshakeError(f"refused: {payload.decode('utf-8', 'replace')}")
+        if command == CHALLENGE:
+            self._theirs = payload
+            return self._own_proof() if self._leads else b""
+        if not hmac.compare_digest(payload, self._proof(not self._leads, self._nonce, self._theirs)):
+            raise HandshakeError("leader and worker have different secrets (option secret_file of [dispatch])")
+        self.done = True
+        return b"" if self._leads else self._own_proof()
+
+    def _own_proof(self) -> bytes:
+        return _HEADER.pack(VERSION, PROOF, PROOF_SIZE) + self._proof(self._leads, self._theirs, self._nonce)
+
+    def _proof(self, leads: bool, asked: bytes, asking: bytes) -> bytes:
+        """What one side answers to the nonce that it was asked with, together with the nonce that it asks with."""
+        side = b"leader " if leads else b"worker "
+        return hmac.digest(self._secret, _CONTEXT + side + asked + asking, sha256)
