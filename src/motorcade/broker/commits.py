@@ -200,6 +200,8 @@ class Commits:
         With a token, a repetition of the same message is recognised.
         """
         ticket = Ticket(0)
+        if any(copy.session.ended for copy in copies):  # while a plugin, or the store, was waited for
+            copies = [copy for copy in copies if not copy.session.ended]
         job = Job(Whole(message), copies, now, ticket)
         job.token = token
         if publisher is None or not packet_id:

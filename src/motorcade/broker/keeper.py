@@ -247,6 +247,7 @@ class Keeper(Commits):
                 await asyncio.sleep(RETRY)
         if self._retiring.get(client_id) is ticket:
             del self._retiring[client_id]
+        session.mailbox = None  # they refer to each other: without the collector neither would ever be freed
         ticket.finish()
 
     async def _remove(self, session: Session, filters: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from motorcade.broker.pubsub import PubSub
-from motorcade.broker.session import Owed, Session
+from motorcade.broker.session import Owed, Session, Wake
 from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
 from motorcade.core.client import ClientInfo
@@ -44,7 +44,7 @@ class Registry:
         self.keeper: SessionKeeping | None = None
         self._shared = shared
         self._pubsub = pubsub
-        self._timers: list[tuple[float, int, Session]] = []  # heap of (when, tie-breaker, session)
+        self._timers: list[tuple[float, int, Wake]] = []  # heap of (when, tie-breaker, whose)
         self._count = 0
 
     def open(self, client: ClientInfo, *, clean: bool, wall: float) -> tuple[Session, bool, list[Message]]:
@@ -151,6 +151,9 @@ class Registry:
         session.inflight.clear()
         session.expires_at = None
         session.ended = True
+        wake, session.wake = session.wake, None
+        if wake is not None:
+            wake.session = None
         if self.keeper is not None and session.mailbox is not None:
             self.keeper.retire(session, filters)
         self._notify(event, session, why)
@@ -190,9 +193,12 @@ class Registry:
             return
         session.wake_at = when
         self._count += 1
-        heapq.heappush(self._timers, (when, self._count, session))
+        wake = session.wake = session.wake or Wake(session)
+        heapq.heappush(self._timers, (when, self._count, wake))
         if len(self._timers) > 2 * len(self.sessions) + 1000:  # entries of sessions that ended long before their time
-            self._timers = [entry for entry in self._timers if entry[2].wake_at == entry[0] and not entry[2].ended]
+            self._timers = [
+                entry for entry in self._timers if entry[2].session is not None and entry[2].session.wake_at == entry[0]
+            ]
             heapq.heapify(self._timers)
 
     def due(self, wall: float, budget: int = 1000) -> list[Message]:
@@ -200,12 +206,13 @@ class Registry:
         wills: list[Message] = []
         timers = self._timers
         while timers and timers[0][0] <= wall and budget:
-            when, _, session = heapq.heappop(timers)
-            if session.wake_at != when:
-                continue  # an earlier entry took its place
+            when, _, wake = heapq.heappop(timers)
+            session = wake.session
+            if session is None or session.wake_at != when:
+                continue  # it has ended, or an earlier entry took its place
             session.wake_at = None
             budget -= 1
-            if session.link is not None or session.ended:
+            if session.link is not None:
                 continue
             wills += self._overdue(session, wall)
             for later in (session.will_at, session.expires_at):

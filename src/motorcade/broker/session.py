@@ -36,6 +36,15 @@ class Owed(NamedTuple):
     ticket: Ticket
 
 
+class Wake:
+    """What timers hold instead of the session, so that one that has ended need not wait for them to be freed."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: Session) -> None:
+        self.session: Session | None = session
+
+
 class Session(Window):
     """One client's session."""
 
@@ -54,6 +63,7 @@ class Session(Window):
         "owed",
         "received",
         "subscriptions",
+        "wake",
         "wake_at",
         "will",
         "will_at",
@@ -71,6 +81,7 @@ class Session(Window):
         self.will_at: float | None = None  #: while disconnected: when the will is published
         self.owed: Owed | None = None  #: a will that is being published
         self.wake_at: float | None = None  #: the registry's timer
+        self.wake: Wake | None = None  #: what the registry's timers refer to
         self.ended = False
         self.created_at = now
         self.connected_at = now
