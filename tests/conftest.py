@@ -45,4 +45,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     for name in ("connection", "broker", "byteloop", "commits", "keeper"):
         module = sys.modules.get(f"motorcade.broker.{name}")
         for clock in {"time", "monotonic"} & vars(module).keys() if module else ():
-            assert vars(module)[clock] is getattr(time, clock), f"{item.nodeid} left its clock in {module}"
+            real = time.monotonic if clock == "monotonic" else sys.modules["motorcade.clock"].time
+            assert vars(module)[clock] is real, f"{item.nodeid} left its clock in {module}"
+    clocks = sys.modules.get("motorcade.clock")
+    assert clocks is None or clocks.CLOCK.wall is time.time, f"{item.nodeid} left its clock to the node"

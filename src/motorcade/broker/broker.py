@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import structlog
@@ -25,6 +25,7 @@ from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.router import first_level
 from motorcade.broker.session import Session
+from motorcade.clock import CLOCK, Clock, time
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -80,7 +81,14 @@ class _Waiter:
 class Broker:
     """Implements `extension.plugin.Hub`."""
 
-    def __init__(self, plane: Plane, loop: asyncio.AbstractEventLoop, supervisor: Tasks | None = None) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        loop: asyncio.AbstractEventLoop,
+        supervisor: Tasks | None = None,
+        clock: Clock = CLOCK,
+    ) -> None:
+        self.clock = clock
         self.supervisor = supervisor or Tasks()
         self.plane = plane
         self.loop = loop
@@ -165,6 +173,14 @@ class Broker:
             self.supervisor.note("broker.tick", error)
 
     def _work(self) -> None:
+        step = self.clock.check()
+        if step:
+            log.warning(
+                "clock_stepped",
+                seconds=round(step, 3),
+                offset=round(self.clock.offset, 3),
+                consequence="lives of sessions and messages go on evenly; times that are shown draw near slowly",
+            )
         for will in self.plane.registry.due(time()):
             self.publish_will(will)
         if not self._sweep:
@@ -197,7 +213,7 @@ class Broker:
         elif connection.deadline and now - connection.seen > connection.deadline and not connection.held:
             plane.refuse("keep_alive")
             connection.end(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing heard within the keep alive time")  # [MQTT-3.1.2-22]
-        elif connection.expires_at is not None and wall >= connection.expires_at:
+        elif connection.expires_at is not None and self.clock.wall() >= connection.expires_at:
             connection.end(ReasonCode.NOT_AUTHORIZED, "the credentials have expired")
         elif session.awaiting and plane.session_options.await_rel_timeout:
             forgotten = session.forget_unreleased(wall - plane.session_options.await_rel_timeout)
@@ -455,8 +471,12 @@ class Broker:
                     connection.end(ReasonCode.NOT_AUTHORIZED, "no access control is configured any more")
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Seconds since the epoch by the node's clock, which never steps: for intervals."""
         return time()
+
+    def wall(self) -> float:
+        """Seconds since the epoch by the system's clock: for what others have dated."""
+        return self.clock.wall()
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and gauges of the node by name."""
@@ -465,6 +485,8 @@ class Broker:
         total = len(registry.sessions)
         return {
             "uptime": time() - self.started,
+            "clock_steps": self.clock.steps,
+            "clock_offset": self.clock.offset,
             "connections": plane.connections,
             "connections_accepted": stats.connections_accepted,
             "connections_closed": stats.connections_closed,

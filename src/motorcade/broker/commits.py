@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from time import time
 from typing import Any, Protocol
 
 import structlog
@@ -33,6 +32,7 @@ from motorcade.broker.mailbox import Mailbox
 from motorcade.broker.pubsub import Copy, Route, chosen_of, noted
 from motorcade.broker.session import Session
 from motorcade.broker.ticket import Ticket
+from motorcade.clock import time
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode

@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
@@ -34,6 +34,7 @@ from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
 from motorcade.broker.ticket import Line, Ticket
 from motorcade.broker.tls import certificate_of
+from motorcade.clock import time
 from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import MotorcadeError
 from motorcade.mqtt import codec, packets

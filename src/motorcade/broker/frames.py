@@ -87,7 +87,8 @@ def _properties(message: Message, now: float, identifiers: tuple[int, ...]) -> b
     if message.payload_format is not None:
         parts.append(bytes((0x01, message.payload_format)))
     if message.expires_at is not None:
-        left = max(0, round(message.expires_at - now))
+        # Never more than it came with, though the clock may have been set back before a restart.
+        left = min(max(0, round(message.expires_at - max(now, message.timestamp))), 0xFFFFFFFF)
         parts.append(b"\x02" + left.to_bytes(4, "big"))  # [MQTT-3.3.2-6]
     if message.content_type is not None:
         parts.append(b"\x03" + utf8(message.content_type))

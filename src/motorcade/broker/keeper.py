@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from time import time
 
 import structlog
 
@@ -27,6 +26,7 @@ from motorcade.broker.plane import Plane
 from motorcade.broker.revoked import Revoked
 from motorcade.broker.session import Doubt, Session
 from motorcade.broker.ticket import Ticket
+from motorcade.clock import time
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.storage.ports import Store, StoreError
@@ -381,14 +381,16 @@ class Keeper(Commits):
         session.expiry = record.expiry
         # A client that was connected has lost its connection with the process that served it.
         session.disconnected_at = now if record.connected else record.disconnected_at
-        session.expires_at = now + record.expiry if record.connected else record.expires_at
+        # Never later than from now on: the clock may have been set back meanwhile.
+        latest = now + record.expiry
+        session.expires_at = min(record.expires_at, latest) if not record.connected and record.expires_at else latest
         if record.revoked:
             session.revoked = Revoked(record.revoked, ())
         will = record.will
         if will is not None:
             session.will = kept.will_from(will, client)
             session.will_delay = will.delay
-            session.will_at = now + will.delay if will.at is None else will.at
+            session.will_at = now + will.delay if will.at is None else min(will.at, now + will.delay)
         return session
 
     async def lead(self, node: str, lost: Callable[[str], None]) -> None:

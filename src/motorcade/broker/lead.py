@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from time import time
 
 import structlog
 
+from motorcade.clock import time
 from motorcade.storage.ports import Coordination, Lease, StoreError
 from motorcade.tasks import Tasks
 

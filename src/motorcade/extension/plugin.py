@@ -85,7 +85,10 @@ class Hub(Protocol):
         """Counters and gauges of the node by name."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Seconds since the epoch by the node's clock, which never steps: for intervals."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch by the system's clock: for what others have dated."""
 
 
 class Spawn(Protocol):

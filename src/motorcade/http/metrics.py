@@ -83,6 +83,7 @@ def families(statistics: Statistics) -> Iterator[Family]:
 
 _GAUGES = (
     ("uptime_seconds", "uptime", "Time since the node started."),
+    ("clock_offset_seconds", "clock_offset", "How far the system's clock is ahead of the node's, which never steps."),
     ("connections", "connections", "Network connections now."),
     ("clients_connected", "clients_connected", "Clients connected now."),
     ("clients_connected_max", "clients_maximum", "Most clients that were connected at once."),
@@ -95,6 +96,7 @@ _GAUGES = (
 )
 _COUNTERS = (
     ("connections_accepted_total", "connections_accepted", "Network connections opened."),
+    ("clock_steps_total", "clock_steps", "Steps of the system's clock that the node has noticed."),
     ("connections_closed_total", "connections_closed", "Network connections ended."),
     ("packet_ids_held_total", "packet_ids_held", "Packet ids passed over, because a client has not acknowledged them."),
     ("sessions_expired_total", "clients_expired", "Sessions that ended because their client stayed away too long."),

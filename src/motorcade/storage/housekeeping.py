@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import time
 from typing import Final
 
 import structlog
 
+from motorcade.clock import time
 from motorcade.storage.ports import Store, StoreError, StoreFigures
 
 #: Seconds between two rounds, whatever was asked for.

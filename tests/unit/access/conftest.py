@@ -27,6 +27,9 @@ class Node:
     def now(self) -> float:
         return self.time
 
+    def wall(self) -> float:
+        return self.time
+
     def recheck_access(self) -> None:
         self.rechecks += 1
 

@@ -29,6 +29,7 @@ from motorcade.broker.connection import Connection
 from motorcade.broker.keeper import Keeper
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions, Plane
+from motorcade.clock import Clock as NodeClock
 from motorcade.core.guid import GuidFactory
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Hooks
@@ -280,7 +281,8 @@ class MemoryNode:
         self.process = process
         guids = GuidFactory("n", process)
         self.plane = Plane(BrokerOptions(), session or SessionOptions(), limits or Limits(), self.hooks, guids, START)
-        self.broker = Broker(self.plane, cast("asyncio.AbstractEventLoop", self.loop))
+        clocks = NodeClock(self.clock, self.clock)
+        self.broker = Broker(self.plane, cast("asyncio.AbstractEventLoop", self.loop), clock=clocks)
         self.store = store
         self.keeper: Keeper | None = None
         if store is not None:

@@ -77,6 +77,9 @@ class MemoryHub:
     def now(self) -> float:
         return self.time
 
+    def wall(self) -> float:
+        return self.time
+
     def subscribe(self, subscription: Subscription, *, is_new: bool = True, client_id: str = "car") -> None:
         """What the broker does after it has granted a subscription."""
         client, why = ClientInfo(client_id), Why.NEW if is_new else Why.AGAIN

@@ -137,11 +137,11 @@ class AccessPlugin(Plugin):
         if self._failures.blocked(name, client.host, now) or (
             not known and self._addresses.blocked("", client.host, now)
         ):
-            return self._answer_blocked(client, credentials, chain, now)
+            return self._answer_blocked(client, credentials, chain, self.context.hub.wall())
         # A name that has got in from this address before does not wait behind what else comes from there.
         lane = f"{network_of(client.host)} {name}" if known else network_of(client.host)
         for backend in chain:
-            answer = await self._ask(backend, client, credentials, now, lane)
+            answer = await self._ask(backend, client, credentials, self.context.hub.wall(), lane)
             if isinstance(answer, Deny):
                 return await self._refuse(client, answer, backend.name)
             if answer is not None:
