@@ -371,6 +371,19 @@ def test_max_filters_of_an_unsubscribe(version: int) -> None:
 
 
 @both
+def test_max_filter_bytes(version: int) -> None:
+    """Filters that are too long together are refused (0x97, 3.x: 0x80); renewing one that exists is not."""
+    with limited(session="max_filter_bytes = 20") as (node, witness), accepted(node, version) as client:
+        refusal = QUOTA if version == 5 else 0x80
+        assert [0, 0, refusal] == client.subscribe([("a" * 10, 0), ("b" * 10, 0), ("c", 0)]).reasons
+        assert [1] == client.subscribe("a" * 10, 1).reasons
+        assert 1 == refusals(node, "max_filter_bytes")
+        client.unsubscribe("b" * 10)
+        assert [0] == client.subscribe("c").reasons
+        witness.check()
+
+
+@both
 def test_max_subscriptions(version: int) -> None:
     """One subscription too many is refused (0x97, 3.x: 0x80); renewing one that exists is not."""
     with limited(session="max_subscriptions = 2") as (node, witness), accepted(node, version) as client:

@@ -40,6 +40,7 @@ log = structlog.stdlib.get_logger("motorcade.broker")
 TICK = 0.25  #: seconds between looks at what is due
 LAG_TICK = 0.02  #: seconds between two looks at how late the event loop is
 RECHECK_STEP = 100  #: absent sessions whose access is decided again before messages have their turn
+MAX_LEVEL = 256  #: characters of these
 LISTENERS = 1000  #: first levels of topics whose callbacks are remembered
 HELD_LONG = 60.0  #: seconds after which a message that is not acknowledged counts as held
 SWEEP_STEP = 2000  #: connections looked at per tick
@@ -257,6 +258,7 @@ class Broker:
         return await self._publish(message, None)
 
     async def _publish(self, message: Message, client: ClientInfo | None) -> int:
+        await self._match(message.topic)
         route = self.plane.pubsub.route(message.topic)
         chain = route.retain_hooks if message.retain else route.publish_hooks
         if chain is not None:
@@ -268,6 +270,8 @@ class Broker:
             if result.topic != message.topic and not await self._may_go_to(result.topic, client):
                 self.plane.stats.dropped["not_authorized"] += 1
                 return 0
+            if result.topic != message.topic:
+                await self._match(result.topic)
             message = result
         only = self.plane.pubsub.route(message.topic).only
         if only is not None and only.behind and message.qos:
@@ -276,6 +280,19 @@ class Broker:
         count = self.plane.pubsub.publish(message, time(), copies)
         self.outbox.later()
         return count
+
+    async def _match(self, topic: str) -> None:
+        """Find the receivers of a topic, in several turns if there are very many filters that may match."""
+        pubsub = self.plane.pubsub
+        matching = pubsub.begin(topic)
+        if matching is None:
+            return
+        try:
+            await asyncio.sleep(0)
+            while not pubsub.go_on(matching):  # noqa: ASYNC110 - it is the work itself, in steps
+                await asyncio.sleep(0)
+        finally:
+            pubsub.give_up(matching)
 
     async def _wait_for(self, session: Session) -> None:
         """What the node itself publishes waits for a receiver that is behind, too (window, rule 5)."""
@@ -384,7 +401,8 @@ class Broker:
             )
             if len(self._listeners) >= LISTENERS:
                 self._listeners.clear()
-            self._listeners[key] = found
+            if len(key[0]) <= MAX_LEVEL:
+                self._listeners[key] = found
         return found
 
     def tell(self, client_id: str, what: object) -> bool:
@@ -490,6 +508,7 @@ class Broker:
             "connections": plane.connections,
             "connections_accepted": stats.connections_accepted,
             "connections_closed": stats.connections_closed,
+            "long_matches": stats.long_matches,
             "clients_connected": registry.connected,
             "clients_disconnected": total - registry.connected,
             "clients_total": total,

@@ -521,6 +521,11 @@ class Channel(Inbound):
         if limit and len(session.subscriptions) >= limit and subscription.filter not in session.subscriptions:
             plane.refuse("max_subscriptions")
             return ReasonCode.QUOTA_EXCEEDED, f"a session may have {limit} subscriptions"
+        most = plane.session_options.max_filter_bytes
+        added = len(subscription.filter) if subscription.filter not in session.subscriptions else 0
+        if most and added and session.filter_bytes + added > most:
+            plane.refuse("max_filter_bytes")
+            return ReasonCode.QUOTA_EXCEEDED, f"the filters of a session may have {most} characters together"
         if not (yield from self.may("subscribe", filter_)):
             return ReasonCode.NOT_AUTHORIZED, f"may not subscribe to {subscription.filter}"
         return ReasonCode(subscription.qos), ""

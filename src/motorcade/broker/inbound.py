@@ -14,7 +14,7 @@ import logging
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from motorcade.broker.effects import Ask, Commit, Effect, Send, Steps, WaitFor
+from motorcade.broker.effects import GIVE_WAY, Ask, Commit, Effect, Send, Steps, WaitFor
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
@@ -32,6 +32,7 @@ from motorcade.mqtt.reasons import ProtocolError, ReasonCode
 log = logging.getLogger(__name__)
 
 ALLOWED_TOPICS = 256  #: topics per connection whose access decision is remembered
+ALLOWED_LENGTH = 1024  #: characters of these; what is longer is decided every time
 MAX_DETAIL = 200  #: characters of a reason string; it may quote what the client sent
 
 Answer = tuple[ReasonCode, str, tuple[tuple[str, str], ...]]  #: reason, detail, user properties
@@ -190,6 +191,7 @@ class Inbound:
             if not (yield from self.may("publish", topic)):
                 plane.stats.dropped["not_authorized"] += 1
                 return ReasonCode.NOT_AUTHORIZED, f"may not publish to {topic}", ()
+            yield from self._match(topic)
             route = self._remember(topic)
         message = self.message(topic, packet.payload, packet.qos, packet.retain, packet.properties, wall)
         if doubt is not None:
@@ -220,6 +222,7 @@ class Inbound:
                 if not (yield from self.may("publish", result.topic)):  # a rewritten topic passes the rules too
                     plane.stats.dropped["not_authorized"] += 1
                     return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()
+                yield from self._match(result.topic)
             message = result
         only = route.only
         if only is not None and only.behind and packet.qos and only is not session and not session.behind:
@@ -296,11 +299,24 @@ class Inbound:
             session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(copies or ())))
         raise unanswered()
 
+    def _match(self, topic: str) -> Steps:
+        """Find the receivers of a topic, in several turns if there are very many filters that may match."""
+        pubsub = self.plane.pubsub
+        matching = pubsub.begin(topic)
+        if matching is None:
+            return
+        try:
+            yield GIVE_WAY
+            while not pubsub.go_on(matching):
+                yield GIVE_WAY
+        finally:
+            pubsub.give_up(matching)
+
     def _remember(self, topic: str) -> Route:
         """Remember that this client may publish to a topic."""
         route = self.plane.pubsub.route(topic)
         routes = self.routes
-        if routes is not self.plane.pubsub.routes:
+        if routes is not self.plane.pubsub.routes and len(topic) <= ALLOWED_LENGTH:
             if len(routes) >= ALLOWED_TOPICS:
                 routes.clear()
             routes[topic.encode()] = route

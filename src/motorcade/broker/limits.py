@@ -25,6 +25,7 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expiry_default_v3: int = 7 * 86400  #: seconds a persistent MQTT 3 session outlives its connection
     expiry_max: int = 7 * 86400  #: seconds; longer wishes are lowered, and CONNACK says so
     max_subscriptions: int = 1000  #: filters per session
+    max_filter_bytes: int = 128 * 1024  #: characters of all filters of a session together
     shared_strategy: str = "round_robin"  #: round_robin, random, sticky, hash_topic, hash_client or least_inflight
 
 

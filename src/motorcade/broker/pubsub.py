@@ -28,12 +28,14 @@ from motorcade.broker.window import Shared
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
-from motorcade.core.topic import split_share
+from motorcade.core.topic import matches, split_share
+from motorcade.core.trie import Matching
 from motorcade.extension.hooks import Callback, Chain, Hooks
 
 NOBODY: Mapping[str, str] = {}
 
 ROUTES = 100_000  #: topics whose route is remembered
+LEVELS_PER_TURN = 8192  #: levels of filters that a new topic is compared with before others have their turn
 
 
 class Target:
@@ -270,6 +272,7 @@ class PubSub:
             route_cache,
             lambda free: shared.soon(free),  # noqa: PLW0108 - it is set later
         )
+        self._matching: list[Matching[Audience]] = []  # topics that are compared with all filters in several turns
         self.taken: dict[bytes, Route] = {}  #: first level -> route of all topics below it, read by the byte loop
         self.routes = self._routes.table  #: topic bytes -> route, read by the byte loop
         shared.hooks.on_change(self.forget_routes)
@@ -298,10 +301,15 @@ class PubSub:
         group, filter_ = split_share(subscription.filter)
         is_new = subscription.filter not in session.subscriptions
         session.subscriptions[subscription.filter] = subscription
+        if is_new:
+            session.filter_bytes += len(subscription.filter)
         audience = self._router.get(filter_)
         if audience is None:
             audience = Audience()
             self._router.set(filter_, audience)
+            for matching in self._matching:
+                if matches(filter_, matching.topic):
+                    matching.found.append(audience)  # it may have been there already
         if group is None:
             audience.members[session] = subscription
             self.subscriptions += is_new
@@ -317,6 +325,7 @@ class PubSub:
         """Remove a subscription, given as the client wrote it; False if there was none."""
         if session.subscriptions.pop(text, None) is None:
             return False
+        session.filter_bytes -= len(text)
         group, filter_ = split_share(text)
         audience = self._router.get(filter_)
         if audience is None:
@@ -357,6 +366,37 @@ class PubSub:
             self._routes.put(topic, route)
         return route
 
+    def begin(self, topic: str) -> Matching[Audience] | None:
+        """Find the receivers of a valid topic, as far as it can be done in this turn; the rest is for `go_on`.
+
+        None when `route` knows them. Filters can be made so that a topic is compared with the levels of all of them.
+        """
+        if topic.encode() in self.routes or (topic[0] == "$" and self.shared.hooks.are_taken(first_level(topic))):
+            return None
+        matching = self._router.begin(topic)
+        if matching is None:
+            return None
+        if matching.step(LEVELS_PER_TURN):
+            self._routes.put(topic, self._route_of(topic, matching.found))
+            return None
+        self.shared.stats.long_matches += 1
+        self._matching.append(matching)
+        return matching
+
+    def go_on(self, matching: Matching[Audience]) -> bool:
+        """Go on with what `begin` has begun; True when `route` knows the receivers."""
+        if not matching.step(LEVELS_PER_TURN):
+            return False
+        self.give_up(matching)
+        if matching.topic.encode() not in self.routes:
+            self._routes.put(matching.topic, self._route_of(matching.topic, matching.found))
+        return True
+
+    def give_up(self, matching: Matching[Audience]) -> None:
+        """Forget what `begin` has begun."""
+        if matching in self._matching:
+            self._matching.remove(matching)
+
     def _taken_route(self, level: str) -> Route:
         """One for all topics below a level that a plugin takes, which may be any number."""
         route = self.taken.get(level.encode())
@@ -373,9 +413,19 @@ class PubSub:
         return self._router.heard_below(level)
 
     def _resolve(self, topic: str) -> Route:
+        found = self._router.match(topic)
+        return self._made(topic, found)
+
+    def _route_of(self, topic: str, found: list[Audience]) -> Route:
+        """The route of a topic to those with a wildcard in their filter, and those without."""
+        exact = self._router.exact(topic)
+        # One that came while it was matched may be there twice.
+        return self._made(topic, list(dict.fromkeys(found if exact is None else [*found, exact])))
+
+    def _made(self, topic: str, found: list[Audience]) -> Route:
         targets: dict[Session, Target] = {}
         groups: list[SharedGroup] = []
-        for audience in self._router.match(topic):
+        for audience in found:
             groups.extend(audience.groups.values())
             for session, subscription in audience.members.items():
                 known = targets.get(session)

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from motorcade.core.topic import is_wildcard
-from motorcade.core.trie import FilterTrie, Retired, TopicTree
+from motorcade.core.trie import FilterTrie, Matching, Retired, TopicTree
 
 MAX_LOOKED_AT = 4096  #: levels of cached topics that one changed filter may look at; beyond it, the cache is emptied
 FREED = 1024  #: levels of topics once cached that are freed per turn of the event loop
@@ -53,7 +53,10 @@ class Router(Generic[E]):
         if is_wildcard(filter_):
             self._wild.remove(filter_)
         elif self._exact.pop(filter_, None) is not None and filter_.startswith("$"):
-            self._special[first_level(filter_)] -= 1
+            level = first_level(filter_)
+            self._special[level] -= 1
+            if not self._special[level]:
+                del self._special[level]
 
     @property
     def nodes(self) -> int:
@@ -67,6 +70,14 @@ class Router(Generic[E]):
         if exact is not None:
             found.append(exact)
         return found
+
+    def begin(self, topic: str) -> Matching[E] | None:
+        """Begin to match a topic in steps; None if no filter has wildcards."""
+        return self._wild.begin(topic) if self._wild else None
+
+    def exact(self, topic: str) -> E | None:
+        """The entry of the filter that is this very topic."""
+        return self._exact.get(topic)
 
     def heard(self, topic: str) -> bool:
         """Whether any filter matches a topic; quick where the answer is no."""

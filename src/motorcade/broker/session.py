@@ -57,6 +57,7 @@ class Session(Window):
         "ended",
         "expires_at",
         "expiry",
+        "filter_bytes",
         "line",
         "oldest",
         "oldest_since",
@@ -73,6 +74,7 @@ class Session(Window):
     def __init__(self, shared: Shared, client: ClientInfo, now: float) -> None:
         super().__init__(shared, client)
         self.subscriptions: dict[str, Subscription] = {}
+        self.filter_bytes = 0  #: of their filters
         self.awaiting: dict[int, float] | None = None  #: QoS 2 packet ids of the client, and when they came
         self.expiry = 0  #: seconds the session outlives its connection
         self.expires_at: float | None = None  #: while disconnected: when it ends

@@ -20,6 +20,7 @@ class Stats:
         "connections_closed",
         "dropped",
         "expired_sessions",
+        "long_matches",
         "moved_ids",
         "packets_received",
         "packets_sent",
@@ -48,6 +49,7 @@ class Stats:
         self.acl_allowed = 0
         self.acl_denied = 0
         self.expired_sessions = 0
+        self.long_matches = 0  #: new topics that were compared with so many filters that it took several turns
         self.moved_ids = 0  #: packet ids not used because a client holds them, never acknowledged
         self.dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)  #: messages not delivered, by reason
         self.refused: dict[str, int] = dict.fromkeys(LIMIT_NAMES, 0)  #: times a limit was hit, by its name
@@ -84,6 +86,7 @@ LIMIT_NAMES = (
     "max_user_properties",
     "max_filters",
     "max_subscriptions",
+    "max_filter_bytes",
     "patience",
     "source_buffer",
     "max_awaiting_rel",

@@ -9,6 +9,7 @@ so the trees never grow beyond what they hold. Matching visits only branches tha
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -119,14 +120,39 @@ class FilterTrie(_Tree[V]):
 
     __slots__ = ()
 
+    def begin(self, topic: str) -> Matching[V]:
+        """Begin to match a topic; `Matching.step` does it."""
+        return Matching(self._root, topic)
+
     def match(self, topic: str) -> list[V]:
         """The values of all filters that match a topic."""
-        found: list[V] = []
-        levels = topic.split("/")
+        matching = Matching(self._root, topic)
+        matching.step(sys.maxsize)
+        return matching.found
+
+
+class Matching(Generic[V]):
+    """The filters that match one topic, found in steps: filters made for it can be as many levels as all filters have.
+
+    A filter that comes or goes between two steps may be found or not; whoever steps looks after that.
+    """
+
+    __slots__ = ("_levels", "_stack", "_wildcards_at", "found", "topic")
+
+    def __init__(self, root: _Node[V], topic: str) -> None:
+        self.topic = topic
+        self.found: list[V] = []
+        self._levels = topic.split("/")
+        self._wildcards_at = 1 if topic.startswith("$") else 0  # [MQTT-4.7.2-1]
+        self._stack: list[tuple[_Node[V], int]] = [(root, 0)]
+
+    def step(self, most: int) -> bool:
+        """Look at up to so many levels of filters; True when all have been looked at."""
+        found, stack, levels, wildcards_at = self.found, self._stack, self._levels, self._wildcards_at
         last = len(levels)
-        wildcards_at = 1 if topic.startswith("$") else 0  # [MQTT-4.7.2-1]
-        stack: list[tuple[_Node[V], int]] = [(self._root, 0)]
-        while stack:
+        for _ in range(most):
+            if not stack:
+                return True
             node, depth = stack.pop()
             children = node.children
             if depth >= wildcards_at:
@@ -144,7 +170,7 @@ class FilterTrie(_Tree[V]):
                 child = children.get("+")
                 if child is not None:
                     stack.append((child, depth + 1))
-        return found
+        return not stack
 
 
 class TopicTree(_Tree[V]):

@@ -62,6 +62,7 @@ from motorcade.core.subscription import Subscription
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 1.0  #: seconds an asynchronous callback may take
+MAX_LEVEL = 256  #: characters of a first level that is remembered
 MOST_LEVELS = 1000  #: first levels of topics of which is remembered who may want them
 
 
@@ -415,7 +416,8 @@ class Hooks:
             taken = all(not c.topics or whole in c.topics for c in wanted) and any(
                 c.takes and not c.retained_only and whole in c.topics for c in wanted
             )
-            self._taken[level] = taken
+            if len(level) <= MAX_LEVEL:
+                self._taken[level] = taken
         return taken
 
     def _who_may_want(self, topic: str) -> tuple[Callback, ...]:
@@ -426,7 +428,8 @@ class Hooks:
                 self._by_level.clear()
                 self._taken.clear()
             found = tuple(c for c in self.lookup("message.publish") if c.may_concern(level))
-            self._by_level[level] = found
+            if len(level) <= MAX_LEVEL:
+                self._by_level[level] = found
         return found
 
     def _set(self, point: str, callbacks: list[Callback]) -> None:

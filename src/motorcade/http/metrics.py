@@ -98,6 +98,7 @@ _COUNTERS = (
     ("connections_accepted_total", "connections_accepted", "Network connections opened."),
     ("clock_steps_total", "clock_steps", "Steps of the system's clock that the node has noticed."),
     ("connections_closed_total", "connections_closed", "Network connections ended."),
+    ("long_matches_total", "long_matches", "New topics that took several turns to be compared with all filters."),
     ("packet_ids_held_total", "packet_ids_held", "Packet ids passed over, because a client has not acknowledged them."),
     ("sessions_expired_total", "clients_expired", "Sessions that ended because their client stayed away too long."),
 )

@@ -255,13 +255,91 @@ def test_a_full_cache_of_routes_is_emptied_in_a_bounded_time(node: MemoryNode) -
     publisher = node.client("publisher")
     for number in range(ROUTES):
         node.plane.pubsub.route(f"fleet/{number // 100}/{number}")
-    old = node.plane.pubsub.route("fleet/5/555")
+    last = f"fleet/{(ROUTES - 1) // 100}/{ROUTES - 1}"
+    old = node.plane.pubsub.route(last)
     publisher.send(Publish("one/more", b""))
-    assert ROUTES - 1000 < len(node.plane.pubsub.routes) <= ROUTES
+    assert ROUTES // 4 < len(node.plane.pubsub.routes) <= ROUTES
     subscribe = encoded(Subscribe(1, (Subscription("#"),)))
     assert_bounded(measured(node, let_in(node, False, iter([subscribe, *[b""] * 1000]))))
     assert old.stale
-    assert node.plane.pubsub.route("fleet/5/555").count == 1
+    assert node.plane.pubsub.route(last).count == 1
+
+
+def adversarial(node: MemoryNode, clients: int = 10) -> list[Peer]:
+    """Clients with filters of which a topic `a/a/…` looks at every level."""
+    peers = []
+    for number in range(clients):
+        peer = node.client(f"adversary{number}")
+        for first in range(0, 1000, 250):
+            wanted = tuple(Subscription(deep(number << 16 | first + i), 0) for i in range(250))
+            peer.send(Subscribe(1, wanted))
+            node.turn()
+        peers.append(peer)
+        peer.take()
+    return peers
+
+
+def test_adversarial_filters_cost_their_publisher_turns_and_nobody_else(node: MemoryNode) -> None:
+    """Ten clients with as many deep filters as they may have: a new topic is matched in steps, and reaches them all."""
+    peers = adversarial(node)
+    assert node.plane.stats.refused["max_filter_bytes"] > 0
+    flood = let_in(node, False, iter([encoded(Publish("/".join("a" * 128), b"x"))] + [b""] * 10_000))
+    times = measured(node, flood)
+    assert_bounded(times)
+    assert 1 == node.plane.stats.long_matches
+    assert len(node.plane.pubsub._matching) == 1, "it still waits"
+    node.turn()
+    assert [1] * 10 == [len(peer.take()) for peer in peers]
+    assert [] == node.plane.pubsub._matching
+
+
+def test_filters_that_change_while_a_topic_is_matched(node: MemoryNode) -> None:
+    """A filter that comes between two steps gets the message once, one that goes does not, one that does both does."""
+    topic = "/".join("a" * 128)
+    early, late, twice = (node.client(name) for name in ("early", "late", "twice"))
+    node.subscribe(early, ("a/#", 0), (topic, 0))
+    node.subscribe(twice, (deep(0), 0), ("+/#", 0))
+    adversarial(node, 3)
+    publisher = node.client("publisher")
+    publisher.connection.data_received(encoded(Publish(topic, b"x")))
+    assert 1 == len(node.plane.pubsub._matching)
+    late.send(Subscribe(1, (Subscription("a/+/#"), Subscription("#"), Subscription("b/#"))))
+    early.send(Unsubscribe(2, ("a/#", topic)))
+    twice.send(Unsubscribe(3, ("+/#", deep(0))), Subscribe(4, (Subscription("+/#"), Subscription(topic))))
+    node.turn()
+    got = [[p.payload for p in peer.take() if isinstance(p, Publish)] for peer in (early, late, twice)]
+    assert [[], [b"x"], [b"x"]] == got
+    route = node.plane.pubsub.route(topic)
+    assert sorted(s.client.client_id for s in route.v5_all) == [
+        "adversary0",
+        "adversary1",
+        "adversary2",
+        "late",
+        "twice",
+    ]
+
+
+def test_a_publisher_that_goes_while_its_topic_is_matched_leaves_nothing(node: MemoryNode) -> None:
+    adversarial(node, 2)
+    publisher = node.client("publisher")
+    publisher.connection.data_received(encoded(Publish("/".join("a" * 128), b"x")))
+    assert 1 == len(node.plane.pubsub._matching)
+    publisher.close()
+    node.turn()
+    assert [] == node.plane.pubsub._matching
+
+
+def test_what_the_node_publishes_is_matched_in_steps_too(node: MemoryNode) -> None:
+    """A will to such a topic."""
+    peers = adversarial(node, 2)
+    stats = node.plane.stats
+    leaving = node.peer()
+    leaving.send(Connect("leaving", 5, will=Will("/".join("a" * 128), b"gone")))
+    node.turn()
+    leaving.close()
+    node.turn()
+    assert 1 == stats.long_matches
+    assert [1, 1] == [len(peer.take()) for peer in peers]
 
 
 FRAMES = {
