@@ -234,8 +234,10 @@ class SharedGroup:
         return members[zlib.crc32(publisher.encode()) % len(members)]
 
     def least_inflight(self, members: list[Session], _topic: str, _publisher: str) -> Session:
-        """The one with the fewest unacknowledged messages."""
-        return min(members, key=lambda s: len(s.inflight) + s.waiting_messages)
+        """The one with the fewest unacknowledged messages; among equals the one that was chosen longest ago."""
+        chosen = min(members, key=lambda s: len(s.inflight) + s.waiting_messages)
+        self.members[chosen] = self.members.pop(chosen)
+        return chosen
 
 
 STRATEGIES = {

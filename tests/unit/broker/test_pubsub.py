@@ -214,6 +214,24 @@ def test_least_inflight() -> None:
     assert [2, 2, 2] == [len(session.inflight) for session in group]
 
 
+def test_least_inflight_takes_turns_among_equals() -> None:
+    """Members that acknowledge at once are all equal; one that is busy does not change whose turn it is."""
+    rig = Rig(shared_strategy="least_inflight")
+    group = members(rig)
+    rig.pubsub.subscribe(group[0], Subscription("own", 1))
+    for busy in (False, True):
+        if busy:
+            rig.publish("own")
+            who(group)
+        chosen: list[int] = []
+        for _ in range(12):
+            rig.publish("t/x")
+            (number,) = who(group)
+            chosen.append(number)
+            group[number].acknowledged(max(group[number].inflight))
+        assert ([6, 6] if busy else [4, 4, 4]) == [chosen.count(number) for number in ((1, 2) if busy else (0, 1, 2))]
+
+
 @pytest.mark.parametrize("strategy", ["round_robin", "random", "least_inflight"])
 def test_members_with_room_go_first(strategy: str) -> None:
     rig = Rig(shared_strategy=strategy, window=1)

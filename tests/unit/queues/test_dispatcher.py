@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from motorcade.plugins.queues.dispatcher import (
@@ -16,6 +18,7 @@ from motorcade.plugins.queues.dispatcher import (
     TIMED_OUT,
 )
 from motorcade.plugins.queues.options import QueueOptions
+from motorcade.plugins.queues.strategy import LeastInflight
 from tests.unit.queues.desk import Desk
 
 
@@ -135,6 +138,38 @@ def test_least_inflight_looks_at_what_is_unacknowledged() -> None:
     desk.append(2)
     desk.settle()
     assert [4, 7] == [len(a.seen), len(b.seen)]
+
+
+def test_least_inflight_takes_turns_among_equals() -> None:
+    """Also if each acknowledges before the next message comes."""
+    desk = Desk(strategy="least_inflight")
+    clients = [desk.join(name) for name in "abc"]
+    for _ in range(12):
+        desk.append(1)
+        desk.settle()
+        for client in clients:
+            client.ack(*client.numbers)
+    assert [4, 4, 4] == [len(client.seen) for client in clients]
+
+    @dataclass(eq=False)
+    class Worker:
+        room: int = 5
+        held: int = 0
+
+    strategy: LeastInflight[Worker] = LeastInflight()
+    workers = [Worker(), Worker(), Worker()]
+    for worker in workers:
+        strategy.offer(worker)
+    chosen: list[int] = []
+    for _ in range(12):
+        worker = strategy.pick() or Worker()
+        chosen.append(workers.index(worker))
+        worker.held += 1
+        strategy.given(worker)
+        worker.held -= 1
+        strategy.offer(worker)
+        assert workers[chosen[-1]] is strategy.those_with_room()[-1]
+    assert [4, 4, 4] == [chosen.count(number) for number in range(3)]
 
 
 # -- again

@@ -112,21 +112,22 @@ class Random(RoundRobin[M]):
 
 
 class LeastInflight(RoundRobin[M]):
-    """Who has the fewest messages; among equals one after the other.
+    """Who has the fewest messages; among equals the one whose number changed longest ago.
 
-    The heap holds a note (how many, serial, who) for each change; one that is no longer true is dropped when it comes
-    up, so that a change costs one push.
+    The heap holds a note (how many, serial, who) for each change; all but the newest of each member are dropped when
+    they come up, so that a change costs one push.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._heap: list[tuple[int, int, M]] = []
-        self._noted: dict[M, int] = {}
+        self._noted: dict[M, tuple[int, int]] = {}  # how many, serial
         self._serial = 0
 
     def offer(self, member: M) -> None:
         self._members.setdefault(member)
-        if self._noted.get(member) != member.held:
+        noted = self._noted.get(member)
+        if noted is None or noted[0] != member.held:
             self._note(member)
 
     def discard(self, member: M) -> None:
@@ -139,24 +140,24 @@ class LeastInflight(RoundRobin[M]):
 
     def _note(self, member: M) -> None:
         self._serial += 1
-        self._noted[member] = member.held
+        self._noted[member] = member.held, self._serial
         heappush(self._heap, (member.held, self._serial, member))
         if len(self._heap) > 3 * len(self._members) + SLACK:
-            newest = {note[2]: note for note in sorted(self._heap) if self._noted.get(note[2]) == note[0]}
-            self._heap = list(newest.values())
+            self._heap = [(held, serial, noted) for noted, (held, serial) in self._noted.items()]
             heapify(self._heap)
 
     def _candidate(self) -> M:
         while True:
-            held, _, member = self._heap[0]
-            if self._noted.get(member) == held == member.held:
+            held, serial, member = self._heap[0]
+            newest = self._noted.get(member) == (held, serial)
+            if newest and held == member.held:
                 return member
             heappop(self._heap)
-            if member in self._members and self._noted.get(member) == held:
+            if newest and member in self._members:
                 self._note(member)  # it was not told that this has changed
 
     def _sorted(self, members: Iterable[M]) -> list[M]:
-        return sorted(members, key=lambda member: member.held)
+        return sorted(members, key=lambda member: (member.held, self._noted[member][1]))
 
 
 STRATEGIES: Final[dict[str, type[RoundRobin]]] = {  # type: ignore[type-arg]
