@@ -71,7 +71,7 @@ class WsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     bind: Bind = "127.0.0.1:8083"  #: as for tcp
     path: str = "/mqtt"  #: the only path that is answered
-    origins: tuple[str, ...] = ()  #: `Origin` headers that are let in; empty: all
+    origins: tuple[str, ...] = ()  #: `Origin`s of pages that are let in, `*`: all; empty: those of the same host
     max_connections: Count = 0  #: clients on this listener at once; 0: only `limits.max_connections` counts
 
 
@@ -80,7 +80,7 @@ class WssOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     bind: Bind = OFF  #: as for tcp; by convention port 8084
     path: str = "/mqtt"  #: the only path that is answered
-    origins: tuple[str, ...] = ()  #: `Origin` headers that are let in; empty: all
+    origins: tuple[str, ...] = ()  #: `Origin`s of pages that are let in, `*`: all; empty: those of the same host
     certificate: str = ""  #: file with the server's certificate chain, PEM
     key: str = ""  #: file with the private key, PEM
     ca: str = ""  #: file with the authorities that client certificates must come from, PEM

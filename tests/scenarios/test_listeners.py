@@ -339,7 +339,11 @@ def test_path_and_origins_can_be_configured(papers: Papers) -> None:
         with pytest.raises(HandshakeError) as refused:
             WebSocket(ways.wire("wss"), "/mqtt")
         assert 404 == refused.value.status
-        AnyClient(WebSocket(ways.wire("ws"), origin="https://evil.example")).close()  # the other listener is open
+        for origin in ("https://evil.example", "null", "http://["):
+            with pytest.raises(HandshakeError) as refused:  # without a list, pages of the same host
+                WebSocket(ways.wire("ws"), origin=origin)
+            assert 403 == refused.value.status
+        AnyClient(WebSocket(ways.wire("ws"), origin="http://localhost:3000")).close()
 
 
 @both_websockets

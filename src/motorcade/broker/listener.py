@@ -27,7 +27,7 @@ class Endpoint:
     port: int
     tls: ssl.SSLContext | None = None
     path: str = "/mqtt"  #: of WebSockets
-    origins: tuple[str, ...] = ()  #: of WebSockets; empty is any
+    origins: tuple[str, ...] = ()  #: of WebSockets; empty: pages of the same host
     max_connections: int = 0  #: of all endpoints of this kind; 0 is any number
 
     def __str__(self) -> str:

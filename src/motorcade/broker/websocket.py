@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import http
 from collections.abc import Callable, Iterable, Sequence
+from ipaddress import ip_address
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
-from websockets.typing import Origin, Subprotocol
+from websockets.typing import Subprotocol
 
 from motorcade.broker.connection import Connection
 
@@ -41,8 +43,8 @@ class WebSocketProtocol(asyncio.Protocol):
     ) -> None:
         self._make = make
         self._path = path
+        self._origins = origins
         self._ws = ServerProtocol(
-            origins=[Origin(o) for o in origins] + [None] if origins else None,
             subprotocols=[Subprotocol("mqtt")],
             select_subprotocol=_select_subprotocol,
             max_size=max_frame + FRAME_OVERHEAD if max_frame else None,
@@ -193,9 +195,18 @@ class WebSocketProtocol(asyncio.Protocol):
             return  # what came behind the request was no frame: the layer has given up already
         if request.path.partition("?")[0] != self._path:
             response = self._ws.reject(http.HTTPStatus.NOT_FOUND, f"MQTT is served at {self._path}\n")
+        elif not admits(self._origins, request.headers.get_all("Origin"), request.headers.get_all("Host"), self._local):
+            reason = "pages of this origin may not connect; the option `origins` of the listener lists those that may\n"
+            response = self._ws.reject(http.HTTPStatus.FORBIDDEN, reason)
         else:
             response = self._ws.accept(request)
         self._ws.send_response(response)
+
+    @property
+    def _local(self) -> bool:
+        """Whether the peer is on this machine."""
+        channel = self._connection.channel if self._connection is not None else None
+        return channel is not None and channel.client.is_loopback
 
     def _send(self) -> None:
         """Write what the WebSocket layer has to say; an empty piece ends the stream."""
@@ -225,6 +236,36 @@ class WebSocketProtocol(asyncio.Protocol):
             self._send()
         if self._transport is not None:
             self._transport.close()
+
+
+def admits(origins: Sequence[str], origin: Sequence[str], host: Sequence[str], local: bool) -> bool:
+    """Whether a page of an origin may connect.
+
+    Browsers say where a page is from, other clients do not. Without a list only pages of the host that is asked are let
+    in. A site can make its name lead to this machine, whose clients may need no log-in: for them (`local`) the host must
+    be an address or `localhost`.
+    """
+    if not origin or "*" in origins:
+        return True
+    if len(origin) > 1:
+        return False
+    if origins:
+        return origin[0] in origins
+    try:
+        page, asked = urlsplit(origin[0]).hostname, urlsplit(f"//{host[0]}").hostname if len(host) == 1 else None
+    except ValueError:
+        return False
+    if page is None or page != asked:
+        return False
+    return not local or page == "localhost" or page.endswith(".localhost") or _is_address(page)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def measure(data: bytes, inside: int, most: int) -> tuple[int, int, int]:
