@@ -33,11 +33,11 @@ from motorcade import storage
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.plane import BrokerOptions
 from motorcade.core.errors import ConfigError, MotorcadeError
+from motorcade.core.redaction import HEADERS, HIDDEN, is_secret, without_secrets
 from motorcade.core.words import nearest
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.extension.declared import Name, check_name, plain
 from motorcade.extension.plugin import GROUP, literal_choices
-from motorcade.log import HIDDEN, is_secret
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Bind = str | tuple[str, ...]
@@ -121,7 +121,9 @@ class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class DataOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Files of the node."""
 
-    dir: str = "./motorcade-data"  #: folder for everything the node writes; made when first needed
+    dir: str = (
+        "./motorcade-data"  #: folder for everything the node writes; for its own user only, made when first needed
+    )
 
 
 class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -528,7 +530,7 @@ def _convert(leaf: _Value, kind: object, key: Path_) -> object:
                 return msgspec.to_builtins(msgspec.convert(leaf.text, kind))
             except msgspec.ValidationError:
                 pass
-        shown = HIDDEN if is_secret(key[-1]) else repr(leaf.value)
+        shown = repr(_hide(key, leaf.value))
         choices = literal_choices(kind)
         problem = f"must be one of {choices}" if choices else plain(error)
         raise ConfigError(f"{leaf.origin}: {_dotted(key)} = {shown}: {problem}") from error
@@ -626,17 +628,16 @@ def _is_loopback(address: Address) -> bool:
         return address.host == "localhost"
 
 
-_PASSWORD_IN_URL: Final = re.compile(r"^([a-z][a-z0-9+.-]*://[^:@/]*:)[^@]+@")
-
-
 def _hide(path: Path_, value: object) -> object:
-    if isinstance(value, str) and not is_secret(path[-1]):
-        return _PASSWORD_IN_URL.sub(rf"\1{HIDDEN}@", value)
+    """A value as it may be shown: nothing below a name that sounds like a secret, no passwords in URLs."""
     if isinstance(value, dict):
-        return {key: _hide((key,), inner) for key, inner in value.items()}
+        return {key: _hide((*path, key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_hide(path, inner) for inner in value]
-    return HIDDEN if value not in ("", None) and is_secret(path[-1]) else value
+    named = path[2:] if path[0] == "plugins" else path
+    if any(is_secret(part) for part in named) or HEADERS in [part.lower() for part in path[:-1]]:
+        return value if isinstance(value, bool) or value in ("", None) else HIDDEN
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 # --- lines of a TOML file ---------------------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 Everything, structlog's and the standard library's, goes through one handler on the root logger, so that a library's
 warning looks like our own. Levels are those of the standard library: changing them while running needs no new loggers.
-Values under a key that sounds like a secret are never written.
+Values under a key that sounds like a secret, values of headers, and passwords in URLs are never written; control
+characters are written as escapes, so that no client can speak to the terminal.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
@@ -16,16 +16,14 @@ from typing import Any, TextIO
 import msgspec
 import structlog
 
-_SECRET = re.compile(r"passw(or)?d|secret|token|credential|authorization|private_key|api_key", re.IGNORECASE)
-HIDDEN = "***"
+from motorcade.core.redaction import HEADERS, HIDDEN, escape_json, is_secret, without_secrets
+from motorcade.core.words import printable
+
+__all__ = ["HEADERS", "HIDDEN", "configure", "is_secret", "redact", "without_secrets"]
+
 
 #: Libraries that speak of each connection at INFO; what matters of it, the node logs itself.
 _TALKATIVE = ("uvicorn", "websockets", "asyncio", "httpx", "httpcore")
-
-
-def is_secret(key: str) -> bool:
-    """Whether a value under this name must not be shown."""
-    return _SECRET.search(key) is not None
 
 
 def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -35,12 +33,24 @@ def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mu
     return event
 
 
-def _hide(key: str, value: object) -> object:
-    if is_secret(key):
-        return value if value is None else HIDDEN
+def _hide(key: str, value: object, *, secret: bool = False) -> object:
+    secret = secret or is_secret(key)
     if isinstance(value, Mapping):
-        return {inner: _hide(str(inner), item) for inner, item in value.items()}
-    return value
+        secret = secret or key.lower() == HEADERS
+        return {inner: _hide(str(inner), item, secret=secret) for inner, item in value.items()}
+    if secret:
+        return value if value is None or isinstance(value, bool) else HIDDEN
+    if isinstance(value, list | tuple):
+        return [_hide(key, item) for item in value]
+    return without_secrets(value) if isinstance(value, str) else value
+
+
+def _escape(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Let no control character through to a terminal. A structlog processor."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = printable(value, "\n\t" if key == "exception" else "")
+    return event
 
 
 def configure(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:  # noqa: A002 - the key's name
@@ -82,9 +92,12 @@ def _formatter(
 ) -> structlog.stdlib.ProcessorFormatter:
     end: list[structlog.typing.Processor]
     if console:
-        end = [structlog.dev.ConsoleRenderer(colors=colors)]
+        renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(
+            colors=colors, exception_formatter=structlog.dev.plain_traceback
+        )
+        end = [structlog.processors.format_exc_info, redact, _escape, renderer]
     else:
-        end = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
+        end = [structlog.processors.format_exc_info, redact, structlog.processors.JSONRenderer(serializer=_json)]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *end],
@@ -92,4 +105,4 @@ def _formatter(
 
 
 def _json(event: object, **_: object) -> str:
-    return msgspec.json.encode(event, enc_hook=repr).decode()
+    return escape_json(msgspec.json.encode(event, enc_hook=repr).decode())

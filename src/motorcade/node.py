@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -30,6 +31,7 @@ from motorcade.config import Config, Loaded, addresses, differences, plugins_to_
 from motorcade.control import Control, NodeState, ReloadView
 from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.guid import GuidFactory
+from motorcade.core.redaction import without_secrets
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
 from motorcade.http.guard import Token
@@ -90,6 +92,9 @@ class Node:
 
     async def run(self) -> None:
         """Serve until `stopping` is set, then drain."""
+        _keep_private(Path(self._loaded.config.data.dir))
+        if self._store_url.startswith("rocksdb://"):
+            _keep_private(Path(self._store_url.removeprefix("rocksdb://")))
         try:
             self.store = self.plugins.store = await self._open_store()
             if self.store is not None:
@@ -318,6 +323,23 @@ class Node:
             )
 
 
+def _keep_private(folder: Path) -> None:
+    """Take the rights of others away from a folder of an earlier version; a new one is made without them."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return  # it is not there yet
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        if mode & 0o077:
+            os.fchmod(handle, mode & 0o700)
+            log.info("data_folder_closed", folder=str(folder), before=f"{mode:o}", now=f"{mode & 0o700:o}")
+    except OSError as error:
+        log.warning("data_folder_open", folder=str(folder), mode=f"{mode:o}", error=error.strerror)
+    finally:
+        os.close(handle)
+
+
 def _raise_file_limit(connections: int) -> None:
     """Every connection needs a file descriptor; take as many as the system allows, and say if that is too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -339,13 +361,14 @@ def give_back_large_blocks() -> bool:
 
 def run(loaded: Loaded) -> int:
     """Run a node until SIGTERM or SIGINT; the exit code."""
+    os.umask(0o077)  # what the node writes is its own user's, whichever library writes it
     _raise_file_limit(loaded.config.limits.max_connections)
     give_back_large_blocks()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(loaded))
     except MotorcadeError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - for the person who started it
+        print(f"error: {without_secrets(str(error))}", file=sys.stderr)  # noqa: T201 - for the person who started it
         return 1
     return 0
 

@@ -57,6 +57,34 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
     assert "u" == lines(stream)[0]["user"]
 
 
+@pytest.mark.parametrize("format_", ["console", "json"])
+def test_urls_headers_and_tracebacks_hide_secrets_too(format_: str) -> None:
+    """No local variables are shown with a traceback: they hold what clients have sent."""
+    stream = io.StringIO()
+    log.configure("info", format_, stream)
+    logger = structlog.stdlib.get_logger("x")
+    logger.info(
+        "at redis://:hush1@h", url=["redis://hush2@h"], headers={"X-Y": "hush3"}, cookie="hush4", require_token=True
+    )
+    try:
+        local = "hush" + "5"
+        raise ValueError("cannot connect to redis://h?password=hush6")
+    except ValueError:
+        logger.exception("failed", found=len(local))
+    assert "hush" not in stream.getvalue()
+    assert "ValueError" in stream.getvalue() and "require_token" in stream.getvalue()
+
+
+@pytest.mark.parametrize("format_", ["console", "json"])
+def test_clients_do_not_speak_to_the_terminal(format_: str) -> None:
+    stream = io.StringIO()
+    log.configure("info", format_, stream)
+    structlog.stdlib.get_logger("x").info("e", client_id="car\x1b]0;owned\x07\x9b2J\u202e", deep={"id": "\x9b"})
+    logging.getLogger("library").warning("careful: %s", "\x1b[2J")
+    assert "car" in stream.getvalue()
+    assert all(char.isprintable() or char == "\n" for char in stream.getvalue())
+
+
 def test_the_level_holds_things_back_and_the_last_configuration_counts() -> None:
     first, second = io.StringIO(), io.StringIO()
     log.configure("error", "json", first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO, cast
 
 import typer
 
@@ -33,7 +33,10 @@ from motorcade.cli import (
     sub,
     vehicle,
 )
+from motorcade.cli._output import Terminal
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.redaction import without_secrets
+from motorcade.core.words import printable
 
 app = typer.Typer(
     name="motorcade",
@@ -78,10 +81,13 @@ def _root(
 
 def main() -> None:
     """The `motorcade` command, as `motorcade.__main__` starts it."""
+    if sys.stdout.isatty():
+        sys.stdout = cast("TextIO", Terminal(sys.stdout))
     try:
         app()
     except MotorcadeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        told = printable(without_secrets(str(error)), "\n")
+        print(f"error: {told}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         # Inside a command Typer does this; outside are the moments in which it puts all commands together.

@@ -172,7 +172,7 @@ def print_message(message: dict[str, Any]) -> None:
     """Position, topic and payload, not flushed."""
     text = message["payload"]
     payload = b64decode(text) if message["encoding"] == "base64" else text.encode()
-    sys.stdout.buffer.write(f"{message['position']} {message['topic']} ".encode() + payload + b"\n")
+    _output.write_bytes(f"{message['position']} {message['topic']} ".encode() + payload + b"\n")
 
 
 def messages(control: _control.Control, path: str, after: int, limit: int | None = None) -> Iterator[dict[str, Any]]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+from motorcade.core.redaction import escape_json
+from motorcade.core.words import printable
 
 _WIDE = 10_000  # columns of a table that nobody's screen has to show
 
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    print(escape_json(json.dumps(value, ensure_ascii=False, indent=2)))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -26,16 +31,46 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(printable(_cell(value))) for value in row))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     """One line per field."""
-    pairs = [(name, _cell(value)) for name, value in fields]
+    pairs = [(name, printable(_cell(value), "\n")) for name, value in fields]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         print(f"{name:<{width}}  {value}".rstrip())
+
+
+def write_bytes(data: bytes) -> None:
+    """Bytes of messages, not flushed: as they are into a file or pipe, with escapes on a terminal."""
+    if sys.stdout.isatty():
+        data = printable(data.decode("utf-8", "backslashreplace"), "\n\t").encode()
+    sys.stdout.buffer.write(data)
+
+
+class Terminal:
+    """Standard output that is a terminal: of control sequences only colours get through.
+
+    What comes from clients is escaped where it is printed; this catches what was forgotten.
+    """
+
+    _COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write with escapes."""
+        if not text.isprintable():
+            parts = self._COLOUR.split(text)
+            parts[::2] = [printable(part, "\n\t\r") for part in parts[::2]]
+            text = "".join(parts)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def when(seconds: float | None) -> str:

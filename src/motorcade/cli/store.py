@@ -24,6 +24,7 @@ import typer
 
 from motorcade.cli import _control, _output
 from motorcade.cli.serve import ConfigFile
+from motorcade.core.redaction import without_secrets
 
 if TYPE_CHECKING:
     from motorcade.storage.redis import RedisStore
@@ -242,9 +243,8 @@ def _shown(where: Where) -> str:
     """The store without the password of its server."""
     if where.path is not None:
         return f"rocksdb://{where.path}"
-    scheme, _, rest = where.url.partition("://")
-    places, slash, path = rest.partition("/")
-    return f"{scheme}://{places.rpartition('@')[2]}{slash}{path}"
+    scheme, _, rest = without_secrets(where.url).partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 # -- an embedded store

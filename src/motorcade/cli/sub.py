@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from motorcade.cli import _mqtt
+from motorcade.cli import _mqtt, _output
+from motorcade.core.words import printable
 
 if TYPE_CHECKING:
     from motorcade.client import Client
@@ -114,7 +115,7 @@ async def _run(
         async for message in client:
             if not wanted(message):
                 continue
-            sys.stdout.buffer.write(render(message))
+            _output.write_bytes(render(message))
             sys.stdout.buffer.flush()
             printed += 1
             if printed == count:
@@ -143,7 +144,7 @@ async def _subscribe(client: Client, options: list[Subscription], properties: Pr
         if reason >= 0x80:
             raise RefusedError(f"the subscription to {option.filter!r}", reason, detail)
     if detail:
-        print(f"note: {detail}", file=sys.stderr)
+        print(f"note: {printable(detail)}", file=sys.stderr)
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------

@@ -13,3 +13,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known are: {', '.join(names) or 'none'}"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text for a terminal: what is not printable is written as an escape, except what is in `keep`.
+
+    Names, topics and reasons come from clients; a terminal would obey the control sequences in them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )

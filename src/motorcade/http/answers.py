@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from motorcade.control import NotFoundError
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.redaction import without_secrets
 from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.http.bridge import BrokerBusyError
 from motorcade.storage.ports import StoreError
@@ -49,7 +50,7 @@ def listing(data: list[T], *, count: int | None = None, cursor: str | None = Non
 def refusal(status: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error."""
     code = _CODES.get(status, status.name)
-    body = msgspec.json.encode({"code": code, "message": message})
+    body = msgspec.json.encode({"code": code, "message": without_secrets(message)})
     return Response(body, status.value, headers, media_type="application/json")
 
 

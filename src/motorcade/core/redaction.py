@@ -1,0 +1,43 @@
+"""Secrets in what people read: names that sound like one, passwords in URLs, keys in queries and headers."""
+
+from __future__ import annotations
+
+import re
+
+_SECRET = re.compile(
+    r"passw(or)?d|passphrase|\bpass\b|\bpwd\b|secret|token|credential|authorization|\bauth\b|cookie|signature|\bsig\b"
+    r"|(private|api|access|shared)[-_]?key",
+    re.IGNORECASE,
+)
+#: Up to the last @: passwords may hold one.
+_USER_IN_URL = re.compile(r"([a-z][a-z0-9+.-]*://)([^\s\"'<>]*)@", re.IGNORECASE)
+_IN_QUERY = re.compile(r"((?:^|[?&;#,\s])([^=&;#?,\s\"']*)=)[^&;#\s\"']+")
+_BEARER = re.compile(r"\b(bearer\s+|authorization:\s*basic\s+)[^\s,\"']{12,}", re.IGNORECASE)
+_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # JSON leaves them as they are
+HIDDEN = "***"
+HEADERS = "headers"  #: a table of this name has values that may all be keys
+
+
+def is_secret(key: str) -> bool:
+    """Whether a value under this name must not be shown."""
+    return _SECRET.search(key) is not None
+
+
+def without_secrets(text: str) -> str:
+    """A text in which passwords and keys of URLs, and what follows `Bearer`, are hidden."""
+    if "://" in text:
+        text = _USER_IN_URL.sub(_hide_user, text)
+    if "=" in text:
+        text = _IN_QUERY.sub(lambda found: f"{found[1]}{HIDDEN}" if is_secret(found[2]) else found[0], text)
+    return _BEARER.sub(rf"\1{HIDDEN}", text)
+
+
+def _hide_user(found: re.Match[str]) -> str:
+    """`user:password@` keeps the user; what stands alone before `@` may be a key."""
+    user, colon, _ = found[2].partition(":")
+    return f"{found[1]}{user}{colon}{HIDDEN}@" if colon else f"{found[1]}{HIDDEN}@"
+
+
+def escape_json(text: str) -> str:
+    """JSON with characters that a terminal could obey as escapes; it says the same."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
