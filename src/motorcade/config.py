@@ -122,7 +122,7 @@ class DataOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Files of the node."""
 
     dir: str = (
-        "./motorcade-data"  #: folder for everything the node writes; for its own user only, made when first needed
+        "./motorcade-data"  #: folder for all that the node writes; for its own user only, made when first needed
     )
 
 
