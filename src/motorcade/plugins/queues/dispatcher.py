@@ -453,6 +453,18 @@ class Dispatcher:
             else:
                 at.leaving.difference_update(positions)
 
+    def in_flight_to(self, level: int) -> int:
+        """The highest position of a level that a consumer was sent and has not acknowledged; 0: none."""
+        return max(
+            (
+                item.position
+                for consumer in self.consumers
+                for item, since in consumer.items.items()
+                if since == SENT and item.level == level
+            ),
+            default=0,
+        )
+
     def gone(self, level: int, position: int) -> None:
         """An entry was replaced by a newer one, or pushed out."""
         at = self._levels.get(level)

@@ -236,7 +236,7 @@ class Queue:
             self._tools.spawn(self._trim, f"trim.{self.name}")
 
     async def _trim(self) -> None:
-        """Remove the oldest of the lowest level until the rest fits."""
+        """Remove the oldest of the lowest level that no consumer has, until the rest fits."""
         mailboxes = self._tools.store.mailboxes
         self._trimming = True
         try:
@@ -245,7 +245,8 @@ class Queue:
                 owner = owner_of(self.name, level)
                 while self._is_full() and not self.closed:
                     beyond = max(1, self._entries - self.options.max_messages) if self.options.max_messages else 1
-                    entries = await mailboxes.read(owner, 0, min(STEP, beyond), self._tools.now())
+                    after = self.dispatcher.in_flight_to(level)
+                    entries = await mailboxes.read(owner, after, min(STEP, beyond), self._tools.now())
                     if not entries or self.closed:
                         break
                     for entry in entries:

@@ -28,7 +28,7 @@ import structlog
 from motorcade.core.message import Message
 from motorcade.plugins.queues.dispatcher import Item
 from motorcade.plugins.queues.tables import mark_of, owner_of
-from motorcade.storage.ports import Appended, Bound, Draft, Store, StoreError
+from motorcade.storage.ports import NO_BOUND, Appended, Bound, Draft, Store, StoreError
 
 if TYPE_CHECKING:
     from motorcade.plugins.queues.queue import Queue
@@ -120,11 +120,18 @@ class Appender:
     async def _write(self, jobs: list[Job]) -> None:
         self._flying = jobs
         now = self._now()
+        spared: dict[str, int] = {}  # what consumers have is not pushed out
         try:
             batch = self._store.batch()
             for job in jobs:
                 for row in job.rows:
-                    batch.append([owner_of(row.queue.name, row.level)], row.draft, now, row.bound)
+                    owner = owner_of(row.queue.name, row.level)
+                    if row.bound is NO_BOUND:
+                        batch.append([owner], row.draft, now)
+                        continue
+                    if owner not in spared:
+                        spared[owner] = row.queue.dispatcher.in_flight_to(row.level)
+                    batch.append([owner], row.draft, now, row.bound, [spared[owner]])
                 if job.removal is not None and job.origin is not None:
                     batch.acknowledge(owner_of(job.origin.name, job.removal.level), [job.removal.position])
             answers = await batch.commit() if any(job.rows for job in jobs) else []
