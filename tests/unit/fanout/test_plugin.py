@@ -12,7 +12,7 @@ from motorcade.mqtt.packets import Puback
 from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.dispatcher import Pool
 from motorcade.plugins.fanout.record import EntryRecord, encode
-from motorcade.plugins.fanout.tables import owner_of
+from motorcade.plugins.fanout.tables import done_of, owner_of
 from motorcade.plugins.fanout.views import WhyView
 from motorcade.storage.ports import Draft
 from tests.unit.broker.memory import surviving
@@ -251,3 +251,15 @@ def test_a_message_that_expires_says_for_how_long_it_is_good(world: Machine) -> 
     world.pass_time(8.0)
     come_again(world)
     assert world.cars[0].flying
+
+
+def test_the_history_of_a_vehicle_is_kept_as_long_as_receipts(world: Machine) -> None:
+    """Platforms choose the VINs: what was written for vehicles that are never named again must not stay for good."""
+    come(world)
+    publish(world)
+    world.answer(which=0, refuse=False, turn=True)
+    world.go_on()
+    assert ["r0"] == [view.request_id for view in world.run(world.service.vehicle(VIN)).history]
+    kept, read = world.plugin.config.receipts_retention, world.store.inner.mailboxes.read
+    assert 1 == len(world.run(read(done_of(VIN), 0, 10, world.now + kept - 1.0)))
+    assert [] == world.run(read(done_of(VIN), 0, 10, world.now + kept + 1.0)), "expired: the next sweep removes it"

@@ -20,12 +20,11 @@ from heapq import heappop, heappush
 from itertools import chain, count
 from typing import Final
 
-from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import LATE_ACK, Receipt, State
 from motorcade.plugins.fanout.desk import ENDS, Delivery, Desk, Phase, Seat, Verdict
-from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.receipts import Receipts, history_draft
 from motorcade.plugins.fanout.tables import done_of, mark_of, owner_of
-from motorcade.storage.ports import Batch, Bound, Draft
+from motorcade.storage.ports import Batch, Bound
 
 GROUP: Final = 1000  #: receipts in one batch
 SILENT: Final = "no PUBACK within ack_timeout; connect again to be sent what is still wanted"  #: of a disconnection
@@ -264,7 +263,7 @@ class Clerk:
             for delivery, receipt, final in notes:
                 if final:
                     batch.acknowledge(owner_of(delivery.vin), [delivery.position])
-                    batch.append([done_of(delivery.vin)], Draft(receipts_.encode(receipt)), now, bound)
+                    batch.append([done_of(delivery.vin)], history_draft(receipt, self._desk.config), now, bound)
                 elif receipt.reason != LATE_ACK and (receipt.state is State.RETRIED or delivery.attempts > 1):
                     batch.mark(owner_of(delivery.vin), delivery.position, mark_of(delivery.attempts))
 

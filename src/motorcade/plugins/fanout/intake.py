@@ -31,7 +31,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from motorcade.core import receipt as receipts_
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -43,7 +42,7 @@ from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import Desk, delivery_of
 from motorcade.plugins.fanout.job import Job
-from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run
+from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run, history_draft
 from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
 from motorcade.plugins.fanout.recovery import Recovery
 from motorcade.plugins.fanout.repeats import Repeats, named_of
@@ -422,7 +421,7 @@ class Intake:
                 keep(batch)  # before anything is removed by which it could be found out
             for receipt in others:
                 if receipt.state is not State.ACCEPTED:
-                    batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), job.now, bound)
+                    batch.append([done_of(receipt.vin)], history_draft(receipt, self._desk.config), job.now, bound)
             for vin, position in rejected.items():
                 batch.acknowledge(owner_of(vin), [position])
             batch.delete(INTENTS, job.key)

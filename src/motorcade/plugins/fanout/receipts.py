@@ -30,8 +30,9 @@ from motorcade.core.vin import LENGTH as VIN_LENGTH
 from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.doubt import Doubt
 from motorcade.plugins.fanout.ledger import Ledger
+from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.tables import INGRESS, RECEIPTS
-from motorcade.storage.ports import Batch, Formed, Store, StoreError
+from motorcade.storage.ports import Batch, Draft, Formed, Store, StoreError
 
 MOST_UNPUBLISHED: Final = 10_000  #: receipts that wait to be published to live subscribers; more are left out, counted
 QOS: Final = 1  #: of receipts on their topics
@@ -48,6 +49,11 @@ _GUID: Final = slice(-16 - len(_TAIL), -len(_TAIL))  # in a value
 _STAMP: Final = slice(-16 - len(_TAIL), -8 - len(_TAIL))
 
 _json = msgspec.json.Encoder().encode
+
+
+def history_draft(receipt: Receipt, config: FanoutConfig) -> Draft:
+    """Make the entry of a final receipt in the history of its vehicle; it is kept as long as the receipts are."""
+    return Draft(encode(receipt), expires_at=receipt.time + config.receipts_retention)
 
 
 class Run(NamedTuple):

@@ -26,16 +26,15 @@ from typing import Final
 
 import structlog
 
-from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import FINAL, Receipt, State, delivery_id
 from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import Desk
 from motorcade.plugins.fanout.queries import Queries
-from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.receipts import Receipts, history_draft
 from motorcade.plugins.fanout.record import IntentRecord, RecordError, decode_entry, decode_intent
 from motorcade.plugins.fanout.repeats import find, recovered, vins_of, writing
 from motorcade.plugins.fanout.tables import INTENTS, done_of, name_of, owner_of
-from motorcade.storage.ports import Batch, Bound, Draft, Entry, Store
+from motorcade.storage.ports import Batch, Bound, Entry, Store
 
 PAGE: Final = 500  #: entries read at once
 NOTHING: Final = 0  #: no entry has this position
@@ -121,7 +120,7 @@ class Recovery:
             if keep is not None:
                 keep(batch)
             for receipt in ends:
-                batch.append([done_of(receipt.vin)], Draft(receipts_.encode(receipt)), receipt.time, bound)
+                batch.append([done_of(receipt.vin)], history_draft(receipt, self._desk.config), receipt.time, bound)
             batch.delete(INTENTS, key)
 
         await self._receipts.store(fill, missing)

@@ -7,7 +7,7 @@
               mark                        0: never sent; n + 1: sent n times (a marked entry never expires in the store,
                                           so expiry is the fan-out's own business)
     mailbox   fanout-done:{VIN}           final receipts of a vehicle, its history; body: `core.receipt`, JSON;
-                                          bounded by the option `history`
+                                          bounded by the options `history` and `receipts_retention`
     records   fanout-data / {data_id}     `record.DataRecord`; the bytes are a blob
     records   fanout-request / {request}  `record.RequestRecord`; whether a request is paused or cancelled
     records   fanout-intent / {guid}      `record.IntentRecord`; a batch that is stored, its receipts perhaps not yet
