@@ -14,6 +14,7 @@ import ctypes
 import functools
 import gc
 import json
+import os
 import sys
 import threading
 import tracemalloc
@@ -28,6 +29,7 @@ from motorcade.core.message import Message
 from motorcade.extension.plugin import Plugin, hook
 
 TOPIC = "soak/observe"
+TRACE = "SOAK_TRACE"  #: environment variable
 PACKAGE = "motorcade"
 SHOWN = 25  #: lines of code of which the growth is told, if the node traces its memory
 
@@ -40,6 +42,11 @@ class Observer(Plugin):
 
     description = "counts objects and tables for the soak"
     before: tracemalloc.Snapshot | None = None
+
+    async def start(self) -> None:
+        """Trace memory if the environment says so: what is allocated from now on."""
+        if os.environ.get(TRACE):
+            tracemalloc.start()
 
     @hook("message.publish", topics=[TOPIC])
     def on_publish(self, _client: ClientInfo | None, message: Message) -> None:

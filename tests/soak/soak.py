@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.soak import churn
 from tests.soak.judge import Floor, report, verdict
+from tests.soak.observer import TRACE
 from tests.soak.probe import Probe
 from tests.support.node import NodeProcess
 
@@ -46,7 +47,7 @@ class Soak:
     def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
         self.folder = folder
-        env = {"PYTHONTRACEMALLOC": "12"} if options.trace else {}
+        env = {TRACE: "1"} if options.trace else {}
         churn.prepare(folder)
         self.node = NodeProcess(config=churn.config(folder), data=folder / "data", ws=True, http=True, env=env)
         self.floors: list[Floor] = []
