@@ -132,6 +132,20 @@ def test_connect_timeout() -> None:
 
 
 @both
+def test_auth_timeout(version: int) -> None:
+    """A client whose authentication comes to no end hears 0x88 (3.x: 3); `connect_timeout` is over by then."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        config = (
+            "[limits]\nconnect_timeout = 0.2\nauth_timeout = 1.0\n"
+            f'[[plugins.access.authentication]]\ntype = "http"\nurl = "{url}"\ntimeout = 60.0\n'
+        )
+        with NodeProcess(config=config, http=True) as node, Client(node, version=version) as client:
+            told(client, 3, 0x88)
+            assert (1, 0) == (refusals(node, "auth_timeout"), refusals(node, "connect_timeout"))
+
+
+@both
 def test_max_connections(version: int) -> None:
     """One connection too many hears 0x97 (3.x: 3); when somebody leaves there is room again."""
     with limited("max_connections = 3") as (node, witness):  # the witness has two

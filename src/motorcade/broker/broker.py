@@ -11,6 +11,7 @@ import inspect
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -21,6 +22,7 @@ from motorcade.broker.channel import Channel
 from motorcade.broker.commits import RETRY, wait
 from motorcade.broker.connection import Connection, Outbox
 from motorcade.broker.effects import Ask, Steps
+from motorcade.broker.limits import LogLimit
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.router import first_level
@@ -41,10 +43,17 @@ TICK = 0.25  #: seconds between looks at what is due
 LAG_TICK = 0.02  #: seconds between two looks at how late the event loop is
 RECHECK_STEP = 100  #: absent sessions whose access is decided again before messages have their turn
 MAX_LEVEL = 256  #: characters of these
+MAX_DEPTH = 8  #: messages that hooks may publish because of one another
+REFUSALS_LOGGED = 100  #: clients refused, or sent away for what they did, that are logged per window
+LOG_WINDOW = 10.0  #: seconds
 LISTENERS = 1000  #: first levels of topics whose callbacks are remembered
 HELD_LONG = 60.0  #: seconds after which a message that is not acknowledged counts as held
 SWEEP_STEP = 2000  #: connections looked at per tick
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #: seconds
+
+
+#: How many messages published by hooks, one because of the other, have led to what runs now. Tasks inherit it.
+_depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 def _may_begin(filter_: str, level: str) -> bool:
@@ -96,6 +105,8 @@ class Broker:
         self.outbox = Outbox(plane.shared.dirty, plane.stats, loop)
         self.started = time()
         self.connections: set[Connection] = set()
+        self.refusals = LogLimit(REFUSALS_LOGGED, LOG_WINDOW)
+        self._loops = LogLimit(1, LOG_WINDOW)
         self.lag = [0] * (len(LAG_BUCKETS) + 1)  #: histogram of how late the event loop was
         self.lag_sum = 0.0
         self._by_listener: Counter[str] = Counter()
@@ -191,6 +202,9 @@ class Broker:
         self.plane.flapping.sweep(wall)
         for _ in range(min(len(self._sweep), max(SWEEP_STEP, len(self.connections) // 4))):
             self._look_at(self._sweep.pop(), now, wall)
+        for event, limit in (("clients_refused", self.refusals), ("hooks_publish_in_a_loop", self._loops)):
+            if left_out := limit.over(now):
+                log.warning(event, more=left_out)
         if self.plane.shared.dirty:
             self.outbox.later()
 
@@ -201,7 +215,12 @@ class Broker:
         plane, limits = self.plane, self.plane.limits
         session = connection.session
         if session is None:
-            if limits.connect_timeout and now - connection.opened > limits.connect_timeout:
+            asked = connection.asked
+            if asked is not None:
+                if limits.auth_timeout and now - asked > limits.auth_timeout:
+                    plane.refuse("auth_timeout")
+                    connection.lose_patience()
+            elif limits.connect_timeout and now - connection.opened > limits.connect_timeout:
                 plane.refuse("connect_timeout")
                 connection.close("no CONNECT in time")
             return
@@ -255,7 +274,24 @@ class Broker:
         if not message.guid:
             message.timestamp = message.timestamp or time()
             message.guid = self.plane.guids.next(int(message.timestamp * 1_000_000))
-        return await self._publish(message, None)
+        depth = _depth.get()
+        if depth >= MAX_DEPTH:
+            self._cut(message)
+            return 0
+        token = _depth.set(depth + 1)
+        try:
+            return await self._publish(message, None)
+        finally:
+            _depth.reset(token)
+
+    def _cut(self, message: Message) -> None:
+        """Drop a message that hooks have set off in a circle, and say whose they are."""
+        self.plane.stats.dropped["hook_loop"] += 1
+        if self._loops.admits(monotonic()):
+            chain = self.plane.pubsub.route(message.topic).publish_hooks
+            plugins = sorted({callback.owner for callback in chain.callbacks}) if chain is not None else []
+            text = "a hook publishes what sets it off again; the message is dropped"
+            log.error("hook_loop", plugins=plugins, topic=message.topic[:MAX_LEVEL], depth=MAX_DEPTH, detail=text)
 
     async def _publish(self, message: Message, client: ClientInfo | None) -> int:
         await self._match(message.topic)

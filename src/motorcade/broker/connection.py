@@ -126,6 +126,7 @@ class Connection(asyncio.Protocol):
         "_suspended",
         "_task",
         "_throttled",
+        "asked",
         "broker",
         "bytes_bucket",
         "channel",
@@ -152,6 +153,7 @@ class Connection(asyncio.Protocol):
         self.channel: Channel | None = None
         self.session: Session | None = None
         self.opened = 0.0  # monotonic seconds; so are the others
+        self.asked: float | None = None  # when CONNECT was there
         self.seen = 0.0
         self.deadline = 0.0  # silence allowed, in seconds; 0 is any
         self.expires_at: float | None = None  # end of the credentials, seconds since the epoch
@@ -385,6 +387,8 @@ class Connection(asyncio.Protocol):
             if channel.session is None and _is_v5_connect(body):
                 channel.version = 5
             raise
+        if self.asked is None:
+            self.asked = self.seen
         steps = self._steps
         if steps is not None and (channel.session is None or isinstance(packet, Auth)):
             self._steps = None
@@ -727,13 +731,14 @@ class Connection(asyncio.Protocol):
             plane.stats.protocol_errors[name] = plane.stats.protocol_errors.get(name, 0) + 1
             if error.reason is ReasonCode.PACKET_TOO_LARGE:
                 plane.refuse("max_packet_size" if channel.session else "max_connect_size")
-        log.info(
-            "client_refused" if channel.session is None else "client_failed",
-            client_id=channel.client.client_id,
-            peer=channel.client.host,
-            reason=error.reason.name.lower(),
-            detail=str(error),
-        )
+        if self.broker.refusals.admits(monotonic()):
+            log.info(
+                "client_refused" if channel.session is None else "client_failed",
+                client_id=channel.client.client_id,
+                peer=channel.client.host,
+                reason=error.reason.name.lower(),
+                detail=str(error),
+            )
         if channel.session is not None:
             self.end(error.reason, str(error))
             return
@@ -756,6 +761,10 @@ class Connection(asyncio.Protocol):
         if reference and error.reason is ReasonCode.USE_ANOTHER_SERVER:
             properties = replace(properties, server_reference=reference)
         return properties
+
+    def lose_patience(self) -> None:
+        """Authentication has taken too long."""
+        self._fail(Refused(ReasonCode.SERVER_UNAVAILABLE, "authentication takes too long, try again later"))
 
     def _crash(self, error: Exception) -> None:
         """A defect of ours: this client is sent away, all others are served on."""

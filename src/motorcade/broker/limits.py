@@ -34,7 +34,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_packet_size: int = 1024 * 1024  #: bytes, both ways; announced in CONNACK
     max_connect_size: int = 16 * 1024  #: bytes of the CONNECT packet, before anybody is let in
-    connect_timeout: float = 5.0  #: seconds from the TCP connection to a complete CONNECT
+    connect_timeout: float = 5.0  #: seconds from the TCP connection to the last byte of CONNECT
+    auth_timeout: float = 30.0  #: seconds from there until the client is let in or refused
     max_connections: int = 100_000  #: network connections of this node
     max_sessions: int = 1_000_000  #: sessions of this node, connected or away
     connect_rate: float = 1000.0  #: CONNECTs per second, sustained (leaky bucket)
@@ -94,6 +95,37 @@ class LeakyBucket:
             return False
         self._level = level + 1.0
         return True
+
+
+class LogLimit:
+    """So many lines of one kind per window; the others are counted."""
+
+    __slots__ = ("_began", "_lines", "_most", "_window", "left_out")
+
+    def __init__(self, most: int, window: float) -> None:
+        self._most = most
+        self._window = window
+        self._began = 0.0
+        self._lines = 0
+        self.left_out = 0  #: lines since `over`
+
+    def admits(self, now: float) -> bool:
+        """Whether one more line may be written; else it is counted."""
+        if now - self._began > self._window and not self.left_out:
+            self._began, self._lines = now, 0
+        if self._lines >= self._most:
+            self.left_out += 1
+            return False
+        self._lines += 1
+        return True
+
+    def over(self, now: float) -> int:
+        """Lines that were left out, if the window is over; a new one begins."""
+        if not self.left_out or now - self._began <= self._window:
+            return 0
+        left_out, self.left_out = self.left_out, 0
+        self._began, self._lines = now, 0
+        return left_out
 
 
 class Networks:

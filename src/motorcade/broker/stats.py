@@ -69,11 +69,13 @@ DROP_REASONS = (
     "not_stored",
     "unreadable",
     "will_failed",
+    "hook_loop",
 )
 LIMIT_NAMES = (
     "max_packet_size",
     "max_connect_size",
     "connect_timeout",
+    "auth_timeout",
     "max_connections",
     "max_sessions",
     "connect_rate",

@@ -242,8 +242,8 @@ def admits(origins: Sequence[str], origin: Sequence[str], host: Sequence[str], l
     """Whether a page of an origin may connect.
 
     Browsers say where a page is from, other clients do not. Without a list only pages of the host that is asked are let
-    in. A site can make its name lead to this machine, whose clients may need no log-in: for them (`local`) the host must
-    be an address or `localhost`.
+    in. A site can make its name lead to this machine, whose clients may need no log-in: for them (`local`) the host
+    must be an address or `localhost`.
     """
     if not origin or "*" in origins:
         return True
