@@ -121,9 +121,7 @@ class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class DataOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Files of the node."""
 
-    dir: str = (
-        "./motorcade-data"  #: folder for all that the node writes; for its own user only, made when first needed
-    )
+    dir: str = "./motorcade-data"  #: folder for all that the node writes; for its own user only, made when first needed
 
 
 class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

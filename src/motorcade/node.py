@@ -321,6 +321,8 @@ class Node:
             log.error(  # noqa: TRY400 - the message says where and what
                 "reload_refused", error=str(error), consequence="the old configuration stays in force"
             )
+        except Exception as error:  # noqa: BLE001 - a defect: nobody else would hear of it
+            self.tasks.note("node.reload", error)
 
 
 def _keep_private(folder: Path) -> None:

@@ -405,6 +405,24 @@ def test_payloads_of_all_sizes_are_back(home: Home) -> None:
     assert sent == payloads(drained(home.back("s", 4)))
 
 
+@on_every_store
+def test_a_backlog_of_large_messages_comes_whole(home: Home) -> None:
+    """More of them than are read ahead, each larger than what is fetched at once; after a crash and without one."""
+    home.start()
+    home.absent("s", 5, ("t", 1))
+    rest = random.Random(2)
+    sent = [rest.randbytes(300 * 1024) for _ in range(20)]
+    publisher = home.connect("p", 5)
+    for payload in sent:
+        publisher.publish("t", payload, 1)
+    assert sent == payloads(drained(home.back("s", 5)))
+    home.absent("s", 5, ("t", 1))
+    for payload in reversed(sent):
+        publisher.publish("t", payload, 1)
+    home.crash()
+    assert sent[::-1] == payloads(drained(home.back("s", 5)))
+
+
 def test_messages_expire_while_the_node_is_down(home: Home) -> None:
     """An expired one does not come; those around it do."""
     home.start()

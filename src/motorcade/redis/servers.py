@@ -165,6 +165,8 @@ class Servers:
             await self._ask_for_topology()
         except StoreError as error:
             log.warning("redis_topology_unknown", error=str(error))
+        except Exception:
+            log.exception("redis_topology_unreadable")  # those who wait for it go on with what is known
 
     async def _ask_for_topology(self) -> None:
         # All at once, and the first answer counts: one that hangs must not keep us from the others.

@@ -726,6 +726,8 @@ class Listener:
                     pause = FIRST_PAUSE
             except StoreError as error:
                 log.debug("redis_listener_lost", error=str(error))
+            except Exception:
+                log.exception("redis_listener_failed", again_in=pause)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
             await self._servers.refresh()

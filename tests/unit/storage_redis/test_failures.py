@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from motorcade.redis.place import RedisOptions
+from motorcade.redis.resp import Address
 from motorcade.storage.ports import Appended, Draft, Durability, MailboxInfo, StoreError, StoreFullError
-from motorcade.storage.redis import RedisStore
+from motorcade.storage.redis import Listener, RedisStore
 from tests.support.redis import RedisCluster, RedisServer, wait_until
 from tests.unit.storage_redis.proxy import Relay
 
@@ -253,3 +254,24 @@ async def test_a_master_without_replica_that_is_killed() -> None:
             await insist(store, names, b"2")
             for name in names:
                 assert [b"1", b"2"] == await bodies(store, name)
+
+
+async def test_a_listener_that_fails_by_a_defect_listens_again(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow, failures = Listener._follow, iter([ValueError("a defect"), KeyError("another")])
+
+    async def fails(listener: Listener, address: Address) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+        await follow(listener, address)
+
+    monkeypatch.setattr(Listener, "_follow", fails)
+    listening = store.coordination.listen("n")
+    heard = asyncio.ensure_future(anext(listening))
+    async with asyncio.timeout(60):
+        while not heard.done():
+            await store.coordination.notify("n", b"wake up")
+            await asyncio.sleep(0.01)
+    assert b"wake up" == heard.result()
+    await listening.aclose()  # type: ignore[attr-defined]
