@@ -205,7 +205,7 @@ class Mailbox:
         self.spared = SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
         self.over = False  #: the store has told that there is too much
         self.trimming = False  #: somebody looks for what has to go
-        self._discarded: set[int] = set()  # dropped here while a read was under way
+        self._discarded: set[int] | None = None  # dropped here while a read was under way
         self._hold = 0  # appends that were begun before this connection and are not answered yet
         self._moved: dict[int, int] = {}  # position -> packet id of moved entries, until their end is stored
         self._unstored = 0  # position of the one whose mark is not stored yet
@@ -281,7 +281,7 @@ class Mailbox:
         self._ahead_octets = self._unread_octets = 0
         self.open = self.reading = self.catching_up = False
         self._hold = 0
-        self._discarded.clear()
+        self._discarded = None
         if self._moved:  # what is left will be read with its mark
             self._moved = {p: n for p, n in self._moved.items() if p in self.acked or p == self._unstored}
         self.spared = SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
@@ -343,12 +343,12 @@ class Mailbox:
                 break
             self.cursor = entry.position
             octets += len(entry.payload)
-            if entry.position not in self.acked and entry.position not in self._discarded:
+            if entry.position not in self.acked and not (self._discarded and entry.position in self._discarded):
                 self._ahead.append((entry.position, entry))
                 if entry.mark >= MOVED_MARK:
                     self._moved[entry.position] = MOVED_FROM + (entry.mark - MOVED_MARK) // 2
                     self._clear_to = min(self._clear_to, entry.position)
-        self._discarded.clear()
+        self._discarded = None
         if self.sent_to == UNKNOWN:
             self._count_old(entries, all_read=len(entries) < limit)
         self._ahead_octets += octets
@@ -393,7 +393,7 @@ class Mailbox:
             self._ahead = deque(one for one in self._ahead if one[0] != position)
             self._ahead_octets = max(0, self._ahead_octets - len(entry.payload))
             if self.reading:
-                self._discarded.add(position)
+                self._discarded = (self._discarded or set()) | {position}
         session = self.session
         if session.shared.hooks.message_dropped is None:
             session.shared.stats.dropped["queue_full"] += 1

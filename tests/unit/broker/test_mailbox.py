@@ -22,7 +22,7 @@ from motorcade.core.message import Message
 from motorcade.extension.hooks import Hooks
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import Publish, Pubrel
-from motorcade.storage.ports import Entry
+from motorcade.storage.ports import SPARE_ALL, Entry
 
 NOW = 1_700_000_000.0
 PUBLISHER = ClientInfo("p")
@@ -385,3 +385,20 @@ def test_every_entry_is_sent_once_per_connection_in_order(steps: list[str], limi
         client.store.settle(client.mailbox)
     assert done == set(range(1, client.store.last + 1))
     assert not client.store.entries and not client.mailbox.acked and client.mailbox.coming == 0
+
+
+def test_nothing_is_read_while_an_append_may_still_push_it_out() -> None:
+    """What was appended in the client's absence drops what waited then; on Redis it may come after CONNACK."""
+    client = Client(SessionOptions(queue=2))
+    client.store.append()
+    client.mailbox.expect(1)
+    assert client.mailbox.spared == 0
+    client.connect()
+    assert client.mailbox.spared == SPARE_ALL
+    assert not client.store.reads and not client.take()
+    client.arrive(0)
+    client.session.pump(NOW)
+    client.store.answer()
+    assert [b"1"] == [packet.payload for packet in client.take() if isinstance(packet, Publish)]
+    client.session.detach()
+    assert client.mailbox.spared == 1
