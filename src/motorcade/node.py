@@ -187,7 +187,10 @@ class Node:
         options = self._loaded.config.store
         keeper = Housekeeping(store, options.sweep_interval, options.sweep_budget)
         self.control.store, self.control.housekeeping = store, keeper
-        self.broker.stored = lambda: keeper.figures.entries if keeper.figures is not None else 0
+        # What waits is what is told: not what plugins keep to be looked up.
+        self.broker.stored = lambda: (
+            max(0, keeper.figures.entries - self.plugins.history()) if keeper.figures is not None else 0
+        )
         self.housekeeping = self.tasks.start(keeper.run, "store.housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:

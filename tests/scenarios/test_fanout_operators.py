@@ -118,9 +118,13 @@ def test_send_from_files_to_the_end(node: NodeProcess, desk: Operator, tmp_path:
     assert "acked" in desk.done("fanout", "status", request)
     assert [vins[449]] == desk.done("fanout", "targets", request, "--state", "acked", "--only-vins").split()
     assert vins[:449] == [t["vin"] for t in desk.asked("fanout", "targets", request, "--state", "accepted")]
-    again = send(desk, node, *words, "--json")
-    figures = json.loads(again.stdout)
-    assert (450, 2, 449) == (figures["accepted"], figures["duplicates"], figures["replaced"])
+    assert vins[:449] == [t["vin"] for t in desk.asked("fanout", "targets", request, "--state", "pending")]
+    again = send(desk, node, *words, "--expires", "1h", "--priority", 3)
+    assert 0 == again.returncode and "3 batches of 3 had been accepted before" in again.stderr, again.stderr
+    assert {"accepted": 449, "acked": 1} == status(desk, request)["states"], "the same command addresses no one twice"
+    once_more = send(desk, node, *words, "--batch-id", "second", "--json")
+    figures = json.loads(once_more.stdout)
+    assert (450, 2, 449, 0) == tuple(figures[key] for key in ("accepted", "duplicates", "replaced", "repeated_batches"))
 
 
 def test_send_a_list_from_another_command(node: NodeProcess, desk: Operator, tmp_path: Path) -> None:

@@ -4,13 +4,17 @@ What is sent is an order (`motorcade.platform.orders`), WINDOW batches of it in 
 
 Rule 1: what the broker has acknowledged is stored; what it has refused is not stored, not in part. What was in flight
         when the connection ended may be either, and is told as that.
-Rule 2: after the first batch that fails no further one is sent: whatever is wrong with it is likely to be wrong with
+Rule 2: each batch has an id that is made from what it says (`Job.batch_id`), so a command that is repeated, after
+        whatever has happened to the first, addresses no vehicle twice.
+Rule 3: after the first batch that fails no further one is sent: whatever is wrong with it is likely to be wrong with
         the next. Those in flight are waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -40,6 +44,7 @@ class Job:
     data: bytes
     options: dict[str, object]  #: expires_in, priority, mode; only those that were given
     size: int = BATCH
+    name: str = ""  #: of this sending, if it was given: part of the ids of its batches
 
     @cached_property
     def order(self) -> Order:
@@ -54,9 +59,18 @@ class Job:
         """The vehicles in batches."""
         return [self.vins[start : start + self.size] for start in range(0, len(self.vins), self.size)]
 
+    def batch_id(self, vins: Sequence[str]) -> str:
+        """The id of a batch: the same for the same request, payload, options, name and vehicles."""
+        parts = [self.request_id, self.data_id, json.dumps(self.options, sort_keys=True), self.name, *sorted(vins)]
+        return f"send-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
+
+    def trigger(self, vins: Sequence[str]) -> bytes:
+        """The message for one batch."""
+        return self.order.trigger(vins, self.batch_id(vins))
+
     def octets(self) -> int:
         """Bytes of all messages that the broker is sent, without their headers."""
-        return len(self.data) + sum(len(self.order.trigger(vins)) for vins in self.batches())
+        return len(self.data) + sum(len(self.trigger(vins)) for vins in self.batches())
 
 
 @dataclass
@@ -68,6 +82,7 @@ class Outcome:
     duplicates: int = 0  #: that the broker has found; none, since each vehicle is named once
     replaced: int = 0
     rejected: int = 0  #: vehicles that have too many messages waiting
+    repeated: int = 0  #: batches that an earlier command has brought: their vehicles are not addressed again
     acknowledged: int = 0  #: batches
     problems: list[str] = field(default_factory=list)  #: one sentence for each batch that failed
     rest: list[str] = field(default_factory=list)  #: VINs that the broker has not accepted, as far as is known
@@ -89,7 +104,7 @@ async def send(client: Client, job: Job, outcome: Outcome, progress: Callable[[i
         if outcome.problems:
             missed.update(vin for later in batches[number - 1 :] for vin in later)
             break
-        work = _send_batch(client, job.order.trigger(vins), number, vins, outcome, progress)
+        work = _send_batch(client, job.trigger(vins), number, vins, outcome, progress)
         task = asyncio.create_task(work, name=f"batch {number}")
         task.add_done_callback(lambda _done: room.release())
         sent.append(task)
@@ -135,6 +150,7 @@ async def _send_batch(
         outcome.duplicates += duplicates
         outcome.replaced += replaced
         outcome.rejected += int(answers.get("rejected", "0"))
+        outcome.repeated += int(answers.get("repeated", "0"))
         outcome.acknowledged += 1
         progress(accepted)
         return True

@@ -29,6 +29,7 @@ _POLL = 0.5  # seconds between two looks at a collection under way
 _PAGE = 5000  # targets per request; each page costs the node a look at the rest of the receipts
 _FINISHED = ("acked", "replaced", "failed", "expired", "cancelled")
 _STATES = ("accepted", "sent", "retried", *_FINISHED)
+_ASKED = ("pending", *_STATES)  # pending: any state that is not final
 _COLUMNS = ("request_id", "status", "targets", "pending", *_FINISHED, "last_at")
 
 
@@ -43,8 +44,8 @@ def _request_id(text: str) -> str:
 
 
 def _state(text: str) -> str:
-    if text not in _STATES:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(_STATES)}")
+    if text not in _ASKED:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(_ASKED)}")
     return text
 
 
@@ -90,6 +91,15 @@ def send(
     rest: Annotated[
         Path | None, typer.Option("--rest", metavar="FILE", help="If something fails: write those not accepted here.")
     ] = None,
+    batch_id: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-id",
+            metavar="TEXT",
+            help="Tells this sending from an earlier one of the same request, vehicles, payload and options,"
+            " which would not be sent again.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, talk to nobody.")] = False,
     host: _mqtt.Host = "127.0.0.1",
     port: _mqtt.Port = None,
@@ -104,7 +114,10 @@ def send(
     insecure: _mqtt.Insecure = False,
     as_json: _control.AsJson = False,
 ) -> None:
-    """Send a file to every vehicle of a list. Exits with 0 after the broker has stored everything."""
+    """Send a file to every vehicle of a list. Exits with 0 after the broker has stored everything.
+
+    The same command once more addresses no vehicle twice, whatever became of the first.
+    """
     from motorcade.cli import _batches
 
     if vins == payload == "-":
@@ -119,6 +132,7 @@ def send(
         data=_payload(payload),
         options={name: value for name, value in given.items() if value is not None},
         size=batch,
+        name=batch_id or "",
     )
     if dry_run:
         _show_plan(job, listed.duplicates, as_json)
@@ -199,6 +213,7 @@ def _show_outcome(outcome: Outcome, job: Job, duplicates: int, as_json: bool) ->
         "duplicates": duplicates + outcome.duplicates,
         "replaced": outcome.replaced,
         "rejected": outcome.rejected,
+        "repeated_batches": outcome.repeated,
         "batches": outcome.acknowledged,
         "failed_batches": len(outcome.problems),
         "not_accepted": len(outcome.rest),
@@ -209,6 +224,12 @@ def _show_outcome(outcome: Outcome, job: Job, duplicates: int, as_json: bool) ->
     elif not outcome.problems:
         also = [f"{figures[name]} {name}" for name in ("duplicates", "replaced") if figures[name]]
         print(f"request {job.request_id!r}: {_count(outcome.accepted, 'vehicle')} accepted", *also, sep=", ")
+        if outcome.repeated:
+            print(
+                f"{_count(outcome.repeated, 'batch', 'batches')} of {outcome.batches} had been accepted before, and"
+                " addressed no vehicle again; --batch-id TEXT sends the same once more",
+                file=sys.stderr,
+            )
         if sys.stdout.isatty():
             print(f"follow it with `motorcade fanout status {job.request_id} --watch`")
 
@@ -316,7 +337,7 @@ def _watching() -> Iterator[Callable[[dict[str, Any]], None]]:
 
 def _status_lines(view: dict[str, Any]) -> list[tuple[str, object]]:
     lines: list[tuple[str, object]] = [("request_id", view["request_id"]), ("status", view["status"])]
-    if view["status"] != "active":
+    if view["status"] not in ("active", "complete"):
         lines.append(("since", _output.when(view["since"])))
     lines += [("first_at", _output.when(view["first_at"])), ("last_at", _output.when(view["last_at"]))]
     lines += [("targets", view["targets"]), ("pending", view["pending"])]
@@ -330,7 +351,7 @@ def _status_lines(view: dict[str, Any]) -> list[tuple[str, object]]:
 def targets(
     request: Request,
     state: Annotated[
-        str | None, typer.Option("--state", parser=_state, metavar="|".join(_STATES), help="Only those in this state.")
+        str | None, typer.Option("--state", parser=_state, metavar="|".join(_ASKED), help="Only those in this state.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
     only_vins: Annotated[bool, typer.Option("--only-vins", help="A list as `fanout send --vins` takes it.")] = False,

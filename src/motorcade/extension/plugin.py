@@ -207,6 +207,10 @@ class Plugin:
         """Figures of the moment, by name; they join the node's statistics. Must be quick."""
         return {}
 
+    def history(self) -> int:
+        """Return how many entries of mailboxes wait for no one, since they are kept to be looked up. Must be quick."""
+        return 0
+
     def metrics(self) -> Iterable[Family]:
         """Families that are neither counts nor figures of the moment: those with labels of their own. Must be quick."""
         return ()
@@ -317,6 +321,10 @@ class Plugins:
     def kinds(self) -> tuple[Kind, ...]:
         """All kinds of sources that plugins have registered."""
         return self._sources.kinds
+
+    def history(self) -> int:
+        """Return how many entries of mailboxes the plugins keep as history."""
+        return sum(loaded.plugin.history() for loaded in self._loaded.values())
 
     def gauges(self) -> dict[str, float]:
         """The figures of all plugins together."""

@@ -23,6 +23,7 @@ import typer
 
 from motorcade.cli import _batches, app
 from motorcade.core.vin import check_digit_of, make_vin
+from motorcade.plugins.fanout.batch import check_batch_id
 from tests.support import wire
 from tests.support.node import NodeProcess
 from tests.unit.cli.conftest import PATIENCE, Run, environment
@@ -98,6 +99,7 @@ def test_options_of_a_batch_are_handed_on(run: Run, node: NodeProcess, at: tuple
         "duplicates": 0,
         "replaced": 0,
         "rejected": 0,
+        "repeated_batches": 0,
         "batches": 1,
         "failed_batches": 0,
         "not_accepted": 0,
@@ -122,6 +124,23 @@ def test_list_and_payload_may_come_by_a_pipe(run: Run, node: NodeProcess, at: tu
     assert 4 == waiting["piped"]["size"]
 
 
+def test_the_id_of_a_batch_is_made_from_what_it_says() -> None:
+    """So the same command has the same ids, and every other one has others."""
+    targets = vins(3)
+    job = _batches.Job(targets, "r", b"x", {"priority": 1})
+    assert job.batch_id(targets) == _batches.Job(targets[::-1], "r", b"x", {"priority": 1}).batch_id(targets[::-1])
+    assert job.batch_id(targets) == json.loads(job.trigger(targets))["batch_id"]
+    others = [
+        _batches.Job(targets, "s", b"x", {"priority": 1}),
+        _batches.Job(targets, "r", b"y", {"priority": 1}),
+        _batches.Job(targets, "r", b"x", {"priority": 2}),
+        _batches.Job(targets, "r", b"x", {"priority": 1}, name="once more"),
+    ]
+    ids = {job.batch_id(targets), job.batch_id(targets[:2]), *(other.batch_id(targets) for other in others)}
+    assert 6 == len(ids)
+    check_batch_id(job.batch_id(targets))
+
+
 def test_a_dry_run_talks_to_nobody(run: Run, tmp_path: Path) -> None:
     """It counts what would be sent, to the byte."""
     targets = vins(201)
@@ -130,7 +149,7 @@ def test_a_dry_run_talks_to_nobody(run: Run, tmp_path: Path) -> None:
     plan = shown(run, *asked)
     digest = hashlib.sha256(b"x" * 1000).hexdigest()
     job = _batches.Job(targets, "dry", b"x" * 1000, {})
-    messages = [job.order.trigger(batch) for batch in job.batches()]
+    messages = [job.trigger(batch) for batch in job.batches()]
     assert [200, 1] == [len(json.loads(message)["ids"]) for message in messages]
     assert {
         "request_id": "dry",

@@ -263,3 +263,16 @@ def test_the_history_of_a_vehicle_is_kept_as_long_as_receipts(world: Machine) ->
     kept, read = world.plugin.config.receipts_retention, world.store.inner.mailboxes.read
     assert 1 == len(world.run(read(done_of(VIN), 0, 10, world.now + kept - 1.0)))
     assert [] == world.run(read(done_of(VIN), 0, 10, world.now + kept + 1.0)), "expired: the next sweep removes it"
+
+
+def test_a_message_refused_after_unsubscribing_comes_with_the_next_subscription(world: Machine) -> None:
+    """The session repeats it though there is no subscription, so it can be refused while no source serves it."""
+    come(world)
+    publish(world)
+    world.unsubscribe(which=0, number=0, turn=True)
+    world.leave(which=0, goodbye=False, turn=True)
+    come_again(world)
+    world.answer(which=0, refuse=True, turn=True)
+    world.pass_time(5.0)
+    world.subscribe(which=0, filter_=0, qos=1, turn=True)
+    assert 1 == len(world.cars[0].flying)

@@ -155,10 +155,13 @@ def _page(request: Request, most: int) -> tuple[int, str]:
     return number(request, "limit", PAGE, 1, most), request.query_params.get("cursor", "")
 
 
-def _state(request: Request) -> State | None:
+def _state(request: Request) -> State | Literal["pending"] | None:
     text = request.query_params.get("state", "")
     if not text:
         return None
+    if text == "pending":  # any that is not final
+        return "pending"
     if text not in list(State):
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"state: there is no {text!r}{nearest(text, map(str, State))}")
+        known = (*map(str, State), "pending")
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"state: there is no {text!r}{nearest(text, known)}")
     return State(text)

@@ -199,6 +199,8 @@ class Clerk:
         if self._desk.hold.get(delivery.vin) is not delivery or delivery.phase is Phase.ENDING:
             return
         seat = self._desk.seats.get(delivery.vin)
+        if seat is None and delivery.phase is Phase.RESTING:
+            self._desk.release(delivery)  # refused by a vehicle that has unsubscribed: it waits for the next one
         if seat is None or (delivery.in_window and not delivery.watched):
             return  # away: its session repeats it, and its time begins again then
         if delivery.phase is Phase.RESTING:

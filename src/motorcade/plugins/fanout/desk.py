@@ -118,6 +118,7 @@ class Desk:
         self.requests: dict[str, RequestRecord] = {}  #: those that are, or were, paused or cancelled
         self.ended: Lately[tuple[str, int]] = Lately(MOST_ENDED)  #: (VIN, position) (rule 2)
         self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was given back, lately
+        self.cancels = 0  #: cancellations, since the start
         self.untold: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start

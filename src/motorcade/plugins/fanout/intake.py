@@ -92,7 +92,7 @@ class Intake:
         self._last: Job | None = None  # whose append has begun
         self._telling: dict[str, dict[Job, None]] = {}  # by request: those whose append has begun, until they are over
         self._under_way = 0
-        self._data: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # by id, lately, and until when it is kept
+        self._data: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # by id, lately, and when it was published
         self._data_octets = 0
         self.data_octets = 0  #: of all data in the store, about
         self._sizes: dict[str, int] = {}  # by id
@@ -194,16 +194,16 @@ class Intake:
             self._log.warning("fanout_data_replaced", data_id=data_id)
         record = DataRecord(digest, hashlib.sha1(data, usedforsecurity=False).hexdigest(), len(data), now)
         await self._store.records.put(DATA, data_id, encode(record), until)
-        self._remember(data_id, data, until)
+        self._remember(data_id, data, now)
 
     def count_data(self, sizes: dict[str, int]) -> None:
         """What is stored, as somebody has found who looked."""
         self._sizes = sizes | {data_id: len(data) for data_id, data in self._coming.items()}
         self.data_octets = sum(self._sizes.values())
 
-    def _remember(self, data_id: str, data: bytes, until: float) -> None:
+    def _remember(self, data_id: str, data: bytes, since: float) -> None:
         self._forget(data_id)
-        self._data[data_id] = data, until
+        self._data[data_id] = data, since
         self._data_octets += len(data)
         while self._data and (len(self._data) > CACHED or self._data_octets > CACHED_OCTETS):
             self._forget(next(iter(self._data)))
@@ -249,23 +249,24 @@ class Intake:
         coming = self._coming.get(data_id)
         if coming is not None:
             return coming
-        data, until = self._data.get(data_id, (b"", 0.0))
-        if now < until:
+        retention = self._desk.config.data_retention
+        data, since = self._data.get(data_id, (b"", 0.0))
+        if now < since + retention:
             return data
         value = await self._store.records.get(DATA, data_id, now)
         found: bytes | None = None
         try:
-            if value is not None:
-                record = decode_data(value)
+            record = decode_data(value) if value is not None else None
+            if record is not None and now < record.time + retention:  # it may have been longer when this was stored
                 found = await self._store.blobs.get(record.digest, now)
-                until = record.time + self._desk.config.data_retention
+                since = record.time
         except RecordError as error:
             raise StoreError(f"data {data_id!r} cannot be read: {error}") from error
         if found is None:
             self._counters["batches_without_data"] += 1
             shown = data_id if len(data_id) <= 64 else f"{data_id[:64]}…"
             raise MissingDataError(f"there is no data {shown!r}; publish it to $SDV-FANOUT/data/{shown} first")
-        self._remember(data_id, found, until)
+        self._remember(data_id, found, since)
         return found
 
     async def _prioritise(self) -> None:

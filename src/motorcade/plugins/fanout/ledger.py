@@ -301,6 +301,12 @@ class Ledger:
         for tally in ended[: max(1, self.max_requests // 100, len(self._tallies) + 1 - self.max_requests)]:
             self._forget(tally)
 
+    def forget_ended(self, before: float) -> None:
+        """Drop requests that ended before a time: their receipts are no longer kept."""
+        if self._ready.is_set():
+            for tally in [tally for tally in self._tallies.values() if tally.last_at < before and not tally.pending]:
+                self._forget(tally)
+
     def _forget(self, tally: Tally) -> None:
         self._open -= len(tally.open)
         self._pending -= tally.accepted - tally.finals.total()

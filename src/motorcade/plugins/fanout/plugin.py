@@ -58,12 +58,14 @@ from motorcade.plugins.fanout.tables import (
     REQUESTS,
     STATE,
     TRIGGER,
+    UNSWEPT,
 )
 from motorcade.storage.ports import Store, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
 FIRST_COLLECTION: Final = 1800.0  #: seconds after the start, at most
 LAST_WRITES: Final = 10.0  #: seconds, when the plugin stops, for receipts that are not stored yet
+COLLECT_AGAIN: Final = 30.0  #: seconds after a collection that the store has cut short
 TRIM_STEP: Final = 1000  #: receipts removed at once
 TRIM_EVERY: Final = 60.0  #: seconds
 
@@ -117,7 +119,7 @@ class FanoutPlugin(Plugin):
             repeats=lambda _, given: self.clerk.repeats(given.tag),
             late=lambda _, given: self.clerk.late(given.tag),
         )
-        self.sweeper = Sweeper(store, self.desk, self.pool, self.clerk, hub.now, context.counters)
+        self.sweeper = Sweeper(store, self.desk, self.pool, self.clerk, self.receipts, hub.now, context.counters)
 
     async def start(self) -> None:
         streams = self.context.service("streams")
@@ -131,7 +133,7 @@ class FanoutPlugin(Plugin):
         self._keep(self.intake.run, "intake")
         for worker in self.pool.workers:
             self._keep(partial(self.pool.run, worker), "dispatcher")
-        self.context.spawn(self._count_batch_ids, "count")
+        self.context.spawn(self._count, "count")
         self._keep(self._collect, "collect")
         self._keep(self._trim, "trim")
         self.context.add_source(self._kind)
@@ -167,11 +169,14 @@ class FanoutPlugin(Plugin):
         self.sweeper.data = sizes
         self.intake.count_data(dict(sizes))
         self.desk.prioritised = await self._store.records.get(STATE, PRIORITISED, now) is not None
+        if await self._store.records.get(STATE, UNSWEPT, now) is not None:
+            self._sweep_now.set()  # the process before had not ended everything that was called off
 
-    async def _count_batch_ids(self) -> None:
-        """There may be so many of them that nobody should wait for it."""
+    async def _count(self) -> None:
+        """Count batch ids and histories: there may be so many of them that nothing should wait for it."""
         try:
             found = await self.sweeper.count_batch_ids()
+            await self.sweeper.count_history()
         except StoreError as error:
             self.context.log.warning("fanout_batch_ids_not_counted", error=str(error))  # the next collection does it
         else:
@@ -199,15 +204,17 @@ class FanoutPlugin(Plugin):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._sweep_now.wait(), pause)
             self._sweep_now.clear()
+            pause = self.config.gc_interval
+            await self.sweeper.idle.wait()  # an operator's has perhaps passed what this one is for
             try:
-                if not self.sweeper.running:
-                    found = await self.sweeper.collect()
-                    self.intake.count_data(dict(self.sweeper.data))
-                    self.intake.repeats.count = self.sweeper.batch_ids
-                    self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
+                found = await self.sweeper.collect()
+                self.intake.count_data(dict(self.sweeper.data))
+                self.intake.repeats.count = self.sweeper.batch_ids
+                self.ledger.forget_ended(self.context.hub.now() - self.config.receipts_retention)
+                self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
             except StoreError as error:
                 self.context.log.warning("fanout_not_collected", error=str(error))
-            pause = self.config.gc_interval
+                pause = min(pause, COLLECT_AGAIN)
 
     async def _trim(self) -> None:
         """Receipts that are old go."""
@@ -280,6 +287,10 @@ class FanoutPlugin(Plugin):
         yield Table("fanout_counted", known, known * DELIVERY_ID_BYTES, 2 * MOST_KNOWN * DELIVERY_ID_BYTES)
         yield Table("fanout_given_back", attempts, attempts * POSITION_BYTES, MOST_GIVEN_BACK * POSITION_BYTES)
         yield Table("fanout_data_cache", intake.cached[0], intake.cached[1], CACHED_OCTETS)
+
+    def history(self) -> int:
+        """Return how many final receipts the histories of vehicles have."""
+        return self.receipts.finished
 
     def gauges(self) -> dict[str, float]:
         """What is going on now."""

@@ -29,7 +29,7 @@ from motorcade.extension.declared import UnknownError
 from motorcade.plugins.fanout.ledger import Ledger, Tally
 from motorcade.plugins.fanout.receipts import prefix_of
 from motorcade.plugins.fanout.tables import RECEIPTS
-from motorcade.plugins.fanout.views import RequestView, TargetView
+from motorcade.plugins.fanout.views import PENDING, RequestView, TargetView, Wanted
 from motorcade.storage.ports import Store
 
 STEP: Final = 1000  #: records read at once
@@ -46,7 +46,7 @@ class Queries:
         self._store = store
         self._ledger = ledger
         self._now = now
-        self._places: OrderedDict[tuple[str, State | None, str], int] = OrderedDict()
+        self._places: OrderedDict[tuple[str, Wanted, str], int] = OrderedDict()
 
     async def requests(self, after: str, limit: int) -> list[RequestView]:
         """Requests in the order of their ids, after one of them."""
@@ -57,14 +57,14 @@ class Queries:
         """One request; `UnknownError`."""
         return _view(await self._tally(request_id))
 
-    async def targets(self, request_id: str, state: State | None, after: str, limit: int) -> list[TargetView]:
-        """Deliveries in a state, each with the receipt that says so; None: in any, each with its last receipt."""
+    async def targets(self, request_id: str, state: Wanted, after: str, limit: int) -> list[TargetView]:
+        """Deliveries in a state, each with the receipt that says so; pending or None: each with its last receipt."""
         tally = await self._tally(request_id)
         if limit <= 0:
             return []
-        if state in (State.SENT, State.RETRIED):
+        if isinstance(state, State) and state in (State.SENT, State.RETRIED):
             found = await self._open(tally, state, after, limit)
-        elif state in FINAL:
+        elif isinstance(state, State) and state in FINAL:
             found = await self._ended(tally, state, after, limit)
         else:
             found = await self._accepted(tally, state, after, limit)
@@ -114,7 +114,7 @@ class Queries:
         self._remember(tally, state, found)
         return list(found.values())
 
-    async def _accepted(self, tally: Tally, state: State | None, after: str, limit: int) -> list[_Found]:
+    async def _accepted(self, tally: Tally, state: Wanted, after: str, limit: int) -> list[_Found]:
         place = await self._place(tally, state, after)
         answer: dict[str, _Found] = {}
         more = True
@@ -126,7 +126,7 @@ class Queries:
         return list(answer.values())
 
     async def _follow(
-        self, tally: Tally, state: State | None, place: int, window: int
+        self, tally: Tally, state: Wanted, place: int, window: int
     ) -> tuple[dict[str, _Found], int, bool]:
         """Of so many deliveries accepted behind a place: those in a state now; the last one's place; are there more."""
         found: dict[str, _Found] = {}
@@ -140,7 +140,7 @@ class Queries:
                     found[name] = offset, receipt
                     count, place = count + 1, offset
             elif name in found:
-                if state is not None:
+                if state is not None and (state != PENDING or receipt.state in FINAL):
                     del found[name]
                 elif found[name][1].state not in FINAL:  # the last word, even if another one is stored after it
                     found[name] = found[name][0], receipt
@@ -148,7 +148,7 @@ class Queries:
 
     # -- places
 
-    async def _place(self, tally: Tally, state: State | None, after: str) -> int:
+    async def _place(self, tally: Tally, state: Wanted, after: str) -> int:
         """The offset behind which to go on."""
         if not after:
             return tally.begin
@@ -161,7 +161,7 @@ class Queries:
                 return offset
         raise UnknownError(f"request {tally.request_id!r} has no delivery {after[:64]!r} in that state to go on after")
 
-    def _remember(self, tally: Tally, state: State | None, found: dict[str, _Found]) -> None:
+    def _remember(self, tally: Tally, state: Wanted, found: dict[str, _Found]) -> None:
         if found:
             name = next(reversed(found))
             self._places[tally.request_id, state, name] = found[name][0]

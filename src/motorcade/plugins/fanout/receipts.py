@@ -31,7 +31,7 @@ from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.doubt import Doubt
 from motorcade.plugins.fanout.ledger import Ledger
 from motorcade.plugins.fanout.options import FanoutConfig
-from motorcade.plugins.fanout.tables import INGRESS, RECEIPTS
+from motorcade.plugins.fanout.tables import DONE, INGRESS, RECEIPTS
 from motorcade.storage.ports import Batch, Draft, Formed, Store, StoreError
 
 MOST_UNPUBLISHED: Final = 10_000  #: receipts that wait to be published to live subscribers; more are left out, counted
@@ -97,6 +97,7 @@ class Receipts:
         self._ledger = ledger
         self._doubt = Doubt(self._store.streams, _GUID)
         self._failing = False
+        self.finished = 0  #: final receipts in the histories of vehicles, about; the sweeper counts them
         self._unpublished: deque[Message] = deque()
         self._publishing = False
 
@@ -134,13 +135,14 @@ class Receipts:
             self.stage(batch, block.values, now)
         fill(batch)
         try:
-            await batch.commit()
+            appended = await batch.commit()
         except StoreError as error:
             self._counters["receipts_not_stored"] += 1
             if not self._failing:  # once until it goes well again
                 self._failing = True
                 self._context.log.error("receipts_not_stored", error=str(error))  # noqa: TRY400 - it tells all
             return error
+        self.finished += sum(1 - len(answer.dropped) for answer in appended if answer.owner.startswith(DONE))
         return None
 
     async def _left(self, blocks: Sequence[Block], after: int) -> tuple[list[Block], bool]:

@@ -95,6 +95,10 @@ class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=Fals
     targets: int = 0  #: vehicles accepted, over all its batches
     cancelled_at: float = 0.0  #: entries accepted before are withdrawn, even if the request is in use again since
 
+    def over(self, before: float) -> bool:
+        """Whether it concerns nothing that was accepted after a time."""
+        return self.state != "paused" and max(self.since, self.cancelled_at) <= before
+
     def withdrawn(self, entry: EntryRecord) -> bool:
         """Whether an entry of this request was called off."""
         return entry.accepted_at < self.cancelled_at

@@ -65,6 +65,8 @@ class Repeats:
         if twin is not None:
             await twin.over.wait()
         known = await find(self._records, name, job.now)  # when it came: it may have waited for long
+        if known is not None and known.time + self._desk.config.data_retention <= job.now:
+            known = None  # the option was lowered
         most = self._desk.config.max_batch_ids
         result = job.result
         if known is None:

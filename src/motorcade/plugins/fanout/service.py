@@ -13,9 +13,9 @@ from msgspec import UNSET
 from motorcade.core import receipt as receipts_
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
-from motorcade.core.receipt import ReceiptError, State
+from motorcade.core.receipt import ReceiptError
 from motorcade.core.vin import check_vin
-from motorcade.extension.declared import ConflictError
+from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.extension.plugin import Hub
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout import views
@@ -25,7 +25,7 @@ from motorcade.plugins.fanout.intake import Intake
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.record import EntryRecord, RecordError, RequestRecord, Status, decode_entry, encode
 from motorcade.plugins.fanout.sweeper import Sweeper
-from motorcade.plugins.fanout.tables import REQUESTS, attempts_of, done_of, owner_of
+from motorcade.plugins.fanout.tables import REQUESTS, STATE, UNSWEPT, attempts_of, done_of, owner_of
 from motorcade.plugins.fanout.views import (
     AcceptedView,
     DeliveryView,
@@ -33,6 +33,7 @@ from motorcade.plugins.fanout.views import (
     RequestView,
     TargetView,
     VehicleView,
+    Wanted,
     WhyView,
 )
 from motorcade.storage.ports import Entry, Store, StoreError, StoreFullError
@@ -53,6 +54,20 @@ class Parts:
     now: Callable[[], float]
     trigger: Callable[[str, str], None]
     sweep_soon: Callable[[], None]
+
+
+def _decided(request_id: str, record: RequestRecord) -> RequestView:
+    """A request of which only what operators have decided is known."""
+    return RequestView(
+        request_id=request_id,
+        status=record.state,
+        since=record.since,
+        first_at=record.first_at,
+        last_at=record.last_at,
+        targets=record.targets,
+        pending=0,
+        states={},
+    )
 
 
 class FanoutService:
@@ -99,18 +114,34 @@ class FanoutService:
 
     async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
         """Requests in the order of their ids."""
-        return [self._shown(view) for view in await self._parts.queries.requests(after, limit)]
+        found = [self._shown(view) for view in await self._parts.queries.requests(after, limit)]
+        known = {view.request_id for view in found}
+        last = found[-1].request_id if len(found) == limit else ""
+        found += [
+            _decided(name, record)
+            for name, record in self._desk.requests.items()
+            if record.state == "paused" and name > after and (not last or name < last) and name not in known
+        ]
+        return sorted(found, key=lambda view: view.request_id)[:limit]
 
     async def status(self, request_id: str) -> RequestView:
         """One request."""
-        return self._shown(await self._parts.queries.status(request_id))
+        try:
+            return self._shown(await self._parts.queries.status(request_id))
+        except UnknownError:
+            record = self._desk.requests.get(request_id)
+            if record is None:
+                raise
+            return _decided(request_id, record)  # its counts are forgotten (`max_requests`), what was decided is not
 
     def _shown(self, view: RequestView) -> RequestView:
         """With what operators have decided."""
         record = self._desk.requests.get(view.request_id, ACTIVE)
+        if record.state == "active" and not view.pending:
+            return msgspec.structs.replace(view, status="complete", since=view.last_at)
         return msgspec.structs.replace(view, status=record.state, since=record.since or view.first_at)
 
-    async def targets(self, request_id: str, state: State | None, after: str, limit: int) -> Sequence[TargetView]:
+    async def targets(self, request_id: str, state: Wanted, after: str, limit: int) -> Sequence[TargetView]:
         """Deliveries, each with its last receipt."""
         return await self._parts.queries.targets(request_id, state, after, limit)
 
@@ -137,7 +168,7 @@ class FanoutService:
         return await self.status(request_id)
 
     async def _decide(self, request_id: str, state: Status, cancelled_at: float = 0.0) -> None:
-        view = await self._parts.queries.status(request_id)  # `UnknownError`
+        view = await self.status(request_id)  # `UnknownError`
         now = self._parts.now()
         before = self._desk.requests.get(request_id, ACTIVE)
         record = RequestRecord(
@@ -145,7 +176,12 @@ class FanoutService:
         )
         # Nothing that is pending now lives longer; but what is paused stays so, whatever is issued under its id.
         until = 0.0 if state == "paused" else now + self._desk.config.data_retention
-        await self._parts.store.records.put(REQUESTS, request_id, encode(record), until)
+        batch = self._parts.store.batch()
+        if state == "cancelled":
+            batch.put(STATE, UNSWEPT, b"1")  # first: where batches are not atomic it must not be missing
+        batch.put(REQUESTS, request_id, encode(record), until)
+        self._desk.cancels += state == "cancelled"
+        await batch.commit()
         self._desk.requests[request_id] = record
 
     async def gc(self) -> GcView:

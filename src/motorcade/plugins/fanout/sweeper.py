@@ -19,8 +19,9 @@ from typing import Final
 from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import ENDS, Desk, Verdict
 from motorcade.plugins.fanout.dispatcher import Pool
-from motorcade.plugins.fanout.record import RecordError, decode_data, decode_entry
-from motorcade.plugins.fanout.tables import BATCHES, DATA, PRIORITISED, STATE, owner_of, vin_of
+from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.record import RecordError, decode_batch, decode_data, decode_entry
+from motorcade.plugins.fanout.tables import BATCHES, DATA, DONE, PRIORITISED, STATE, UNSWEPT, owner_of, vin_of
 from motorcade.plugins.fanout.views import GcView
 from motorcade.storage.ports import Store
 
@@ -31,33 +32,54 @@ class Sweeper:
     """One collection at a time."""
 
     def __init__(
-        self, store: Store, desk: Desk, pool: Pool, clerk: Clerk, now: Callable[[], float], counters: Counter[str]
+        self,
+        store: Store,
+        desk: Desk,
+        pool: Pool,
+        clerk: Clerk,
+        receipts: Receipts,
+        now: Callable[[], float],
+        counters: Counter[str],
     ) -> None:
-        self.running = False
+        self.idle = asyncio.Event()  #: no collection is under way
+        self.idle.set()
         self.data: dict[str, int] = {}  #: bytes by id, as of the last collection
         self.batch_ids = 0  #: that are remembered; likewise
         self._store = store
         self._desk = desk
         self._pool = pool
         self._clerk = clerk
+        self._receipts = receipts
         self._now = now
         self._counters = counters
         self._looked = 0
         self._priorities = 0  # entries with one, in this collection
 
+    @property
+    def running(self) -> bool:
+        return not self.idle.is_set()
+
     async def collect(self) -> GcView:
         """Look at everything that waits, once."""
-        self.running = True
+        self.idle.clear()
         began = perf_counter()
         vehicles = 0
         ended: Counter[Verdict] = Counter()
         batches, self._priorities = self._desk.priorities, 0
+        cancels, finished, history = self._desk.cancels, self._receipts.finished, 0
         try:
             async for owner in self._store.mailboxes.owners():
                 vin = vin_of(owner)
                 if vin is not None:
                     vehicles += 1
                     await self._look_at(vin, ended)
+                elif owner.startswith(DONE):
+                    history += await self._history(owner)
+            self._receipts.finished += history - finished
+            await self._clerk.settle()
+            if cancels == self._desk.cancels:
+                await self._store.records.delete(STATE, UNSWEPT)  # what was called off has its receipts
+            self._forget_requests()
             before = self.data
             self.data = await self._count_data()
             self.batch_ids = await self.count_batch_ids()
@@ -65,7 +87,7 @@ class Sweeper:
                 self._desk.prioritised = False
                 await self._store.records.delete(STATE, PRIORITISED)
         finally:
-            self.running = False
+            self.idle.set()
         self._counters["collections"] += 1
         return GcView(
             vehicles=vehicles,
@@ -75,6 +97,25 @@ class Sweeper:
             octets=sum(size for name, size in before.items() if name not in self.data),
             seconds=perf_counter() - began,
         )
+
+    async def count_history(self) -> None:
+        """Find out how many final receipts the histories of vehicles have."""
+        finished, history = self._receipts.finished, 0
+        async for owner in self._store.mailboxes.owners():
+            if owner.startswith(DONE):
+                history += await self._history(owner)
+        self._receipts.finished += history - finished
+
+    async def _history(self, owner: str) -> int:
+        await self._breathe(1)
+        return (await self._store.mailboxes.info(owner)).entries
+
+    def _forget_requests(self) -> None:
+        """Decisions that concern nothing any more; their records have expired in the store."""
+        before = self._now() - self._desk.config.data_retention
+        requests = self._desk.requests
+        for request_id in [name for name, record in requests.items() if record.over(before)]:
+            del requests[request_id]
 
     async def _look_at(self, vin: str, ended: Counter[Verdict]) -> None:
         after = 0
@@ -102,21 +143,40 @@ class Sweeper:
                 return
 
     async def _count_data(self) -> dict[str, int]:
-        """How much data there is, by id."""
+        """How much data there is, by id; what is older than the retention of now is removed."""
         sizes: dict[str, int] = {}
+        old: list[str] = []
+        before = self._now() - self._desk.config.data_retention
         async for data_id, value in self._store.records.scan(DATA, self._now()):
             with contextlib.suppress(RecordError):
-                sizes[data_id] = decode_data(value).size
+                record = decode_data(value)
+                if record.time <= before:
+                    old.append(data_id)
+                else:
+                    sizes[data_id] = record.size
             await self._breathe(1)
+        await self._remove(DATA, old)
         return sizes
 
-    async def count_batch_ids(self) -> int:
-        """How many batches with an id are remembered."""
-        count = 0
-        async for _ in self._store.records.scan(BATCHES, self._now()):
-            count += 1
+    async def _remove(self, collection: str, keys: list[str]) -> None:
+        """The option was lowered: records that the store would keep for longer."""
+        for key in keys:
+            await self._store.records.delete(collection, key)
             await self._breathe(1)
-        return count
+
+    async def count_batch_ids(self) -> int:
+        """How many batches with an id are remembered; what is older than the retention of now is removed."""
+        count = 0
+        old: list[str] = []
+        before = self._now() - self._desk.config.data_retention
+        async for name, value in self._store.records.scan(BATCHES, self._now()):
+            count += 1
+            with contextlib.suppress(RecordError):
+                if decode_batch(value).time <= before:
+                    old.append(name)
+            await self._breathe(1)
+        await self._remove(BATCHES, old)
+        return count - len(old)
 
     async def _breathe(self, looked: int) -> None:
         """After a budget's worth of work let what was ended be stored, and everybody else have their turn."""

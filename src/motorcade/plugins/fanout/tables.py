@@ -13,6 +13,7 @@
     records   fanout-intent / {guid}      `record.IntentRecord`; a batch that is stored, its receipts perhaps not yet
     records   fanout-batch / {name}       `record.BatchRecord`; a batch with an id that was stored; {request}/{batch id}
     records   fanout-state / prioritised  there is, or was lately, a pending message with a priority
+    records   fanout-state / unswept      a request was cancelled, and a collection has to end what waits of it
     records   fanout-ledger / …           counts per request, see `ledger.py`
     stream    receipts                    one record (`core.record`) per receipt
 
@@ -38,6 +39,7 @@ INTENTS: Final = "fanout-intent"
 BATCHES: Final = "fanout-batch"
 STATE: Final = "fanout-state"
 PRIORITISED: Final = "prioritised"
+UNSWEPT: Final = "unswept"
 
 RECEIPTS: Final = "receipts"
 

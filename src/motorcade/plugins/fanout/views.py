@@ -24,6 +24,10 @@ from msgspec import UNSET, UnsetType
 from motorcade.core.receipt import Receipt, State
 from motorcade.plugins.fanout.record import Status
 
+PENDING: Final = "pending"  #: any state that is not final
+
+Wanted = State | Literal["pending"] | None  #: which deliveries are asked for; None: all
+
 MOST_WAITING: Final = 100  #: messages shown that wait for one vehicle; `pending` counts all
 
 
@@ -59,7 +63,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     """One request, over all its batches."""
 
     request_id: str
-    status: Status  #: active, paused or cancelled
+    status: Status | Literal["complete"]  #: active, paused or cancelled; complete: active, and nothing is pending
     since: float  #: when the status became that
     first_at: float  #: first batch accepted
     last_at: float  #: last receipt written
@@ -173,7 +177,7 @@ class Fanout(Protocol):
     async def status(self, request_id: str) -> RequestView:
         """One request; `UnknownError`."""
 
-    async def targets(self, request_id: str, state: State | None, after: str, limit: int) -> Sequence[TargetView]:
+    async def targets(self, request_id: str, state: Wanted, after: str, limit: int) -> Sequence[TargetView]:
         """Deliveries, each with its last receipt, after a delivery id; fewer than `limit`: there are no more."""
 
     async def cancel(self, request_id: str) -> RequestView:

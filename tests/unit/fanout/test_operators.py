@@ -1,0 +1,167 @@
+"""What operators decide and see, over kills, collections and changed options, in the world of the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from motorcade.core.receipt import State
+from motorcade.mqtt.packets import Publish
+from motorcade.plugins.fanout.tables import BATCHES, DATA, STATE, TRIGGER, UNSWEPT
+from tests.unit.fanout.test_model import OPTIONS, RETENTION, VINS, Machine
+
+
+@pytest.fixture
+def world() -> Iterator[Machine]:
+    """A node, three vehicles that are away, a platform. What the model demands in the end is demanded here, too."""
+    machine = Machine()
+    machine.start(atomic=True)
+    yield machine
+    machine.teardown()
+
+
+@pytest.fixture
+def unjudged() -> Iterator[Machine]:
+    """The same, but for counts that are forgotten, and decisions that the model does not hear of."""
+    machine = Machine()
+    machine.start(atomic=True)
+    yield machine
+    machine.loop.die()
+    machine.stack.close()
+
+
+def publish(world: Machine, request: str = "r0", which: tuple[int, ...] = (0,)) -> None:
+    world.publish(which=list(which), request=request, two=False, mode=None, priority=0, expires=None, turn=True)
+
+
+def come(world: Machine, which: int = 0) -> None:
+    world.connect(which=which, clean=False, version=5, lasting=True, limit=None, subscribes=True, turn=True)
+
+
+def states(world: Machine, request: str = "r0") -> dict[State, int]:
+    found: dict[State, int] = world.run(world.service.status(request)).states
+    return found
+
+
+def test_a_cancellation_goes_on_after_a_kill(world: Machine) -> None:
+    """Its collection is taken up by the next start, not half an hour later."""
+    publish(world, which=(0, 1, 2))
+    world.store.held_reads = True  # the collection finds nothing out
+    world.cancel(request="r0", turn=True)
+    assert {State.ACCEPTED: 3} == states(world)
+    world.kill(written=0)
+    assert {State.CANCELLED: 3} == states(world)
+    assert world.run(world.store.inner.records.get(STATE, UNSWEPT, world.now)) is None, "nothing is left to do"
+
+
+def test_a_cancellation_during_a_collection_has_one_of_its_own(world: Machine) -> None:
+    publish(world, which=(0, 1, 2))
+    world.store.held_reads = True
+    world.collect(turn=True)
+    world.cancel(request="r0", turn=True)
+    world.work_again()
+    world.go_on()
+    assert {State.CANCELLED: 3} == states(world)
+
+
+def test_a_request_with_nothing_pending_is_complete(world: Machine) -> None:
+    come(world)
+    publish(world, which=(0, 1))
+    view = world.run(world.service.status("r0"))
+    assert ("active", 2) == (view.status, view.pending)
+    world.answer(which=0, refuse=False, turn=True)
+    come(world, 1)
+    world.answer(which=1, refuse=False, turn=True)
+    view = world.run(world.service.status("r0"))
+    assert ("complete", 0, view.last_at) == (view.status, view.pending, view.since)
+    assert ["complete"] == [found.status for found in world.run(world.service.requests("", 10))]
+    publish(world)
+    assert "active" == world.run(world.service.status("r0")).status
+
+
+def test_targets_that_are_pending(world: Machine) -> None:
+    """Accepted, sent or retried: each with its last receipt, page by page."""
+    come(world)
+    come(world, 1)
+    publish(world, which=(0, 1, 2))
+    world.answer(which=0, refuse=False, turn=True)
+    found = world.run(world.service.targets("r0", "pending", "", 10))
+    assert [(VINS[1], State.SENT), (VINS[2], State.ACCEPTED)] == [(target.vin, target.state) for target in found]
+    (first,) = world.run(world.service.targets("r0", "pending", "", 1))
+    (second,) = world.run(world.service.targets("r0", "pending", first.delivery_id, 1))
+    assert [VINS[1], VINS[2]] == [first.vin, second.vin]
+
+
+def test_a_lowered_retention_holds_for_what_is_stored(unjudged: Machine) -> None:
+    """Data and batch ids that were stored when it was longer."""
+    world = unjudged
+    world.publish(which=[0], request="r0", two=True, mode=None, priority=0, expires=None, turn=True, named=True)
+    world.publish(which=[1], request="r1", two=True, mode=None, priority=0, expires=None, turn=True)
+    world.pass_time(20.0)
+    world.run(world.plugins.reload("fanout", OPTIONS | {"data_retention": 10.0}))
+    world.go_on()
+    fields = {"ids": [VINS[2]], "request_id": "r2", "data_id": "d1"}
+    world.batches[901] = "r2", TRIGGER, b"", ()
+    world.say(world.publisher, Publish(TRIGGER, json.dumps(fields).encode(), 1, packet_id=901))
+    world.go_on()
+    assert not world.batches and 1 == world.loaded.context.counters["batches_without_data"]
+    for collection in (DATA, BATCHES):
+        assert not world.store.inner.records.collections.get(collection), collection
+    assert {State.EXPIRED: 1} == states(world)
+
+
+def test_a_paused_request_whose_counts_are_forgotten_can_be_resumed(unjudged: Machine) -> None:
+    """It is listed, resumed and cancelled like any other, though `max_requests` has pushed its counts out."""
+    world = unjudged
+    come(world)
+    for name in ("r0", "r1"):
+        publish(world, name)
+        world.answer(which=0, refuse=False, turn=True)
+        world.pause(request=name, turn=True)
+    world.run(world.plugins.reload("fanout", OPTIONS | {"max_requests": 1}))
+    publish(world, "r2")
+    world.answer(which=0, refuse=False, turn=True)
+    listed = [(view.request_id, view.status) for view in world.run(world.service.requests("", 10))]
+    assert [("r0", "paused"), ("r1", "paused"), ("r2", "complete")] == listed
+    assert ["r0"] == [view.request_id for view in world.run(world.service.requests("", 1))]
+    assert ["r1"] == [view.request_id for view in world.run(world.service.requests("r0", 1))]
+    assert "cancelled" == world.run(world.service.cancel("r1")).status
+    assert "active" == world.run(world.service.resume("r0")).status
+    world.paused.clear()
+    publish(world)
+    assert world.cars[0].flying, "nothing holds it"
+
+
+def test_tables_of_requests_shrink(unjudged: Machine) -> None:
+    """What was decided goes with the retention of messages, counts go with that of receipts."""
+    world = unjudged
+    for number in range(20):
+        publish(world, f"q{number}")
+        world.run(world.service.cancel(f"q{number}"))
+    world.go_on()
+    desk, ledger = world.plugin.desk, world.plugin.ledger
+    assert 20 == len(desk.requests) == len(ledger)
+    world.pass_time(1.1 * RETENTION)
+    world.collect(turn=True)
+    assert not desk.requests and 20 == len(ledger)
+    world.run(world.plugins.reload("fanout", OPTIONS | {"receipts_retention": RETENTION}))
+    world.go_on()
+    assert not len(ledger)
+
+
+def test_histories_do_not_wait(world: Machine) -> None:
+    """What is told to wait is what waits: histories are counted, also by the next process, up to their bound."""
+    world.run(world.plugins.reload("fanout", OPTIONS | {"history": 3}))
+    come(world)
+    for _ in range(5):
+        publish(world)
+        world.answer(which=0, refuse=False, turn=True)
+    publish(world, which=(1, 2))
+    waiting = world.run(world.store.inner.figures()).entries - world.plugins.history()
+    assert (3, 2) == (world.plugins.history(), waiting)
+    world.kill(written=0)
+    assert 3 == world.plugins.history()
+    world.collect(turn=True)
+    assert 3 == world.plugins.history()
