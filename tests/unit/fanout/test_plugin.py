@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import State
 from motorcade.mqtt.packets import Puback
 from motorcade.plugins.fanout.clerk import Clerk
@@ -275,4 +276,19 @@ def test_a_message_refused_after_unsubscribing_comes_with_the_next_subscription(
     world.answer(which=0, refuse=True, turn=True)
     world.pass_time(5.0)
     world.subscribe(which=0, filter_=0, qos=1, turn=True)
+    assert 1 == len(world.cars[0].flying)
+
+
+def test_what_is_taken_from_the_window_by_the_broker_waits_again(world: Machine) -> None:
+    """As when the right to read it was revoked: its packet is gone, the message is not."""
+    come(world)
+    publish(world)
+    session = world.node.plane.registry.sessions[VIN]
+    ((number, _),) = session.inflight.items()
+    del session.inflight[number]
+    assert session.carrier is not None
+    session.carrier.acknowledged(number, ReasonCode.NOT_AUTHORIZED, "not_authorized")
+    session.go_on()
+    world.cars[0].flying.clear()
+    world.go_on()
     assert 1 == len(world.cars[0].flying)

@@ -136,7 +136,9 @@ class FanoutSource(Source):
         elif ack.dropped == "expired":
             self._clerk.end(delivery, *ENDS[Verdict.EXPIRED])
         elif ack.dropped:
-            self._clerk.triggered(self.vin, CHECK)  # withdrawn: `sending` has taken care of it
+            if ack.dropped != "withdrawn":  # `sending` has taken care of that
+                self._desk.release(delivery)  # the vehicle may not read it any more: it waits until it may
+            self._clerk.triggered(self.vin, CHECK)
         elif ack.refused:
             self._clerk.refused(delivery, f"refused_0x{ack.reason:02x}")
         else:
