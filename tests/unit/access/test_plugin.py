@@ -227,6 +227,32 @@ async def test_no_match(start: Start, tmp_path: Path, no_match: str, text: str, 
     assert expected == node.authorize(ClientInfo("c1", None, "127.0.0.1"), "publish", "t")
 
 
+async def test_commands_to_the_fleet_need_a_rule_as_soon_as_clients_log_in(
+    start: Start, file: Path, tmp_path: Path
+) -> None:
+    """So do rewinds of others' queues. Whatever holds where no rule applies, a rule must allow them."""
+    client = ClientInfo("c1", "alice", "127.0.0.1")
+    guarded = ("$SDV-FANOUT", "$SDV-FANOUT/trigger", "$SDV-FANOUT/data/x", "$ECQ/rewind/c2")
+    free = ("$ECQ/rewind/c1", "$SCQ/rewind/q", "$SDV-FANOUTS", "a", "$SYS/x")
+
+    def answers(node: Any, action: str = "publish", who: ClientInfo = client) -> tuple[set[bool], set[bool]]:
+        told = [{node.authorize(who, action, topic) for topic in topics} for topics in (guarded, free)]
+        return told[0], told[1]
+
+    rules = tmp_path / "acl.conf"
+    node = await start(authentication=[passwords(file)])
+    assert ({False}, {True}) == answers(node), "no rules at all"
+    assert ({True}, {True}) == answers(node, "subscribe")
+    assert ({True}, {True}) == answers(node, who=ClientInfo("c1", "alice", "127.0.0.1", superuser=True))
+    rules.write_text('{allow, {user, "x"}, all, all}.')
+    node = await start(authentication=[passwords(file)], acl_file=str(rules), no_match="allow")
+    assert ({False}, {True}) == answers(node), "no rule applies"
+    rules.write_text('{allow, {user, "alice"}, publish, ["$SDV-FANOUT/#", "$ECQ/rewind/c2"]}.')
+    node = await start(authentication=[passwords(file)], acl_file=str(rules), no_match="allow")
+    assert ({True}, {True}) == answers(node)
+    assert ({True}, {True}) == answers(await start()), "nobody logs in: clients of this machine may do everything"
+
+
 # --- files that are wrong ---
 
 

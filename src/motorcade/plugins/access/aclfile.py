@@ -36,6 +36,7 @@ from motorcade.plugins.access.rules import (
     UserLike,
     Who,
     first_match,
+    needs_rule,
     network,
     pattern,
     topic_pattern,
@@ -66,7 +67,7 @@ class RuleFile:
         rule = first_match(self.rules, client, action, asked)
         if rule is not None:
             return rule.allow, rule
-        return no_match and bool(self.rules), None
+        return no_match and bool(self.rules) and not needs_rule(client, action, asked), None
 
     def warnings(self) -> list[str]:
         """What is allowed but hardly meant."""

@@ -32,7 +32,7 @@ from motorcade.plugins.access.backends import ACL_ATTRIBUTE, Accepted, Backend
 from motorcade.plugins.access.config import AccessConfig, Jwt
 from motorcade.plugins.access.memory import Failures, Known, network_of
 from motorcade.plugins.access.metrics import COUNTS, FAILURE_BYTES, KNOWN_BYTES
-from motorcade.plugins.access.rules import Action, Rule, first_match
+from motorcade.plugins.access.rules import Action, Rule, first_match, needs_rule
 
 HOOK_TIMEOUT = 60.0  #: seconds; behind `timeout` of the configuration and the delay after failures
 MAX_DELAY = 2.0  #: seconds that the answer to a failed log-in is held back at most
@@ -254,7 +254,8 @@ class AccessPlugin(Plugin):
             return Stop(True)
         claim = client.attributes.get(ACL_ATTRIBUTE)
         file = self._in_force.rules
-        if claim is None and file is None:
+        needed = needs_rule(client, Action(action), asked)
+        if claim is None and file is None and not (needed and self._in_force.chain):
             return Continue(True) if so_far is None else None
         rule = first_match(self._claimed(claim), client, Action(action), asked) if claim is not None else None
         if rule is None and file is not None:
@@ -262,7 +263,7 @@ class AccessPlugin(Plugin):
         if rule is None and so_far is not None:
             return None
         empty = file is not None and not file.rules
-        allowed = rule.allow if rule is not None else self.config.no_match == "allow" and not empty
+        allowed = rule.allow if rule is not None else self.config.no_match == "allow" and not empty and not needed
         if not allowed:
             self.context.counters[f"{action}_denied"] += 1
             self.context.log.debug(  # no louder: a client must not fill the log at the rate at which it can publish

@@ -39,6 +39,19 @@ class Action(StrEnum):
 
 BOTH = frozenset(Action)
 
+#: Topics of which a message acts on other clients: commands to the fleet, and where others are in their queues.
+_FANOUT = "$SDV-FANOUT"
+_REWIND = "$ECQ/rewind/"
+
+
+def needs_rule(client: ClientInfo, action: Action, asked: str) -> bool:
+    """Whether a client that had to log in may do this only by a rule that allows it, whatever holds without one."""
+    if action is not Action.PUBLISH or not asked.startswith("$"):
+        return False
+    if asked == _FANOUT or asked.startswith(f"{_FANOUT}/"):
+        return True
+    return asked.startswith(_REWIND) and asked != f"{_REWIND}{client.client_id}"
+
 
 class RuleError(ValueError):
     """A part of a rule makes no sense; whoever reads the file adds name and line."""
