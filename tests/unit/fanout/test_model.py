@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -274,6 +275,7 @@ class Machine(PluginWorld[Car]):
         self.cancelled: dict[str, float] = {}  #: request: when it was called off last
         self.paused: set[str] = set()
         self.ever_paused: set[str] = set()
+        self.decided: list[Callable[[], None]] = []  #: what operators have decided since everybody has read
         self.unconfirmed: set[str] = set()  #: vehicles that have ever subscribed with QoS 0
         self.acknowledged: set[str] = set()  #: deliveries that were acknowledged, and not before a kill
 
@@ -335,6 +337,12 @@ class Machine(PluginWorld[Car]):
         stream = self.store.inner.streams.streams.get(RECEIPTS)
         records = [] if stream is None else stream.records
         return [receipts.decode(decode_record(record.value).payload) for record in records]
+
+    def check(self) -> None:
+        """What was decided holds for everything that is sent from now on."""
+        decided, self.decided = self.decided, []
+        for hold in decided:
+            hold()
 
     def is_over(self, entry: Stored) -> bool:
         return any(told.delivery_id == entry.name and told.state in FINAL for told in self.receipts())
@@ -574,8 +582,8 @@ class Machine(PluginWorld[Car]):
 
         async def work() -> None:
             await self.service.cancel(request)
-            self.cancelled[request] = at
             self.paused.discard(request)
+            self.decided.append(partial(self.cancelled.__setitem__, request, at))
 
         self.chore(work())
         self.go_on(turn)
@@ -587,7 +595,7 @@ class Machine(PluginWorld[Car]):
 
         async def work() -> None:
             await self.service.pause(request)
-            self.paused.add(request)
+            self.decided.append(partial(self.paused.add, request))
 
         self.chore(work())
         self.go_on(turn)
@@ -596,7 +604,12 @@ class Machine(PluginWorld[Car]):
     def resume(self, request: str, turn: bool) -> None:
         self.go_on()
         self.paused.discard(request)
-        self.chore(self.service.resume(request))
+
+        async def work() -> None:
+            await self.service.resume(request)
+            self.decided.append(partial(self.paused.discard, request))
+
+        self.chore(work())
         self.go_on(turn)
 
     @rule(turn=turns)
@@ -652,7 +665,11 @@ class Machine(PluginWorld[Car]):
             car.flying.clear()  # who takes them again is told so by a new packet
             car.before.clear()
         self.acknowledged.clear()
+        self.decided.clear()
         self.start_again()
+        for request, record in self.plugin.desk.requests.items():  # what was being decided may have been stored
+            self.cancelled[request] = record.cancelled_at
+            (self.paused.add if record.state == "paused" else self.paused.discard)(request)
 
     # -- what must be true in the end
 
