@@ -105,7 +105,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_before_it_wrote_anything_is_no_obstacle(tmp_path: Path) -> None:
-    for left in ("lock", "lock.java", "spark.log", ".pipeline.json.1a2b3c4d"):
+    for left in ("lock", "lock.java", "spark.log", "spark.out", ".pipeline.json.1a2b3c4d"):
         (tmp_path / left).write_text("")
     with Folder(tmp_path, "copy", {}):
         pass

@@ -131,6 +131,40 @@ def test_the_python_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.executable == os.environ["PYSPARK_PYTHON"]
 
 
+def test_why_java_does_not_start_is_told_in_its_own_words(tmp_path: Path) -> None:
+    """Not in those of the Java of an earlier run, which is still there and writes to its log and its output."""
+    output = tmp_path / "spark.log"
+    program = (
+        "import sys, pathlib\n"
+        "from motorcade.pipelines import PipelineError, session\n"
+        "from pyspark import java_gateway\n"
+        "output = pathlib.Path(sys.argv[1])\n"
+        "earlier = [output.open('ab', 0), output.with_suffix('.out').open('ab', 0)]\n"
+        "popen = java_gateway.Popen\n"
+        "def slow(*args, **more):\n"
+        "    for one in earlier: one.write(b'an earlier Java: java.io.EOFException\\n')\n"
+        "    started = popen(*args, **more)\n"
+        "    started.wait(60)\n"
+        "    for one in earlier: one.write(b'an earlier Java: at last it ends\\n')\n"
+        "    return started\n"
+        "java_gateway.Popen = slow\n"
+        "settings = {'spark.driver.extraJavaOptions': '-XX:+UseSerialGC -XX:+UseParallelGC'}\n"
+        "try: session.start('local[1]', settings, output=output)\n"
+        "except PipelineError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(output)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "Java did not start: " in done.stdout, done.stderr
+    assert "initialization of VM" in done.stdout
+    assert "an earlier Java" not in done.stdout
+    assert 2 == output.read_text().count("an earlier Java")
+
+
 def test_nobody_needs_spark_who_does_not_use_it() -> None:
     """As after `pip install motorcade`: everything but the pipelines works, and those say what to install."""
     program = (

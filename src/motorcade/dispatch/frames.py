@@ -14,7 +14,8 @@ The first two are the seed's; a worker that knows no others simply does not ackn
 Frames come split and merged as TCP likes. Both readers take many of them from one read without an object per frame:
 acknowledgements are all of the same size, so a run of them is checked and cut by slices of the whole read.
 
-Rule: whoever gets a `FrameError` closes the connection. After a wrong header nobody knows where the next one begins.
+Rule: whoever gets a `FrameError` takes what came before it (`before`) and closes the connection. After a wrong header
+nobody knows where the next one begins.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ _DASHES: Final = (8, 13, 18, 23)
 
 class FrameError(MotorcadeError):
     """The peer sent something that is no frame, or none that it may send."""
+
+    #: What the good frames before it have said: they count, however the bytes were cut on their way.
+    before: tuple[list[bytes], list[bytes]] | Answers | None = None
 
 
 class SecretWantedError(FrameError):
@@ -130,10 +134,20 @@ class MessageReader(_Reader):
 
     def feed(self, data: bytes) -> tuple[list[bytes], list[bytes]]:
         """Ids and messages of all frames that are complete now."""
-        data = self._together(data)
-        unpack, most = _HEADER.unpack_from, self._most
         ids: list[bytes] = []
         messages: list[bytes] = []
+        try:
+            self._read(self._together(data), ids, messages)
+            if ids:
+                _check_ids(ids)
+        except FrameError as error:
+            good = _good_ids(ids)
+            error.before = ids[:good], messages[:good]
+            raise
+        return ids, messages
+
+    def _read(self, data: bytes, ids: list[bytes], messages: list[bytes]) -> None:
+        unpack, most = _HEADER.unpack_from, self._most
         at, end, need = 0, len(data), _SIZE
         while end - at >= _SIZE:
             version, command, length = unpack(data, at)
@@ -151,9 +165,6 @@ class MessageReader(_Reader):
             messages.append(data[middle + 1 : stop])
             at = stop
         self._keep(data[at:], need)
-        if ids:
-            _check_ids(ids)
-        return ids, messages
 
 
 class AnswerReader(_Reader):
@@ -168,7 +179,11 @@ class AnswerReader(_Reader):
         ids, at = _run_of_acks(data)
         answers = Answers(ids, [], [])
         if at < len(data):
-            at, need = self._singly(data, at, answers)
+            try:
+                at, need = self._singly(data, at, answers)
+            except FrameError as error:
+                error.before = answers
+                raise
             self._keep(data[at:], need)
         return answers
 
@@ -216,6 +231,16 @@ def _check_ids(ids: list[bytes]) -> None:
         fine, digits = False, b""
     if not fine or len(digits) != 16 * len(ids):
         raise FrameError("the id of a message is no UUID")
+
+
+def _good_ids(ids: list[bytes]) -> int:
+    """How many of them are UUIDs, from the first one on."""
+    for number, id_ in enumerate(ids):
+        try:
+            _check_ids([id_])
+        except FrameError:
+            return number
+    return len(ids)
 
 
 def _complaint(version: int, command: int, length: int, most: int, known: tuple[int, ...]) -> FrameError:

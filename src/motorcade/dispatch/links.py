@@ -7,9 +7,10 @@ The window is how many messages the worker may have at once. It begins small, do
 acknowledgements came and hardly any message was old, and is halved when a quarter of it has waited for half of the time
 there is: a worker whose handler takes long is sent as much as it can do in time, not as much as fits in a buffer.
 
-Rule 1: a worker acknowledges what it has, or has had and was taken back from it. Anything else is a lie, and the worker
-        is cut off: its answers cannot be trusted. So is one that sends what is no frame, and one that has messages
-        that are overdue and has answered nothing for as long.
+Rule 1: a worker answers about what it has, or has had on this connection; what it says a second time changes nothing.
+        Anything else is a lie, and the worker is cut off. So is one that sends what is no frame, and one that has
+        messages that are overdue and has answered nothing for as long. What it said before, or with it, about messages
+        that it has counts: how bytes are cut on their way decides nothing.
 Rule 2: whatever ends a connection, all that the worker had goes back at once. Whether it has done some of it does not
         matter: results are written once per id.
 Rule 3: messages that are overdue at a worker that still answers are taken back one by one; the worker stays.
@@ -41,6 +42,8 @@ LONGEST_CUT: Final = 60.0
 CONNECT_TIMEOUT: Final = 2.0
 #: Ids that were taken back from a worker and may still be acknowledged by it.
 MAX_RECALLED: Final = 100_000
+#: Windows of ids that were answered, and may be answered once more.
+PAST_WINDOWS: Final = 4
 #: Seconds without a fault after which the pauses of a worker are short again.
 FORGIVEN: Final = 30.0
 
@@ -65,6 +68,7 @@ class Fault(StrEnum):
     SECRET = "secret"  #: it does not know the secret, or asks for one that there is not  # noqa: S105 - a name
     REFUSED = "refused"  #: it cannot work on this message
     RETURNED = "returned"  #: it could not write the result
+    REPEATED = "repeated"  #: it has answered about this message before; only counted
 
 
 class Sent(NamedTuple):
@@ -106,6 +110,8 @@ class Link:
         self._security = security or Security()
         self._sent: deque[Sent] = deque()
         self._recalled: dict[bytes, None] = {}
+        self._past: deque[list[bytes]] = deque()  #: ids that were sent together and are all answered or taken back
+        self._past_ids = 0
         self._full = False  #: the window was used up since the last look
         self._resized = 0  #: acknowledgements until the window was changed last
         self._shrunk = 0.0  #: loop time when the window was made smaller last
@@ -219,6 +225,8 @@ class Link:
         self.window = min(FIRST_WINDOW, self._options.window)
         self._resized = self.acknowledged
         self._recalled.clear()
+        self._past.clear()
+        self._past_ids = 0
         self._owner.changed(self)
 
     def _rest(self) -> float:
@@ -243,22 +251,18 @@ class Link:
         ids, rejected, returned = answers
         if rejected or returned:
             ids = [*ids, *(id_ for id_, _ in rejected), *returned]
-            # What was taken back is somebody else's already; of it, only that it was done is news.
-            answers = Answers(
-                answers.acknowledged,
-                [(id_, reason) for id_, reason in rejected if id_ in self.held],
-                [id_ for id_ in returned if id_ in self.held],
-            )
+        lie = False
         if not self._take(ids):
-            # Nothing of this read is believed: what the worker has is taken back, all of it.
-            self.cut_off(Fault.UNKNOWN_ID, "it answered about a message that it does not have")
-            return
+            answers, lie = self._take_singly(answers)
         if answers.acknowledged:
             self.acknowledged += len(answers.acknowledged)
             self._pause = 0.0
         if self.octets * 2 > self._options.window_bytes:
             self._forget_answered()
-        self._owner.answered(self, answers)
+        if any(answers):
+            self._owner.answered(self, answers)
+        if lie:
+            self.cut_off(Fault.UNKNOWN_ID, "it answered about a message that it never had")
 
     def ended(self, wire: _Wire, detail: str) -> None:
         if wire is self._wire:
@@ -279,10 +283,18 @@ class Link:
         """Octets are counted per sending, until all of it was answered: near enough, and nothing to do per message."""
         sent = self._sent
         while sent and self.held.isdisjoint(sent[0].ids):
-            self.octets -= sent.popleft().octets
+            self._forget(sent.popleft())
+
+    def _forget(self, sent: Sent) -> None:
+        """Nothing of it is with the worker; for a while it may still answer a second time."""
+        self.octets -= sent.octets
+        self._past.append(sent.ids)
+        self._past_ids += len(sent.ids)
+        while self._past_ids > PAST_WINDOWS * self._options.window and len(self._past) > 1:
+            self._past_ids -= len(self._past.popleft())
 
     def _take(self, ids: list[bytes]) -> bool:
-        """What the worker has answered, it does not have any more. False, and nothing has changed: it is lying."""
+        """What the worker has answered, it does not have any more. False, and nothing has changed: look one by one."""
         held = self.held
         size = len(held)
         if held.issuperset(ids):
@@ -290,23 +302,35 @@ class Link:
             if size - len(held) == len(ids):
                 return True
             held.update(ids)  # something was answered twice
-        return self._take_singly(ids)
+        return False
 
-    def _take_singly(self, ids: list[bytes]) -> bool:
-        """With answers about what was taken back from the worker, each of which may be answered once."""
-        mine: set[bytes] = set()
-        late: set[bytes] = set()
-        for id_ in ids:
-            if id_ in self.held and id_ not in mine:
-                mine.add(id_)
-            elif id_ in self._recalled and id_ not in late:
-                late.add(id_)
+    def _take_singly(self, answers: Answers) -> tuple[Answers, bool]:
+        """What of the answers is news, and whether one is about a message that the worker never had."""
+        had: set[bytes] | None = None
+        lie = False
+
+        def is_news(id_: bytes, *, done: bool) -> bool:
+            nonlocal had, lie
+            if id_ in self.held:
+                self.held.discard(id_)
+                return True
+            if id_ in self._recalled:
+                # What was taken back is somebody else's already; of it, only that it was done is news.
+                del self._recalled[id_]
+                return done
+            if had is None:
+                had = {known for ids in self._past for known in ids}
+                had.update(known for sent in self._sent for known in sent.ids)
+            if id_ in had:
+                self.faults[Fault.REPEATED] += 1
             else:
-                return False
-        self.held -= mine
-        for id_ in late:
-            del self._recalled[id_]
-        return True
+                lie = True
+            return False
+
+        acknowledged = [id_ for id_ in answers.acknowledged if is_news(id_, done=True)]
+        rejected = [(id_, reason) for id_, reason in answers.rejected if is_news(id_, done=False)]
+        returned = [id_ for id_ in answers.returned if is_news(id_, done=False)]
+        return Answers(acknowledged, rejected, returned), lie
 
     def _drop(self, fault: Fault, detail: str, state: State) -> None:
         wire, self._wire = self._wire, None
@@ -323,9 +347,9 @@ class Link:
 
     def _take_back_overdue(self, now: float) -> None:
         while self._sent and self._sent[0].at <= now - self._options.ack_timeout:
-            _, ids, octets = self._sent.popleft()
-            self.octets -= octets
-            overdue = [id_ for id_ in ids if id_ in self.held]
+            sent = self._sent.popleft()
+            overdue = [id_ for id_ in sent.ids if id_ in self.held]
+            self._forget(sent)
             self.held.difference_update(overdue)
             for id_ in overdue:
                 self._recalled[id_] = None
@@ -417,6 +441,8 @@ class _Wire(asyncio.Protocol):
         try:
             answers = self._reader.feed(data)
         except FrameError as error:
+            if isinstance(error.before, Answers) and any(error.before):
+                self._link.received(self, error.before)
             self._link.broken(self, error)
             return
         if any(answers):

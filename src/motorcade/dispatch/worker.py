@@ -596,6 +596,9 @@ class Wire(asyncio.Protocol):
             return
         except FrameError as error:
             worker.cut_off += 1
+            ids, bodies = cast("tuple[list[bytes], list[bytes]]", error.before or ([], []))
+            if ids:  # they are done; the leader hears of it when it sends them again
+                worker.receive(self, ids, bodies)
             self.abort(str(error))
             return
         if ids:

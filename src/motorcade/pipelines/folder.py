@@ -5,7 +5,8 @@
     DIR/pipeline.json   which pipeline, with what identity; compared at each start, and kept once anything else is here
     DIR/status.json     what the run has said last; replaced by rename
     DIR/spark/          Spark's checkpoint: offsets and state
-    DIR/spark.log       what Spark and Java have to say; it and spark.log.1 are bounded (log4j2.properties)
+    DIR/spark.log       what Spark has to say; it and spark.log.1 are bounded (log4j2.properties)
+    DIR/spark.out       what the Java of the last run has printed
     DIR/…               parts of the pipeline's own
 
 Rule 1: kill -9 at any moment is harmless: locks end with their processes, files are whole or not there.
@@ -50,9 +51,10 @@ _MANIFEST: Final = "pipeline.json"
 _STATUS: Final = "status.json"
 _SPARK: Final = "spark"
 _LOG: Final = "spark.log"
+_OUT: Final = "spark.out"
 
 #: What a run that was killed before it wrote its manifest may have left.
-_TRACES: Final = {_LOCK, _JAVA_LOCK, _STATUS, _LOG}
+_TRACES: Final = {_LOCK, _JAVA_LOCK, _STATUS, _LOG, _OUT}
 
 
 def check_place(text: str) -> Path:

@@ -97,8 +97,8 @@ def start(
 ) -> SparkSession:
     """A session with the source registered; one that this process has already is used again.
 
-    What Java prints, warnings of its start above all, goes to the end of the file `output`; without one to where our
-    own goes.
+    What Spark logs goes to the end of the file `output`, and what Java prints, warnings of its start above all, to a
+    new file beside it (`.out` instead of `.log`); without `output` both go to where our own goes.
     """
     check_java()
     try:
@@ -128,7 +128,11 @@ def start(
 
 
 def _launch(conf: SparkConf, output: Path) -> None:
-    """Start Java with its output and Spark's log in a file, if this process has none yet."""
+    """Start Java with its output and Spark's log in files, if this process has none yet.
+
+    Its output has a file of its own each time: the Java of a run that was killed may live on for a while, and what it
+    says to its log or its output then is not the reason of this run.
+    """
     from pyspark import SparkContext  # noqa: PLC0415 - see above
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
@@ -136,9 +140,11 @@ def _launch(conf: SparkConf, output: Path) -> None:
         return
     options = f'"-Dlog4j2.configurationFile={_LOG4J.as_uri()}" "-Dmotorcade.log={output}"'
     conf.set(JAVA_SETTING, f"{options} {conf.get(JAVA_SETTING, '')}".rstrip())
-    # For this user's eyes: plans and settings may be in it.
-    with os.fdopen(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
-        before = out.tell()
+    # For this user's eyes: plans and settings may be in them.
+    os.close(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+    printed = output.with_suffix(".out")
+    printed.unlink(missing_ok=True)
+    with os.fdopen(os.open(printed, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600), "ab") as out:
         gateway: Any = None
         try:
             with _signals_wait():
@@ -146,7 +152,7 @@ def _launch(conf: SparkConf, output: Path) -> None:
             SparkContext(conf=conf, gateway=gateway)
         except BaseException as error:
             if gateway is None:
-                raise PipelineError(f"Java did not start: {_last_words(output, before) or error}") from error
+                raise PipelineError(f"Java did not start: {_last_words(printed) or error}") from error
             words = _words(error)  # as long as there is a Java that knows them
             if gateway.proc is not None:  # else it was there before us
                 gateway.proc.kill()
@@ -190,10 +196,9 @@ def _signals_wait() -> Iterator[None]:
         signal.raise_signal(came[0])
 
 
-def _last_words(output: Path, after: int) -> str:
+def _last_words(printed: Path) -> str:
     """What Java has said before it ended."""
-    with output.open("rb") as said:
-        said.seek(after)
+    with printed.open("rb") as said:
         lines = said.read(_MOST_WORDS).decode(errors="replace").splitlines()
     return " ".join(
         line.strip() for line in lines if line.strip() and not line.startswith(("\tat ", "WARNING: Using "))

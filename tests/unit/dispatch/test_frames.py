@@ -118,8 +118,10 @@ def test_a_reason_is_cut() -> None:
     ],
 )
 def test_what_a_worker_does_not_take(data: bytes, why: str) -> None:
-    with pytest.raises(FrameError, match=why):
-        MessageReader(MAX).feed(process_frames([IDS[1]], [b"{}"]) + data)
+    """What came well before it is not lost."""
+    with pytest.raises(FrameError, match=why) as found:
+        MessageReader(MAX).feed(process_frames(IDS[1:3], [b"{}", b"[]"]) + data + process_frames([IDS[4]], [b"{}"]))
+    assert (IDS[1:3], [b"{}", b"[]"]) == found.value.before
 
 
 @pytest.mark.parametrize(
@@ -136,8 +138,10 @@ def test_what_a_worker_does_not_take(data: bytes, why: str) -> None:
     ],
 )
 def test_what_a_leader_does_not_take(data: bytes, why: str) -> None:
-    with pytest.raises(FrameError, match=why):
+    """What came well before it is not lost."""
+    with pytest.raises(FrameError, match=why) as found:
         AnswerReader().feed(ack_frames(IDS[:5]) + data)
+    assert (IDS[:5], [], []) == found.value.before
 
 
 @given(st.binary(max_size=200))

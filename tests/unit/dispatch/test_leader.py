@@ -474,7 +474,9 @@ async def test_candidates_wait_for_their_turn(options, server) -> None:
 
 def test_faults_are_named() -> None:
     """Names that operators see."""
-    assert {"lost", "hung", "overdue", "unknown_id", "bad_frame", "secret", "refused", "returned"} == set(Fault)
+    assert {"lost", "hung", "overdue", "unknown_id", "bad_frame", "secret", "refused", "returned", "repeated"} == set(
+        Fault
+    )
 
 
 async def test_a_dead_letter_that_cannot_be_sent_back_stays(options, server) -> None:

@@ -176,7 +176,7 @@ async def test_what_is_overdue_at_a_worker_that_answers_is_taken_back() -> None:
 
 
 async def test_a_late_acknowledgement_is_no_lie() -> None:
-    """Once. Refusing what is somebody else's already means nothing."""
+    """Refusing what is somebody else's already means nothing; nor does a second acknowledgement."""
     async with linked() as (link, notes, worker):
         send(link, *IDS[:3], at=now() - TIMEOUT - 1)
         send(link, IDS[3])
@@ -187,8 +187,40 @@ async def test_a_late_acknowledgement_is_no_lie() -> None:
         worker.say(ack_frames([IDS[0]]) + reject_frame(IDS[1], "no") + return_frames([IDS[2]]))
         await until(lambda: IDS[0] in notes.acknowledged, "acknowledged late")
         assert ([], [], State.CONNECTED) == (notes.rejected, notes.returned, link.state)
-        worker.say(ack_frames([IDS[0]]))
-        await until(lambda: link.faults[Fault.UNKNOWN_ID], "cut off")
+        worker.say(ack_frames([IDS[0]]) + reject_frame(IDS[1], "no") + return_frames([IDS[2]]))
+        await until(lambda: 3 == link.faults[Fault.REPEATED], "heard again")
+        assert (State.CONNECTED, [IDS[3], IDS[0]]) == (link.state, notes.acknowledged)
+
+
+async def test_a_second_acknowledgement_is_harmless() -> None:
+    """In one read or in several, after all that was sent with it was answered, and with a refusal before it."""
+    async with linked() as (link, notes, worker):
+        send(link, *IDS[:4])
+        await until(lambda: len(worker.messages) == 4, "arrived")
+        worker.say(ack_frames([IDS[0], IDS[0]]))
+        await until(lambda: 1 == link.faults[Fault.REPEATED], "heard")
+        worker.say(ack_frames([IDS[0], IDS[1]]) + reject_frame(IDS[2], "no"))
+        await until(lambda: notes.rejected, "refused")
+        worker.say(ack_frames([IDS[2], IDS[3]]) * 2)
+        await until(lambda: 5 == link.faults[Fault.REPEATED], "heard")
+        link.look(now())
+        worker.say(ack_frames(IDS[:4]))
+        await until(lambda: 9 == link.faults[Fault.REPEATED], "heard")
+        assert ([IDS[0], IDS[1], IDS[3]], [(IDS[2], "no")]) == (notes.acknowledged, notes.rejected)
+        assert (State.CONNECTED, [], 3) == (link.state, notes.back, link.acknowledged)
+        assert FIRST_WINDOW == link.credit
+
+
+async def test_ids_that_were_answered_are_not_kept_for_ever() -> None:
+    async with linked() as (link, notes, worker):
+        total = 0
+        for start in [*range(0, 200, 10)] * 3:
+            send(link, *IDS[start : start + 10])
+            worker.say(ack_frames(IDS[start : start + 10]))
+            total += 10
+            await until(lambda: len(notes.acknowledged) >= total, "acknowledged")  # noqa: B023 - awaited here
+            link.look(now())
+        assert sum(map(len, link._past)) == link._past_ids <= 4 * OPTIONS.window
 
 
 async def test_a_message_sent_twice_to_one_worker_may_be_acknowledged_twice() -> None:
@@ -217,23 +249,23 @@ async def test_a_worker_that_says_nothing_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("said", "fault", "left"),
     [
-        (ack_frames([IDS[9]]), Fault.UNKNOWN_ID),
-        (ack_frames([IDS[0], IDS[9], IDS[1]]), Fault.UNKNOWN_ID),
-        (ack_frames([IDS[0], IDS[0]]), Fault.UNKNOWN_ID),
-        (ack_frames([IDS[0]]) * 3, Fault.UNKNOWN_ID),
-        (reject_frame(IDS[9], "no"), Fault.UNKNOWN_ID),
-        (return_frames([IDS[9]]), Fault.UNKNOWN_ID),
-        (b"\x02" + ack_frames([IDS[0]])[1:], Fault.BAD_FRAME),
-        (process_frames([IDS[0]], [b"{}"]), Fault.BAD_FRAME),
-        (b"\x01\x01\xff\xff\xff\xff", Fault.BAD_FRAME),
-        (b"hello, is this a web server?", Fault.BAD_FRAME),
+        (ack_frames([IDS[9]]), Fault.UNKNOWN_ID, IDS[:2]),
+        (ack_frames([IDS[0], IDS[9]]), Fault.UNKNOWN_ID, IDS[1:2]),
+        (reject_frame(IDS[9], "no"), Fault.UNKNOWN_ID, IDS[:2]),
+        (return_frames([IDS[9]]), Fault.UNKNOWN_ID, IDS[:2]),
+        (b"\x02" + ack_frames([IDS[0]])[1:], Fault.BAD_FRAME, IDS[:2]),
+        (ack_frames([IDS[0]]) + b"\x02" + ack_frames([IDS[1]])[1:], Fault.BAD_FRAME, IDS[1:2]),
+        (return_frames([IDS[0]]) + b"nonsense", Fault.BAD_FRAME, IDS[1:2]),
+        (process_frames([IDS[0]], [b"{}"]), Fault.BAD_FRAME, IDS[:2]),
+        (b"\x01\x01\xff\xff\xff\xff", Fault.BAD_FRAME, IDS[:2]),
+        (b"hello, is this a web server?", Fault.BAD_FRAME, IDS[:2]),
     ],
-    ids=["never had", "between", "twice", "thrice", "reject", "return", "version", "command", "length", "text"],
+    ids=["never had", "behind", "reject", "return", "version", "good", "good return", "command", "length", "text"],
 )
-async def test_who_lies_or_talks_nonsense_is_cut_off(said: bytes, fault: Fault) -> None:
-    """And comes back after a pause, longer each time, with a clean slate."""
+async def test_who_lies_or_talks_nonsense_is_cut_off(said: bytes, fault: Fault, left: list[bytes]) -> None:
+    """And comes back after a pause, longer each time, with a clean slate. What it said well before counts."""
     async with linked() as (link, notes, worker):
         pauses = []
         for attempt in range(1, 4):
@@ -243,8 +275,11 @@ async def test_who_lies_or_talks_nonsense_is_cut_off(said: bytes, fault: Fault) 
             worker.say(said)
             await until(lambda: notes.back, "taken back")
             ((found, ids),) = notes.back
-            assert (fault, sorted(IDS[:2]), attempt) == (found, ids, link.faults[fault])
+            assert (fault, sorted(left), attempt) == (found, ids, link.faults[fault])
+            assert 2 - len(left) == len(notes.acknowledged) + len(notes.returned)
             notes.back.clear()
+            notes.acknowledged.clear()
+            notes.returned.clear()
             pauses.append(link._cut)
             await until(lambda: link.credit, "connected again")
         assert [0.05, 0.1, 0.2] == pauses

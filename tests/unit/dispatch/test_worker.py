@@ -79,6 +79,19 @@ def results(server: RedisServer) -> dict[bytes, bytes]:
     return found
 
 
+async def test_good_messages_before_a_bad_frame_are_done(options, server) -> None:
+    """In one read with it; the connection is closed, and who sends them again has them acknowledged."""
+    async with working(options) as (name, _):
+        async with front(name) as leader:
+            leader.writer.write(process_frames(IDS[:3], [b"1", b"2", b"3"]) + b"nonsense")
+            await until(lambda: leader.closed, "closed")
+            await until(lambda: len(results(server)) == 3, "written")
+        async with front(name) as leader:
+            leader.send(IDS[:3], b"1", b"2", b"3")
+            await until(lambda: leader.acknowledged == IDS[:3], "acknowledged")
+        assert dict(zip(IDS[:3], (b"1", b"2", b"3"), strict=True)) == results(server)
+
+
 async def test_a_message_is_written_as_it_came_and_acknowledged(options, server) -> None:
     async with working(options) as (name, _), front(name) as leader:
         leader.send(IDS[:2], b'{"n": 1,  "x":"\\u00e4"}', b" [1] ")
