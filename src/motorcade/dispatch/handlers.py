@@ -99,8 +99,8 @@ class Threads:
     def _handle(self, message: bytes) -> Outcome:
         try:
             return written(self._handler(decode(message))), None
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the leader is told
-            return None, reason_of(error)
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything, `SystemExit` too, and
+            return None, reason_of(error)  # this thread must not end with it; the leader is told
 
 
 def _tell(done: asyncio.Future[list[Outcome]], outcomes: list[Outcome]) -> None:
