@@ -34,7 +34,7 @@ COMES = 10.0  #: seconds for a message
 AT_ONCE = 4  #: pieces of one kind at the same time
 
 #: Seconds by which everything that was let go is gone, sweeps and collections included.
-LET_GO = 14.0
+LET_GO = 20.0
 
 Piece = TypeVar("Piece", bound=Callable[..., Awaitable[None]])
 PIECES: dict[str, float] = {}  #: name of the method -> per second
@@ -106,15 +106,15 @@ trim_interval = 1.0
 progress_interval = 0.2
 
 [plugins.fanout]
-data_retention = 8.0
+data_retention = 12.0
 gc_interval = 1.0
-receipts_retention = 8.0
+receipts_retention = 12.0
 ack_timeout = 0.5
 retry_delay = 0.2
 max_attempts = 2
 
 [plugins.ecq]
-retention = 8.0
+retention = 15.0
 idle = 1.0
 gc_interval = 0.5
 heartbeat = 2.0

@@ -29,6 +29,9 @@ CACHES = {
     "Notes._waiting": 40_000,
     "Lately._young": 200_000,  # deliveries that have ended
     "Lately._old": 200_000,
+    'motorcade_table_entries{table="fanout_counted"}': 200_000,  # the same, as the node tells it
+    'motorcade_table_entries{table="fanout_ended"}': 200_000,
+    'motorcade_table_entries{table="access_failures"}': 200,
     "Failures._entries": 200,  # max_failure_entries, by name and by address
 }
 
