@@ -179,7 +179,7 @@ def _by_qos(targets: list[Target]) -> tuple[Receivers, Receivers, Receivers, Rec
 class SharedGroup:
     """Members of `$share/{group}/{filter}`; a message goes to one of them. [MQTT-4.8.2-4]"""
 
-    __slots__ = ("_by_room", "_next", "_sticky", "filter", "members", "name", "pick")
+    __slots__ = ("_by_room", "_next", "_pick", "_sticky", "filter", "members", "name")
 
     def __init__(self, name: str, filter_: str, strategy: str) -> None:
         self.name = name
@@ -188,7 +188,8 @@ class SharedGroup:
         self._next = 0
         self._sticky: Session | None = None
         self._by_room = strategy in ("round_robin", "random", "least_inflight")  # the others keep to their member
-        self.pick: Callable[[list[Session], str, str], Session] = STRATEGIES[strategy].__get__(self)
+        # Not bound: a group that refers to itself would wait for a full collection.
+        self._pick: Callable[[SharedGroup, list[Session], str, str], Session] = STRATEGIES[strategy]
 
     @property
     def text(self) -> str:
@@ -200,15 +201,21 @@ class SharedGroup:
         """Whether a message may have to go to a member's mailbox."""
         return any(session.mailbox is not None for session in self.members)
 
+    def leave(self, session: Session) -> None:
+        """Remove a member."""
+        self.members.pop(session, None)
+        if self._sticky is session:
+            self._sticky = None
+
     def choose(self, topic: str, publisher: str, *, qos: int, without: Session | None = None) -> Session | None:
         """The member that gets the next message: a connected one if there is any, else one that keeps it for later."""
         online = [s for s in self.members if s.online and s is not without]
         if online:
             if self._by_room:
                 online = [s for s in online if s.ready and len(s.inflight) < s.limit] or online
-            return self.pick(online, topic, publisher)
+            return self._pick(self, online, topic, publisher)
         away = [s for s in self.members if s is not without] if qos else []
-        return self.pick(away, topic, publisher) if away else None
+        return self._pick(self, away, topic, publisher) if away else None
 
     def round_robin(self, members: list[Session], _topic: str, _publisher: str) -> Session:
         """One after the other."""
@@ -337,7 +344,7 @@ class PubSub:
             self.subscriptions -= 1
         else:
             shared = audience.groups[group]
-            shared.members.pop(session, None)
+            shared.leave(session)
             if not shared.members:
                 del audience.groups[group]
             self.shared_subscriptions -= 1

@@ -15,6 +15,7 @@ from motorcade.broker.connection import Connection
 from motorcade.broker.lane import InstanceFeed, Lane
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.mailbox import Mailbox
+from motorcade.broker.pubsub import STRATEGIES, SharedGroup
 from motorcade.broker.session import Session
 from motorcade.broker.ticket import Line, Ticket
 from motorcade.extension.sources import Source
@@ -28,9 +29,9 @@ LASTING = Properties(session_expiry=1_000_000)
 KINDS = (Session, Mailbox, Connection, Channel, Carrier, Lane, InstanceFeed, Source, Line, Ticket)
 
 
-def alive() -> Counter[str]:
+def alive(*kinds: type) -> Counter[str]:
     """Objects of these kinds; the collector knows them also while it does not collect."""
-    return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, KINDS))
+    return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds or KINDS))
 
 
 @contextmanager
@@ -69,6 +70,33 @@ def test_a_session_that_has_ended_is_freed(stored: bool, expiry: int) -> None:
             node.turn()
             assert ["p", "q"] == list(node.plane.registry.sessions)
             assert before == alive(), how
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_shared_group_is_freed_with_its_last_member(strategy: str) -> None:
+    """And holds no session that has left: names of groups are chosen by clients."""
+    with ExitStack() as stack:
+        node = MemoryNode(SessionOptions(shared_strategy=strategy))
+        stack.enter_context(standing(node.clock))
+        stack.enter_context(without_collector())
+        publisher, staying = node.client("p"), node.client("stays")
+        node.subscribe(staying, ("$share/g/a/b", 1))
+        before = alive(SharedGroup, Session)
+        for number in range(5):
+            peer = node.client(f"car-{number}")
+            node.subscribe(peer, ("$share/g/a/b", 1), (f"$share/own-{number}/a/b", 1))
+            for each in range(1, 5):
+                publisher.send(Publish("a/b", b"", 1, packet_id=each))
+            node.turn()
+            peer.send(Disconnect())
+            node.turn()
+            for client in (peer, publisher, staying):
+                client.take()
+            peer.wire.protocol = None
+            del peer, client
+            node.clock.now += 10
+            node.turn()
+        assert before == alive(SharedGroup, Session)
 
 
 def _live(node: MemoryNode, expiry: int, how: str) -> None:
