@@ -20,29 +20,38 @@ from __future__ import annotations
 
 import time as system
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 STEP: Final = 0.5  #: seconds by which the system's clock moves against the even one at least, to count as a step
+SUSPENDED: Final = 1.0  #: seconds that count as such; less may be the time between reading two clocks
 SLEW: Final = 0.01  #: share of the time that passes by which the node's clock draws near to the system's
 
 
-def _even() -> Callable[[], float]:
-    """A clock that cannot be set; one that goes on while the machine is suspended, if there is one."""
+def _suspended() -> float:
+    """Seconds that the machine was suspended since it was started, and a constant; 0 where the system does not tell."""
     boot = getattr(system, "CLOCK_BOOTTIME", None)
-    return system.monotonic if boot is None else partial(system.clock_gettime, boot)
+    return 0.0 if boot is None else system.clock_gettime(boot) - system.monotonic()
 
 
 class Clock:
     """One for a process, as the system's clock is; tests make their own."""
 
-    def __init__(self, wall: Callable[[], float] = system.time, even: Callable[[], float] | None = None) -> None:
+    __slots__ = ("_asleep", "_base", "_even", "_looked_at", "_suspended", "offset", "steps", "wall")
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = system.time,
+        even: Callable[[], float] = system.monotonic,
+        suspended: Callable[[], float] = _suspended,
+    ) -> None:
         self.wall = wall  #: the system's clock, steps and all
         self.steps = 0  #: steps of the system's clock that were noticed
         self.offset = 0.0  #: seconds by which the system's clock is ahead
-        self._even = even or _even()
-        self._base = wall() - self._even()
-        self._looked_at = self._even()
+        self._even = even  # cannot be set, and stands still while the machine is suspended
+        self._suspended = suspended
+        self._base = wall() - even()
+        self._asleep = suspended()
+        self._looked_at = even()
 
     def time(self) -> float:
         """Seconds since the epoch; never goes back."""
@@ -50,6 +59,10 @@ class Clock:
 
     def check(self) -> float:
         """Look at both clocks; by how many seconds the system's has been set meanwhile, 0 if it has not."""
+        asleep = self._suspended()
+        if asleep - self._asleep > SUSPENDED:
+            self._base += asleep - self._asleep
+        self._asleep = asleep
         even = self._even()
         passed, self._looked_at = even - self._looked_at, even
         offset = self.wall() - even - self._base
