@@ -64,8 +64,11 @@ class Clock:
             self._base += asleep - self._asleep
         self._asleep = asleep
         even = self._even()
+        wall = self.wall()
+        if self._even() - even > STEP / 10:
+            return 0.0  # this thread had to wait between the two: the next look compares them
         passed, self._looked_at = even - self._looked_at, even
-        offset = self.wall() - even - self._base
+        offset = wall - even - self._base
         moved, self.offset = offset - self.offset, offset
         most = passed * SLEW
         nearer = max(-most, min(most, offset))

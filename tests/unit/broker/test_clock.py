@@ -75,6 +75,18 @@ def test_a_step_that_was_taken_back_and_drift_leave_nothing() -> None:
     assert abs(watch.wall - clock.time()) < 0.01
 
 
+def test_a_thread_that_had_to_wait_between_the_two_clocks_is_no_step() -> None:
+    watch = Watch()
+
+    def slow() -> float:
+        watch.pass_time(3)
+        return watch.wall
+
+    clock = watch.clock()
+    clock.wall = slow
+    assert 0.0 == clock.check() and 0 == clock.steps
+
+
 def test_time_that_the_machine_was_suspended_counts_and_is_no_step() -> None:
     watch = Watch()
     clock = watch.clock()
