@@ -28,8 +28,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from motorcade.broker.limits import SessionOptions
 from motorcade.core import receipt as receipts
@@ -813,3 +814,9 @@ def _is_rejected(ends: list[Receipt]) -> bool:
 
 Machine.TestCase.settings = often(examples=150, steps=40)
 TestFanout: Any = Machine.TestCase
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_a_hundred_thousand_steps() -> None:
+    run_state_machine_as_test(Machine, settings=often(examples=2500, steps=60))
