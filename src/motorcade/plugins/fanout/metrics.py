@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from motorcade.core.receipt import State
+from motorcade.core.receipt import LATE_ACK, State
 from motorcade.extension.metrics import Counts, Measure, same
 
 COUNTS: Final = (
@@ -24,7 +24,7 @@ COUNTS: Final = (
         "fanout_receipts_total",
         "Receipts, by state.",
         "state",
-        same(*(f"receipts_{state}" for state in State), prefix="receipts_"),
+        same(*(f"receipts_{state}" for state in State), f"receipts_{LATE_ACK}", prefix="receipts_"),
     ),
     Counts(
         "fanout_receipt_faults_total",
