@@ -30,6 +30,7 @@ from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.plugins.access import aclfile, backends
 from motorcade.plugins.access.backends import ACL_ATTRIBUTE, Accepted, Backend
 from motorcade.plugins.access.config import AccessConfig, Jwt
+from motorcade.plugins.access.expressions import SubjectError
 from motorcade.plugins.access.memory import Failures, Known, network_of
 from motorcade.plugins.access.metrics import COUNTS, FAILURE_BYTES, KNOWN_BYTES
 from motorcade.plugins.access.rules import Action, Rule, first_match, needs_rule
@@ -258,8 +259,12 @@ class AccessPlugin(Plugin):
         if claim is None and file is None and not (needed and self._in_force.chain):
             return Continue(True) if so_far is None else None
         rule = first_match(self._claimed(claim), client, Action(action), asked) if claim is not None else None
-        if rule is None and file is not None:
-            rule = first_match(file.rules, client, Action(action), asked)
+        try:
+            if rule is None and file is not None:
+                rule = first_match(file.rules, client, Action(action), asked)
+        except SubjectError:
+            self.context.counters["name_too_long"] += 1
+            return Stop(False)
         if rule is None and so_far is not None:
             return None
         empty = file is not None and not file.rules

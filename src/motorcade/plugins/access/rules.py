@@ -27,6 +27,7 @@ from typing import Protocol
 from motorcade.core import topic as topics_
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import TopicError
+from motorcade.plugins.access.expressions import Expression, ExpressionError
 from motorcade.plugins.access.filters import covers, overlaps
 
 
@@ -96,10 +97,10 @@ class UserIs:
 class UserLike:
     """`{user, {re, "pattern"}}`; the pattern is searched for, so anchor it."""
 
-    pattern: re.Pattern[str]
+    pattern: Expression
 
     def matches(self, client: ClientInfo) -> bool:
-        return bool(client.username) and self.pattern.search(client.username or "") is not None
+        return bool(client.username) and self.pattern.search(client.username or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,10 @@ class ClientIs:
 class ClientLike:
     """`{client, {re, "pattern"}}`; the pattern is searched for, so anchor it."""
 
-    pattern: re.Pattern[str]
+    pattern: Expression
 
     def matches(self, client: ClientInfo) -> bool:
-        return self.pattern.search(client.client_id) is not None
+        return self.pattern.search(client.client_id)
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -175,14 +176,14 @@ def network(text: str) -> Network:
         raise RuleError(f"expected an IP address or a range such as 10.0.0.0/8, found {text!r}") from error
 
 
-def pattern(text: str) -> re.Pattern[str]:
-    """A regular expression, compiled once; `RuleError` if it is none."""
+def pattern(text: str) -> Expression:
+    """A regular expression, compiled once; `RuleError` if it is none, or could cost more than its length is worth."""
     # `$` would also let a line break at the end of a client's name pass.
     if text.endswith("$") and not text.endswith("\\$"):
         text = text[:-1] + r"\Z"
     try:
-        return re.compile(text)
-    except re.error as error:
+        return Expression(text)
+    except ExpressionError as error:
         raise RuleError(f"bad regular expression {text!r}: {error}") from error
 
 
