@@ -14,7 +14,7 @@ from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import AccessFileError
 from motorcade.plugins.access import aclfile, terms
 from motorcade.plugins.access.aclfile import Format
-from motorcade.plugins.access.rules import Action
+from motorcade.plugins.access.rules import Action, Rule, first_match
 
 SEED = """
 {allow, {user, "dashboard"}, subscribe, ["$SYS/#"]}.
@@ -317,3 +317,28 @@ def test_a_broken_mosquitto_file_is_refused(text: str, line: int, words_: str) -
         aclfile.parse(text, "acl", Format.MOSQUITTO)
     assert str(caught.value).startswith(f"acl:{line}: ")
     assert words_ in str(caught.value)
+
+
+def test_of_many_rules_a_client_meets_only_those_that_could_concern_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, with the same answers as when all are asked; the work does not grow with the file."""
+    lines = [f'{{allow, {{user, "u{i % 50}"}}, publish, ["a/{i % 7}/#"]}}.' for i in range(3000)]
+    lines[1500:1500] = ['{deny, all, publish, ["a/3/#"]}.', '{allow, {client, "c1"}, publish, ["a/3/x"]}.']
+    lines += ['{deny, {user, {re, "^u1"}}, all, all}.', '{allow, "c1", all, ["b"]}.']
+    file = aclfile.parse("\n".join(lines), "f")
+    asked: list[int] = []
+    applies = Rule.applies
+
+    def counted(self: Rule, client: ClientInfo, action: Action, topic: str) -> bool:
+        asked.append(self.line)
+        return applies(self, client, action, topic)
+
+    for user in ("u1", "u7", "u49", "nobody", None):
+        for client_id in ("c1", "c2"):
+            client = ClientInfo(client_id, user, "127.0.0.1")
+            for topic in ("a/3/x", "a/5", "b", "c"):
+                expected = first_match(file.rules, client, Action.PUBLISH, topic)
+                monkeypatch.setattr(Rule, "applies", counted)
+                assert expected is file.match(client, Action.PUBLISH, topic)
+                monkeypatch.undo()
+                assert len(asked) <= 65 and asked == sorted(asked)
+                asked.clear()

@@ -10,7 +10,7 @@ Mosquitto's file is not ordered: `deny` goes before everything else, `topic` lin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +31,7 @@ from motorcade.plugins.access.rules import (
     Network,
     Rule,
     RuleError,
+    RuleIndex,
     TopicPattern,
     UserIs,
     UserLike,
@@ -61,10 +62,15 @@ class RuleFile:
     name: str
     format: Format
     rules: tuple[Rule, ...]
+    index: RuleIndex = field(repr=False, compare=False)
+
+    def match(self, client: ClientInfo, action: Action, asked: str) -> Rule | None:
+        """The rule that decides, if there is one."""
+        return first_match(self.index.concerning(client), client, action, asked)
 
     def decide(self, client: ClientInfo, action: Action, asked: str, *, no_match: bool) -> tuple[bool, Rule | None]:
         """Whether the client may, and the rule that says so (None: no rule matched)."""
-        rule = first_match(self.rules, client, action, asked)
+        rule = self.match(client, action, asked)
         if rule is not None:
             return rule.allow, rule
         return no_match and bool(self.rules) and not needs_rule(client, action, asked), None
@@ -103,7 +109,7 @@ def parse(text: str, name: str, format_: Format = Format.AUTO) -> RuleFile:
     if format_ is Format.AUTO:
         format_ = detect(text)
     rules = _mosquitto(text, name) if format_ is Format.MOSQUITTO else _ordered(text, name)
-    return RuleFile(name, format_, rules)
+    return RuleFile(name, format_, rules, RuleIndex(rules))
 
 
 def detect(text: str) -> Format:

@@ -261,7 +261,7 @@ class AccessPlugin(Plugin):
         rule = first_match(self._claimed(claim), client, Action(action), asked) if claim is not None else None
         try:
             if rule is None and file is not None:
-                rule = first_match(file.rules, client, Action(action), asked)
+                rule = file.match(client, Action(action), asked)
         except SubjectError:
             self.context.counters["name_too_long"] += 1
             return Stop(False)

@@ -9,8 +9,9 @@ that names file and line and says what was expected. Nothing is guessed: whoever
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from enum import StrEnum, auto
+from typing import NamedTuple
 
 from motorcade.core.errors import AccessFileError
 
@@ -26,15 +27,21 @@ class Kind(StrEnum):
     LIST = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(NamedTuple):
     """One term. Atoms and strings have `text`, tuples and lists have `items`; `source` is how it was written."""
 
     kind: Kind
     line: int
-    source: str
+    file: str  #: all of it; a file may have hundreds of thousands of terms, so nothing is copied
+    start: int
+    end: int
     text: str = ""
     items: tuple[Term, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The term on one line."""
+        return " ".join(self.file[self.start : self.end].split())
 
     def is_atom(self, *names: str) -> bool:
         """Whether this is one of these atoms."""
@@ -42,11 +49,11 @@ class Term:
 
 
 _TOKEN = re.compile(
-    r"""(?P<space>(?:\s+|%[^\n]*)+)
-      | (?P<string>"(?:[^"\\\n]|\\[^\n])*")
+    r"""(?P<mark><<|>>|[{}\[\],.])
+      | (?P<space>(?:\s+|%[^\n]*)+)
+      | (?P<string>"[^"\\\n]*(?:\\[^\n][^"\\\n]*)*")
       | (?P<quoted>'(?:[^'\\\n]|\\[^\n])*')
       | (?P<atom>[a-z][A-Za-z0-9_@]*)
-      | (?P<mark><<|>>|[{}\[\],.])
     """,
     re.VERBOSE,
 )
@@ -55,8 +62,7 @@ _ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "r": "\r", "t": "\t", "s"
 _END = "the end of the file"
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str  #: string, atom, a mark, or `_END`
     text: str
     line: int
@@ -64,7 +70,7 @@ class _Token:
     end: int
 
 
-def parse(text: str, name: str) -> list[Term]:
+def parse(text: str, name: str) -> Iterator[Term]:
     """All terms of a file; `name` is what error messages call it."""
     return _Parser(text, name).terms()
 
@@ -73,39 +79,36 @@ class _Parser:
     def __init__(self, text: str, name: str) -> None:
         self._text = text
         self._name = name
-        self._tokens = self._split()
-        self._at = 0
+        self._tokens = self._split()  # one at a time: all of a large file would take hundreds of megabytes
+        self._token = next(self._tokens)
+        self._end = 0  # of the last token taken
 
-    def terms(self) -> list[Term]:
-        found: list[Term] = []
+    def terms(self) -> Iterator[Term]:
         while self._peek().kind != _END:
-            found.append(self._term("a rule, such as {allow, all}.", 0))
+            term = self._term("a rule, such as {allow, all}.", 0)
             self._take(".", "'.' at the end of the rule")
-        return found
+            yield term
 
     # --- tokens ---
 
-    def _split(self) -> list[_Token]:
-        tokens: list[_Token] = []
+    def _split(self) -> Iterator[_Token]:
+        text = self._text
         at, line = 0, 1
-        while at < len(self._text):
-            match = _TOKEN.match(self._text, at)
-            if match is None:
-                raise self._fail(
-                    line, f"cannot read {self._text[at : at + 20].splitlines()[0]!r}{_hint(self._text[at])}"
-                )
-            kind, raw = str(match.lastgroup), match.group()
-            if kind in ("string", "quoted"):
-                value = self._unescape(raw[1:-1], line)
-                tokens.append(_Token("string" if kind == "string" else "atom", value, line, at, match.end()))
-            elif kind == "atom":
-                tokens.append(_Token("atom", raw, line, at, match.end()))
+        for match in iter(_TOKEN.scanner(text).match, None):  # type: ignore[attr-defined]  # as `re.Scanner` does it
+            kind, raw, end = match.lastgroup, match.group(), match.end()
+            if kind == "space":
+                line += raw.count("\n")
             elif kind == "mark":
-                tokens.append(_Token(raw, raw, line, at, match.end()))
-            line += raw.count("\n")
-            at = match.end()
-        tokens.append(_Token(_END, "", line, at, at))
-        return tokens
+                yield _Token(raw, raw, line, at, end)
+            elif kind == "atom":
+                yield _Token("atom", raw, line, at, end)
+            else:
+                value = self._unescape(raw[1:-1], line) if "\\" in raw else raw[1:-1]
+                yield _Token("string" if kind == "string" else "atom", value, line, at, end)
+            at = end
+        if at < len(text):
+            raise self._fail(line, f"cannot read {text[at : at + 20].splitlines()[0]!r}{_hint(text[at])}")
+        yield _Token(_END, "", line, at, at)
 
     def _unescape(self, raw: str, line: int) -> str:
         def replace(match: re.Match[str]) -> str:
@@ -122,11 +125,13 @@ class _Parser:
         return _ESCAPE.sub(replace, raw)
 
     def _peek(self) -> _Token:
-        return self._tokens[self._at]
+        return self._token
 
     def _next(self) -> _Token:
-        token = self._tokens[self._at]
-        self._at = min(self._at + 1, len(self._tokens) - 1)
+        token = self._token
+        if token.kind != _END:
+            self._end = token.end
+            self._token = next(self._tokens)
         return token
 
     def _take(self, kind: str, expected: str) -> _Token:
@@ -143,19 +148,19 @@ class _Parser:
         token = self._next()
         match token.kind:
             case "atom":
-                return Term(Kind.ATOM, token.line, self._source(token), text=token.text)
+                return self._made(Kind.ATOM, token, token.text)
             case "string":
-                return Term(Kind.STRING, token.line, self._source(token), text=token.text)
+                return self._made(Kind.STRING, token, token.text)
             case "<<":
                 inner = self._take("string", "a string after '<<'")
                 self._take(">>", "'>>'")
-                return Term(Kind.STRING, token.line, self._source(token), text=inner.text)
+                return self._made(Kind.STRING, token, inner.text)
             case "{":
                 items = self._items("}", depth + 1)
-                return Term(Kind.TUPLE, token.line, self._source(token), items=items)
+                return self._made(Kind.TUPLE, token, "", items)
             case "[":
                 items = self._items("]", depth + 1)
-                return Term(Kind.LIST, token.line, self._source(token), items=items)
+                return self._made(Kind.LIST, token, "", items)
         raise self._expected(expected, token)
 
     def _items(self, close: str, depth: int) -> tuple[Term, ...]:
@@ -171,9 +176,9 @@ class _Parser:
             if token.kind != ",":
                 raise self._expected(f"',' or '{close}'", token)
 
-    def _source(self, start: _Token) -> str:
-        """The text from a token to the last one taken, on one line."""
-        return " ".join(self._text[start.start : self._tokens[self._at - 1].end].split())
+    def _made(self, kind: Kind, start: _Token, text: str, items: tuple[Term, ...] = ()) -> Term:
+        """A term from a token to the last one taken."""
+        return Term(kind, start.line, self._text, start.start, self._end, text, items)
 
     # --- errors ---
 

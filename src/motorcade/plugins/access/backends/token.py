@@ -102,8 +102,11 @@ class TokenBackend:
             return _refused(f"claim {config.username_claim!r} is not text")
         if not username and "${username}" in config.verify_claims.values():
             username = client.username or ""
-        expires_at = claims.get("exp")
-        if expires_at is not None and float(expires_at) + config.leeway <= now:
+        try:
+            expires_at = float(claims["exp"]) + config.leeway if claims.get("exp") is not None else None
+        except (OverflowError, ValueError, TypeError):  # of 10^400, say
+            return _refused("claim 'exp' is no date")
+        if expires_at is not None and not now < expires_at:
             return _refused("Signature has expired")
         try:
             attributes = self._attributes(claims)
@@ -114,7 +117,7 @@ class TokenBackend:
             username=username,
             client_id=client_id,
             attributes=attributes,
-            expires_at=float(expires_at) + config.leeway if expires_at is not None else None,
+            expires_at=expires_at,
         )
         return Accepted(allow, client_id)
 
