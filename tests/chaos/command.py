@@ -73,7 +73,7 @@ def run_all(
 ) -> int:
     """The exit code: 1 if any run has not passed."""
     good = True
-    with _ended_by_sigterm():
+    with ended_by_sigterm():
         for options in runs:
             outcome = crash(options)
             print(report(outcome), end="\n\n", flush=True)
@@ -82,7 +82,7 @@ def run_all(
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """SIGTERM becomes an exception, so that nothing is left running."""
 
     def end(number: int, frame: object) -> NoReturn:

@@ -128,7 +128,7 @@ def prepare(folder: Path) -> None:
     """The files that the configuration names."""
     folder.chmod(0o700)
     shutil.copy(Path(__file__).with_name("observer.py"), folder / "observer.py")
-    write_rules(folder, "nobody-yet")
+    write_rules(folder, "user-0")
     set_password(folder / "passwords", PLATFORM[0], PLATFORM[1])
 
 
@@ -323,7 +323,7 @@ class Churn:
 
     @piece(0.5)
     async def flood(self, n: int) -> None:
-        """A client that publishes faster than it may, to topics that nobody has heard of."""
+        """A client that publishes faster than it may, to ever-new topics."""
         client = await self.client(f"flood-{n}", V311)
         for number in range(600):
             await client.send(f"flood/{n}/{number}", b"z" * 20)

@@ -38,7 +38,7 @@ CACHES = {
 
 @dataclass(frozen=True)
 class Floor:
-    """What a node holds, and how it has served during the cycle before."""
+    """The figures of a quiet node, and of the cycle before."""
 
     cycle: int
     rss: int = 0  #: bytes, as it is by itself
@@ -62,7 +62,7 @@ class Floor:
 
 
 def verdict(floors: Sequence[Floor]) -> list[str]:
-    """What is wrong, in words; nothing if the floors are level."""
+    """Name everything that has grown or was lost; nothing if the floors are level."""
     found = [f"cycle {floor.cycle}: {floor.lost} of {floor.probes} probes lost" for floor in floors if floor.lost]
     found += [f"cycle {floor.cycle}: no probe came through" for floor in floors if not floor.probes]
     found += [f"cycle {floor.cycle}: the node says: {error}" for floor in floors for error in floor.errors]
@@ -93,7 +93,7 @@ def _grown(what: str, first: Mapping[str, float], last: Mapping[str, float], sla
 
 
 def _bound(table: str) -> int:
-    """How many entries a table may have at any time; what lies in them counts four times."""
+    """Return the entries that a cache may have at any time; containers within it count four times."""
     name = table.rstrip("[]")
     return CACHES.get(name, 0) * (4 if name != table else 1)
 

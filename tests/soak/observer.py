@@ -141,7 +141,7 @@ def _inside(label: str, value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    """What an object of ours refers to, and what a function or method carries."""
+    """Follow the attributes of an object of ours, and the closure of a function."""
     if isinstance(value, types.MethodType):
         yield "", value.__self__
     elif isinstance(value, functools.partial):
@@ -158,7 +158,7 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
             for name in _fields(kind, value):
                 try:
                     yield f"{kind.__qualname__}.{name}", getattr(value, name)
-                except Exception:  # noqa: BLE001 - a slot that is not set; a property of somebody's own
+                except Exception:  # noqa: BLE001 - a slot that is not set; a property that fails
                     continue
 
 

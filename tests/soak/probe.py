@@ -46,7 +46,7 @@ class Probe:
         await self._publisher.publish("soak/observe", name.encode(), 1)
 
     async def cycle(self) -> tuple[int, int, tuple[float, float]]:
-        """How many messages there were, how many are lost, and their latency: median and 99 of 100."""
+        """Count messages and losses since the last call; with the latency, median and 99 of 100."""
         last = self._number
         with contextlib.suppress(TimeoutError):
             await until(lambda: self._task.done() or min(self._sent, default=last + 1) > last, PATIENCE)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.command import ended_by_sigterm
 from tests.soak import churn
 from tests.soak.judge import Floor, report, verdict
 from tests.soak.observer import TRACE
@@ -32,7 +33,7 @@ PATIENCE = 120.0  #: seconds until a node must be quiet
 
 @dataclass(frozen=True)
 class Options:
-    """What to do."""
+    """The command line."""
 
     minutes: float = 30.0  #: all cycles together
     cycles: int = 3
@@ -121,7 +122,7 @@ class Soak:
         await asyncio.sleep(churn.LET_GO)
 
     async def _look(self, name: str, probe: Probe) -> dict[str, Any]:
-        """What the observer tells."""
+        """Have the observer count, and read its figures."""
         await probe.observe(name)
         told = self.node.data / "plugins" / "observer" / f"{name}.json"
         await churn.until(told.exists, PATIENCE)
@@ -141,7 +142,7 @@ class Soak:
         return {series: float(value) for series, value in pairs}
 
     def _errors(self) -> list[str]:
-        """What the node has logged since the last cycle that it should not have."""
+        """Errors that the node has logged since the last cycle."""
         lines, self._lines = self.node.output[self._lines :], len(self.node.output)
         return [line.strip()[:300] for line in lines if '"level":"error"' in line or "Traceback" in line][:5]
 
@@ -161,7 +162,7 @@ def _added(before: dict[str, float], after: dict[str, float], name: str) -> floa
 
 
 def _tables(metrics: dict[str, float]) -> dict[str, float]:
-    """What the node tells of its own tables, and of what is in its store."""
+    """Sizes of tables, and of the store, as the node tells them."""
     wanted = (
         *("motorcade_table_entries", "motorcade_sessions", "motorcade_subscriptions", "motorcade_queued_messages"),
         *("motorcade_store_entries", "motorcade_store_records", "motorcade_store_blobs", "motorcade_declared"),
@@ -188,7 +189,7 @@ def _lag(before: dict[str, float], after: dict[str, float]) -> float:
 
 
 def _opened(pid: int) -> list[str]:
-    """What the descriptors of a process stand for."""
+    """Targets of the descriptors of a process."""
     found: list[str] = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -209,8 +210,12 @@ def _size(folder: Path) -> int:
 
 def soak(options: Options) -> int:
     """Run, print, and judge; the exit code."""
-    with tempfile.TemporaryDirectory(prefix="motorcade-soak-") as folder:
-        floors = asyncio.run(Soak(options, Path(folder)).run())
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="motorcade-soak-") as folder:
+        run = Soak(options, Path(folder))
+        try:
+            floors = asyncio.run(run.run())
+        finally:
+            run.node.kill()  # unless it has stopped
     print(report(floors))
     findings = verdict(floors)
     print("\n".join(findings) or "level: nothing has grown", flush=True)

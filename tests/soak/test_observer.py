@@ -1,4 +1,4 @@
-"""What the observer finds in a process: containers by the name of their owner, wherever they lie."""
+"""The observer finds containers by the name of their owner, wherever they lie."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compacted queues in memory: as much of each as appending and consuming need.
 
-A `Queue` is made when somebody appends to it or consumes it, and dropped when it was idle from one collection to the
-next, or when there are many; the store has everything that matters.
+A `Queue` is made for its first publisher or consumer, and dropped when it was idle from one collection to the next, or
+when there are many; the store has everything that matters.
 
 Rule 1: `tail` is the highest number that this process has heard of. Consumers get nothing beyond it, though it may be
         in the store already: what has just been written may turn out to be one message too many, and goes again.
@@ -275,7 +275,7 @@ class Queues:
         return self.of(shape).get(name)
 
     def drop(self, queue: Queue) -> None:
-        """Close a queue if it is idle; whoever uses it next finds all of it in the store."""
+        """Close a queue if it is idle; its next user finds all of it in the store."""
         queues = self.of(queue.shape)
         if queue.idle and queues.get(queue.name) is queue:
             del queues[queue.name]
