@@ -209,8 +209,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                         enough = -2
                     if not out:
                         dirty.append(session)
-                    out.append(_ACKNOWLEDGED[acknowledgement])
-                    out.append(number)
+                    out += (_ACKNOWLEDGED[acknowledgement], number)  # both or none, if memory ends
                 else:
                     plane.stats.dropped["no_subscribers"] += 1
                     if not out:
@@ -240,16 +239,14 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     answers += 1
                     if not out:
                         dirty.append(session)
-                    out.append(b"\x62\x02")
-                    out.append(data[body:end])
+                    out += (b"\x62\x02", data[body:end])
                 elif first == 0x62:  # PUBREL
                     if not session.awaiting or session.awaiting.pop(key, None) is None:
                         break
                     answers += 1
                     if not out:
                         dirty.append(session)
-                    out.append(b"\x70\x02")
-                    out.append(data[body:end])
+                    out += (b"\x70\x02", data[body:end])
                 elif first == 0x70:  # PUBCOMP
                     if inflight.get(key) is not RELEASED:
                         break
@@ -399,9 +396,7 @@ def _windowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> int:
             out = session.out
             if not out:
                 dirty.append(session)
-            out.append(head)
-            out.append(ids[number])
-            out.append(tail)
+            out += (head, ids[number], tail)
         else:
             session.hold(frame)
             held += 1

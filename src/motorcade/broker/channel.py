@@ -146,10 +146,13 @@ class Channel(Inbound):
             self._ban()
         will = yield from self._check_will(packet.will, wall)
         self._check_draining()
+        keep_alive = self._keep_alive(packet.keep_alive)
+        connack = self._connack(packet, keep_alive, allow)
+        if self.max_packet and len(codec.encode(connack, self.version)) > self.max_packet:
+            raise Refused(ReasonCode.PACKET_TOO_LARGE, "the client takes no packet as long as CONNACK")
         session, present, wills = plane.registry.open(client, clean=packet.clean_start, wall=wall)
         for message in wills:
             yield Emit(message)
-        keep_alive = self._keep_alive(packet.keep_alive)
         client.keep_alive = keep_alive
         self._settle(session, packet, present=present, wall=wall)
         yield Opened(session, keep_alive, allow.expires_at)
@@ -159,9 +162,9 @@ class Channel(Inbound):
         session.will_delay = (packet.will.properties.will_delay or 0) if packet.will else 0
         yield from self._write_down(session, present=present)
         self.session = session
-        yield Send(self._connack(packet, session, present, keep_alive, allow))
+        yield Send(replace(connack, session_present=present and packet.version >= 4))
         if session.link is None:
-            return  # it takes not even CONNACK
+            return
         hooks = plane.hooks
         event = hooks.session_resumed if present else hooks.session_created
         if event is not None:
@@ -313,11 +316,7 @@ class Channel(Inbound):
         """Give the session the properties of this connection."""
         options, limits = self.plane.session_options, self.plane.limits
         properties = packet.properties
-        if packet.version == 5:
-            wanted = properties.session_expiry or 0
-        else:
-            wanted = 0 if packet.clean_start else options.expiry_default_v3
-        session.expiry = min(wanted, options.expiry_max) if options.expiry_max else wanted
+        session.expiry = self._expiry(packet)
         if not present and session.expiry and self.plane.keeper is not None:
             self.plane.keeper.make_durable(session)
         was_special, was_version = session.special, session.version
@@ -332,24 +331,34 @@ class Channel(Inbound):
             self.plane.pubsub.refresh(session)
         self.use_routes()
 
+    def _expiry(self, packet: Connect) -> int:
+        """Seconds for which the session outlives this connection."""
+        options = self.plane.session_options
+        if packet.version == 5:
+            wanted = packet.properties.session_expiry or 0
+        else:
+            wanted = 0 if packet.clean_start else options.expiry_default_v3
+        return min(wanted, options.expiry_max) if options.expiry_max else wanted
+
     def use_routes(self) -> None:
         """Begin with no remembered access decisions; without access control all channels share the node's routes."""
         unguarded = self.plane.hooks.client_authorize is None or self.client.superuser
         self.routes = self.plane.pubsub.routes if unguarded else {}
 
-    def _connack(self, packet: Connect, session: Session, present: bool, keep_alive: int, allow: Allow) -> Connack:
+    def _connack(self, packet: Connect, keep_alive: int, allow: Allow) -> Connack:
+        """The answer to a client that is let in; `session_present` is not known yet."""
         if packet.version != 5:
-            return Connack(session_present=present and packet.version == 4)
+            return Connack()
         plane = self.plane
         self.told_unretained = not plane.retains
         wanted = packet.properties.session_expiry or 0
         information = None
         if packet.properties.request_response_information == 1 and plane.options.response_information:
             information = plane.options.response_information.replace("${clientid}", self.client.client_id)
+        expiry = self._expiry(packet)
         return Connack(
-            session_present=present,
             properties=Properties(
-                session_expiry=session.expiry if session.expiry != wanted else None,
+                session_expiry=expiry if expiry != wanted else None,
                 receive_maximum=plane.session_options.max_awaiting_rel or None,
                 retain_available=None if plane.retains else 0,
                 maximum_packet_size=plane.limits.max_packet_size or None,
@@ -454,6 +463,7 @@ class Channel(Inbound):
         granted: list[tuple[Subscription, bool]] = []
         before: dict[str, Subscription | None] = {}
         problem = ""
+        asked = {item.filter for item in packet.subscriptions}  # one that a plugin has made is not the client's fault
         budget = FILTERS_PER_TURN
         for found in wanted:
             item = found.outcome if isinstance(found, Verdict) else found
@@ -465,7 +475,11 @@ class Channel(Inbound):
                 reasons.append(codec.sayable(SUBACK, item))
                 continue
             budget -= len(item.filter)
-            reason, detail = yield from self._judge(session, item)
+            try:
+                reason, detail = yield from self._judge(session, item, changed=item.filter not in asked)
+            except ProtocolError:
+                self._take_back(session, before)
+                raise
             problem = problem or detail
             reasons.append(reason)
             if reason < 0x80:
@@ -505,7 +519,9 @@ class Channel(Inbound):
         self.plane.refuse("max_filters")
         return True
 
-    def _judge(self, session: Session, subscription: Subscription) -> Generator[Effect, Any, tuple[ReasonCode, str]]:
+    def _judge(
+        self, session: Session, subscription: Subscription, *, changed: bool
+    ) -> Generator[Effect, Any, tuple[ReasonCode, str]]:
         """(reason, detail) for one filter of a SUBSCRIBE."""
         plane = self.plane
         try:
@@ -514,6 +530,8 @@ class Channel(Inbound):
         except TopicError as error:
             if "levels" in str(error):
                 plane.refuse("max_topic_levels")
+            elif not changed:
+                raise ProtocolError(ReasonCode.MALFORMED_PACKET, str(error)) from error  # [MQTT-4.13.1-1]
             return ReasonCode.TOPIC_FILTER_INVALID, str(error)
         if group is not None and subscription.no_local:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "no local on a shared subscription")  # [MQTT-3.8.3-4]
@@ -538,6 +556,9 @@ class Channel(Inbound):
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, "too many filters in one UNSUBSCRIBE")
             yield Send(Unsuback(packet.packet_id, (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,) * len(filters)))
             return
+        for filter_ in filters:
+            if filter_ not in session.subscriptions:
+                _check_form(filter_)
         if plane.hooks.client_unsubscribe is not None:
             properties = packet.properties.user_properties
             changed = yield Ask(plane.hooks.client_unsubscribe, (self.client, properties), filters)
@@ -624,6 +645,14 @@ class Channel(Inbound):
             session.revoke(taken)
             if self.plane.keeper is not None and session.mailbox is not None:
                 self.plane.keeper.save(session)
+
+
+def _check_form(filter_: str) -> None:
+    """Raise unless it is a filter, whatever else may be said against it. [MQTT-4.13.1-1]"""
+    try:
+        check_filter(split_share(filter_)[1])
+    except TopicError as error:
+        raise ProtocolError(ReasonCode.MALFORMED_PACKET, str(error)) from error
 
 
 def _auth_properties(method: str | None, data: bytes | None) -> Properties:

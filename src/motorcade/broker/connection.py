@@ -91,19 +91,24 @@ class Outbox:
             link = window.link
             if not out or link is None:
                 continue
-            data = out[0] if len(out) == 1 else b"".join(out)
-            out.clear()
-            direct = link.direct
-            if direct is None:
-                link.write(data)
-                continue
             try:
-                written = direct(data)
-            except OSError:  # full, or reset by the peer
-                written = 0
-            sent += written
-            if written != len(data):
-                link.write_rest(data[written:])
+                data = out[0] if len(out) == 1 else b"".join(out)
+                out.clear()
+                direct = link.direct
+                if direct is None:
+                    link.write(data)
+                    continue
+                try:
+                    written = direct(data)
+                except OSError:  # full, or reset by the peer
+                    written = 0
+                sent += written
+                if written != len(data):
+                    link.write_rest(data[written:])
+            except Exception as error:  # noqa: BLE001 - memory, mostly; half a packet must not be followed by others
+                log.error("write_failed", error=repr(error))  # noqa: TRY400 - what there is to say
+                out.clear()
+                link.abort("cannot be written to")
         self._stats.bytes_sent += sent
         dirty.clear()
 
@@ -638,10 +643,6 @@ class Connection(asyncio.Protocol):
         data = _fitting(effect.packet, channel.version, channel.max_packet)
         if session is None or session.link is not self:
             self.write(data)
-            return
-        if not data and isinstance(effect.packet, Connack):
-            session.expiry = 0
-            self.abort("takes not even CONNACK")
             return
         if not session.out:
             session.shared.dirty.append(session)

@@ -65,6 +65,9 @@ class Link(Protocol):
     def write_rest(self, data: bytes) -> None:
         """Hand over bytes that `direct` did not take."""
 
+    def abort(self, why: str) -> None:
+        """Close at once."""
+
     def flush(self) -> None:
         """Write what this connection's window has in `out` now."""
 
@@ -345,11 +348,10 @@ class Window:
         if head[0] & 6:
             number = number or self.take_id()
             self.inflight[number] = frame
-            out.append(bytes((head[0] | 8,)) + head[1:] if again else head)  # [MQTT-3.3.1-1]: DUP
-            out.append(IDS[number])
+            # [MQTT-3.3.1-1]: DUP. All parts or none, if memory ends.
+            out += (bytes((head[0] | 8,)) + head[1:] if again else head, IDS[number], tail)
         else:
-            out.append(head)
-        out.append(tail)
+            out += (head, tail)
         stats = self.shared.stats
         stats.packets_sent += 1
         stats.publish_sent += 1
@@ -539,9 +541,7 @@ class Window:
             if self.version == 5 and isinstance(origin, Message) and origin.expires_at is not None:
                 frame = self.inflight[number] = self._retimed(frame, origin, now)  # [MQTT-3.3.2-6]
             head, tail, _ = frame
-            out.append(bytes((head[0] | 8,)) + head[1:])  # [MQTT-3.3.1-1]: DUP
-            out.append(IDS[number])
-            out.append(tail)
+            out += (bytes((head[0] | 8,)) + head[1:], IDS[number], tail)  # [MQTT-3.3.1-1]: DUP
         self.unsent = unsent or None
 
     def drop(self, frame: Frame, why: str) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
+from unittest.mock import patch
 
 import pytest
 
+from motorcade.broker import connection as connection_module
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -26,10 +29,12 @@ from motorcade.mqtt.packets import (
     Puback,
     Publish,
     Pubrec,
+    Pubrel,
     Suback,
     Subscribe,
+    Unsubscribe,
 )
-from motorcade.mqtt.properties import Properties
+from motorcade.mqtt.properties import NONE, Properties
 from tests.unit.broker.memory import MemoryNode, Peer, standing
 
 
@@ -204,6 +209,77 @@ def test_a_client_that_comes_back_with_less_room_still_gets_its_connack(make: Ma
     connack, small = again.take()
     assert isinstance(connack, Connack) and connack.session_present
     assert isinstance(small, Publish) and (b"small", True) == (small.payload, small.dup)
+
+
+def test_a_client_that_takes_no_connack_is_told_so(make: Make) -> None:
+    """CONNACK 0x95 if that fits, else nothing; a session that it had stays as it was."""
+    node = make()
+    node.client("watch", clean=False, properties=Properties(session_expiry=100)).close()
+    node.turn()
+    told = []
+    for most in range(1, 60):
+        peer = node.peer()
+        options = Properties(session_expiry=100, maximum_packet_size=most)
+        peer.send(Connect("watch", 5, clean_start=False, properties=options))
+        node.turn()
+        answers = peer.take()
+        told.append([answer.reason for answer in answers if isinstance(answer, Connack)])
+        assert all(len(codec.encode(answer, 5)) <= most for answer in answers)
+        assert peer.open is (told[-1] == [ReasonCode.SUCCESS])
+        peer.close()
+        node.turn()
+    assert [[]] * 4 == told[:4]
+    assert [ReasonCode.PACKET_TOO_LARGE] == told[4]
+    refused = told.count([ReasonCode.PACKET_TOO_LARGE])
+    assert [[ReasonCode.SUCCESS]] * (55 - refused) == told[4 + refused :]
+    assert 0 < refused < 40
+    assert 100 == node.plane.registry.sessions["watch"].expiry
+
+
+class Tight(list[bytes]):
+    """A list for which memory ends: as Python's, it takes all of what is added or nothing."""
+
+    room = 0
+
+    def append(self, item: bytes) -> None:
+        if len(self) >= self.room:
+            raise MemoryError
+        super().append(item)
+
+    def __iadd__(self, items: Any) -> Self:  # type: ignore[misc,override]
+        if len(self) + len(items) > self.room:
+            raise MemoryError
+        super().extend(items)
+        return self
+
+
+@pytest.mark.parametrize("room", range(9))
+def test_no_half_packet_is_sent_when_memory_ends(room: int) -> None:
+    """Neither to the publisher, whose acknowledgement does not fit, nor to a subscriber."""
+    node = MemoryNode()
+    publisher, subscriber = node.client("publisher"), node.client("subscriber")
+    node.subscribe(subscriber, ("t/#", 2))
+    publisher.send(Publish("t/1", b"", 1, packet_id=9), Publish("t/2", b"", 2, packet_id=10), Publish("t/1", b""))
+    node.turn()
+    first = subscriber.take()
+    publisher.take()
+    packets: list[Packet] = [
+        *(Publish("t/1", b"x", 1, packet_id=1), Publish("t/2", b"x", 2, packet_id=2), Pubrel(2), Pingreq()),
+        *(Publish("t/1", b"y"), Publish("t/1", b"z", properties=Properties(content_type="text"))),
+    ]
+    for tight in (publisher, subscriber):
+        session = tight.connection.session
+        assert session is not None
+        session.out = Tight()
+        session.out.room = room
+        answers = [Pubrec(p.packet_id) for p in first if isinstance(p, Publish) and p.qos == 2]
+        with patch.object(connection_module.log, "error", lambda *_, **__: None):
+            subscriber.send(*answers)
+            publisher.send(*packets)
+            node.turn()
+        for peer in (publisher, subscriber):
+            data = bytes(peer.wire.written)
+            assert data == b"".join(codec.encode(packet, 5) for packet in peer.take()), "whole packets only"
 
 
 def test_a_full_socket_stops_reading_until_it_is_empty(make: Make) -> None:
@@ -419,3 +495,41 @@ async def test_qos_2_is_routed_once_though_a_hook_waits(node: MemoryNode, versio
     await received(car, packets, 3)
     assert [7, 7] == [p.packet_id for p in packets if isinstance(p, Pubrec)]
     assert [b"x"] == seen
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("text", ["a+", "a/#/b", "#b", "$share/g", "$share/+/t", "$share//t"])
+def test_an_ill_formed_filter_ends_the_connection(text: str, version: int) -> None:
+    """Nothing of its SUBSCRIBE stays, in a session that outlives the connection either."""
+    node = MemoryNode()
+    keep = Properties(session_expiry=100)
+    with standing(node.clock):
+        for packet in (
+            Subscribe(2, (Subscription("new"), Subscription("old", 0), Subscription(text))),
+            Unsubscribe(2, ("old", text)),
+        ):
+            client = node.client("c", version, clean=False, properties=keep)
+            node.subscribe(client, ("old", 1))
+            client.send(packet)
+            node.turn()
+            goodbye = [Disconnect(ReasonCode.MALFORMED_PACKET)] if version == 5 else []
+            assert goodbye == [replace(p, properties=NONE) for p in client.take() if isinstance(p, Disconnect)]
+            session = node.plane.registry.sessions["c"]
+            assert not client.open and {"old": 1} == {s.filter: s.qos for s in session.subscriptions.values()}
+            assert 3 == session.filter_bytes
+
+
+def test_an_ill_formed_filter_of_a_plugin_is_refused() -> None:
+    """The client did nothing wrong."""
+    node = MemoryNode()
+
+    def rewrite(_client: ClientInfo, _properties: object, wanted: list[Any]) -> Continue:
+        return Continue([replace(wanted[0], filter="a+"), *wanted[1:]])
+
+    node.hooks.add("client.subscribe", Callback(rewrite, 0, "rewriter"))
+    client = node.client("c")
+    client.send(Subscribe(1, (Subscription("a"), Subscription("b"))))
+    node.turn()
+    (suback,) = client.take()
+    assert isinstance(suback, Suback)
+    assert (ReasonCode.TOPIC_FILTER_INVALID, 0) == suback.reasons

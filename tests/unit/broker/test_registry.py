@@ -33,6 +33,9 @@ class Link:
         self.ended: list[ReasonCode] = []
         self.flushed = 0
 
+    def abort(self, why: str) -> None:
+        raise AssertionError(why)
+
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
 
