@@ -1,6 +1,7 @@
 """Readers under everything that can happen to them, beside a model: no loss, no double, order kept.
 
     append, in groups or while something is under way     acknowledge in any order, refuse
+    append past the service, alone or beside it
     an append whose outcome nobody can tell               disconnect, resume, subscribe again with a position
     trim by count                                         unsubscribe, or lose the session, and begin anew
     restart of the node, orderly or killed                delete the stream and make it again
@@ -25,7 +26,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
+from motorcade.core.record import encode
 from motorcade.extension.sources import Why
 from motorcade.plugins.streams import pages, stream
 from motorcade.plugins.streams.progress import Mark
@@ -138,6 +141,24 @@ class Streams(RuleBasedStateMachine):
                         client.turn()
                     await asyncio.sleep(0)
             self.tail = max(await appending)
+
+        self.run(work())
+
+    @rule(count=st.integers(1, 5), beside=st.integers(0, 3), turns=st.integers(0, 3))
+    def append_past(self, count: int, beside: int, turns: int) -> None:
+        """As another plugin does it, in a batch of its own, perhaps while appends of the service are under way."""
+
+        async def work() -> None:
+            numbers = iter(range(self.count, self.count + count + beside))
+            self.count += count + beside
+            own = [self.node.append(*(b"%d" % next(numbers) for _ in range(beside)))] if beside else []
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            batch = self.store.batch()
+            batch.stream("s", [encode(Message("t/a", b"%d" % number)) for number in numbers], self.node.now)
+            await batch.commit()
+            await asyncio.gather(*own)
+            self.tail = (await self.store.streams.info("s")).last
 
         self.run(work())
 
