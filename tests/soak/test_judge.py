@@ -57,6 +57,15 @@ def test_a_cache_may_fill_up_to_its_bound() -> None:
     assert ["table State.known grew from 10 to 21000"] == verdict(floors(tables={"State.known": 21_000}))
 
 
+def test_objects_of_caches_do_not_count_up_to_their_bound() -> None:
+    assert [] == verdict(floors(objects=6_000, kinds={"builtins.dict": 900, "builtins.list": 1_000}))
+    found = verdict(floors(objects=8_000, kinds={"builtins.dict": 900, "builtins.list": 3_000}))
+    assert [
+        "objects grew from 5000 to 6700 (cycles 2 to 3)",
+        "objects of type builtins.list grew from 0 to 3000",
+    ] == found
+
+
 def test_too_few_floors_say_nothing() -> None:
     assert verdict([LEVEL])
     grown = verdict([LEVEL, replace(LEVEL, cycle=2, rss=200 << 20)])
