@@ -292,6 +292,14 @@ class ReloadView(msgspec.Struct, frozen=True, kw_only=True):
     changed: list[str]  #: both
 
 
+class SettingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of the configuration. What is secret is hidden."""
+
+    key: str
+    value: Any
+    origin: str  #: file and line, environment, command line or default
+
+
 class NotFoundError(MotorcadeError):
     """There is no client or plugin of that name, or no plugin that has such things."""
 
@@ -322,6 +330,7 @@ class Control:
         self._plane = broker.plane
         self._plugins = plugins
         self._reload = reload
+        self.settings: Callable[[], Iterable[tuple[str, object, str]]] = tuple  #: key, value, origin; set by the node
         self.store: Store | None = None  #: set by the node when it is open
         self.housekeeping: Housekeeping | None = None  #: likewise
         self._backup: BackupView | None = None  #: the last one
@@ -585,6 +594,10 @@ class Control:
         return self.store
 
     # -- the node
+
+    async def configuration(self) -> list[SettingView]:
+        """What the node is configured with: the file as it was read last, environment and command line."""
+        return [SettingView(key=key, value=value, origin=origin) for key, value, origin in self.settings()]
 
     async def reload(self) -> ReloadView:
         """Read the configuration again; what was applied and what was not. `MotorcadeError` says what is wrong."""

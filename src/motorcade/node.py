@@ -77,6 +77,7 @@ class Node:
         )
         self.broker.gauges = self.plugins.gauges
         self.control = Control(self.broker, self.plugins, self.reload)
+        self.control.settings = loaded.entries
         paths = config.http.plugin_paths
         self.control.plugin_paths = (paths,) if isinstance(paths, str) else paths
         self.listeners: list[Listener] = []

@@ -40,6 +40,10 @@ class ControlError(MotorcadeError):
         self.code = code
 
 
+class UnreachableError(ControlError):
+    """Nothing answers at that address."""
+
+
 class Control:
     """The verbs of one node."""
 
@@ -68,9 +72,9 @@ class Control:
         except urllib.error.HTTPError as error:
             raise _refusal(error) from error
         except urllib.error.URLError as error:
-            raise ControlError(self._unreachable(error.reason)) from error
+            raise UnreachableError(self._unreachable(error.reason)) from error
         except (OSError, ValueError) as error:
-            raise ControlError(self._unreachable(error)) from error
+            raise UnreachableError(self._unreachable(error)) from error
 
     def _unreachable(self, cause: object) -> str:
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause

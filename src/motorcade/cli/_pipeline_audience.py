@@ -266,7 +266,7 @@ def _store(store: str | None, config: Path | None, data: str | None) -> tuple[st
     """The store that says what waits already, or why nobody can say it."""
     from motorcade.storage.readers import open_reader
 
-    where = _where(store, config, data, None, None)
+    where = _where(store, config, data, None, None, ask=False, told=False)
     try:
         open_reader(where.url).close()
     except MotorcadeError as error:

@@ -104,7 +104,7 @@ def ingest(
         raise typer.BadParameter("the lake and the folder of the run are two, side by side", param_hint="--lake")
     _files.check_folder("--lake", lake)
     types = schemas.read(schema)
-    where = _where(store, config, data, None, None)
+    where = _where(store, config, data, None, None, ask=False, told=False)
     kind, name = ("stream", stream) if stream is not None else ("redis_stream", redis_stream or "")
     more = {"starting": starting, "max_rows": str(max_rows), "on_trimmed": on_trimmed, "if_missing": if_missing}
     url = _readable(where, kind, name, more)

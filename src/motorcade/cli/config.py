@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,15 +36,26 @@ def check(
 
 @app.command()
 def show(
+    context: typer.Context,
     config: ConfigFile = None,
     origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of a node.")
+    ] = None,
+    token: _control.Token = None,
     as_json: _control.AsJson = False,
 ) -> None:
-    """Every key with the value a node would use. Secrets are hidden."""
+    """Every key with its value in the node that runs here; with --config, or if none runs, in one that would start.
+
+    Secrets are hidden. Which of them is shown is told on standard error.
+    """
     from motorcade import config as configuration
 
-    loaded = configuration.load(config, os.environ, {})
-    entries = list(loaded.entries())
+    sources = {name: context.get_parameter_source(name) for name in ("config", "http")}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    entries, shown = _entries(config, http, token, given)
+    if not as_json:
+        print(f"configuration: {shown}", file=sys.stderr)
     if as_json and origin:
         _output.print_json({key: {"value": value, "origin": source} for key, value, source in entries})
     elif as_json:
@@ -55,6 +67,31 @@ def show(
     else:
         for key, value, _ in entries:
             print(f"{key} = {configuration.toml(value)}")
+
+
+def _entries(
+    config: Path | None, http: str | None, token: str | None, given: set[str]
+) -> tuple[list[tuple[str, object, str]], str]:
+    """Key, value and origin of everything, and whose they are; `given` are the options of the command line."""
+    from motorcade import config as configuration
+
+    loaded = configuration.load(config, os.environ, {})
+    would = f"a node that would start with {config or 'defaults'} in this shell"
+    if "config" in given and "http" not in given:
+        return list(loaded.entries()), would
+    address = http or next((f"{a.host}:{a.port}" for a in configuration.addresses(loaded.config.http.bind)), "")
+    if address:
+        control = _control.Control(address, token or loaded.config.http.token)
+        try:
+            name, answer = control.call("GET", "node")["node"], control.call("GET", "config")
+        except _control.UnreachableError:
+            if "http" in given:
+                raise
+        else:
+            found = [(each["key"], each["value"], each["origin"]) for each in answer["data"]]
+            return found, f"node {name} at http://{address}"
+    missing = f"; none answers at http://{address}" if address else ""
+    return list(loaded.entries()), would + missing
 
 
 @app.command()

@@ -410,12 +410,16 @@ def report(
     ] = None,
     config: ConfigFile = None,
     data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where the node keeps files.")] = None,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of a node.")
+    ] = None,
+    token: _control.Token = None,
     master: _pipeline.Master = "local[*]",
     as_json: _control.AsJson = False,
 ) -> None:
     """How far a request got, how long it took, who is late and why: from all its receipts, read by Spark.
 
-    Reads the store, not the node: a node may run meanwhile, and need not.
+    Reads the store, that of the node that runs here unless another one is named; a node need not run.
     """
     from motorcade.cli import _report
     from motorcade.cli.store import _shown, _where
@@ -425,7 +429,7 @@ def report(
     _files.check_file("--png", png)
     if html is not None and png is not None and html.resolve() == png.resolve():
         raise typer.BadParameter("the page and the picture are two files", param_hint="--png")
-    where = _where(store, config, data, None, None)
+    where = _where(store, config, data, http, token, told=not as_json)
     found = _report.made(where.url, _shown(where), request, slow_after, master)
     _report.write(found, html, png)
     if as_json:

@@ -64,7 +64,7 @@ def receipts(
     """How far each request got, how long it took, who is late and why: as tables, page, pictures and JSON."""
     from motorcade.pipelines import runner
 
-    where = _where(store, config, data, None, None)
+    where = _where(store, config, data, None, None, ask=False, told=False)
     url = _pipeline.store_url(where)
     identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
     with _pipeline.running(out, "receipts", identity, master, settings, quiet=quiet) as running:
@@ -107,7 +107,7 @@ def audit(
     """
     from motorcade.pipelines import runner
 
-    where = _where(store, config, data, None, None)
+    where = _where(store, config, data, None, None, ask=False, told=False)
     url = _pipeline.store_url(where)
     identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
     verdicts: list[Verdict] = []

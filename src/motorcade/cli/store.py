@@ -54,6 +54,7 @@ class Where:
     durability: str
     http: str
     token: str | None
+    why: str  #: that this store is meant, for people
 
 
 # -- verbs
@@ -69,7 +70,7 @@ def check(
     as_json: _control.AsJson = False,
 ) -> None:
     """Everything that is wrong inside; exit code 1 if anything is. Changes nothing."""
-    where = _where(store, config, data, http, token)
+    where = _where(store, config, data, http, token, told=not as_json)
     findings, version = _check_embedded(where) if where.path is not None else asyncio.run(_check_shared(where))
     if as_json:
         _output.print_json({"ok": not findings, "store": _shown(where), "format": version, "findings": findings})
@@ -89,7 +90,7 @@ def stats(
     as_json: _control.AsJson = False,
 ) -> None:
     """Sizes and counts."""
-    where = _where(store, config, data, http, token)
+    where = _where(store, config, data, http, token, told=not as_json)
     found = _stats_embedded(where) if where.path is not None else asyncio.run(_stats_shared(where))
     if as_json:
         _output.print_json(found)
@@ -113,7 +114,7 @@ def export(
         raise typer.BadParameter("standard output is taken by the store itself; leave --json out", param_hint="--json")
     if file == "-" and sys.stdout.isatty():
         raise typer.BadParameter("a terminal cannot show it; write `> FILE`, or name the file", param_hint="FILE")
-    where = _where(store, config, data, http, token)
+    where = _where(store, config, data, http, token, told=not as_json)
     with _written(file, force=force) as out:
         if where.path is not None:
             from motorcade.storage.transfer_rocks import RocksSource
@@ -141,7 +142,7 @@ def import_(
     """Fill an empty store from a file. No node may use the store meanwhile."""
     from motorcade.storage import transfer
 
-    where = _where(store, config, data, http, token)
+    where = _where(store, config, data, http, token, ask=False, told=not as_json)
     with _readable(file) as reading:
         header, promised = transfer.verify(reading)
         work = _import_embedded(where, reading) if where.path is not None else _import_shared(where, reading)
@@ -166,7 +167,7 @@ def backup(
     as_json: _control.AsJson = False,
 ) -> None:
     """Copy an embedded store, while a node goes on with it or not."""
-    where = _where(store, config, data, http, token)
+    where = _where(store, config, data, http, token, told=not as_json)
     if where.path is None:
         raise _control.ControlError(
             "Redis is backed up by its own means: BGSAVE or BGREWRITEAOF and a copy of the files, or a replica; "
@@ -189,7 +190,7 @@ def salvage(
     as_json: _control.AsJson = False,
 ) -> None:
     """Open a store whose log is damaged, and give up what was written after the damage. No node may use it."""
-    where = _where(store, config, data, None, None)
+    where = _where(store, config, data, None, None, ask=False, told=not as_json)
     if where.path is None:
         raise _control.ControlError("Redis mends its own files: see `redis-check-aof --fix`")
     to = directory.absolute()
@@ -207,35 +208,76 @@ def salvage(
 # -- where
 
 
-def _where(store: str | None, config: Path | None, data: str | None, http: str | None, token: str | None) -> Where:
-    """As `serve` would find it."""
+def _where(
+    store: str | None,
+    config: Path | None,
+    data: str | None,
+    http: str | None,
+    token: str | None,
+    *,
+    ask: bool = True,
+    told: bool = True,
+) -> Where:
+    """The store that is named; else that of the node that runs here (`ask`); else the one `serve` would find.
+
+    `told`: say on standard error which one it is, unless it was named itself.
+    """
     from motorcade import config as configuration
     from motorcade import log
     from motorcade.http.token import read_token
     from motorcade.storage import placed
 
     flags = {"store.url": store, "data.dir": data}
+    named = next((name for name, value in (("--store", store), ("--data", data), ("--config", config)) if value), "")
+    named = named or next((name for name in ("MOTORCADE_STORE__URL", "MOTORCADE_DATA__DIR") if name in os.environ), "")
     found = configuration.load(
         config, os.environ, {key: value for key, value in flags.items() if value is not None}
     ).config
     log.configure("warning", found.log.format)
     url = placed(found.store.url, Path(found.data.dir))
+    if http is None:
+        address = next(iter(configuration.addresses(found.http.bind)), None)
+        http = f"{address.host}:{address.port}" if address is not None else _control.DEFAULT
+    token = token or found.http.token or read_token(Path(found.data.dir) / "token") or None
+    why = f"as {named} says" if named else "no other is named"
+    if ask and not named:
+        running = _store_of_node(http, token)
+        if running is None:
+            why = f"no node answers at http://{http}"
+        else:
+            url, why = running
     if url == "memory://":
         raise _control.ControlError(
             "memory:// keeps nothing that outlives its node; name another store with --store URL or --config FILE"
         )
-    if http is None:
-        address = next(iter(configuration.addresses(found.http.bind)), None)
-        http = f"{address.host}:{address.port}" if address is not None else _control.DEFAULT
     path = Path(url.removeprefix("rocksdb://")).absolute() if url.startswith("rocksdb://") else None
     if path is not None:
         url = f"rocksdb://{path}"  # workers of Spark run in other folders
-    return Where(
-        url,
-        path,
-        found.store.durability,
-        http,
-        token or found.http.token or read_token(Path(found.data.dir) / "token") or None,
+    where = Where(url, path, found.store.durability, http, token, why)
+    if told and store is None:
+        print(f"store: {_shown(where)} ({why})", file=sys.stderr)
+    return where
+
+
+def _store_of_node(http: str, token: str | None) -> tuple[str, str] | None:
+    """URL of the store of the node that runs at an address, and how it is known; None: no node answers there."""
+    control = _control.Control(http, token)
+    try:
+        name, view = control.call("GET", "node")["node"], control.call("GET", "store")
+    except _control.UnreachableError:
+        return None
+    except _control.ControlError as error:
+        raise _control.ControlError(
+            f"the node at http://{http} does not tell which store it has: {error}; name the store with --store URL"
+        ) from error
+    why = f"of node {name} at http://{http}"
+    if view["place"]:
+        return f"rocksdb://{view['place']}", why
+    engine = view["figures"]["engine"]
+    raise _control.ControlError(
+        f"node {name} at http://{http} keeps its store "
+        + ("in memory, where only it can look" if engine == "memory" else f"on {engine}")
+        + "; name a store with --store URL or --config FILE"
     )
 
 

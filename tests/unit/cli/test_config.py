@@ -43,7 +43,8 @@ def test_a_bad_plugin_table_is_refused_with_its_line(run: Run, tmp_path: Path) -
 
 def test_show_names_origins_and_can_be_read_back(run: Run, tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text("[session]\nwindow = 5\n")
-    env = {"MOTORCADE_CONFIG": "m.toml", "MOTORCADE_SESSION__QUEUE": "7", "MOTORCADE_HTTP__TOKEN": "hush"}
+    nowhere = {"MOTORCADE_HTTP": "127.0.0.1:1"}  # whatever else runs on this machine
+    env = nowhere | {"MOTORCADE_CONFIG": "m.toml", "MOTORCADE_SESSION__QUEUE": "7", "MOTORCADE_HTTP__TOKEN": "hush"}
     shown = json.loads(run("config", "show", "--origin", "--json", env=env).stdout)
     assert {"value": 5, "origin": "file m.toml:2"} == shown["session.window"]
     assert {"value": 7, "origin": "environment MOTORCADE_SESSION__QUEUE"} == shown["session.queue"]

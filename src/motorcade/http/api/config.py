@@ -1,4 +1,4 @@
-"""`/config/reload`: read the configuration again, the same as SIGHUP."""
+"""`/config`: what the node is configured with, secrets hidden; `/config/reload`: read it again, the same as SIGHUP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from motorcade.control import Control
-from motorcade.http.answers import answer
+from motorcade.http.answers import answer, listing
 from motorcade.http.bridge import Bridge
 
 
@@ -17,4 +17,8 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     async def reload(_request: Request) -> Response:
         return answer(await bridge.call_slow(control.reload))
 
-    return [Route("/config/reload", reload, methods=["POST"])]
+    async def show(_request: Request) -> Response:
+        """Every key in the order of the sections, with its value and where that comes from."""
+        return listing(await bridge.call(control.configuration))
+
+    return [Route("/config", show, methods=["GET"]), Route("/config/reload", reload, methods=["POST"])]
