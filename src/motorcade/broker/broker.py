@@ -559,6 +559,7 @@ class Broker:
             "messages_stored": plane.shared.queued + self.stored(),
             "messages_stored_bytes": plane.shared.queued_bytes,
             "publish_received": stats.publish_received,
+            "publish_abandoned": stats.abandoned,
             "publish_sent": stats.publish_sent,
             "publish_dropped": sum(stats.dropped.values()) - stats.dropped["no_subscribers"],
             "publish_bytes_received": stats.publish_bytes_received,

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from motorcade.broker.frames import Frame, frame_of, message_of, qos_of
+from motorcade.broker.frames import Frame, frame_of, is_released, message_of, qos_of
 from motorcade.broker.limits import Limits
 from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
@@ -582,15 +582,16 @@ class PubSub:
         sent = [
             (frame, qos_of(frame) == 1)  # QoS 2 may have arrived
             for number, frame in session.inflight.items()
-            if number not in of_sources  # what becomes of these is their sources' to say
+            if number not in of_sources and not is_released(frame)  # sources say what becomes of theirs
         ]
+        self.shared.stats.abandoned += len(sent)
         waiting = [(frame, True) for frame in session.queue or ()]
         for frame, may_go_on in sent + waiting:
             origin = frame[2]
             group = origin.headers.get("shared_group") if isinstance(origin, Message) else None
             if isinstance(group, SharedGroup) and isinstance(origin, Message) and may_go_on:
                 self.share(group, origin, now, without=session)
-            elif qos_of(frame):
+            else:
                 session.drop(frame, "session_ended")
 
     # -- delivery from the byte loop

@@ -10,6 +10,7 @@ class Stats:
     """What has happened since the node started."""
 
     __slots__ = (
+        "abandoned",
         "acl_allowed",
         "acl_denied",
         "auth_allowed",
@@ -34,6 +35,7 @@ class Stats:
     )
 
     def __init__(self) -> None:
+        self.abandoned = 0  #: copies that were sent, and given up before they were acknowledged
         self.connections_accepted = 0
         self.connections_closed = 0
         self.bytes_received = 0

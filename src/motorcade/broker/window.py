@@ -491,6 +491,7 @@ class Window:
         if self.max_packet:  # it may also take smaller ones than before
             for number in [n for n, frame in self.inflight.items() if size_of(frame) > self.max_packet]:
                 self.drop(self.inflight.pop(number), "too_large")
+                self.shared.stats.abandoned += 1
                 if self.carrier is not None:
                     self.carrier.acknowledged(number, ReasonCode.PACKET_TOO_LARGE, "too_large")
         self.unsent = deque(number for number, frame in self.inflight.items() if not is_released(frame)) or None
@@ -513,6 +514,7 @@ class Window:
             if is_released(frame) or not (hidden or revoked.hides(topic_of(frame).decode())):
                 continue
             self.drop(frame, "not_authorized")
+            self.shared.stats.abandoned += 1
             if qos_of(frame) == 2:
                 self.inflight[number] = released(frame)
                 continue

@@ -100,6 +100,11 @@ _COUNTERS = (
     ("connections_closed_total", "connections_closed", "Network connections ended."),
     ("long_matches_total", "long_matches", "New topics that took several turns to be compared with all filters."),
     ("packet_ids_held_total", "packet_ids_held", "Packet ids passed over, because a client has not acknowledged them."),
+    (
+        "messages_abandoned_total",
+        "publish_abandoned",
+        "Messages sent to a client and given up before it had acknowledged them.",
+    ),
     ("sessions_expired_total", "clients_expired", "Sessions that ended because their client stayed away too long."),
 )
 _BOTH_WAYS = (
