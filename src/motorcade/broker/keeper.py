@@ -375,7 +375,9 @@ class Keeper(Commits):
         client = kept.client_from(client_id, record)
         session = Session(self._plane.shared, client, record.created_at)
         known = not record.connected and record.sent_to >= 0
-        session.mailbox = Mailbox(session, self, restored=True, sent_to=record.sent_to if known else UNKNOWN)
+        session.mailbox = Mailbox(
+            session, self, restored=True, sent_to=record.sent_to if known else UNKNOWN, window=record.window
+        )
         # The client may still hold an id of the process before: begin elsewhere.
         session.next_id = FIRST_OTHER_ID + int(now * 1000) % (65536 - FIRST_OTHER_ID)
         session.expiry = record.expiry
@@ -431,5 +433,6 @@ def _record(session: Session) -> kept.SessionRecord:
         client.host,
         client.listener,
         -1 if sent_to == UNKNOWN else sent_to,
+        session.limit,
         sorted(session.revoked.filters) if session.revoked is not None else [],
     )

@@ -74,6 +74,7 @@ class SessionRecord(msgspec.Struct, array_like=True):
     host: str = ""
     listener: str = "tcp"
     sent_to: int = -1  #: if not connected: the last entry that was ever sent; -1: unknown
+    window: int = 0  #: messages its client takes at once
     revoked: list[str] = []  #: subscriptions that were taken away; entries that came under them are not delivered
 
 

@@ -177,8 +177,13 @@ class Mailbox:
         "unread",
     )
 
-    def __init__(self, session: Session, keeper: Keeping, *, restored: bool = False, sent_to: int = UNKNOWN) -> None:
-        """`restored`: the process before this one may have left entries, and has sent those up to `sent_to`."""
+    def __init__(
+        self, session: Session, keeper: Keeping, *, restored: bool = False, sent_to: int = UNKNOWN, window: int = 0
+    ) -> None:
+        """`restored`: the process before this one may have left entries, and has sent those up to `sent_to`.
+
+        If that is unknown, `window` is how many the client took at once; 0: as many as now.
+        """
         self.session = session
         self.keeper = keeper
         self.owner = owner_of(session.client.client_id)
@@ -216,7 +221,7 @@ class Mailbox:
         self._ahead_octets = 0
         self._step = AHEAD // 4
         #: So many entries at most had the process before this one sent, if it was killed; none above `_old_to`.
-        self.doubtful = (session.shared.options.window or 65535) + UNSETTLED
+        self.doubtful = (window or session.shared.options.window or 65535) + UNSETTLED
         self._old_to = UNKNOWN if restored else 0
         self._seen = self._seen_to = 0  # of these, read by this connection
 

@@ -1422,3 +1422,20 @@ def test_after_a_restart_new_messages_carry_no_dup(make: Make) -> None:
     publisher = world.join("p")
     _publish(world, publisher, range(1, 6))
     assert [False] * 5 == [packet.dup for packet in drain(world, peer, packets + peer.take())]
+
+
+def test_after_a_kill_dup_is_on_no_more_than_the_client_took_at_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the acknowledgements that were not stored; also if its window is another now."""
+    monkeypatch.setattr(mailbox, "UNSETTLED", 1)
+    world = make()
+    small = Properties(session_expiry=3600, receive_maximum=2)
+    receiver, publisher = world.join("r", ("t", 1), properties=small), world.join("p")
+    _publish(world, publisher, range(1, 9))
+    assert 2 == len(payloads(receiver.take()))
+    world.restart()
+    peer, packets = world.back("r")
+    got = drain(world, peer, packets)
+    assert [True] * 3 + [False] * 5 == [packet.dup for packet in got]
+    assert [b"%d" % number for number in range(1, 9)] == [packet.payload for packet in got]
