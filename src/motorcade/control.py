@@ -639,6 +639,9 @@ class Control:
             except StoreError as error:
                 reasons.append(str(error))
                 details.append(str(error))
+        if self._plane.full:
+            reasons.append("the node takes more memory than it may (limits.max_memory)")
+            details.append(reasons[-1])
         standing = self._broker.supervisor.standing_still()
         if standing:
             names = sorted({task.name for task in standing})

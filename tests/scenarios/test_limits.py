@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from motorcade.broker.limits import Limits, SessionOptions
@@ -143,6 +144,19 @@ def test_auth_timeout(version: int) -> None:
         with NodeProcess(config=config, http=True) as node, Client(node, version=version) as client:
             told(client, 3, 0x88)
             assert (1, 0) == (refusals(node, "auth_timeout"), refusals(node, "connect_timeout"))
+
+
+@both
+def test_max_memory(version: int) -> None:
+    """A node that takes more memory than it may lets no one in (0x97, 3.x: 3), and says that it is not ready."""
+    config = "[limits]\nmax_memory = 1000000\n"
+    with NodeProcess(config=config, http=True) as node:
+        url = f"http://{node.http}/readyz"
+        wait_until(lambda: httpx.get(url, trust_env=False).status_code == 503, "it has looked at itself")
+        assert "max_memory" in httpx.get(url, trust_env=False).text
+        with Client(node, version=version) as client:
+            told(client, 3, QUOTA)
+        assert 1 == refusals(node, "max_memory")
 
 
 @both

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import resource
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +44,7 @@ TICK = 0.25  #: seconds between looks at what is due
 LAG_TICK = 0.02  #: seconds between two looks at how late the event loop is
 RECHECK_STEP = 100  #: absent sessions whose access is decided again before messages have their turn
 MAX_LEVEL = 256  #: characters of these
+RELIEF = 0.95  #: of `max_memory`, below which new clients and messages are taken again
 MAX_DEPTH = 8  #: messages that hooks may publish because of one another
 REFUSALS_LOGGED = 100  #: clients refused, or sent away for what they did, that are logged per window
 LOG_WINDOW = 10.0  #: seconds
@@ -50,6 +52,15 @@ LISTENERS = 1000  #: first levels of topics whose callbacks are remembered
 HELD_LONG = 60.0  #: seconds after which a message that is not acknowledged counts as held
 SWEEP_STEP = 2000  #: connections looked at per tick
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #: seconds
+
+
+def resident_memory() -> int:
+    """Bytes of memory that this process takes; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - four times a second
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 #: How many messages published by hooks, one because of the other, have led to what runs now. Tasks inherit it.
@@ -199,6 +210,7 @@ class Broker:
             self._sweep = list(self.connections)
             self.holding, self._holding = self._holding, 0
         now, wall = monotonic(), time()
+        self._weigh()
         self.plane.flapping.sweep(wall)
         for _ in range(min(len(self._sweep), max(SWEEP_STEP, len(self.connections) // 4))):
             self._look_at(self._sweep.pop(), now, wall)
@@ -207,6 +219,18 @@ class Broker:
                 log.warning(event, more=left_out)
         if self.plane.shared.dirty:
             self.outbox.later()
+
+    def _weigh(self) -> None:
+        """Take nothing new while this process takes more memory than it may."""
+        plane = self.plane
+        most = plane.limits.max_memory
+        if not most:
+            return
+        taken = resident_memory()
+        full = taken > (most * RELIEF if plane.full else most)
+        if full is not plane.full:
+            log.warning("memory_full" if full else "memory_free", taken=taken, max_memory=most)
+            plane.fill(full)
 
     def _look_at(self, connection: Connection, now: float, wall: float) -> None:
         """End a connection that has been silent or stuck for too long."""

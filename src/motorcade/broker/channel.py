@@ -219,6 +219,9 @@ class Channel(Inbound):
         if limit and plane.connections > limit:
             plane.refuse("max_connections")
             raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node has its {limit} connections")
+        if plane.full:
+            plane.refuse("max_memory")
+            raise Refused(ReasonCode.QUOTA_EXCEEDED, "this node has no memory left for more clients, try again later")
         most = plane.limits.max_sessions
         if most and len(plane.registry.sessions) >= most and client.client_id not in plane.registry.sessions:
             plane.refuse("max_sessions")

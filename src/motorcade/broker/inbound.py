@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 ALLOWED_TOPICS = 256  #: topics per connection whose access decision is remembered
 ALLOWED_LENGTH = 1024  #: characters of these; what is longer is decided every time
+NO_MEMORY = "this node has no memory left for more messages, try again later"
 MAX_DETAIL = 200  #: characters of a reason string; it may quote what the client sent
 
 Answer = tuple[ReasonCode, str, tuple[tuple[str, str], ...]]  #: reason, detail, user properties
@@ -186,6 +187,12 @@ class Inbound:
         `doubt`: it has come before, but perhaps not reached everybody.
         """
         plane = self.plane
+        if plane.full and doubt is None:
+            plane.refuse("max_memory")
+            plane.stats.dropped["no_memory"] += 1
+            if self.version != 5 and packet.qos:
+                raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, NO_MEMORY)
+            return ReasonCode.QUOTA_EXCEEDED, NO_MEMORY, ()
         route = self.routes.get(topic.encode())
         if route is None or route.stale:
             if not (yield from self.may("publish", topic)):

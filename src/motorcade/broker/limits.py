@@ -37,6 +37,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout: float = 5.0  #: seconds from the TCP connection to the last byte of CONNECT
     auth_timeout: float = 30.0  #: seconds from there until the client is let in or refused
     max_connections: int = 100_000  #: network connections of this node
+    max_memory: int = 0  #: bytes of memory of this process above which it takes no new clients and messages
     max_sessions: int = 1_000_000  #: sessions of this node, connected or away
     connect_rate: float = 1000.0  #: CONNECTs per second, sustained (leaky bucket)
     connect_burst: float = 20_000.0  #: CONNECTs at once after a quiet time

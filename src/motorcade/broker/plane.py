@@ -110,6 +110,7 @@ class Plane:
         self.flapping = Flapping(limits.flapping_count, limits.flapping_window, limits.flapping_ban)
         self.draining = False  #: shutting down: nobody new is let in
         self.connections = 0  #: network connections now, whether a client is let in or not
+        self.full = False  #: above `limits.max_memory`: nothing new is taken
         self.observed = False  #: somebody listens to every delivery: the byte loop hands all messages to the channel
         self.retains = False  #: somebody keeps retained messages
         self.keeper: Keeping | None = None  #: what makes sessions durable; None: they end with the node
@@ -118,10 +119,15 @@ class Plane:
 
     def _look_at_hooks(self) -> None:
         hooks = self.hooks
-        self.observed = any(
+        self.observed = self.full or any(
             chain is not None for chain in (hooks.message_delivered, hooks.message_acked, hooks.delivery_completed)
         )
         self.retains = any(callback.retained_only for callback in hooks.lookup("message.publish"))
+
+    def fill(self, full: bool) -> None:
+        """Take nothing new, or all again. The byte loop, which refuses nothing, rests meanwhile."""
+        self.full = full
+        self._look_at_hooks()
 
     def refuse(self, limit: str) -> None:
         """Count that a limit was hit."""

@@ -72,6 +72,7 @@ DROP_REASONS = (
     "unreadable",
     "will_failed",
     "hook_loop",
+    "no_memory",
 )
 LIMIT_NAMES = (
     "max_packet_size",
@@ -79,6 +80,7 @@ LIMIT_NAMES = (
     "connect_timeout",
     "auth_timeout",
     "max_connections",
+    "max_memory",
     "max_sessions",
     "connect_rate",
     "message_rate",

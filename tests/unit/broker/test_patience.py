@@ -17,7 +17,7 @@ from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.message import Message
 from motorcade.extension.hooks import Allow, Callback, Decision, Stop
 from motorcade.mqtt import codec
-from motorcade.mqtt.packets import Connack, Connect, Publish
+from motorcade.mqtt.packets import Connack, Connect, Pingreq, Publish
 from motorcade.mqtt.reasons import ReasonCode
 from tests.unit.broker.memory import MemoryNode, standing
 
@@ -158,3 +158,39 @@ def test_lines_are_counted_per_window() -> None:
     assert 2 == limit.over(111.0)
     assert 0 == limit.over(130.0)
     assert [True, True, False] == [limit.admits(130.0) for _ in range(3)]
+
+
+def test_a_node_without_memory_takes_nothing_new() -> None:
+    """Clients and messages are refused, what is there is served on, and some way below the bound all is as before."""
+    node = MemoryNode(limits=Limits(max_memory=1000))
+    taken = [0]
+    with standing(node.clock), patch.object(broker_module, "resident_memory", lambda: taken[0]):
+        new, old = node.client("new"), node.client("old", 4)
+        node.subscribe(new, ("t", 1))
+        for size, full in ((1000, False), (1001, True), (960, True), (950, False), (1000, False), (2000, True)):
+            taken[0] = size
+            later(node, 1.0)
+            assert full is node.plane.full, size
+        new.send(Publish("t", b"0"), Publish("t", b"1", 1, packet_id=1), Publish("t", b"2", 2, packet_id=2))
+        new.send(Pingreq())
+        node.turn()
+        quota = ReasonCode.QUOTA_EXCEEDED
+        answers = [(type(p).__name__, getattr(p, "reason", None)) for p in new.take()]
+        assert [("Puback", quota), ("Pubrec", quota), ("Pingresp", None)] == answers
+        old.send(Publish("t", b"0"), Pingreq())
+        node.turn()
+        assert 1 == len(old.take())
+        old.send(Publish("t", b"1", 1, packet_id=1))
+        node.turn()
+        stranger = node.peer()
+        stranger.send(Connect("stranger", 5))
+        node.turn()
+        (connack,) = stranger.take()
+        assert isinstance(connack, Connack) and connack.reason is quota
+        assert [False, False, True] == [peer.open for peer in (old, stranger, new)]
+        assert (6, 5) == (node.plane.stats.refused["max_memory"], node.plane.stats.dropped["no_memory"])
+        taken[0] = 100
+        later(node, 1.0)
+        new.send(Publish("t", b"again"))
+        node.turn()
+        assert [b"again"] == [p.payload for p in new.take() if isinstance(p, Publish)]
