@@ -66,6 +66,17 @@ def test_a_cancellation_during_a_collection_has_one_of_its_own(world: Machine) -
     assert {State.CANCELLED: 3} == states(world)
 
 
+def test_a_pause_behind_a_cancellation_that_is_being_stored_does_not_undo_it(world: Machine) -> None:
+    publish(world)
+    world.store.held = True
+    world.cancel(request="r0", turn=True)
+    world.pause(request="r0", turn=True)
+    world.work_again()
+    world.go_on()
+    assert {State.CANCELLED: 1} == states(world)
+    assert "paused" == world.run(world.service.status("r0")).status
+
+
 def test_a_request_with_nothing_pending_is_complete(world: Machine) -> None:
     come(world)
     publish(world, which=(0, 1))

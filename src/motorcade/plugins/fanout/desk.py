@@ -19,6 +19,7 @@ Rule 4: a message that is over while its packet is in the window holds its place
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum, auto
@@ -119,6 +120,7 @@ class Desk:
         self.ended: Lately[tuple[str, int]] = Lately(MOST_ENDED)  #: (VIN, position) (rule 2)
         self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was given back, lately
         self.cancels = 0  #: cancellations, since the start
+        self.deciding = asyncio.Lock()  #: held while a record of `requests` is replaced: none is made from an older one
         self.untold: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start

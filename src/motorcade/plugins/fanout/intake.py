@@ -40,7 +40,7 @@ from motorcade.extension.plugin import Spawn
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.clerk import Clerk
-from motorcade.plugins.fanout.desk import Desk, delivery_of
+from motorcade.plugins.fanout.desk import ACTIVE, Desk, delivery_of
 from motorcade.plugins.fanout.job import Job
 from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run, history_draft
 from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
@@ -283,12 +283,15 @@ class Intake:
     async def _use_again(self, job: Job) -> None:
         """A request that was cancelled is active again; what was accepted before stays withdrawn."""
         request_id = job.batch.request_id
-        before = self._desk.requests.get(request_id)
-        if before is not None and before.state == "cancelled":
-            record = msgspec.structs.replace(before, state="active", since=job.now)
-            until = job.now + self._desk.config.data_retention
-            await self._store.records.put(REQUESTS, request_id, encode(record), until)
-            self._desk.requests[request_id] = record
+        if self._desk.requests.get(request_id, ACTIVE).state != "cancelled":
+            return
+        async with self._desk.deciding:
+            before = self._desk.requests.get(request_id, ACTIVE)
+            if before.state == "cancelled":
+                record = msgspec.structs.replace(before, state="active", since=job.now)
+                until = job.now + self._desk.config.data_retention
+                await self._store.records.put(REQUESTS, request_id, encode(record), until)
+                self._desk.requests[request_id] = record
 
     def _entry(self, job: Job) -> EntryRecord:
         parsed = job.batch

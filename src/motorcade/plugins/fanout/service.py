@@ -169,20 +169,21 @@ class FanoutService:
 
     async def _decide(self, request_id: str, state: Status, cancelled_at: float = 0.0) -> None:
         view = await self.status(request_id)  # `UnknownError`
-        now = self._parts.now()
-        before = self._desk.requests.get(request_id, ACTIVE)
-        record = RequestRecord(
-            state, now, view.first_at, view.last_at, view.targets, max(cancelled_at, before.cancelled_at)
-        )
-        # Nothing that is pending now lives longer; but what is paused stays so, whatever is issued under its id.
-        until = 0.0 if state == "paused" else now + self._desk.config.data_retention
-        batch = self._parts.store.batch()
-        if state == "cancelled":
-            batch.put(STATE, UNSWEPT, b"1")  # first: where batches are not atomic it must not be missing
-        batch.put(REQUESTS, request_id, encode(record), until)
-        self._desk.cancels += state == "cancelled"
-        await batch.commit()
-        self._desk.requests[request_id] = record
+        async with self._desk.deciding:
+            now = self._parts.now()
+            before = self._desk.requests.get(request_id, ACTIVE)
+            record = RequestRecord(
+                state, now, view.first_at, view.last_at, view.targets, max(cancelled_at, before.cancelled_at)
+            )
+            # Nothing that is pending now lives longer; but what is paused stays so, whatever is issued under its id.
+            until = 0.0 if state == "paused" else now + self._desk.config.data_retention
+            batch = self._parts.store.batch()
+            if state == "cancelled":
+                batch.put(STATE, UNSWEPT, b"1")  # first: where batches are not atomic it must not be missing
+            batch.put(REQUESTS, request_id, encode(record), until)
+            self._desk.cancels += state == "cancelled"
+            await batch.commit()
+            self._desk.requests[request_id] = record
 
     async def gc(self) -> GcView:
         """Collect now."""
