@@ -292,3 +292,17 @@ def test_what_is_taken_from_the_window_by_the_broker_waits_again(world: Machine)
     world.cars[0].flying.clear()
     world.go_on()
     assert 1 == len(world.cars[0].flying)
+
+
+def test_attempts_are_forgotten_with_their_delivery(world: Machine) -> None:
+    """They are remembered of what was given back, until that is over."""
+    come(world)
+    publish(world)
+    world.answer(which=0, refuse=True, turn=True)
+    world.leave(which=0, goodbye=True, turn=True)
+    world.go_on()
+    assert [VIN] == [vin for vin, _ in world.plugin.desk.attempts]
+    world.cancel(request="r0", turn=True)
+    come(world)
+    world.pass_time(10.0)
+    assert not world.plugin.desk.attempts

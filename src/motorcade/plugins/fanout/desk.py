@@ -195,6 +195,7 @@ class Desk:
         if name in self.ended:
             return False
         self.ended.add(name)
+        self.attempts.pop(name, None)
         held = self.hold.get(vin)
         if held is not None and held.position == position:
             held.phase = Phase.OVER if held.in_window else Phase.ENDING
