@@ -165,6 +165,7 @@ class Churn:
             trust_env=False,
             timeout=PATIENCE,
         )
+        self.paused: list[str] = []  #: requests that wait for an operator, perhaps longer than their messages live
         self._number = 0
         self._clients: WeakSet[Client] = WeakSet()
 
@@ -176,6 +177,8 @@ class Churn:
                 tasks.create_task(self._repeat(name, per_second * self.rate, end), name=name)
         for client in list(self._clients):  # of pieces that ended early
             client.abort()
+        while self.paused:
+            await self.ask("POST", f"{self.paused.pop()}/resume")
 
     async def _repeat(self, name: str, per_second: float, end: float) -> None:
         loop = asyncio.get_running_loop()
@@ -439,7 +442,7 @@ class Churn:
 
     @piece(1.5)
     async def fanout(self, n: int) -> None:
-        """Requests that are finished, cancelled, paused for good, resumed, expired, or replaced and refused."""
+        """Requests that are finished, cancelled, left paused, resumed, expired, or replaced and refused."""
         request, vins, kind = f"request-{n}", self._vins(n), n % 6
         path = f"fanout/requests/{request}"
         more: dict[str, object] = {"expires_in": 0.3} if kind == 4 else {"batch_id": f"batch-{n}"} if kind == 5 else {}
@@ -450,6 +453,7 @@ class Churn:
             await self.ask("POST", f"{path}/cancel")
         elif kind == 2:
             await self.ask("POST", f"{path}/pause")
+            self.paused.append(path)
         elif kind == 3:
             await self.ask("POST", f"{path}/pause")
             await self.ask("POST", f"{path}/resume")
