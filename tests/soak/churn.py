@@ -34,7 +34,7 @@ COMES = 10.0  #: seconds for a message
 AT_ONCE = 4  #: pieces of one kind at the same time
 
 #: Seconds by which everything that was let go is gone, sweeps and collections included.
-LET_GO = 20.0
+LET_GO = 25.0
 
 Piece = TypeVar("Piece", bound=Callable[..., Awaitable[None]])
 PIECES: dict[str, float] = {}  #: name of the method -> per second
