@@ -677,6 +677,8 @@ class Machine(PluginWorld[Car]):
     def come_to_rest(self) -> None:
         self.hold_nothing()
         self.go_on()
+        # A decision that could not be stored has not been taken.
+        self.paused = {name for name, record in self.plugin.desk.requests.items() if record.state == "paused"}
         self.answer_all()
         for car in self.cars:  # nobody has given a sign of life: what could be sent was sent
             if car.is_served:
