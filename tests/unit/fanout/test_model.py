@@ -584,6 +584,7 @@ class Machine(PluginWorld[Car]):
         async def work() -> None:
             await self.service.cancel(request)
             self.paused.discard(request)
+            self.decided.append(partial(self.paused.discard, request))  # behind a pause that was asked for before
             self.decided.append(partial(self.cancelled.__setitem__, request, at))
 
         self.chore(work())
