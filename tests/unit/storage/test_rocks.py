@@ -187,6 +187,25 @@ async def test_positions_go_on_after_everything_was_acknowledged_and_reopened(st
     await again.close()
 
 
+async def test_what_is_forgotten_takes_no_place_in_the_cache_of_heads(store: RocksStore) -> None:
+    """Owners are chosen by clients. One that comes back begins again, also in the transaction that forgets it."""
+    boxes = store.mailboxes
+    heads = store._writer.state.heads
+    for number in range(50):
+        await boxes.append([f"car-{number}"], Draft(b"body", PAYLOAD), NOW)
+    assert 50 == len(heads.young)
+    await asyncio.gather(*(boxes.forget(f"car-{number}") for number in range(49)))
+    assert ["car-49"] == [*heads.young, *heads._old]
+    (again,) = await boxes.append(["car-7"], Draft(b"again"), NOW)
+    assert 1 == again.position
+    _, appended = await asyncio.gather(boxes.forget("car-49"), boxes.append(["car-49"], Draft(b"new"), NOW))
+    assert (1, [b"new"]) == (appended[0].position, [entry.body for entry in await boxes.read("car-49", 0, 9, NOW)])
+    store = await reopened(store)
+    assert [b"again"] == [entry.body for entry in await store.mailboxes.read("car-7", 0, 9, NOW)]
+    assert [] == await store.mailboxes.read("car-8", 0, 9, NOW)
+    await store.close()
+
+
 async def test_a_small_cache_of_heads_changes_nothing(tmp_path: Path) -> None:
     store = RocksStore(tmp_path, max_heads=4)
     await store.open()

@@ -39,6 +39,7 @@ class Rows:
         self._settled = 0  #: answers of the last in `_bulk` that are in the overlay
         self._noted: dict[bytes, bytes | None] = {}  #: to be noted, beside the next three
         self._heads: dict[str, Head] = {}
+        self._forgotten: list[Head] = []  #: of owners that begin again, if they ever come back
         self._blobs: dict[bytes, BlobInfo] = {}
         self._messages: dict[int, Message] = {}
         self._streams: dict[str, StreamHead] = {}  #: to be written
@@ -78,6 +79,9 @@ class Rows:
         for head in self._heads.values():
             head.floor = head.first
             head.emptied = -1 if head.count else head.last
+        for head in self._forgotten:  # owners are chosen by clients: what is forgotten takes no place
+            if not head.last:
+                self._state.heads.drop(head.owner, head)
 
     def _get_entry(self, key: bytes) -> bytes | None:
         state = self._state

@@ -56,6 +56,12 @@ class Recent(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         self.young[key] = value
 
+    def drop(self, key: K, value: V) -> None:
+        """Forget a key if it has this very value."""
+        for half in (self.young, self._old):
+            if half.get(key) is value:
+                del half[key]
+
     def trim(self) -> None:
         """Keep to the bound; not while a transaction relies on what it has changed being here."""
         if len(self.young) >= self._half:
