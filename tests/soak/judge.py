@@ -32,6 +32,7 @@ CACHES = {
     'motorcade_table_entries{table="fanout_counted"}': 200_000,  # the same, as the node tells it
     'motorcade_table_entries{table="fanout_ended"}': 200_000,
     'motorcade_table_entries{table="access_failures"}': 200,
+    'motorcade_plugin_gauge{plugin="streams",name="stream_records"}': 1_000,  # receipts are trimmed some at a time
     "Failures._entries": 200,  # max_failure_entries, by name and by address
 }
 
