@@ -9,8 +9,8 @@ _SECRET = re.compile(
     r"|(private|api|access|shared)[-_]?key",
     re.IGNORECASE,
 )
-#: Up to the last @: passwords may hold one.
-_USER_IN_URL = re.compile(r"([a-z][a-z0-9+.-]*://)([^\s\"'<>]*)@", re.IGNORECASE)
+#: What a URL may stand in, as one piece: each is looked at once, however it is made up; clients choose texts too.
+_PIECE = re.compile(r"[^\s\"'<>]+")
 _IN_QUERY = re.compile(r"((?:^|[?&;#,\s])([^=&;#?,\s\"']*)=)[^&;#\s\"']+")
 _BEARER = re.compile(r"\b(bearer\s+|authorization:\s*basic\s+)[^\s,\"']{12,}", re.IGNORECASE)
 _CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # JSON leaves them as they are
@@ -26,16 +26,23 @@ def is_secret(key: str) -> bool:
 def without_secrets(text: str) -> str:
     """A text in which passwords and keys of URLs, and what follows `Bearer`, are hidden."""
     if "://" in text:
-        text = _USER_IN_URL.sub(_hide_user, text)
+        text = _PIECE.sub(_hide_user, text)
     if "=" in text:
         text = _IN_QUERY.sub(lambda found: f"{found[1]}{HIDDEN}" if is_secret(found[2]) else found[0], text)
     return _BEARER.sub(rf"\1{HIDDEN}", text)
 
 
 def _hide_user(found: re.Match[str]) -> str:
-    """`user:password@` keeps the user; what stands alone before `@` may be a key."""
-    user, colon, _ = found[2].partition(":")
-    return f"{found[1]}{user}{colon}{HIDDEN}@" if colon else f"{found[1]}{HIDDEN}@"
+    """`user:password@` keeps the user; what stands alone before `@` may be a key.
+
+    Up to the last `@`: passwords may hold one.
+    """
+    before, slashes, rest = found[0].partition("://")
+    credentials, at, host = rest.rpartition("@")
+    if not at:
+        return found[0]
+    user, colon, _ = credentials.partition(":")
+    return f"{before}{slashes}{user if colon else ''}{colon}{HIDDEN}@{host}"
 
 
 def escape_json(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import thread_time
 
 import pytest
 
@@ -28,6 +29,15 @@ from motorcade.core.words import printable
 )
 def test_secrets_in_texts(text: str, shown: str) -> None:
     assert shown == without_secrets(text)
+
+
+def test_a_text_that_a_client_has_made_up_is_looked_at_in_linear_time() -> None:
+    """Client ids and topics are logged, on the event loop: 16 kB took 2 s."""
+    size = 60_000
+    for text in ("a" * size + " x://", "x://" + "a" * size, "a://" * (size // 4), "a://b@" * (size // 6), "a=" * size):
+        began = thread_time()
+        without_secrets(text)
+        assert thread_time() - began < 0.5, text[:10]
 
 
 def test_names_that_sound_like_secrets() -> None:
