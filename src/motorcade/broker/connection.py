@@ -300,6 +300,11 @@ class Connection(asyncio.Protocol):
         """Whether nothing is taken from it now: something is waited for, or it is over its rate or budget."""
         return self._suspended or self._spent or self._throttled is not None
 
+    @property
+    def spent(self) -> bool:
+        """Whether nothing but the budget of this turn keeps it from taking more."""
+        return self._spent and not self._suspended and self._throttled is None
+
     # -- packets
 
     def _take(self, data: bytes) -> None:

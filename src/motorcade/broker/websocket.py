@@ -68,8 +68,10 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
         self._transport = None
-        connection = self._connection
-        if connection is None or connection.closing or self._held or not (self._spent and self._rest):
+        if not self._spent and self._goes_on():
+            self._spent = True
+            self._loop.call_soon(self._next_turn)
+        if not self._spent:
             self._lose()  # else when the rest of what has come is taken
 
     def _lose(self) -> None:
@@ -134,7 +136,17 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._rest and not self._held:
             self.data_received(b"")
         if self._transport is None and not self._spent:
-            self._lose()
+            self.connection_lost(None)
+
+    def _goes_on(self) -> bool:
+        """Whether only the budgets of this turn keep what has come from being taken."""
+        connection = self._connection
+        return (
+            bool(self._rest)
+            and connection is not None
+            and not connection.closing
+            and (connection.spent if self._held else self._spent)
+        )
 
     def _receive(self, data: bytes) -> None:
         self._ws.receive_data(data)
@@ -161,6 +173,9 @@ class WebSocketProtocol(asyncio.Protocol):
         self._follow_reading()
 
     def eof_received(self) -> bool | None:
+        if self._goes_on():
+            return None  # frames that come before the end are not parsed yet; see `connection_lost`
+        self._rest = b""  # the layer takes nothing more
         self._ws.receive_eof()
         self._take_events()
         self._send()

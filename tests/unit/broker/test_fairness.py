@@ -423,15 +423,21 @@ def test_what_is_over_the_budget_follows_in_order(node: MemoryNode, websocket: b
 
 
 @pytest.mark.parametrize("websocket", [False, True])
-def test_a_connection_that_breaks_while_its_packets_wait(node: MemoryNode, websocket: bool) -> None:
+@pytest.mark.parametrize("eof", [False, True])  # TLS tells of the end right behind the last bytes
+@pytest.mark.parametrize("properties", [Properties(), Properties(content_type="x")])  # these go through the channel
+def test_a_connection_that_breaks_while_its_packets_wait(
+    node: MemoryNode, websocket: bool, eof: bool, properties: Properties
+) -> None:
     """What was read before the end counts: the DISCONNECT among it, so that no will is published."""
     subscriber = node.client("subscriber")
     node.subscribe(subscriber, ("#", 0))
     flood = Flood(node, websocket, iter(()))
-    packets = [encoded(Publish("t", b"%d" % i)) for i in range(5000)]
+    packets = [encoded(Publish("t", b"%d" % i, properties=properties)) for i in range(5000)]
     data = [encoded(Connect("flood", 5, will=Will("will", b"!"))), *packets, encoded(Disconnect())]
     flood.protocol.data_received(HANDSHAKE * websocket + b"".join(frame(BINARY, d) if websocket else d for d in data))
     flood.wire.broken = True
+    if eof:
+        flood.protocol.eof_received()
     flood.protocol.connection_lost(None)
     flood.wire.gone = True
     node.turn()
