@@ -155,6 +155,8 @@ class Keeper(Commits):
         after = mailbox.sent_to
         while 0 < most < entries or 0 < most_octets < octets:
             found = await self.store.mailboxes.read(mailbox.owner, after, TRIM_STEP, time())
+            if mailbox.session.ended:
+                return  # the next session of its client may have the mailbox by now
             for entry in found:
                 after = entry.position
                 if (0 < most < entries or 0 < most_octets < octets) and mailbox.discard(entry):
@@ -418,7 +420,10 @@ def _record(session: Session) -> kept.SessionRecord:
         will = kept.will_record(session.will, session.will_delay, session.will_at)
     elif session.owed is not None:
         will = kept.will_record(session.owed.will, 0, 0.0)
-    sent_to = session.mailbox.sent_to if session.mailbox is not None and session.link is None else UNKNOWN
+    mailbox = session.mailbox
+    sent_to = mailbox.sent_to if mailbox is not None and session.link is None else UNKNOWN
+    # This connection may take fewer at once than were sent before: none of them must be forgotten in a crash.
+    window = max(session.limit if session.link is not None else 0, mailbox.held if mailbox is not None else 0)
     return kept.SessionRecord(
         client.username,
         session.version,
@@ -433,6 +438,6 @@ def _record(session: Session) -> kept.SessionRecord:
         client.host,
         client.listener,
         -1 if sent_to == UNKNOWN else sent_to,
-        session.limit,
+        window,
         sorted(session.revoked.filters) if session.revoked is not None else [],
     )

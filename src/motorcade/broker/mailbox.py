@@ -200,7 +200,8 @@ class Mailbox:
         self.epoch = 0  #: one more with every connection
         self.reading = False
         self.sent: dict[int, int] = {}  #: packet id -> position, in the window now
-        self.held = session.shared.options.window if restored else 0  #: entries the last connection had in its window
+        #: Entries the last connections had in flight, at most.
+        self.held = (window or session.shared.options.window) if restored else 0
         self._held_octets = 0
         self._sent_octets: dict[int, int] = {}  # packet id -> octets, in the window now
         self._window_octets = 0  # of all of them
@@ -275,8 +276,7 @@ class Mailbox:
     def detach(self) -> None:
         """The connection is gone; what it had on its way is in the store."""
         session = self.session
-        self.held = len(self.sent)
-        self._held_octets = self._window_octets
+        self._hold_back()
         self._window_octets = 0
         self._sent_octets.clear()
         for number in self.sent:
@@ -290,6 +290,13 @@ class Mailbox:
         if self._moved:  # what is left will be read with its mark
             self._moved = {p: n for p, n in self._moved.items() if p in self.acked or p == self._unstored}
         self.spared = SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
+
+    def _hold_back(self) -> None:
+        """Note how much is in flight: what this connection has sent, and what those before it have sent."""
+        held, octets = len(self.sent), self._window_octets
+        if self._ahead[0][0] <= self.sent_to if self._ahead else self.waiting and self.cursor < self.sent_to:
+            held, octets = max(held, self.held), max(octets, self._held_octets)  # it has not repeated all of them
+        self.held, self._held_octets = held, octets
 
     # -- in
 
@@ -484,6 +491,10 @@ class Mailbox:
 
     def _store_move(self) -> None:
         position = self._unstored
+        if self.session.ended or position not in self._moved:  # there was no room for it, and it is gone
+            self._unstored = 0
+            self.session.go_on()
+            return
         ticket = self.keeper.mark(self, position, MOVED_MARK + 2 * (self._moved[position] - MOVED_FROM))
 
         def stored() -> None:

@@ -1388,6 +1388,33 @@ def test_the_other_id_of_a_message_is_stored_before_it_is_used(make: Make, monke
     assert [b"3"] == payloads(receiver.take())
 
 
+def test_an_entry_that_is_dropped_before_its_other_id_is_stored_stops_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "IDS_OF_MAILBOX", 2)
+    world = make(SMALL)
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    _publish(world, publisher, range(1, 3))
+    sent = receiver.take()
+    assert [b"1", b"2"] == payloads(sent)
+    world.store.held = True
+    publisher.send(Publish("t", b"3", 1, packet_id=3))
+    world.turn()
+    world.store.let_go(1)
+    world.turn()
+    world.store.fail(StoreError("no answer"))
+    world.turn()
+    world.release()
+    _publish(world, publisher, range(4, 12))
+    assert 3 not in world.store.entries("r"), "there was no room for it"
+    world.pass_time(RETRY)
+    rest = [packet.payload for packet in drain(world, receiver, sent + receiver.take())]
+    _publish(world, publisher, range(12, 15))
+    rest += [packet.payload for packet in drain(world, receiver, receiver.take())]
+    assert [b"12", b"13", b"14"] == rest[-3:]
+    assert not world.store.entries("r")
+
+
 # --- DUP ------------------------------------------------------------------------------------------------------------
 
 
@@ -1439,3 +1466,39 @@ def test_after_a_kill_dup_is_on_no_more_than_the_client_took_at_once(
     got = drain(world, peer, packets)
     assert [True] * 3 + [False] * 5 == [packet.dup for packet in got]
     assert [b"%d" % number for number in range(1, 9)] == [packet.payload for packet in got]
+
+
+def test_what_was_sent_carries_dup_although_the_client_took_fewer_at_once_before_the_kill(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[MQTT-3.3.1-1]"""
+    monkeypatch.setattr(mailbox, "UNSETTLED", 1)
+    world = make(SessionOptions(window=8))
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    _publish(world, publisher, range(1, 9))
+    assert 8 == len(payloads(receiver.take()))
+    receiver.close()
+    world.turn()
+    small = Properties(session_expiry=3600, receive_maximum=2)
+    for _ in range(2):
+        assert [b"1", b"2"] == payloads(world.back("r", small)[1])
+        world.restart()
+    peer, packets = world.back("r")
+    assert [True] * 8 == [packet.dup for packet in drain(world, peer, packets)]
+
+
+def test_what_an_earlier_connection_has_in_flight_does_not_count_as_queue(make: Make) -> None:
+    world = make(SMALL)
+    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+    _publish(world, publisher, range(1, 4))
+    assert 3 == len(payloads(receiver.take()))
+    for _ in range(2):
+        receiver.close()
+        world.turn()
+        receiver, packets = world.back("r", Properties(session_expiry=3600, receive_maximum=1))
+        assert [b"1"] == payloads(packets)
+    receiver.close()
+    world.turn()
+    _publish(world, publisher, range(4, 6))
+    peer, packets = world.back("r")
+    assert [b"%d" % number for number in range(1, 6)] == [packet.payload for packet in drain(world, peer, packets)]
