@@ -19,6 +19,7 @@ Rule 4: acknowledgements of receivers ride along. If they are lost in a crash, t
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
@@ -154,8 +155,8 @@ class Part:
         self.puts = False  #: it has records
 
 
-class Commits:
-    """The way into the store."""
+class Commits(ABC):
+    """The way into the store; `Keeper` knows the sessions."""
 
     def __init__(
         self, store: Store, loop: asyncio.AbstractEventLoop, flush: Callable[[], None], supervisor: Tasks | None = None
@@ -176,6 +177,7 @@ class Commits:
         self._bounds: dict[tuple[int, int], Bound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @abstractmethod
     def check(self) -> None:
         """Raise `StoreError` if nothing may be written now."""
 
@@ -550,9 +552,9 @@ class Commits:
             self._acks.setdefault(mailbox, []).extend(positions)
         self._later()
 
+    @abstractmethod
     def trim(self, session: Session) -> None:
         """The mailbox of a client has more than it may: drop of what waits."""
-        raise NotImplementedError
 
     def pump(self, session: Session, now: float) -> None:
         """Send what waits for a client."""
