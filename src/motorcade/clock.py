@@ -62,7 +62,7 @@ class Clock:
         asleep = self._suspended()
         if asleep - self._asleep > SUSPENDED:
             self._base += asleep - self._asleep
-        self._asleep = asleep
+        self._asleep = max(self._asleep, asleep)  # less is told if this thread had to wait between its two clocks
         even = self._even()
         wall = self.wall()
         if self._even() - even > STEP / 10:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from itertools import accumulate, islice
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -25,6 +25,7 @@ from motorcade import __version__
 from motorcade.broker.broker import LAG_BUCKETS, Broker
 from motorcade.broker.session import Session
 from motorcade.broker.tables import tables
+from motorcade.clock import time
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Compacted, Form

@@ -87,6 +87,16 @@ def test_a_thread_that_had_to_wait_between_the_two_clocks_is_no_step() -> None:
     assert 0.0 == clock.check() and 0 == clock.steps
 
 
+def test_a_thread_that_had_to_wait_while_it_asked_was_not_suspended() -> None:
+    watch = Watch()
+    clock = watch.clock()
+    watch.suspended -= 3  # the second of its two clocks was read late
+    assert 0.0 == clock.check()
+    watch.suspended += 3
+    assert 0.0 == clock.check() and 0 == clock.steps
+    assert pytest.approx(START) == clock.time()
+
+
 def test_time_that_the_machine_was_suspended_counts_and_is_no_step() -> None:
     watch = Watch()
     clock = watch.clock()

@@ -6,7 +6,6 @@ Nobody declares them, so there is nothing to create or to change; what is looked
 from __future__ import annotations
 
 from http import HTTPStatus
-from time import time
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from motorcade.clock import time
 from motorcade.control import MOST_FOUND, PAGE, Control
 from motorcade.core.moment import seconds_of
 from motorcade.core.words import nearest
