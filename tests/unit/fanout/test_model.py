@@ -101,6 +101,16 @@ class Stored:
         return receipts.delivery_id(self.vin, self.position)
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A packet of the platform."""
+
+    at: float
+    request: str
+    payload: bytes
+    vins: tuple[str, ...] = ()
+
+
 @dataclass(eq=False)
 class Flying:
     """A packet that the vehicle has not answered."""
@@ -268,11 +278,11 @@ class Machine(PluginWorld[Car]):
     def __init__(self) -> None:
         super().__init__()
         self.entries: dict[tuple[str, int], Stored] = {}
-        self.found: dict[tuple[str, str, bytes], Stored] = {}
-        self.batches: dict[int, tuple[str, str, bytes, tuple[str, ...]]] = {}  #: by packet id, until they are answered
+        self.found: dict[tuple[str, str, bytes], Stored] = {}  #: the last of each
+        self.batches: dict[int, Sent] = {}  #: by packet id, until they are answered
         self.named: dict[bytes, tuple[str, dict[str, Any], tuple[str, ...]]] = {}  #: by payload: batches with an id
         self.most: int | None = None  #: so many vehicles of a batch are written now, where that is not atomic
-        self.accepted: list[tuple[str, str, bytes]] = []  #: VIN, request and payload of batches that were acknowledged
+        self.accepted: list[Stored] = []  #: what was acknowledged to the platform
         self.cancelled: dict[str, float] = {}  #: request: when it was called off last
         self.paused: set[str] = set()
         self.ever_paused: set[str] = set()
@@ -355,10 +365,10 @@ class Machine(PluginWorld[Car]):
 
     def answered(self, packet: Puback | Pubrec) -> None:
         assert isinstance(packet, Puback)
-        request, _, payload, vins = self.batches.pop(packet.packet_id)
+        sent = self.batches.pop(packet.packet_id)
+        request, payload, vins = sent.request, sent.payload, sent.vins
         if packet.reason < 0x80:
-            taken = [vin for vin in vins if payload not in self.named or self._is_told(vin, request, payload)]
-            self.accepted += [(vin, request, payload) for vin in taken]
+            taken = [entry.vin for entry in self._taken(sent)]
             figures = dict(packet.properties.user_properties)
             if figures:
                 told, left = (int(figures.get(name, 0)) for name in ("rejected", "superseded"))
@@ -369,9 +379,22 @@ class Machine(PluginWorld[Car]):
             for vin in set(vins) - set(taken):
                 assert self._is_superseded(vin, request, payload), f"{vin} was left out"
 
-    def _is_told(self, vin: str, request: str, payload: bytes) -> bool:
-        entry = self.found.get((vin, request, payload))
-        return entry is not None and any(told.delivery_id == entry.name for told in self.receipts())
+    def _taken(self, sent: Sent) -> list[Stored]:
+        """What is stored of a batch that was acknowledged."""
+        if sent.payload not in self.named:
+            taken = [self.found[vin, sent.request, sent.payload] for vin in set(sent.vins)]
+        else:  # perhaps earlier than this; and once more meanwhile, when its id was forgotten
+            told = {receipt.delivery_id for receipt in self.receipts()}
+            taken = [
+                entry
+                for entry in self.entries.values()
+                if (entry.request, entry.payload) == (sent.request, sent.payload)
+                and entry.accepted_at <= sent.at
+                and (sent.at < entry.accepted_at + RETENTION or not self.store.atomic)  # or it was completed since
+                and entry.name in told
+            ]
+        self.accepted += taken
+        return taken
 
     def _is_superseded(self, vin: str, request: str, payload: bytes) -> bool:
         """Whether a batch that was published later was stored for a vehicle."""
@@ -423,10 +446,10 @@ class Machine(PluginWorld[Car]):
             fields |= {"batch_id": f"b{self.number}"}
             self.named[payload] = topic, fields, vins
         packets: list[Packet] = [Publish(topic, json.dumps(fields).encode(), 1, packet_id=second)]
-        self.batches[second] = request, topic, payload, vins
+        self.batches[second] = Sent(self.now, request, payload, vins)
         if two:
             packets.insert(0, Publish(f"{DATA_PREFIX}d{self.number}", payload, 1, packet_id=first))
-            self.batches[first] = request, "data", payload, ()
+            self.batches[first] = Sent(self.now, request, payload)
         self.say(self.publisher, *packets)
         self.go_on(turn)
 
@@ -438,7 +461,7 @@ class Machine(PluginWorld[Car]):
             topic, fields, vins = self.named[payload]
             self.number += 1
             packet_id = 2 * self.number
-            self.batches[packet_id] = fields["request_id"], topic, payload, vins
+            self.batches[packet_id] = Sent(self.now, fields["request_id"], payload, vins)
             self.say(self.publisher, Publish(topic, json.dumps(fields).encode(), 1, packet_id=packet_id))
         self.go_on(turn)
 
@@ -547,7 +570,7 @@ class Machine(PluginWorld[Car]):
         """A live message for a vehicle, of somebody else: it takes room in the window."""
         self.number += 1
         packet_id = 2 * self.number
-        self.batches[packet_id] = "", "other", b"", ()
+        self.batches[packet_id] = Sent(self.now, "", b"")
         self.say(self.publisher, Publish(f"agent/{VINS[which]}/other", b"hello", 1, packet_id=packet_id))
         self.go_on(turn)
 
@@ -733,20 +756,19 @@ class Machine(PluginWorld[Car]):
             if receipt.state in FINAL:
                 ends[receipt.delivery_id].append(receipt)
         named = {receipt.delivery_id for receipt in told}
-        promised = {self.found[accepted].name for accepted in self.accepted}
+        promised = {entry.name for entry in self.accepted}
         for entry in self.entries.values():
             if entry.replaced and entry.name not in named | promised:
                 continue  # killed before anybody had heard of it, and the next batch was stored already
             self._judge_ending(entry, ends[entry.name])
         accepted = {receipt.delivery_id for receipt in told if receipt.state is State.ACCEPTED}
-        for vin, request, payload in self.accepted:
-            entry = self.found[vin, request, payload]
+        for entry in self.accepted:
             assert entry.name in accepted or _is_rejected(ends[entry.name]), f"{entry.name} was never accepted"
 
     def _judge_order(self, told: list[Receipt]) -> None:
         """The first receipt of a delivery says that it was accepted, if its publisher has heard so."""
         begun = {entry.name for entry in self.entries.values()}
-        begun -= {self.found[accepted].name for accepted in self.accepted}
+        begun -= {entry.name for entry in self.accepted}
         for receipt in told:
             first = receipt.delivery_id not in begun
             begun.add(receipt.delivery_id)

@@ -10,7 +10,7 @@ import pytest
 from motorcade.core.receipt import State
 from motorcade.mqtt.packets import Publish
 from motorcade.plugins.fanout.tables import BATCHES, DATA, STATE, TRIGGER, UNSWEPT
-from tests.unit.fanout.test_model import OPTIONS, RETENTION, VINS, Machine
+from tests.unit.fanout.test_model import OPTIONS, RETENTION, VINS, Machine, Sent
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_lowered_retention_holds_for_what_is_stored(unjudged: Machine) -> None
     world.run(world.plugins.reload("fanout", OPTIONS | {"data_retention": 10.0}))
     world.go_on()
     fields = {"ids": [VINS[2]], "request_id": "r2", "data_id": "d1"}
-    world.batches[901] = "r2", TRIGGER, b"", ()
+    world.batches[901] = Sent(world.now, "r2", b"")
     world.say(world.publisher, Publish(TRIGGER, json.dumps(fields).encode(), 1, packet_id=901))
     world.go_on()
     assert not world.batches and 1 == world.loaded.context.counters["batches_without_data"]

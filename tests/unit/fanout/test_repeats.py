@@ -15,7 +15,7 @@ from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, de
 from motorcade.plugins.fanout.repeats import named_of, recovered, vins_of
 from motorcade.plugins.fanout.tables import BATCHES, INGRESS, INTENTS
 from motorcade.storage.ports import StoreError
-from tests.unit.fanout.test_model import VINS, Machine
+from tests.unit.fanout.test_model import RETENTION, VINS, Machine, Sent
 
 ANSWERED = {"accepted": 3, "duplicates": 0, "replaced": 0}
 
@@ -37,7 +37,7 @@ class World(Machine):
         fields: dict[str, Any] = {"ids": VINS, "request_id": "r0", "data": data, "mode": mode, "batch_id": f"b{data}"}
         self.number += 1
         self.named[data.encode()] = INGRESS, fields, VINS
-        self.batches[self.number] = "r0", INGRESS, data.encode(), VINS
+        self.batches[self.number] = Sent(self.now, "r0", data.encode(), VINS)
         self.say(self.publisher, Publish(INGRESS, json.dumps(fields).encode(), 1, packet_id=self.number))
         self.go_on(turn)
 
@@ -192,6 +192,37 @@ def test_a_twin_waits_for_a_batch_that_is_under_way(world: World) -> None:
     world.hold(False, False)
     world.let_go(1000, True)
     assert [["1", "2"]] * 3 == [world.has(number) for number in range(3)], "in the order in which they came"
+
+
+def test_sent_again_when_its_id_is_forgotten_while_the_first_still_waits_for_the_store(world: World) -> None:
+    """The first one is stored when it is over already; the other is another batch, and each has its receipts."""
+    world.hold(True, False)
+    world.send("1")
+    world.pass_time(RETENTION)
+    world.send("1")
+    world.hold(False, False)
+    world.let_go(1000, True)
+    assert [ANSWERED] * 2 == world.figures
+    world.collect(True)
+    assert [["1"]] * 3 == [world.has(number) for number in range(3)]
+
+
+def test_sent_again_just_before_its_id_is_forgotten(world: World) -> None:
+    """What was known of it when it came counts, however long the store takes."""
+    world.hold(True, False)
+    world.send("1")
+    world.fail("part", True)
+    world.hold(False, False)
+    world.let_go(1000, True)
+    world.pass_time(RETENTION - 5.0)
+    world.hold(True, False)
+    world.send("1")
+    world.pass_time(10.0)
+    world.fail("part", True)
+    world.hold(False, False)
+    world.let_go(1000, True)
+    world.send("1")
+    assert ANSWERED.items() <= world.figures[-1].items()
 
 
 def test_a_batch_without_an_id_asks_the_store_for_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

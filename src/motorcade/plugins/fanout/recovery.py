@@ -132,10 +132,11 @@ class Recovery:
         if named is None:
             return None
         name = name_of(intent.request_id, named.batch_id)
-        known = await find(self._store.records, name, self._now())
+        retention = self._desk.config.data_retention
+        known = await find(self._store.records, name, intent.time, retention)
         missing = [vin for vin in vins if vin not in found.ours and vin not in found.superseded]
         record = recovered(found.batch, intent, named, known, len(found.ours), replaced, missing)
-        return writing(name, record, self._desk.config.data_retention) if record is not None else None
+        return writing(name, record, retention) if record is not None else None
 
     async def _pending(self, vin: str, found: _Found) -> None:
         """What waits for a vehicle, of one request."""

@@ -64,9 +64,7 @@ class Repeats:
         twin = self._under_way.get(name)
         if twin is not None:
             await twin.over.wait()
-        known = await find(self._records, name, job.now)  # when it came: it may have waited for long
-        if known is not None and known.time + self._desk.config.data_retention <= job.now:
-            known = None  # the option was lowered
+        known = await find(self._records, name, job.now, self._desk.config.data_retention)
         most = self._desk.config.max_batch_ids
         result = job.result
         if known is None:
@@ -131,13 +129,14 @@ def vins_of(text: str) -> tuple[str, ...]:
     return tuple(text[at : at + LENGTH] for at in range(0, len(text), LENGTH))
 
 
-async def find(records: Records, name: str, now: float) -> BatchRecord | None:
-    """What is remembered of a batch."""
-    value = await records.get(BATCHES, name, now)
+async def find(records: Records, name: str, came: float, retention: float) -> BatchRecord | None:
+    """Return what was remembered of a batch when it came, which may be long ago if the store is slow."""
+    value = await records.get(BATCHES, name, came)
     try:
-        return decode_batch(value) if value is not None else None
+        known = decode_batch(value) if value is not None else None
     except RecordError as error:
         raise StoreError(f"batch {name!r} cannot be read: {error}") from error
+    return known if known is not None and came < known.time + retention else None  # the option may have been lowered
 
 
 def writing(name: str, record: BatchRecord, retention: float) -> Callable[[StoreBatch], None]:
