@@ -22,7 +22,7 @@ Http = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="MOTORCADE_TOKEN", help="Bearer token. [found, if this user runs the node here]"),
+    typer.Option("--token", envvar="MOTORCADE_TOKEN", help="Bearer token. \\[found, if this user runs the node here]"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 DEFAULT = "127.0.0.1:18083"

@@ -29,7 +29,7 @@ Password = Annotated[
         "-P", "--pw", "--password", envvar="MOTORCADE_PASSWORD", help="Better given as a variable.", show_envvar=True
     ),
 ]
-ClientId = Annotated[str | None, typer.Option("-i", "--id", help="Client id. [made up]")]
+ClientId = Annotated[str | None, typer.Option("-i", "--id", help="Client id. \\[made up]")]
 Five = Annotated[bool, typer.Option("--v5/--v311", help="Protocol version.")]
 Qos = Annotated[int, typer.Option("-q", "--qos", min=0, max=2)]
 KeepAlive = Annotated[int, typer.Option("-k", "--keepalive", min=0, max=65535, help="Seconds.")]

@@ -65,7 +65,7 @@ def audience(
         float | None, typer.Option("--rate", min=0.001, metavar="N", help="At most so many vehicles per second.")
     ] = None,
     connections: Annotated[
-        int | None, typer.Option("--connections", min=1, max=1000, help="To the broker, at once. [cores, up to 8]")
+        int | None, typer.Option("--connections", min=1, max=1000, help="To the broker, at once. \\[cores, up to 8]")
     ] = None,
     partitions: Annotated[
         int, typer.Option("--partitions", min=1, max=100_000, help="Shares that VINs are divided into, at most.")
@@ -77,7 +77,7 @@ def audience(
     username: Annotated[str | None, typer.Option("-u", "--username")] = None,
     password_file: Annotated[
         Path | None,
-        typer.Option("--password-file", metavar="FILE", help="On every machine. [the variable MOTORCADE_PASSWORD]"),
+        typer.Option("--password-file", metavar="FILE", help="On every machine. \\[the variable MOTORCADE_PASSWORD]"),
     ] = None,
     cafile: Annotated[Path | None, typer.Option("--cafile", help="Authorities to trust (PEM), on every machine.")] = (
         None

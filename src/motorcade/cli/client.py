@@ -17,7 +17,7 @@ _TIMES = {"connected_at", "disconnected_at", "expires_at", "created_at"}
 
 @app.command("list")
 def list_(
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
     http: _control.Http = _control.DEFAULT,
     token: _control.Token = None,
     as_json: _control.AsJson = False,

@@ -37,8 +37,8 @@ SecretFile = Annotated[
 TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="Its certificate, PEM; with --tls-key.")]
 TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate, PEM.")]
 TlsCa = Annotated[str | None, typer.Option(metavar="FILE", help="The CA of the other side's certificate, PEM.")]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error. [info]")]
-LogFormat = Annotated[str | None, typer.Option("--log-format", help="auto, console or json. [auto]")]
+LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error. \\[info]")]
+LogFormat = Annotated[str | None, typer.Option("--log-format", help="auto, console or json. \\[auto]")]
 
 
 @app.command()
@@ -50,7 +50,7 @@ def leader(
         typer.Option("--worker", metavar="HOST:PORT", help="A worker that does not register itself. Several times."),
     ] = None,
     intake: Annotated[
-        str | None, typer.Option(metavar="stream|channel", help="Where messages come from. [stream]")
+        str | None, typer.Option(metavar="stream|channel", help="Where messages come from. \\[stream]")
     ] = None,
     secret_file: SecretFile = None,
     tls_cert: TlsCert = None,
@@ -92,7 +92,7 @@ def worker(
         str | None, typer.Option(metavar="HOST:PORT", help="What it is called in the registry, if not as --listen.")
     ] = None,
     handler: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="What works on messages. [they are written as is]")
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="What works on messages. \\[they are written as is]")
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Calls of an asynchronous handler at a time. [8]")] = None,
     secret_file: SecretFile = None,

@@ -271,7 +271,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 @app.command("list")
 def list_(
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
     http: _control.Http = _control.DEFAULT,
     token: _control.Token = None,
     as_json: _control.AsJson = False,
@@ -353,7 +353,7 @@ def targets(
     state: Annotated[
         str | None, typer.Option("--state", parser=_state, metavar="|".join(_ASKED), help="Only those in this state.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
     only_vins: Annotated[bool, typer.Option("--only-vins", help="A list as `fanout send --vins` takes it.")] = False,
     http: _control.Http = _control.DEFAULT,
     token: _control.Token = None,
@@ -406,7 +406,7 @@ def report(
         float, typer.Option("--slow-after", parser=_positive, metavar="1h|30m|45s", help="What counts as late.")
     ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
     store: Annotated[
-        str | None, typer.Option("--store", metavar="URL", help="The store. [as `motorcade serve` finds it]")
+        str | None, typer.Option("--store", metavar="URL", help="The store. \\[as `motorcade serve` finds it]")
     ] = None,
     config: ConfigFile = None,
     data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where the node keeps files.")] = None,

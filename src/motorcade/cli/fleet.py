@@ -66,7 +66,7 @@ def simulate(
     first: First = 1,
     wmi: Wmi = "LMC",
     duration: Annotated[
-        float | None, typer.Option("--duration", parser=seconds, metavar="45s|30m", help="How long. [until stopped]")
+        float | None, typer.Option("--duration", parser=seconds, metavar="45s|30m", help="How long. \\[until stopped]")
     ] = None,
     count: Annotated[
         int | None, typer.Option("-C", "--count", min=1, help="End when so many messages are acknowledged.")

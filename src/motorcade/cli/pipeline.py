@@ -30,7 +30,7 @@ run.command()(_pipeline_audience.audience)
 _STOPPED = "stopped"  # an audit begins anew each time
 
 Request = Annotated[
-    str | None, typer.Option("--request", metavar="ID", parser=_request_id, help="Of this request alone. [all]")
+    str | None, typer.Option("--request", metavar="ID", parser=_request_id, help="Of this request alone. \\[all]")
 ]
 
 
@@ -157,7 +157,7 @@ def status(
         typer.Argument(metavar="DIR", parser=_pipeline.folder, help="The folder of a run."),
     ],
     store: Annotated[
-        str | None, typer.Option("--store", metavar="URL", help="The store, if it needs a password. [as it was run]")
+        str | None, typer.Option("--store", metavar="URL", help="The store, if it needs a password. \\[as it was run]")
     ] = None,
     as_json: _control.AsJson = False,
 ) -> None:

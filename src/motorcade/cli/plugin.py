@@ -32,7 +32,7 @@ def list_(
 def load(
     name: Name,
     path: Annotated[
-        Path | None, typer.Option("--path", help="A .py file or package folder. [an installed plugin]")
+        Path | None, typer.Option("--path", help="A .py file or package folder. \\[an installed plugin]")
     ] = None,
     options: _options.Set = None,
     http: _control.Http = _control.DEFAULT,

@@ -78,7 +78,7 @@ def list_(
     declared: Annotated[bool, typer.Option("--declared", help="Those that were declared.")] = False,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="The compacted queues of clients.")] = False,
     shared: Annotated[bool, typer.Option("--shared", help="Shared compacted queues.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. [all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
     http: _control.Http = _control.DEFAULT,
     token: _control.Token = None,
     as_json: _control.AsJson = False,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Check, measure, copy and move the store of a node.")
 
-Url = Annotated[str | None, typer.Option("--store", metavar="URL", help="The store. [as `motorcade serve` finds it]")]
+Url = Annotated[str | None, typer.Option("--store", metavar="URL", help="The store. \\[as `motorcade serve` finds it]")]
 Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where the node keeps files.")]
 Http = Annotated[
     str | None,

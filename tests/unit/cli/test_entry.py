@@ -8,8 +8,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+from rich.text import Text
 
 from motorcade import cli
 from tests.support.node import ROOT
@@ -63,3 +66,20 @@ def test_ctrl_c_while_commands_are_put_together_is_quiet(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (130, ("", "")) == (ended.value.code, capsys.readouterr())
+
+
+def _commands(command: Any) -> list[Any]:
+    return [command, *(each for inner in getattr(command, "commands", {}).values() for each in _commands(inner))]
+
+
+def test_help_shows_what_stands_in_brackets() -> None:
+    """Defaults are told in brackets, which are markup if a letter follows: they vanished."""
+    found = [
+        (command.name, text)
+        for command in _commands(typer.main.get_command(cli.app))
+        for each in command.params
+        if (text := getattr(each, "help", None)) and "[" in text
+    ]
+    assert found
+    for name, text in found:
+        assert Text.from_markup(text).plain == text.replace("\\[", "["), name
