@@ -597,7 +597,7 @@ class Control:
     # -- the node
 
     async def configuration(self) -> list[SettingView]:
-        """What the node is configured with: the file as it was read last, environment and command line."""
+        """What the node works with: file, environment and command line at its start, and what a reload has applied."""
         return [SettingView(key=key, value=value, origin=origin) for key, value, origin in self.settings()]
 
     async def reload(self) -> ReloadView:

@@ -13,7 +13,8 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -53,6 +54,7 @@ SOON = 30 * DAY  #: before a certificate ends the log says so
 #: New objects between collections, and how many make a larger one. A pass over the youngest takes 3 ms, a larger one
 #: 22 ms, a full one 370 ms for 20 000 sessions: so that is rare, and nothing that ends may depend on it.
 GC_THRESHOLDS = (50_000, 5, 400)
+LATER = " has changed: takes effect at the next start"  #: a reload says so of a key
 
 
 LARGE_BLOCK = 4 * 2**20  #: bytes; more than a message, less than what one check of a password takes
@@ -282,10 +284,12 @@ class Node:
         self._tell_certificates()
         in_force = {f"listeners.{kind}.{name}" for kind in self._tls for name in TlsFiles._fields}
         restart += [
-            f"{key} has changed: takes effect at the next start"
+            f"{key}{LATER}"
             for key in differences(self._loaded.config, loaded.config)
             if key not in in_force and not key.startswith("plugins.")
         ]
+        waiting = {text.removesuffix(LATER) for text in restart if text.endswith(LATER)}
+        self.control.settings = partial(_in_force, self._loaded, loaded, waiting)
         log.info("reloaded", applied=applied, restart=restart)
         return ReloadView(applied=applied, restart=restart, changed=applied + restart)
 
@@ -307,9 +311,9 @@ class Node:
                 before = f" (applied before that: {', '.join(applied)})" if applied else ""
                 raise MotorcadeError(f"{error}{before}") from error
             applied.append(f"plugin {name} reloaded")
-            restart += [f"plugins.{name}.{key} has changed: takes effect at the next start" for key in later]
+            restart += [f"plugins.{name}.{key}{LATER}" for key in later]
             if path != old_paths.get(name, path):
-                restart.append(f"plugins.{name}.path has changed: takes effect at the next start")
+                restart.append(f"plugins.{name}.path{LATER}")
         wanted = {name for name, _, _ in plugins_to_load(config)}
         restart += [
             f"plugin {name} is no longer configured, but runs on: restart, or `motorcade plugin unload {name}`"
@@ -327,6 +331,12 @@ class Node:
             )
         except Exception as error:  # noqa: BLE001 - a defect: nobody else would hear of it
             self.tasks.note("node.reload", error)
+
+
+def _in_force(old: Loaded, new: Loaded, waiting: set[str]) -> Iterator[tuple[str, object, str]]:
+    """Entries as they are after a reload: new ones, but for those that wait for a restart."""
+    yield from (entry for entry in new.entries() if entry[0] not in waiting)
+    yield from (entry for entry in old.entries() if entry[0] in waiting)
 
 
 def _keep_private(folder: Path) -> None:

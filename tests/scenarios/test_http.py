@@ -375,8 +375,15 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(tmp_path: Path) -> Non
             assert (409, "CONFLICT") == (refused.status_code, refused.json()["code"])
             assert "windw" in refused.json()["message"] and ":5" in refused.json()["message"]
             client.expect_nothing()
-            file.write_text("[plugins.retained]\nmax_messages = 1\n\n[plugins.systopics]\ninterval = 3600\n")
+            file.write_text(
+                "[plugins.retained]\nmax_messages = 1\n\n[plugins.systopics]\ninterval = 3600\n[session]\nwindow = 7\n"
+            )
+            before = {each["key"]: each["value"] for each in web.get("/api/v1/config").json()["data"]}
             assert any("retained" in change for change in web.post("/api/v1/config/reload").json()["changed"])
+            after = {each["key"]: each["value"] for each in web.get("/api/v1/config").json()["data"]}
+            differing = {key: after[key] for key in after if after[key] != before.get(key)}
+            assert 1 == differing.pop("plugins.retained.max_messages"), "what is in force is shown"
+            assert not [key for key in differing if not key.startswith("plugins.systopics.")], "and nothing else"
             client.publish("over/the/new/bound", b"x", 1, retain=True)
             client.subscribe("over/#")
             client.expect_nothing()
