@@ -240,6 +240,7 @@ class Writer:
         except Exception as error:
             self.faults += 1
             log.exception("store_writer_failed", consequence="the store refuses writes until its files are open again")
+            self._grown = {}
             self._fail(error, calls)
 
     def _group(self, first: list[Call] | None) -> tuple[list[Call], bool]:
@@ -272,12 +273,23 @@ class Writer:
             durable = durable or call.durable
         if part:
             self._write(part)
-        if durable and self._sync and self.trouble is None and self._tables is not None:
-            try:
-                self._tables.db.flush_wal(True)
-            except Exception as error:  # noqa: BLE001 - the binding knows no other
-                self._fail(error, group)
+        if durable and self._sync:
+            self._flush(group)
         self.commits += 1
+
+    def _flush(self, group: list[Call]) -> None:
+        """Make a group as durable as promised; if it cannot be, nobody knows of its calls."""
+        if self.trouble is not None or self._tables is None:
+            # Some were written before a write failed, and are not synced.
+            self._grown = {}
+            for call in group:
+                call.error = call.error or StoreError(str(self.trouble))
+            return
+        try:
+            self._tables.db.flush_wal(True)
+        except Exception as error:  # noqa: BLE001 - the binding knows no other
+            self._grown = {}
+            self._fail(error, group)
 
     def _allowed(self, call: Call) -> bool:
         """Whether it may be tried; if not, it knows why."""
@@ -336,7 +348,6 @@ class Writer:
         Whether these calls were written shows only when the files are opened again: their error is not a certain one.
         """
         self.trouble = trouble = self.files.explain(error)
-        self._grown = {}
         self._tried_at = time.monotonic()
         for call in calls:
             if call.error is None:

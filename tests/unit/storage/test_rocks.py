@@ -144,6 +144,45 @@ async def test_the_fast_level_never_syncs(tmp_path: Path, monkeypatch: pytest.Mo
     await store.close()
 
 
+async def test_what_was_written_but_not_synced_is_not_confirmed(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second write of a group fails: the first one is in the log of the files, and nothing has made it durable."""
+    monkeypatch.setattr(writer, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(writer, "MERGE_ROWS", 1)
+    opened = store._writer._tables
+    assert opened is not None
+    db, writes, synced = opened.db, 0, []
+
+    class Breaking:
+        def write(self, *given: object) -> None:
+            nonlocal writes
+            writes += 1
+            if writes == 2:
+                raise OSError("Input/output error")
+            db.write(*given)  # type: ignore[arg-type]
+
+        def flush_wal(self, sync: bool) -> None:
+            synced.append(sync)
+            db.flush_wal(sync)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(db, name)
+
+    told: list[tuple[str, int]] = []
+    store.streams.watch(lambda stream, last: told.append((stream, last)))
+    with monkeypatch.context() as patch:
+        patch.setattr(opened, "db", Breaking())
+        calls = [store.streams.append("a", [b"1"], NOW), store.streams.append("b", [b"1"], NOW)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert 2 == writes and not synced
+    for answer in answers:
+        assert isinstance(answer, StoreError) and not answer.certain
+    assert not told, "nobody knows"
+    await until(lambda: not store._writer.full)
+    assert [2] == await store.streams.append("a", [b"2"], NOW)
+
+
 def count_syncs(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """A list that grows with every sync."""
     synced: list[bool] = []
