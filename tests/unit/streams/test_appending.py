@@ -147,3 +147,21 @@ async def test_unloaded_in_the_middle_of_a_write(node: Node, gate: Gate) -> None
         with pytest.raises(StoreError):
             await future
     assert 0 == node.streams.waiting.messages
+
+
+async def test_a_fault_after_the_write_leaves_no_publisher_waiting(
+    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stored; those behind it are written too, and readers find all of it."""
+    stream = node.streams.stream("s")
+    assert stream is not None
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("a page that cannot be made")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream.appender, "_appended", breaks)
+        assert [1] == await asyncio.wait_for(put(node, b"1").future(), 60)
+    assert [2] == await asyncio.wait_for(put(node, b"2").future(), 60)
+    assert [b"1", b"2"] == await stored(store)
+    assert 2 == stream.tail and stream.appender.doubtful

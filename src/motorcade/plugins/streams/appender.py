@@ -189,7 +189,12 @@ class Appender:
         self._over(group)
         self._failing = False
         self._counters["appended"] += len(offsets)
-        self._appended(offsets, group, now)
+        try:
+            self._appended(offsets, group, now)
+        except Exception:  # noqa: BLE001 - it is logged
+            # A fault of ours: the records are stored, and publishers must hear that. Whoever looks finds them.
+            self.doubtful = True
+            self._log.exception("stream_append_not_told", stream=self._name)
         if group.done is not None and not group.done.done():
             group.done.set_result(offsets)
 
