@@ -241,6 +241,36 @@ async def test_the_lowest_level_is_dropped_first(store: Store) -> None:
         assert [b"high0", b"high1", b"high2", b"low3"] == await node.stored()
 
 
+async def test_what_goes_to_a_consumer_while_a_queue_is_trimmed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the consumer fails, another one gets it."""
+    store = MemoryStore()
+    await store.open()
+    read, reading, go = store.mailboxes.read, asyncio.Event(), asyncio.Event()
+    options = queue(max_messages=2, overflow="drop_oldest", priorities=2)
+    async with Node.on(store, queue=options) as node:
+        pub, car = await node.client("pub"), await node.client("car", receive_maximum=1)
+        for number in range(2):
+            await pub.publish("q/a", b"low%d" % number)
+
+        async def slow(owner: str, after: int, limit: int, now: float) -> list[Entry]:
+            entries = await read(owner, after, limit, now)
+            if not reading.is_set():
+                reading.set()
+                await go.wait()
+            return entries
+
+        monkeypatch.setattr(store.mailboxes, "read", slow)
+        await pub.publish("q/a", b"high", properties=Properties(user_properties=(("priority", "9"),)))
+        await reading.wait()
+        await car.subscribe("$queue/q")
+        (first,) = await car.take(1)
+        car.ack(first)
+        (held,) = await car.take(1)
+        go.set()
+        await until(lambda: not next(iter(node.plugin._queues))._trimming)
+        assert [bytes(held.payload)] == [one for one in await node.stored() if one == bytes(held.payload)]
+
+
 async def test_a_message_larger_than_the_queue_is_refused(store: Store) -> None:
     for overflow in ("refuse", "drop_oldest"):
         async with Node.on(store, queue=queue(max_bytes=500, overflow=overflow)) as node:

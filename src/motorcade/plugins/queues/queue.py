@@ -249,10 +249,12 @@ class Queue:
                     entries = await mailboxes.read(owner, after, min(STEP, beyond), self._tools.now())
                     if not entries or self.closed:
                         break
-                    for entry in entries:
-                        self.dispatcher.gone(level, entry.position)
-                    await mailboxes.acknowledge(owner, [entry.position for entry in entries])
-                    self._tools.counters["dropped"] += len(entries)
+                    after = self.dispatcher.in_flight_to(level)  # it may have moved on meanwhile
+                    positions = [entry.position for entry in entries if entry.position > after]
+                    for position in positions:
+                        self.dispatcher.gone(level, position)
+                    await mailboxes.acknowledge(owner, positions)
+                    self._tools.counters["dropped"] += len(positions)
                     await self.refresh()
         except StoreError as error:
             self._tools.log.warning("queue_not_trimmed", queue=self.name, error=str(error))
