@@ -468,31 +468,31 @@ class Channel(Inbound):
         problem = ""
         asked = {item.filter for item in packet.subscriptions}  # one that a plugin has made is not the client's fault
         budget = FILTERS_PER_TURN
-        for found in wanted:
-            item = found.outcome if isinstance(found, Verdict) else found
-            if budget <= 0:
-                yield GIVE_WAY
-                budget = FILTERS_PER_TURN
-            problem = problem or (found.detail if isinstance(found, Verdict) else "")
-            if isinstance(item, ReasonCode):
-                reasons.append(codec.sayable(SUBACK, item))
-                continue
-            budget -= len(item.filter)
-            try:
+        try:
+            for found in wanted:
+                item = found.outcome if isinstance(found, Verdict) else found
+                if budget <= 0:
+                    yield GIVE_WAY
+                    budget = FILTERS_PER_TURN
+                problem = problem or (found.detail if isinstance(found, Verdict) else "")
+                if isinstance(item, ReasonCode):
+                    reasons.append(codec.sayable(SUBACK, item))
+                    continue
+                budget -= len(item.filter)
                 reason, detail = yield from self._judge(session, item, changed=item.filter not in asked)
-            except ProtocolError:
-                self._take_back(session, before)
-                raise
-            problem = problem or detail
-            reasons.append(reason)
-            if reason < 0x80:
-                before.setdefault(item.filter, session.subscriptions.get(item.filter))
-                granted.append((item, plane.pubsub.subscribe(session, item)))
+                problem = problem or detail
+                reasons.append(reason)
+                if reason < 0x80:
+                    before.setdefault(item.filter, session.subscriptions.get(item.filter))
+                    granted.append((item, plane.pubsub.subscribe(session, item)))
+        except (ProtocolError, GeneratorExit):  # or the connection has ended meanwhile
+            self._take_back(session, before, granted)
+            raise
         if granted and plane.keeper is not None and session.mailbox is not None:
             ticket = plane.keeper.subscribe(session, [item for item, _ in granted])
             yield Commit(ticket, hold=True)  # two answers about one filter must not wait at once
             if ticket.error is not None:
-                self._take_back(session, before)
+                self._take_back(session, before, granted)
                 refused = codec.sayable(SUBACK, ReasonCode.QUOTA_EXCEEDED)
                 reasons = [reason if reason >= 0x80 else refused for reason in reasons]
                 granted, problem = [], str(ticket.error)
@@ -506,14 +506,30 @@ class Channel(Inbound):
         if session.carrier is not None:
             session.go_on()
 
-    def _take_back(self, session: Session, before: dict[str, Subscription | None]) -> None:
-        """Subscriptions could not be stored: they are again as they were."""
+    def _take_back(
+        self, session: Session, before: dict[str, Subscription | None], granted: list[tuple[Subscription, bool]]
+    ) -> None:
+        """Subscriptions could not be made: they are again as they were, unless others have come meanwhile."""
+        made = {item.filter: item for item, _ in granted}
         for filter_, old in before.items():
+            if session.subscriptions.get(filter_) is not made[filter_]:
+                continue
             if old is None:
                 self.plane.pubsub.unsubscribe(session, filter_)
                 session.leave_sources(filter_)  # one that was registered meanwhile may have taken it
             else:
                 self.plane.pubsub.subscribe(session, old)
+
+    def _give_way_without(self, session: Session, removed: list[str]) -> Steps:
+        """Let others have their turn; if the connection ends meanwhile, the store is told what was left till then."""
+        try:
+            yield GIVE_WAY
+        except GeneratorExit:
+            known = self.plane.registry.sessions.get(self.client.client_id) is session  # not one that came after it
+            if self.plane.keeper is not None and session.mailbox is not None and known:
+                gone = [filter_ for filter_ in removed if filter_ not in session.subscriptions]
+                self.plane.keeper.subscribe(session, (), gone)
+            raise
 
     def _too_many(self, filters: int) -> bool:
         limit = self.plane.limits.max_filters
@@ -572,7 +588,7 @@ class Channel(Inbound):
         budget = FILTERS_PER_TURN
         for filter_ in filters:
             if budget <= 0:
-                yield GIVE_WAY
+                yield from self._give_way_without(session, removed)
                 budget = FILTERS_PER_TURN
             budget -= len(filter_)
             if plane.pubsub.unsubscribe(session, filter_):

@@ -37,6 +37,7 @@ from motorcade.mqtt.packets import (
     Will,
 )
 from motorcade.mqtt.properties import Properties
+from tests.unit.broker.held_store import HeldStore
 from tests.unit.broker.memory import MemoryNode, Peer, Turns, Wire, standing
 
 READ = 256_000  #: bytes libuv reads at once
@@ -340,6 +341,44 @@ def test_what_the_node_publishes_is_matched_in_steps_too(node: MemoryNode) -> No
     node.turn()
     assert 1 == stats.long_matches
     assert [1, 1] == [len(peer.take()) for peer in peers]
+
+
+def test_a_client_that_goes_in_the_midst_of_its_filters() -> None:
+    """They are subscribed to and left in several turns. Memory and store agree about what was not answered."""
+    node = MemoryNode(store=HeldStore())
+    filters = [f"filters/{number:040}" for number in range(250)]
+    subscribe = Subscribe(1, tuple(Subscription(each, 1) for each in filters))
+    forever = Properties(session_expiry=1000)
+    with standing(node.clock):
+        for way in ("lost", "taken over"):
+            first = node.client("c", clean=False, properties=forever)
+            first.send(subscribe)
+            session = node.plane.registry.sessions["c"]
+            assert 0 < len(session.subscriptions) < len(filters), "others have their turn now"
+            if way == "lost":
+                first.close()
+                node.turn()
+                assert {} == session.subscriptions
+            else:
+                second = node.peer()
+                second.send(
+                    Connect("c", 5, clean_start=False, properties=forever), Subscribe(2, (Subscription(filters[0]),))
+                )
+                node.turn()
+                assert [filters[0]] == list(session.subscriptions), "those of the new connection stay"
+                second.close()
+                node.turn()
+        third = node.client("c", clean=False, properties=forever)
+        third.send(subscribe)
+        node.turn()
+        third.send(Unsubscribe(3, tuple(filters)))
+        third.close()
+        node.turn()
+        left = set(session.subscriptions)
+        assert 0 < len(left) < len(filters), "others have had their turn"
+        node = node.restart()
+    with standing(node.clock):
+        assert left == set(node.plane.registry.sessions["c"].subscriptions)
 
 
 FRAMES = {
