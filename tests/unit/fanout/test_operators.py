@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
+import msgspec
 import pytest
 
-from motorcade.core.receipt import State
+from motorcade.core.lately import Lately
+from motorcade.core.receipt import LATE_ACK, State
 from motorcade.mqtt.packets import Publish
+from motorcade.plugins.fanout.record import BatchRecord, DataRecord, decode_batch, decode_data, encode
 from motorcade.plugins.fanout.tables import BATCHES, DATA, STATE, TRIGGER, UNSWEPT
+from motorcade.storage.memory import MemoryRecords
 from tests.unit.fanout.test_model import OPTIONS, RETENTION, VINS, Machine, Sent
 
 
@@ -54,6 +59,49 @@ def test_a_cancellation_goes_on_after_a_kill(world: Machine) -> None:
     world.kill(written=0)
     assert {State.CANCELLED: 3} == states(world)
     assert world.run(world.store.inner.records.get(STATE, UNSWEPT, world.now)) is None, "nothing is left to do"
+
+
+def test_a_cancellation_goes_on_after_a_kill_though_a_collection_ended_while_it_was_stored(
+    world: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That collection did not know of it, and must not say that everything is done."""
+    publish(world, which=(0, 1, 2))
+    store, records = world.store, world.store.inner.records
+
+    async def delete(collection: str, key: str) -> bool:
+        return await store.wait(lambda: records.apply_delete(collection, key), removes=True)
+
+    world.hold(writes=True, reads=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "delete", delete)  # behind the writes before it
+        world.cancel(request="r0", turn=True)
+        world.collect(turn=True)
+        world.kill(written=2)
+    assert {State.CANCELLED: 3} == states(world)
+
+
+def test_a_collection_waits_only_for_receipts_of_what_happened_before(world: Machine) -> None:
+    """A fleet that goes on acknowledging does not hold it up."""
+    for which in (0, 1):
+        come(world, which)
+    publish(world, which=(0, 1))
+    world.hold(writes=True, reads=False)
+    world.answer(which=0, refuse=False, turn=True)
+    settled: asyncio.Task[None] = world.loop.create_task(world.plugin.clerk.settle())
+    world.go_on()
+    world.answer(which=1, refuse=False, turn=True)
+    assert 2 == world.plugin.clerk.unwritten and not settled.done()
+    world.let_go(1, turn=True)
+    assert 1 == world.plugin.clerk.unwritten and settled.done()
+
+
+def test_a_late_answer_is_told_however_much_has_ended_since(world: Machine) -> None:
+    come(world)
+    for _ in range(2):
+        publish(world)
+    world.plugin.desk.ended = Lately(1)  # others have taken its place
+    world.answer(which=0, refuse=False, turn=True)
+    assert [LATE_ACK] == [receipt.reason for receipt in world.receipts() if receipt.reason == LATE_ACK]
 
 
 def test_a_cancellation_during_a_collection_has_one_of_its_own(world: Machine) -> None:
@@ -121,6 +169,43 @@ def test_a_lowered_retention_holds_for_what_is_stored(unjudged: Machine) -> None
     for collection in (DATA, BATCHES):
         assert not world.store.inner.records.collections.get(collection), collection
     assert {State.EXPIRED: 1} == states(world)
+
+
+def test_what_was_written_since_a_collection_has_looked_stays(
+    unjudged: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old data that is published again, an old id that is used again, while they are about to be removed."""
+    world = unjudged
+    world.publish(which=[0], request="r0", two=True, mode=None, priority=0, expires=None, turn=True, named=True)
+    world.pass_time(20.0)
+    scan = MemoryRecords.scan
+    decoders: dict[str, Callable[[bytes], DataRecord | BatchRecord]] = {DATA: decode_data, BATCHES: decode_batch}
+
+    async def scanned(self: MemoryRecords, collection: str, now: float) -> AsyncIterator[tuple[str, bytes]]:
+        found = [item async for item in scan(self, collection, now)]
+        for key, value in found:
+            yield key, value
+        for key, value in found if collection in decoders else []:
+            record = msgspec.structs.replace(decoders[collection](value), time=now)
+            await self.put(collection, key, encode(record), now + 10.0)
+
+    monkeypatch.setattr(MemoryRecords, "scan", scanned)
+    world.run(world.plugins.reload("fanout", OPTIONS | {"data_retention": 10.0}))
+    world.go_on()
+    for collection in decoders:
+        assert 1 == len(world.store.records_of(collection)), collection
+
+
+def test_there_is_no_data_that_was_never_published_however_long_it_is_kept(unjudged: Machine) -> None:
+    """A retention that goes back to before the epoch."""
+    world = unjudged
+    world.run(world.plugins.reload("fanout", OPTIONS | {"data_retention": 1e10}))
+    fields = {"ids": [VINS[0]], "request_id": "r0", "data_id": "unknown"}
+    world.batches[901] = Sent(world.now, "r0", b"")
+    world.say(world.publisher, Publish(TRIGGER, json.dumps(fields).encode(), 1, packet_id=901))
+    world.go_on()
+    assert 1 == world.loaded.context.counters["batches_without_data"]
+    assert not world.pending(VINS[0])
 
 
 def test_a_paused_request_whose_counts_are_forgotten_can_be_resumed(unjudged: Machine) -> None:

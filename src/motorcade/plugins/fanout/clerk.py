@@ -53,8 +53,7 @@ class Clerk:
         self._at_note = 0
         self._turned = asyncio.Event()  # the group in hand is written; a new one for each
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._stored = 0  # receipts, since the start
         self._due: list[tuple[float, int, Delivery]] = []  # heap; what is no longer so is left until it comes up
         self._serial = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -145,7 +144,8 @@ class Clerk:
 
     def late(self, delivery: Delivery) -> None:
         """The vehicle has acknowledged what was over."""
-        if (delivery.vin, delivery.position) in self._desk.ended:  # else its request is paused, and it comes again
+        # Else its request is paused, and it comes again. Those that have `ended` are remembered for a while only.
+        if delivery.ending or (delivery.vin, delivery.position) in self._desk.ended:
             self._note(delivery, State.SENT, LATE_ACK)
 
     def session_over(self, delivery: Delivery) -> None:
@@ -157,7 +157,6 @@ class Clerk:
 
     def _note(self, delivery: Delivery, state: State, reason: str = "", *, final: bool = False) -> None:
         if not self._notes:
-            self._idle.clear()
             self._wake.set()
         self._notes.append((delivery, self.receipt(delivery, state, reason), final))
 
@@ -237,10 +236,9 @@ class Clerk:
                     group = self._in_hand[self._at_note : self._at_note + GROUP]
                     await self._write(group)
                     self._at_note += len(group)
+                    self._stored += len(group)
                     self._turned.set()
                     self._turned = asyncio.Event()
-                if not self._notes:
-                    self._idle.set()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -254,8 +252,10 @@ class Clerk:
             await self._turned.wait()
 
     async def settle(self) -> None:
-        """Wait until everything is written."""
-        await self._idle.wait()
+        """Wait until everything is written that has happened by now."""
+        wanted = self._stored + self.unwritten
+        while self._stored < wanted:
+            await self._turned.wait()
 
     async def _write(self, notes: list[Note]) -> None:
         now = self.now()

@@ -250,11 +250,12 @@ class Intake:
         if coming is not None:
             return coming
         retention = self._desk.config.data_retention
-        data, since = self._data.get(data_id, (b"", 0.0))
-        if now < since + retention:
-            return data
+        cached = self._data.get(data_id)
+        if cached is not None and now < cached[1] + retention:
+            return cached[0]
         value = await self._store.records.get(DATA, data_id, now)
         found: bytes | None = None
+        since = 0.0
         try:
             record = decode_data(value) if value is not None else None
             if record is not None and now < record.time + retention:  # it may have been longer when this was stored

@@ -181,8 +181,10 @@ class FanoutService:
             if state == "cancelled":
                 batch.put(STATE, UNSWEPT, b"1")  # first: where batches are not atomic it must not be missing
             batch.put(REQUESTS, request_id, encode(record), until)
-            self._desk.cancels += state == "cancelled"
-            await batch.commit()
+            try:
+                await batch.commit()
+            finally:
+                self._desk.cancels += state == "cancelled"  # also if it may be stored
             self._desk.requests[request_id] = record
 
     async def gc(self) -> GcView:

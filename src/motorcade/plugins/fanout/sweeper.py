@@ -77,8 +77,9 @@ class Sweeper:
                     history += await self._history(owner)
             self._receipts.finished += history - finished
             await self._clerk.settle()
-            if cancels == self._desk.cancels:
-                await self._store.records.delete(STATE, UNSWEPT)  # what was called off has its receipts
+            async with self._desk.deciding:  # a cancellation that is being stored counts as one that came meanwhile
+                if cancels == self._desk.cancels:
+                    await self._store.records.delete(STATE, UNSWEPT)  # what was called off has its receipts
             self._forget_requests()
             before = self.data
             self.data = await self._count_data()
@@ -145,35 +146,36 @@ class Sweeper:
     async def _count_data(self) -> dict[str, int]:
         """How much data there is, by id; what is older than the retention of now is removed."""
         sizes: dict[str, int] = {}
-        old: list[str] = []
+        old: dict[str, bytes] = {}
         before = self._now() - self._desk.config.data_retention
         async for data_id, value in self._store.records.scan(DATA, self._now()):
             with contextlib.suppress(RecordError):
                 record = decode_data(value)
                 if record.time <= before:
-                    old.append(data_id)
+                    old[data_id] = value
                 else:
                     sizes[data_id] = record.size
             await self._breathe(1)
         await self._remove(DATA, old)
         return sizes
 
-    async def _remove(self, collection: str, keys: list[str]) -> None:
-        """The option was lowered: records that the store would keep for longer."""
-        for key in keys:
-            await self._store.records.delete(collection, key)
+    async def _remove(self, collection: str, old: dict[str, bytes]) -> None:
+        """The option was lowered: records that the store would keep for longer, unless they were written since."""
+        for key, value in old.items():
+            if await self._store.records.get(collection, key, self._now()) == value:
+                await self._store.records.delete(collection, key)
             await self._breathe(1)
 
     async def count_batch_ids(self) -> int:
         """How many batches with an id are remembered; what is older than the retention of now is removed."""
         count = 0
-        old: list[str] = []
+        old: dict[str, bytes] = {}
         before = self._now() - self._desk.config.data_retention
         async for name, value in self._store.records.scan(BATCHES, self._now()):
             count += 1
             with contextlib.suppress(RecordError):
                 if decode_batch(value).time <= before:
-                    old.append(name)
+                    old[name] = value
             await self._breathe(1)
         await self._remove(BATCHES, old)
         return count - len(old)
