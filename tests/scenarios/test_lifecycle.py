@@ -316,9 +316,9 @@ def test_sighup_takes_a_good_file_and_refuses_a_broken_one() -> None:
                 refused = hang_up(broken, "reload_refused")
                 assert wanted in str(refused["error"])
                 client.expect_nothing()
-            changes = hang_up(good.replace("60", "30") + "[session]\nwindow = 5\n", '"reloaded"')["changes"]
-            assert "systopics" in str(changes)
-            assert "[session]" in str(changes)
+            reloaded = hang_up(good.replace("60", "30") + "[session]\nwindow = 5\n", '"reloaded"')
+            assert "systopics" in str(reloaded["applied"])
+            assert "session.window" in str(reloaded["restart"])
             client.expect_nothing()
 
 

@@ -23,7 +23,7 @@ import pytest
 from motorcade.broker.lead import TTL
 from tests.scenarios.witness import Witness, wait_until
 from tests.support.flows import REASON_STRING, SESSION_EXPIRY, lasting, numbered, payloads, publish_many
-from tests.support.node import START_PATIENCE, NodeProcess
+from tests.support.node import ROOT, START_PATIENCE, NodeProcess
 from tests.support.redis import RedisServer
 from tests.support.stores import Home, drained, embedded, session_present, shared, subscribe
 from tests.support.wire import (
@@ -459,10 +459,27 @@ def test_the_lease_of_a_killed_node_runs_out(home: Home, lone_redis: RedisServer
 
 
 def test_no_redis_at_the_start(tmp_path: Path) -> None:
-    """The node says which server it cannot reach."""
+    """The node says which server it waits for; SIGTERM ends it before it was ready."""
     with RedisServer() as server:
         url, address = f"{server.url}?patience=1", server.address
-    assert address in Home("redis", url, tmp_path / "data").refusal()
+    node = NodeProcess("--store", url, data=tmp_path / "data")
+    process = subprocess.Popen(
+        node.command(),
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        waits = next(line for line in process.stdout if "waiting_for_store" in line)
+        assert address in waits
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    assert 0 == process.returncode, rest
+    assert " ready " not in rest
+    assert "Traceback" not in rest, rest
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "pause"])
