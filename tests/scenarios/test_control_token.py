@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -12,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from motorcade.cli.store import _where
 from motorcade.core.errors import ConfigError
-from motorcade.http.token import find_token, own_token, point, read_token
+from motorcade.http.token import find_token, own_token, point, read_token, users_listening
 from tests.support.node import ROOT, NodeProcess
 from tests.support.wire import PATIENCE
 
@@ -125,3 +128,29 @@ def test_a_token_is_found_by_address_and_never_for_another_machine(
     assert token == find_token("127.0.0.1:18084", os.environ, [tmp_path, data])
     assert "" == find_token("192.0.2.1:18083", os.environ, [data]) == find_token("hub.example:1", os.environ, [data])
     assert "" == find_token("127.0.0.1:18083", {})
+
+
+def test_a_token_is_not_shown_to_another_user_in_the_place_of_the_node(tmp_path: Path) -> None:
+    """Who listens on a port while its node is down would be the administrator when it is up again."""
+    token = own_token(tmp_path / "data")
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        address = f"127.0.0.1:{own.getsockname()[1]}"
+        assert token == find_token(address, {}, [tmp_path / "data"])
+    python = shutil.which("python3", path="/usr/bin:/bin")  # others cannot reach the environment of the tests
+    if os.geteuid() != 0 or python is None:
+        pytest.skip("only root can become another user")
+    listen = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    with subprocess.Popen(
+        [python, "-c", listen], user=65534, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        port = other.stdout.readline().strip()
+        assert {65534} == users_listening(port)
+        assert "" == find_token(f"127.0.0.1:{port}", {}, [tmp_path / "data"])
+        other.communicate("\n")
+
+
+def test_a_token_of_the_data_folder_goes_to_no_other_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_token(tmp_path / "motorcade-data")
+    assert None is _where(None, None, None, "192.0.2.1:18083", None, ask=False, told=False).token

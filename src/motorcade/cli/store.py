@@ -224,7 +224,7 @@ def _where(
     """
     from motorcade import config as configuration
     from motorcade import log
-    from motorcade.http.token import read_token
+    from motorcade.http.token import find_token
     from motorcade.storage import placed
 
     flags = {"store.url": store, "data.dir": data}
@@ -238,7 +238,7 @@ def _where(
     if http is None:
         address = next(iter(configuration.addresses(found.http.bind)), None)
         http = f"{address.host}:{address.port}" if address is not None else _control.DEFAULT
-    token = token or found.http.token or read_token(Path(found.data.dir) / "token") or None
+    token = token or found.http.token or find_token(http, os.environ, [Path(found.data.dir)]) or None
     why = f"as {named} says" if named else "no other is named"
     if ask and not named:
         running = _store_of_node(http, token)

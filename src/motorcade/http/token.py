@@ -21,6 +21,8 @@ from motorcade.core.errors import ConfigError
 
 NAME: Final = "token"
 _MAX: Final = 4096  # bytes of a token file
+_LISTENING: Final = "0A"  # a state in the tables of the system
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def own_token(data: Path) -> str:
@@ -43,17 +45,22 @@ def own_token(data: Path) -> str:
 
 def read_token(path: Path) -> str:
     """What a token file says; empty if there is none, or one that others could have read or written."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[str, int]:
+    """The token in a file, and the user that it belongs to."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return "", -1
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(handle)
         private = not stat.S_IMODE(about.st_mode) & 0o077 and about.st_uid in (os.geteuid(), 0)
         # Root reads the tokens of all nodes; it is told the truth by the files of any user.
         if not stat.S_ISREG(about.st_mode) or not (private or os.geteuid() == 0):
-            return ""
-        return file.read(_MAX).decode("ascii", "replace").strip()
+            return "", -1
+        return file.read(_MAX).decode("ascii", "replace").strip(), about.st_uid
 
 
 def _write(path: Path, text: str) -> None:
@@ -87,18 +94,37 @@ def point(address: str, data: Path) -> Path | None:
 def find_token(address: str, environ: Mapping[str, str], data: Iterable[Path] = ()) -> str:
     """The token for a node at `HOST:PORT` on this machine; empty if none is found.
 
-    Where the node has left a pointer, else in these data folders.
+    Where the node has left a pointer, else in these data folders. While a node is down, another user could listen in
+    its place: where the system tells, a token is not found for a port that others than its owner and root listen on.
     """
     host, _, port = address.rpartition(":")
     hosts = {"localhost": ("127.0.0.1", "[::1]")}.get(host.lower(), (host,))
     if not any(name in ("127.0.0.1", "[::1]") or name.startswith("127.") for name in hosts):
         return ""  # a token is never sent to another machine unless the caller says so
+    listening = users_listening(port)
+    files: list[Path] = []
     for name in hosts:
         pointer = _pointer(f"{name}:{port}", environ)
         with suppress(OSError, UnicodeDecodeError, ValueError):
-            if pointer is not None and (found := read_token(Path(pointer.read_text().strip()))):
-                return found
-    return next((found for folder in data if (found := read_token(folder / NAME))), "")
+            if pointer is not None:
+                files.append(Path(pointer.read_text().strip()))
+    for path in [*files, *(folder / NAME for folder in data)]:
+        found, owner = _read(path)
+        if found and listening <= {owner, 0}:
+            return found
+    return ""
+
+
+def users_listening(port: str) -> set[int]:
+    """Users that listen on a port of this machine; none if the system does not tell."""
+    found: set[int] = set()
+    for table in _TABLES:
+        with suppress(OSError, ValueError, IndexError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == int(port):
+                    found.add(int(fields[7]))
+    return found
 
 
 def _pointer(address: str, environ: Mapping[str, str]) -> Path | None:
