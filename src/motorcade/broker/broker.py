@@ -523,12 +523,18 @@ class Broker:
         self.supervisor.start(self._recheck_absent, "broker.recheck", loop=self.loop)
 
     async def _recheck_absent(self) -> None:
-        """The same for sessions without a connection, a few at a time."""
+        """The same for sessions without a connection, a few at a time; a fault in one leaves no other its rights."""
+        failure: Exception | None = None
         for number, session in enumerate(list(self.plane.registry.sessions.values())):
             if session.link is None and not session.ended:
-                await _carry_out(Channel(self.plane, session.client).recheck(session))
+                try:
+                    await _carry_out(Channel(self.plane, session.client).recheck(session))
+                except Exception as error:  # noqa: BLE001 - raised when the others are done
+                    failure = failure or error
             if number % RECHECK_STEP == RECHECK_STEP - 1:
                 await asyncio.sleep(0)
+        if failure is not None:
+            raise failure
 
     def _hooks_changed(self) -> None:
         self._listeners.clear()

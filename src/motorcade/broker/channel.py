@@ -650,20 +650,25 @@ class Channel(Inbound):
         self.use_routes()
         if session.will is not None and not (yield from self.may("publish", session.will.topic)):
             session.will = None
-        taken: list[str] = []
+        denied: list[str] = []
         for text in list(session.subscriptions):
             if not (yield from self.may("subscribe", split_share(text)[1])):
-                taken.append(text)
-                self.plane.pubsub.unsubscribe(session, text)
-                session.leave_sources(text)
-                if self.plane.keeper is not None and session.mailbox is not None:
-                    self.plane.keeper.subscribe(session, (), (text,))
-                if self.plane.hooks.session_unsubscribed is not None:
-                    self.plane.hooks.session_unsubscribed.notify(self.client, text)
-        if taken:
-            session.revoke(taken)
-            if self.plane.keeper is not None and session.mailbox is not None:
-                self.plane.keeper.save(session)
+                denied.append(text)  # noqa: PERF401 - it waits
+        # All at once: if this ends before, the next connection decides again.
+        taken = [text for text in denied if text in session.subscriptions]
+        if not taken:
+            return
+        for text in taken:
+            self.plane.pubsub.unsubscribe(session, text)
+            session.leave_sources(text)
+        session.revoke(taken)
+        if self.plane.keeper is not None and session.mailbox is not None:
+            # In this order: a subscription that is gone tells nobody that what came under it must not be delivered.
+            self.plane.keeper.save(session)
+            self.plane.keeper.subscribe(session, (), taken)
+        if self.plane.hooks.session_unsubscribed is not None:
+            for text in taken:
+                self.plane.hooks.session_unsubscribed.notify(self.client, text)
 
 
 def _check_form(filter_: str) -> None:

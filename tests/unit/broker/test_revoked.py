@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from motorcade.broker.kept import SESSIONS
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.revoked import Revoked
+from motorcade.broker.session import Session
 from motorcade.core.client import ClientInfo
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Stop
@@ -26,7 +29,7 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import Properties
 from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing, surviving
 
 LASTING = Properties(session_expiry=3600)
 
@@ -213,3 +216,128 @@ def test_another_subscription_that_matches_is_enough() -> None:
     revoked.allow("a/x")
     revoked.add("a/b")
     assert [revoked.hides(topic) for topic in ("a/x", "a/b")] == [False, True]
+
+
+@pytest.fixture
+def durable() -> Iterator[World]:
+    with ExitStack() as stack:
+        node = MemoryNode(SessionOptions(window=2), store=HeldStore())
+        stack.enter_context(standing(node.clock))
+        yield World(node, durable=True)
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+def test_what_came_under_a_lost_right_is_not_delivered_however_the_node_is_killed(durable: World, written: int) -> None:
+    """Of the writes that follow the change of the rules any number may be done."""
+    world, store = durable, durable.node.store
+    assert isinstance(store, HeldStore)
+    peer = world.join()
+    world.node.subscribe(peer, ("secret", 1), ("open", 1))
+    peer.close()
+    world.node.turn()
+    world.publish(("secret", 1), ("open", 1))
+    store.held = True
+    world.deny("secret")
+    store.held = False
+    store.die(written)
+    world.kill()
+    peer, packets = world.back()
+    assert [b"open 2"] == finish(world, peer, packets)
+
+
+class Slow:
+    """Rules that are asked elsewhere: the answer comes when the test says so."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.held = False
+        self.answers: list[asyncio.Future[None]] = []
+        world.node.hooks.add("client.authorize", Callback(self.decide, 1, "elsewhere", timeout=60.0))
+        world.node.turn()
+
+    def decide(self, client: ClientInfo, action: str, topic: str, acc: object) -> Stop | Awaitable[Stop]:
+        return self._wait(client, action, topic) if self.held else self.world.decide(client, action, topic, acc)
+
+    async def _wait(self, client: ClientInfo, action: str, topic: str) -> Stop:
+        assert isinstance(self.world.node.loop, Turns)
+        self.answers.append(self.world.node.loop.create_future())
+        await self.answers[-1]
+        return self.world.decide(client, action, topic, None)
+
+    def deny(self, filter_: str) -> None:
+        """The rules change; the answer for the first subscription of the only session is there."""
+        self.held = True
+        self.world.denied.add(filter_)
+        self.world.node.loop.call_soon(self.world.node.broker.recheck_access)
+        self.world.node.turn()
+        self.answer()
+
+    def answer(self) -> None:
+        """The oldest question."""
+        answer = self.answers.pop(0)
+        if not answer.done():
+            answer.set_result(None)
+        self.world.node.turn()
+
+
+def test_a_connection_that_breaks_while_its_rights_are_looked_at_keeps_nothing(durable: World) -> None:
+    world = durable
+    slow = Slow(world)
+    peer = world.join()
+    world.node.subscribe(peer, ("secret", 1), ("open", 1))
+    world.publish(("secret", 1), ("open", 1), ("secret", 1), ("open", 1))
+    assert [b"secret 1", b"open 2"] == payloads(peer.take())
+    slow.deny("secret")
+    slow.held = False
+    peer.close()
+    world.node.turn()
+    while slow.answers:
+        slow.answer()
+    peer, packets = world.back()
+    assert [b"open 2", b"open 4"] == finish(world, peer, packets)
+
+
+def test_a_session_that_ends_while_its_rights_are_looked_at_leaves_nothing(durable: World) -> None:
+    world, store = durable, durable.node.store
+    assert isinstance(store, HeldStore)
+    slow = Slow(world)
+    peer = world.join()
+    world.node.subscribe(peer, ("secret", 1), ("open", 1))
+    peer.close()
+    world.node.turn()
+    slow.deny("secret")
+    slow.held = False
+    store.held = True  # it is not gone yet when the rest is known
+    world.node.plane.registry.end("r", world.node.clock.now)
+    world.node.turn()
+    while slow.answers:
+        slow.answer()
+    store.held = False
+    while store.waiting:
+        store.let_go()
+        world.node.turn()
+    assert "r" not in store.records_of(SESSIONS)
+
+
+def test_a_fault_with_one_session_leaves_no_other_its_rights(durable: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = durable
+    for name in ("a", "b", "c"):
+        peer = world.node.client(name, properties=LASTING)
+        world.node.subscribe(peer, ("secret", 1))
+        peer.close()
+        world.node.turn()
+    sessions = world.node.plane.registry.sessions
+    leave = Session.leave_sources
+
+    def breaks(session: Session, filter_: str) -> None:
+        if session is sessions["a"]:
+            raise RuntimeError("a defect")
+        leave(session, filter_)
+
+    monkeypatch.setattr(Session, "leave_sources", breaks)
+    world.denied.add("secret")
+    world.node.loop.call_soon(world.node.broker.recheck_access)
+    with surviving():
+        world.node.turn()
+    assert not sessions["b"].subscriptions and not sessions["c"].subscriptions
+    assert 1 == world.node.broker.supervisor.failures["broker.recheck"]
