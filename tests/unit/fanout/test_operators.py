@@ -15,7 +15,7 @@ from motorcade.mqtt.packets import Publish
 from motorcade.plugins.fanout.record import BatchRecord, DataRecord, decode_batch, decode_data, encode
 from motorcade.plugins.fanout.tables import BATCHES, DATA, STATE, TRIGGER, UNSWEPT
 from motorcade.storage.memory import MemoryRecords
-from tests.unit.fanout.test_model import OPTIONS, RETENTION, VINS, Machine, Sent
+from tests.unit.fanout.test_model import ACK_TIMEOUT, OPTIONS, RETENTION, VINS, Machine, Sent
 
 
 @pytest.fixture
@@ -169,6 +169,22 @@ def test_a_lowered_retention_holds_for_what_is_stored(unjudged: Machine) -> None
     for collection in (DATA, BATCHES):
         assert not world.store.inner.records.collections.get(collection), collection
     assert {State.EXPIRED: 1} == states(world)
+
+
+def test_another_ack_timeout_holds_for_what_is_in_flight(unjudged: Machine) -> None:
+    """None, a longer one, then one that has passed."""
+    world = unjudged
+    come(world)
+    publish(world)
+    car = world.cars[0]
+    for seconds, waits in ((0.0, ACK_TIMEOUT), (3.0 * ACK_TIMEOUT, ACK_TIMEOUT)):
+        world.run(world.plugins.reload("fanout", OPTIONS | {"ack_timeout": seconds}))
+        world.pass_time(waits)
+        assert {State.SENT: 1} == states(world)
+    world.pass_time(ACK_TIMEOUT)
+    assert {State.RETRIED: 1} == states(world)
+    world.pass_time(ACK_TIMEOUT)
+    assert car.peer is None, "its connection is closed, so that its session repeats the packet"
 
 
 def test_what_was_written_since_a_collection_has_looked_stays(

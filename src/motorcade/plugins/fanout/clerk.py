@@ -83,6 +83,13 @@ class Clerk:
         if timeout:
             self._at(delivery.since + timeout, delivery)
 
+    def watch_on(self) -> None:
+        """The time that vehicles have to acknowledge is another one now."""
+        timeout = self._desk.config.ack_timeout
+        for delivery in self._desk.hold.values():
+            if timeout and delivery.watched and delivery.phase in (Phase.SENT, Phase.OVER):
+                self._at(delivery.since + timeout, delivery)
+
     def repeats(self, delivery: Delivery) -> bool:
         """Whether the session may repeat its packet on the next connection; False: the packet leaves the window."""
         desk = self._desk
@@ -210,7 +217,7 @@ class Clerk:
             else:
                 delivery.phase = Phase.CLAIMED  # once, though it may stand in the heap more than once
                 seat.offer(delivery)
-        elif delivery.since + self._desk.config.ack_timeout <= now:
+        elif self._desk.config.ack_timeout and delivery.since + self._desk.config.ack_timeout <= now:
             if delivery.phase is Phase.SENT:
                 self._silent(delivery, seat)
             elif delivery.phase is Phase.OVER:

@@ -195,6 +195,8 @@ class FanoutPlugin(Plugin):
         if config.topic_prefix != before.topic_prefix:
             self.desk.look_again()
             self.context.sources.offer_again(self._kind)
+        if config.ack_timeout != before.ack_timeout:
+            self.clerk.watch_on()
         self.ledger.max_requests = config.max_requests
         self._sweep_now.set()
 
