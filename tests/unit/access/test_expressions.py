@@ -10,7 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motorcade.core.client import ClientInfo
+from motorcade.plugins.access import aclfile
 from motorcade.plugins.access.expressions import MAX_SUBJECT, Expression, ExpressionError, SubjectError
+from motorcade.plugins.access.rules import Action
 
 from .conftest import Start
 
@@ -79,3 +81,15 @@ async def test_a_name_that_is_too_long_for_a_rule_may_do_nothing(start: Start, t
     assert node.authorize(ClientInfo("c", "good", "127.0.0.1"), "publish", "a")
     assert not node.authorize(ClientInfo("c", "x" * 5000, "127.0.0.1"), "publish", "a")
     assert 1 == node.counter("name_too_long")
+
+
+def test_nothing_many_times_is_nothing() -> None:
+    assert Expression("(){1000000000}a").search("a")
+    assert not Expression("(){1000000000}a").search("b")
+
+
+def test_a_rule_file_denies_names_that_it_cannot_look_at() -> None:
+    """`motorcade acl test` says what the node would say."""
+    file = aclfile.parse('{allow, {client, {re, "^a+$"}}, all, ["#"]}.', "acl.conf")
+    assert (True, file.rules[0]) == file.decide(ClientInfo("a" * MAX_SUBJECT), Action.PUBLISH, "t", no_match=True)
+    assert (False, None) == file.decide(ClientInfo("a" * (MAX_SUBJECT + 1)), Action.PUBLISH, "t", no_match=True)

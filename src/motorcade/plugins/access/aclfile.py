@@ -18,6 +18,7 @@ from typing import TypeVar
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import AccessFileError
 from motorcade.plugins.access import terms
+from motorcade.plugins.access.expressions import SubjectError
 from motorcade.plugins.access.rules import (
     BOTH,
     Action,
@@ -70,7 +71,10 @@ class RuleFile:
 
     def decide(self, client: ClientInfo, action: Action, asked: str, *, no_match: bool) -> tuple[bool, Rule | None]:
         """Whether the client may, and the rule that says so (None: no rule matched)."""
-        rule = self.match(client, action, asked)
+        try:
+            rule = self.match(client, action, asked)
+        except SubjectError:
+            return False, None  # as the node decides it
         if rule is not None:
             return rule.allow, rule
         return no_match and bool(self.rules) and not needs_rule(client, action, asked), None

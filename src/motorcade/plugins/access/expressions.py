@@ -166,7 +166,10 @@ class _Compiler:
 
     def _repeat(self, least: int, most: Any, inner: Any) -> None:
         for _ in range(least):
+            before = len(self.program)
             self._sequence(inner)
+            if len(self.program) == before:
+                break  # nothing, however often
         if most is codes.MAXREPEAT:
             split = self._add(_Instruction(_SPLIT))
             self._sequence(inner)
