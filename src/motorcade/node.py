@@ -347,7 +347,9 @@ def _keep_private(folder: Path) -> None:
         return  # it is not there yet
     try:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
-        if mode & 0o077:
+        if mode & stat.S_ISVTX:
+            log.warning("data_folder_open", folder=str(folder), mode=f"{mode:o}", error="it is shared, as /tmp is")
+        elif mode & 0o077:
             os.fchmod(handle, mode & 0o700)
             log.info("data_folder_closed", folder=str(folder), before=f"{mode:o}", now=f"{mode & 0o700:o}")
     except OSError as error:

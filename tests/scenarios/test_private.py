@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from motorcade.node import _keep_private
 from tests.support.node import ROOT, NodeProcess
 from tests.support.wire import PATIENCE, Client
 
@@ -38,6 +39,16 @@ def test_the_data_folder_is_closed_and_so_is_every_file_in_it(tmp_path: Path) ->
     assert len(files) > 3
     for path in (data, data / "store", *files):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_a_folder_that_all_share_is_left_as_it_is(tmp_path: Path) -> None:
+    """`--data /tmp` by root would keep every other user out of it."""
+    tmp_path.chmod(0o1777)
+    _keep_private(tmp_path)
+    assert 0o1777 == stat.S_IMODE(tmp_path.stat().st_mode)
+    tmp_path.chmod(0o755)
+    _keep_private(tmp_path)
+    assert 0o700 == stat.S_IMODE(tmp_path.stat().st_mode)
 
 
 def in_terminal(*words: str, lines: int, then: object = None) -> bytes:
