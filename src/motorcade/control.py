@@ -35,6 +35,7 @@ from motorcade.extension.metrics import Family, Table
 from motorcade.extension.plugin import Loaded, Plugins, available
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
 from motorcade.storage.ports import Store, StoreCondition, StoreError, StoreFigures
+from motorcade.tasks import label_of
 
 if TYPE_CHECKING:
     from motorcade.plugins.fanout.views import Fanout, GcView
@@ -645,7 +646,7 @@ class Control:
             details.append(reasons[-1])
         standing = self._broker.supervisor.standing_still()
         if standing:
-            names = sorted({task.name for task in standing})
+            names = sorted({label_of(task.name) for task in standing})  # everyone may ask: no names of queues and rules
             more = f" and {len(names) - MOST_TASKS} more" if len(names) > MOST_TASKS else ""
             reasons.append(f"background tasks stand still: {', '.join(names[:MOST_TASKS])}{more}")
             details += self._broker.supervisor.troubles()

@@ -110,7 +110,7 @@ class Tasks:
 
     def note(self, name: str, error: BaseException, **more: object) -> None:
         """Count and log a failure of something in the background."""
-        label = ".".join(name.split(".", 2)[:2])
+        label = label_of(name)
         self.failures[label] += 1
         now = asyncio.get_running_loop().time()
         last, unlogged = self._logged.get(label, (0.0, 0))
@@ -138,6 +138,11 @@ class Tasks:
         if len(found) > MAX_TOLD:
             told.append(f"and {len(found) - MAX_TOLD} tasks more")
         return told
+
+
+def label_of(name: str) -> str:
+    """The part of a task's name that comes from the code (rule 3)."""
+    return ".".join(name.split(".", 2)[:2])
 
 
 def _short(error: BaseException) -> str:
