@@ -165,3 +165,22 @@ async def test_a_fault_after_the_write_leaves_no_publisher_waiting(
     assert [2] == await asyncio.wait_for(put(node, b"2").future(), 60)
     assert [b"1", b"2"] == await stored(store)
     assert 2 == stream.tail and stream.appender.doubtful
+
+
+async def test_a_stream_that_could_not_be_counted_is_counted_later(
+    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = node.streams.stream("s")
+    assert stream is not None
+    await store.streams.append("s", [b"1", b"2"], 1.0)  # past the service
+    assert 2 == stream.tail and not stream.records
+
+    async def breaks(_: str) -> None:
+        raise StoreError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.streams, "info", breaks)
+        with pytest.raises(StoreError):
+            await stream.look()
+    await stream.look()
+    assert 2 == stream.records

@@ -191,7 +191,11 @@ class Stream:
         """Find what the store could not tell of (rule 2), and count what others have appended."""
         if self.appender.doubtful or self.uncounted:
             self.appender.doubtful = self.uncounted = False
-            await self.open()
+            try:
+                await self.open()
+            except BaseException:
+                self.uncounted = True  # the next look counts
+                raise
         elif self._waiting and not self.appender.busy:
             tail = self.tail
             info = await self._store.info(self.name)
