@@ -14,6 +14,7 @@ from motorcade.core.message import Message
 from motorcade.extension.hooks import AFTER
 from motorcade.mqtt.packets import Connack, Puback, Pubcomp, Publish, Pubrel
 from motorcade.mqtt.properties import Properties
+from motorcade.plugins.queues.dispatcher import Dispatcher
 from motorcade.plugins.queues.source import QueueSource
 from motorcade.storage.memory import MemoryBatch, MemoryStore
 from motorcade.storage.ports import Appended, Draft, Entry, Store, StoreError, StoreFullError
@@ -239,6 +240,34 @@ async def test_the_lowest_level_is_dropped_first(store: Store) -> None:
             await pub.publish("q/a", b"high%d" % number, properties=Properties(user_properties=(("priority", "9"),)))
         await until(lambda: node.counters["dropped"] == 3)
         assert [b"high0", b"high1", b"high2", b"low3"] == await node.stored()
+
+
+async def test_what_consumers_have_is_looked_for_only_in_a_full_queue(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs as much as there are messages in flight. What is known of the size may be too little, once."""
+    looked: list[int] = []
+    in_flight_to = Dispatcher.in_flight_to
+
+    def look(dispatcher: Dispatcher, level: int) -> int:
+        looked.append(level)
+        return in_flight_to(dispatcher, level)
+
+    monkeypatch.setattr(Dispatcher, "in_flight_to", look)
+    async with Node.on(store, queue=queue(max_messages=3, overflow="drop_oldest")) as node:
+        pub = await node.client("pub")
+        for number in range(3):
+            await pub.publish("q/a", b"%d" % number)
+        assert not looked
+        await pub.publish("q/a", b"3")
+        assert looked and [b"1", b"2", b"3"] == await node.stored()
+        (found,) = node.plugin._queues
+        found._entries = 0
+        await pub.publish("q/a", b"4")
+        await until(lambda: found._entries > 3)
+        for number in range(5, 7):
+            await pub.publish("q/a", b"%d" % number)
+        assert [b"4", b"5", b"6"] == await node.stored()
 
 
 async def test_what_goes_to_a_consumer_while_a_queue_is_trimmed_stays(monkeypatch: pytest.MonkeyPatch) -> None:

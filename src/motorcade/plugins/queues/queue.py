@@ -123,6 +123,11 @@ class Queue:
         more = 1 if size else 0
         return (0 < options.max_messages < entries + more) or (0 < options.max_bytes < octets + size)
 
+    @property
+    def overflows(self) -> bool:
+        """Whether there is more than there may be, as far as known, with what is on its way."""
+        return self._is_full()
+
     def _full(self) -> StoreFullError:
         return StoreFullError(
             f"queue {self.name!r} is full ({self._entries} messages, {self._octets} bytes); "
@@ -166,8 +171,8 @@ class Queue:
             self.dispatcher.gone(row.level, answer.position)
             self.finish([self._item(row, answer.position, now)])
             return self._full()
-        if answer.replaced or answer.dropped:
-            self._refresh_soon()  # nobody told how large they were
+        if answer.replaced or answer.dropped or answer.over:
+            self._refresh_soon()  # nobody told how large they were, or it is larger than was known
         counters["appended"] += 1
         if self.dispatcher.expects(row.level, answer.position):
             self.dispatcher.insert(self._item(row, answer.position, now))

@@ -28,7 +28,7 @@ import structlog
 from motorcade.core.message import Message
 from motorcade.plugins.queues.dispatcher import Item
 from motorcade.plugins.queues.tables import mark_of, owner_of
-from motorcade.storage.ports import NO_BOUND, Appended, Bound, Draft, Store, StoreError
+from motorcade.storage.ports import NO_BOUND, SPARE_ALL, Appended, Bound, Draft, Store, StoreError
 
 if TYPE_CHECKING:
     from motorcade.plugins.queues.queue import Queue
@@ -130,7 +130,9 @@ class Appender:
                         batch.append([owner], row.draft, now)
                         continue
                     if owner not in spared:
-                        spared[owner] = row.queue.dispatcher.in_flight_to(row.level)
+                        # It is looked for only where something must go: a queue may have very many in flight.
+                        full = row.queue.overflows
+                        spared[owner] = row.queue.dispatcher.in_flight_to(row.level) if full else SPARE_ALL
                     batch.append([owner], row.draft, now, row.bound, [spared[owner]])
                 if job.removal is not None and job.origin is not None:
                     batch.acknowledge(owner_of(job.origin.name, job.removal.level), [job.removal.position])
