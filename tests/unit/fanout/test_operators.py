@@ -104,6 +104,21 @@ def test_a_late_answer_is_told_however_much_has_ended_since(world: Machine) -> N
     assert [LATE_ACK] == [receipt.reason for receipt in world.receipts() if receipt.reason == LATE_ACK]
 
 
+@pytest.mark.parametrize("outcome", ["refused", "lost", "written"])
+def test_a_late_answer_is_told_behind_the_end_that_has_to_be_written_again(world: Machine, outcome: str) -> None:
+    come(world)
+    publish(world)
+    world.hold(writes=True, reads=False)
+    publish(world)
+    world.let_go(1, turn=True)  # it has replaced the first, and its receipts wait
+    world.answer(which=0, refuse=False, turn=True)
+    world.fail(outcome, turn=True)
+    world.work_again()
+    world.pass_time(ACK_TIMEOUT)
+    told = [receipt.reason for receipt in world.receipts() if receipt.reason]
+    assert ["reissued", LATE_ACK] == told
+
+
 def test_a_cancellation_during_a_collection_has_one_of_its_own(world: Machine) -> None:
     publish(world, which=(0, 1, 2))
     world.store.held_reads = True

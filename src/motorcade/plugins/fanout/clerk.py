@@ -46,6 +46,7 @@ class Clerk:
         self.now = now
         self.triggered = trigger  #: (VIN, why): there may be something for a vehicle
         self._desk = desk
+        desk.told = self.late
         self._receipts = receipts
         self._node = node
         self._notes: list[Note] = []
@@ -151,8 +152,10 @@ class Clerk:
 
     def late(self, delivery: Delivery) -> None:
         """The vehicle has acknowledged what was over."""
+        if delivery.ending and not delivery.told and self._desk.hold.get(delivery.vin) is delivery:
+            delivery.late = True  # behind its final receipt, which a batch may have to write again
         # Else its request is paused, and it comes again. Those that have `ended` are remembered for a while only.
-        if delivery.ending or (delivery.vin, delivery.position) in self._desk.ended:
+        elif delivery.ending or (delivery.vin, delivery.position) in self._desk.ended:
             self._note(delivery, State.SENT, LATE_ACK)
 
     def session_over(self, delivery: Delivery) -> None:

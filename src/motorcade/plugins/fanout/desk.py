@@ -63,6 +63,7 @@ class Delivery:
         "attempts",
         "entry",
         "in_window",
+        "late",
         "message",
         "phase",
         "position",
@@ -85,6 +86,7 @@ class Delivery:
         self.sent_at = 0.0  #: when its last attempt began
         self.watched = False  #: the vehicle is there, so that its silence counts
         self.told = False  #: its final receipt is stored
+        self.late = False  #: acknowledged between its end and that
 
     @property
     def name(self) -> str:
@@ -124,6 +126,7 @@ class Desk:
         self.untold: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start
+        self.told: Callable[[Delivery], None] = lambda _: None  #: the end of what was acknowledged late is stored
         self._trigger = trigger
 
     # -- rule 1
@@ -154,6 +157,9 @@ class Desk:
         held = self.hold.get(vin)
         if held is not None and held.position == position:
             held.told = True
+            if held.late:
+                held.late = False
+                self.told(held)
             if held.in_window:
                 return  # rule 4
             del self.hold[vin]
