@@ -273,6 +273,15 @@ class Loaded:
             self.context.log.error("plugin_gauges_failed", error=repr(error))  # noqa: TRY400 - the error says enough
             return {}
 
+    def history(self) -> int:
+        """Return how many entries the plugin keeps as history; 0 if it fails to tell."""
+        try:
+            return self.plugin.history()
+        except Exception as error:  # noqa: BLE001 - as for gauges
+            self.context.counters["gauges_failed"] += 1
+            self.context.log.error("plugin_history_failed", error=repr(error))  # noqa: TRY400 - the error says enough
+            return 0
+
     def metrics(self, figures: Mapping[str, float]) -> list[Family]:
         """The plugin's families, of which `figures` are known already; only the declared ones if it fails."""
         plugin = self.plugin
@@ -324,7 +333,7 @@ class Plugins:
 
     def history(self) -> int:
         """Return how many entries of mailboxes the plugins keep as history."""
-        return sum(loaded.plugin.history() for loaded in self._loaded.values())
+        return sum(loaded.history() for loaded in self._loaded.values())
 
     def gauges(self) -> dict[str, float]:
         """The figures of all plugins together."""

@@ -325,6 +325,15 @@ async def test_all_are_unloaded_though_one_fails(plugins: Plugins, hub: MemoryHu
     assert ([], []) == (plugins.loaded(), callbacks(hub))
 
 
+async def test_a_plugin_that_fails_to_tell_its_figures_spoils_no_others(plugins: Plugins, tmp_path: Path) -> None:
+    """They are asked for the statistics of the whole node."""
+    lines = [f"    def {name}(self):\n        return 1 / 0\n" for name in ("gauges", "history", "metrics", "tables")]
+    loaded = await plugins.load("greeter", path=written(tmp_path, GREETER + "\n" + "\n".join(lines)))
+    assert (0, {}) == (plugins.history(), plugins.gauges())
+    assert [] == loaded.tables() and isinstance(loaded.metrics({}), list)
+    assert 4 == loaded.context.counters["gauges_failed"]
+
+
 async def test_a_task_that_fails_is_counted(plugins: Plugins, tmp_path: Path) -> None:
     text = GREETER.replace("await asyncio.Event().wait()", "raise OSError('gone')")
     loaded = await plugins.load("greeter", {}, written(tmp_path, text))
