@@ -267,6 +267,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
     figures: dict[str, float]  #: `hub.statistics()`
     dropped: dict[str, int]
+    withdrawn: dict[str, int]
     refused: dict[str, int]
     protocol_errors: dict[str, int]
     session_events: dict[str, int]
@@ -659,6 +660,7 @@ class Control:
         return Statistics(
             figures=dict(self._broker.statistics()),
             dropped=dict(stats.dropped),
+            withdrawn=dict(stats.withdrawn),
             refused=dict(stats.refused),
             protocol_errors=dict(stats.protocol_errors),
             session_events=dict(stats.sessions),

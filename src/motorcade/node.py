@@ -194,6 +194,7 @@ class Node:
         self.broker.stored = lambda: (
             max(0, keeper.figures.entries - self.plugins.history()) if keeper.figures is not None else 0
         )
+        keeper.on_expired = self.keeper.expired if self.keeper is not None else None
         self.housekeeping = self.tasks.start(keeper.run, "store.housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:

@@ -24,6 +24,8 @@ async def test_a_round_removes_what_has_expired_and_takes_the_figures(store: Sto
     await fill(store)
     now = NOW
     keeper = Housekeeping(store, 10.0, 7, lambda: now)
+    told: list[tuple[str, int]] = []
+    keeper.on_expired = told.extend
     await keeper.round()
     assert (51, 50) == (keeper.figures.entries, keeper.figures.records)  # type: ignore[union-attr]
     assert 0 == keeper.counters.removed
@@ -34,6 +36,7 @@ async def test_a_round_removes_what_has_expired_and_takes_the_figures(store: Sto
     assert (2, 0, "", now) == (counters.rounds, counters.errors, counters.trouble, counters.ended_at)
     assert counters.removed >= 100
     assert counters.octets > 0
+    assert sorted((f"v{number}", 1) for number in range(50)) == sorted(told)
 
 
 async def test_steps_keep_to_the_budget(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -369,6 +369,7 @@ class Broker:
         copies = self.plane.pubsub.to_keep(message) if keeper is not None else None
         lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
         if keeper is not None and lasting:
+            self.plane.stats.routed += len(lasting)
             # What the node publishes by itself it may repeat after a crash (wills): its guid tells.
             ticket = keeper.accept(message, lasting, time(), token=message.guid if message.qos == 2 else b"")
             await wait(ticket, self.loop)
@@ -588,6 +589,12 @@ class Broker:
             "messages_sent": stats.packets_sent,
             "messages_stored": plane.shared.queued + self.stored(),
             "messages_stored_bytes": plane.shared.queued_bytes,
+            "session_queued": plane.shared.queued,
+            "session_stored": plane.shared.kept,
+            "publish_routed": stats.routed,
+            "publish_restored": stats.restored,
+            "store_sent": stats.store_sent,
+            "store_delivered": stats.store_delivered,
             "publish_received": stats.publish_received,
             "publish_abandoned": stats.abandoned,
             "publish_sent": stats.publish_sent,

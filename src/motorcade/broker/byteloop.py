@@ -53,7 +53,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     enough = n - 1  # a packet that begins here or later is unfinished; -2: the budget for deliveries is spent
     left = budget
     most = MAX_DELIVERIES
-    received = sent = octets = others = answers = stored = stored_octets = 0
+    received = sent = octets = others = answers = stored = stored_octets = copies = 0
     wall = 0.0  # read when somebody asks
     freed = False  # acknowledgements have made room in the window
     mailbox = session.mailbox
@@ -176,6 +176,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     numbers.append(number)
                     in_line = True
                     stored += 1
+                    copies += route.count
                     stored_octets += end - stop - 2 - v5
                     i = end
                     if keeper.busy:
@@ -276,6 +277,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
             session.received += stored
             stats.publish_received += stored
             stats.publish_bytes_received += stored_octets
+            stats.routed += copies
         stats.packets_sent += sent + answers
         if received:
             session.received += received
@@ -283,6 +285,8 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
             stats.publish_bytes_received += octets
             stats.publish_sent += sent
             stats.publish_bytes_sent += octets * sent // received
+            # All that the routes count: what was sent, and what was taken off the budget because it was not.
+            stats.routed += sent + (MAX_DELIVERIES - most) // OTHER_COST
 
 
 _ACKNOWLEDGED = {0x40: b"\x40\x02", 0x50: b"\x50\x02"}  # PUBACK, PUBREC

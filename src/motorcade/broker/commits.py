@@ -53,6 +53,7 @@ class Source(Protocol):
     """A message on its way to durable receivers."""
 
     octets: int  #: of its payload
+    moved: bool  #: it is in another mailbox until it is stored
 
     def draft(self, copy: Copy, token: bytes) -> Draft:
         """The entry for a receiver."""
@@ -64,9 +65,10 @@ class Source(Protocol):
 class Whole:
     """A message of any kind, encoded once per kind of receiver."""
 
-    __slots__ = ("_frames", "_message", "octets")
+    __slots__ = ("_frames", "_message", "moved", "octets")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, *, moved: bool = False) -> None:
+        self.moved = moved
         self._message = message
         self._frames: dict[tuple[object, ...], Frame] = {}
         self.octets = len(message.payload)
@@ -97,6 +99,8 @@ class Plain:
     """A QoS 1 message without properties, as it came in."""
 
     __slots__ = ("_client", "_frame", "_payload", "_route", "_version", "octets")
+
+    moved = False
 
     def __init__(self, route: Route, frame: Frame, payload: bytes, client: ClientInfo, version: int) -> None:
         self._route = route
@@ -196,15 +200,20 @@ class Commits(ABC):
         publisher: Session | None = None,
         packet_id: int = 0,
         token: bytes = b"",
+        *,
+        moved: bool = False,
     ) -> Ticket:
         """Keep a message for its durable receivers, and, of a durable publisher, the id of its QoS 2 packet.
 
-        With a token, a repetition of the same message is recognised.
+        With a token, a repetition of the same message is recognised. `moved`: it is in another mailbox until then.
         """
         ticket = Ticket(0)
         if any(copy.session.ended for copy in copies):  # while a plugin, or the store, was waited for
+            for copy in copies:
+                if copy.session.ended:
+                    copy.session.forgo(message, "session_ended")
             copies = [copy for copy in copies if not copy.session.ended]
-        job = Job(Whole(message), copies, now, ticket)
+        job = Job(Whole(message, moved=moved), copies, now, ticket)
         job.token = token
         if publisher is None or not packet_id:
             self._enter(job)
@@ -512,9 +521,16 @@ class Commits(ABC):
         if mailbox is None:
             return False
         if answer.dropped:
-            session.shared.stats.dropped["queue_full"] += len(answer.dropped)
+            mailbox.pushed_out(answer.dropped)
         if answer.over:
             self.trim(session)
+        if answer.repeated:
+            session.shared.stats.withdrawn["repeated"] += 1
+        elif answer.position:
+            if answer.position <= mailbox.before:
+                mailbox.before = answer.position - 1
+            mailbox.kept += 1
+            session.shared.kept += 1
         if not answer.position:
             mailbox.arrived(0, None, source.octets)
             session.drop(source.frame(copy, now), "queue_full")
@@ -537,6 +553,7 @@ class Commits(ABC):
         self.refused += 1
         for copies, source in part.deliveries:
             for copy in copies:
+                copy.session.shared.stats.withdrawn["store_failed"] += not source.moved
                 if copy.session.mailbox is not None:
                     copy.session.mailbox.arrived(0, None, source.octets)
                     if not getattr(error, "certain", False):

@@ -265,6 +265,7 @@ class Inbound:
             return None, None
         copies = self.plane.pubsub.to_keep(message, chosen)
         lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
+        self.plane.stats.routed += len(lasting)
         if packet.qos == 2 and session.mailbox is not None:
             first = keeper.announce(session, packet.packet_id, message.guid, lasting, wall)
             if first is not None:

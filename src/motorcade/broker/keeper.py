@@ -54,6 +54,7 @@ class Keeper(Commits):
         self._plane = plane
         self._unsaved: set[Session] = set()  # their records are out of date
         self._retiring: dict[str, Ticket] = {}
+        self._leaving: dict[str, Mailbox] = {}  # of sessions that have ended, until the store has removed them
         self._lead: Lead | None = None
 
     # -- QoS 2 messages of clients
@@ -231,6 +232,8 @@ class Keeper(Commits):
         ticket = Ticket()
         before = self._retiring.get(client_id)
         self._retiring[client_id] = ticket
+        if session.mailbox is not None:
+            self._leaving[client_id] = session.mailbox
         self.watch(partial(self._retire, session, filters, before, ticket), "retire")
 
     async def _retire(self, session: Session, filters: Sequence[str], before: Ticket | None, ticket: Ticket) -> None:
@@ -249,17 +252,19 @@ class Keeper(Commits):
                 await asyncio.sleep(RETRY)
         if self._retiring.get(client_id) is ticket:
             del self._retiring[client_id]
+            self._leaving.pop(client_id, None)
         session.mailbox = None  # they refer to each other: without the collector neither would ever be freed
         ticket.finish()
 
     async def _remove(self, session: Session, filters: Sequence[str]) -> None:
         client_id = session.client.client_id
         owner = kept.owner_of(client_id)
-        handed_on = 0
         if any(filter_.startswith("$share/") for filter_ in filters):
-            handed_on = await self._hand_on(session, owner)
+            await self._hand_on(session, owner)
         lost = await self.store.mailboxes.forget(owner)
-        self._plane.stats.dropped["session_ended"] += max(0, lost - handed_on)
+        mailbox = session.mailbox
+        if mailbox is not None:
+            mailbox.forgotten(lost)
         batch = self.store.batch()
         for filter_ in filters:
             batch.delete(SUBSCRIPTIONS, pair(client_id, filter_))
@@ -268,13 +273,13 @@ class Keeper(Commits):
         batch.delete(SESSIONS, client_id)
         await batch.commit()
 
-    async def _hand_on(self, session: Session, owner: str) -> int:
+    async def _hand_on(self, session: Session, owner: str) -> None:
         """Messages of shared groups that nobody acknowledged go to other members. [MQTT-4.8.2-5]
 
         Each is taken out of this mailbox when it is in the other one: a repetition goes on where this one ended.
         """
         mailbox = session.mailbox
-        after = count = seen = 0
+        after = seen = 0
         while True:
             now = time()
             entries = await self.store.mailboxes.read(owner, after, STEP, now)
@@ -289,29 +294,43 @@ class Keeper(Commits):
                 sent = mailbox is not None and mailbox.may_have_been_sent(after, seen)
                 if record.group and not entry.mark and not (record.flags & 3 == 2 and sent):
                     message = kept.message_from(record, entry.payload)
-                    count += await self._give_on(message, record.group, session, after, now)
+                    await self._give_on(message, record.group, session, after, now)
             if len(entries) < STEP:
-                return count
+                return
 
-    async def _give_on(self, message: Message, text: str, session: Session, position: int, now: float) -> bool:
-        """Give one message to another member of its group; False if there is nobody, or no room."""
+    async def _give_on(self, message: Message, text: str, session: Session, position: int, now: float) -> None:
+        """Give one message to another member of its group, if there is one, and room."""
         pubsub = self._plane.pubsub
         group = pubsub.group(text)
         copy = pubsub.choose(group, message, without=session) if group is not None else None
         if copy is None:
-            return False
+            return
         if copy.session.mailbox is not None and copy.qos:
-            ticket = self.accept(message, [copy], now, token=message.guid)
+            ticket = self.accept(message, [copy], now, token=message.guid, moved=True)
             await wait(ticket, self.loop)
             if ticket.refused:
-                return False
+                return
             if ticket.error is not None:
                 raise ticket.error
         else:
             pubsub.offer(message, copy, now)
             self._flush()
         await self.store.mailboxes.acknowledge(kept.owner_of(session.client.client_id), [position])
-        return True
+        if session.mailbox is not None:
+            session.mailbox.left((position,))
+
+    def expired(self, entries: Iterable[tuple[str, int]]) -> None:
+        """The store has removed entries of mailboxes whose time was over."""
+        sessions = self._plane.registry.sessions
+        for owner, position in entries:
+            if not owner.startswith(kept.OWNER):
+                continue
+            client_id = owner[len(kept.OWNER) :]
+            session, mailbox = sessions.get(client_id), self._leaving.get(client_id)
+            if mailbox is None and session is not None:
+                mailbox = session.mailbox
+            if mailbox is not None:
+                mailbox.expired(position)
 
     # -- start and end
 

@@ -140,7 +140,9 @@ class Mailbox:
         "_ahead_octets",
         "_catch_to",
         "_clear_to",
+        "_counted",
         "_discarded",
+        "_gone",
         "_held_octets",
         "_hold",
         "_moved",
@@ -156,6 +158,7 @@ class Mailbox:
         "_unstored",
         "_window_octets",
         "acked",
+        "before",
         "catching_up",
         "coming",
         "coming_octets",
@@ -164,6 +167,7 @@ class Mailbox:
         "epoch",
         "held",
         "keeper",
+        "kept",
         "open",
         "over",
         "owner",
@@ -192,6 +196,10 @@ class Mailbox:
         self.unread = restored  #: there may be entries above the cursor that nobody has told of
         self.coming = 0  #: entries handed to the store whose position is not known yet
         self.coming_octets = 0
+        self.kept = 0  #: entries of this process in the store
+        self.before = UNKNOWN if restored else 0  #: those up to here are of the process before
+        self._counted: set[int] | None = None  # dropped, though the store may have them yet
+        self._gone: set[int] | None = None  # in flight, and removed from the store because they have expired
         self.catching_up = False  #: what was kept while the client was away is not sent yet; QoS 0 waits for it
         self._catch_to = 0
         self._restored = restored  # nobody has told of all entries
@@ -279,6 +287,10 @@ class Mailbox:
         self._hold_back()
         self._window_octets = 0
         self._sent_octets.clear()
+        for position in self._gone or ():  # nothing is left to be sent again
+            session.shared.stats.dropped["expired"] += 1
+            self.left((position,))
+        self._gone = None
         for number in self.sent:
             session.inflight.pop(number, None)
         self.sent.clear()
@@ -413,8 +425,41 @@ class Mailbox:
             frame = self._decoded(entry, 0.0)
             if frame is not None:
                 session.drop(frame, "queue_full")
-        self._done(position)
+        self._not_delivered(position)
         return True
+
+    def pushed_out(self, positions: Sequence[int]) -> None:
+        """The store has dropped entries, because there is no room."""
+        dropped = [position for position in positions if position not in self.acked]
+        self._take_back(dropped)
+        self.session.shared.stats.dropped["queue_full"] += len(dropped)
+        self.left(dropped)
+
+    def expired(self, position: int) -> None:
+        """The store has removed an entry whose time is over."""
+        if position in self.acked:
+            return
+        if position in self.sent.values():  # it may still be acknowledged
+            self._gone = (self._gone or set()) | {position}
+            return
+        self._take_back([position])
+        self.session.shared.stats.dropped["expired"] += 1
+        self.left((position,))
+
+    def _take_back(self, positions: Sequence[int]) -> None:
+        """Entries that are gone are not sent, though they were read."""
+        if self.open and positions:
+            self._ahead = deque(one for one in self._ahead if one[0] not in positions)
+            if self.reading:
+                self._discarded = (self._discarded or set()).union(positions)
+
+    def left(self, positions: Sequence[int]) -> None:
+        """Count entries that are no longer in the store."""
+        old = sum(position <= self.before for position in positions) if self.before else 0
+        shared = self.session.shared
+        shared.stats.restored += old
+        shared.kept -= len(positions) - old
+        self.kept -= len(positions) - old
 
     # -- out
 
@@ -443,6 +488,7 @@ class Mailbox:
             if position >= self._catch_to:
                 self.catching_up = False
         left = len(ahead)
+        session.shared.stats.store_sent += before - left
         if not ahead:
             self._ahead_octets = 0
             if not self.unread and self.tail <= self.cursor:
@@ -514,6 +560,7 @@ class Mailbox:
         if isinstance(what, tuple):
             frame = session.fresh(what, now)
         elif what.mark & RELEASED_MARK:
+            session.shared.stats.store_sent -= 1  # `pump` counts it
             self._send_release(position, number)
             return
         else:
@@ -522,7 +569,11 @@ class Mailbox:
             self._withdraw(position, number, frame, again=again)
             return
         self.sent_to = max(self.sent_to, position)
-        if frame is None or not session.send(frame, number, again=again) or not frame[0][0] & 6:
+        if frame is None or not session.send(frame, number, again=again):
+            session.shared.stats.store_sent -= 1
+            self._not_delivered(position)
+            return
+        if not frame[0][0] & 6:
             self._done(position)
             return
         self.sent[number] = position
@@ -535,11 +586,14 @@ class Mailbox:
     def _withdraw(self, position: int, number: int, frame: Frame, *, again: bool) -> None:
         """An entry that the client may not read any more; if it may have come before, its id is freed with PUBREL."""
         session = self.session
-        session.drop(frame, "not_authorized")
+        if not (self._counted and position in self._counted):
+            session.drop(frame, "revoked")
+        session.shared.stats.store_sent -= 1
         self.sent_to = max(self.sent_to, position)
         if not (again and frame[0][0] & 4):
-            self._done(position)
+            self._not_delivered(position)
             return
+        self._count(position)
         self.sent[number] = position
         session.inflight[number] = RELEASED
         ticket, epoch = self.release(number), self.epoch
@@ -608,8 +662,42 @@ class Mailbox:
         self.acked.add(position)
         self.keeper.acknowledge(self, position)
 
+    def forgotten(self, lost: int) -> None:
+        """The session has ended; so many entries were still in the store."""
+        counted = self._counted or set()
+        lost = max(0, lost - len(counted))
+        delivered = min(lost, len(self.acked - counted))  # the store was not told any more
+        shared = self.session.shared
+        shared.stats.store_delivered += delivered
+        shared.stats.dropped["session_ended"] += lost - delivered
+        shared.stats.restored += max(0, lost - self.kept)
+        shared.kept -= self.kept
+        self.kept = 0
+        self._counted = None
+        self.acked.clear()
+
+    def _not_delivered(self, position: int) -> None:
+        self._count(position)
+        self._done(position)
+
+    def _count(self, position: int) -> None:
+        """Count an entry that is dropped as one that has left, once."""
+        if self._counted is None:
+            self._counted = set()
+        if position not in self._counted:
+            self._counted.add(position)
+            self.left((position,))
+
     def settled(self, positions: Sequence[int]) -> None:
         """The store knows that these are acknowledged."""
+        delivered = positions
+        if self._counted:
+            delivered = [position for position in positions if position not in self._counted]
+            self._counted = self._counted.difference(positions) or None
+        self.session.shared.stats.store_delivered += len(delivered)
+        self.left(delivered)
+        if self._gone:
+            self._gone = self._gone.difference(positions) or None
         full = len(self.acked) >= UNSETTLED or bool(self._moved)
         self.acked.difference_update(positions)
         if not self.acked:

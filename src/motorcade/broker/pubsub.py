@@ -486,6 +486,7 @@ class PubSub:
                     if copy.session.ended:
                         self.share(copy.group, message, now)  # it has left while the message was stored
                     else:
+                        self.shared.stats.routed += 1
                         self.offer(message, copy, now)
         for version, qos0, qos1, qos2 in (
             (4, route.v3_qos0, route.v3_qos1, route.v3_qos2),
@@ -507,6 +508,7 @@ class PubSub:
         frame = frame_of(message, version, qos, now)
         if qos and route.kept:
             receivers = tuple(session for session in receivers if session.mailbox is None)
+        self.shared.stats.routed += len(receivers)
         if not message.retain or not route.as_published:
             for session in receivers:
                 session.offer(frame)
@@ -527,16 +529,17 @@ class PubSub:
         retain = message.retain and target.retain_as_published
         if target.identifiers:
             message = noted(message, target.identifiers)
+        self.shared.stats.routed += 1
         session.offer(frame_of(message, session.version, qos, now, retain=retain, identifiers=target.identifiers))
 
-    def share(self, group: SharedGroup, message: Message, now: float, without: Session | None = None) -> bool:
-        """Give a message to one member of a group; False if there is nobody to give it to."""
-        copy = self.choose(group, message, without)
+    def share(self, group: SharedGroup, message: Message, now: float) -> None:
+        """Give a message to one member of a group."""
+        copy = self.choose(group, message)
         if copy is None:
             self._unheard(message)
-            return False
+            return
+        self.shared.stats.routed += 1
         self.offer(message, copy, now)
-        return True
 
     def choose(
         self, group: SharedGroup, message: Message, without: Session | None = None, again: str = ""
@@ -589,8 +592,11 @@ class PubSub:
         for frame, may_go_on in sent + waiting:
             origin = frame[2]
             group = origin.headers.get("shared_group") if isinstance(origin, Message) else None
+            copy = None
             if isinstance(group, SharedGroup) and isinstance(origin, Message) and may_go_on:
-                self.share(group, origin, now, without=session)
+                copy = self.choose(group, origin, without=session)
+            if copy is not None and isinstance(origin, Message):
+                self.offer(origin, copy, now)
             else:
                 session.drop(frame, "session_ended")
 
@@ -602,6 +608,8 @@ class PubSub:
         message.publisher = publisher.client_id
         message.username = publisher.username
         message.qos = qos_of(frame)
+        # The byte loop counts one copy for each of them. There may be fewer: no member, or the publisher's own.
+        self.shared.stats.routed -= len(route.rest) + len(route.groups)
         for target in route.rest:
             self._send_target(message, target, now)
         for group in route.groups:

@@ -31,11 +31,20 @@ class Stats:
         "publish_received",
         "publish_sent",
         "refused",
+        "restored",
+        "routed",
         "sessions",
+        "store_delivered",
+        "store_sent",
+        "withdrawn",
     )
 
     def __init__(self) -> None:
         self.abandoned = 0  #: copies that were sent, and given up before they were acknowledged
+        self.routed = 0  #: copies of messages, one for each client that a message goes to
+        self.restored = 0  #: copies that the process before this one has stored, counted when they leave the store
+        self.store_sent = 0  #: PUBLISH packets of copies in the store, each time they are sent
+        self.store_delivered = 0  #: copies in the store that were acknowledged, or sent with QoS 0
         self.connections_accepted = 0
         self.connections_closed = 0
         self.bytes_received = 0
@@ -54,6 +63,9 @@ class Stats:
         self.long_matches = 0  #: new topics that were compared with so many filters that it took several turns
         self.moved_ids = 0  #: packet ids not used because a client holds them, never acknowledged
         self.dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)  #: messages not delivered, by reason
+        self.withdrawn: dict[str, int] = dict.fromkeys(
+            WITHDRAWN, 0
+        )  #: copies that no client has or waits for, by reason
         self.refused: dict[str, int] = dict.fromkeys(LIMIT_NAMES, 0)  #: times a limit was hit, by its name
         self.protocol_errors: dict[str, int] = {}  #: connections closed for breaking the rules, by reason code
         self.sessions: dict[str, int] = dict.fromkeys(SESSION_EVENTS, 0)
@@ -68,11 +80,17 @@ DROP_REASONS = (
     "offline_qos0",
     "session_ended",
     "not_authorized",
+    "revoked",
     "not_stored",
     "unreadable",
     "will_failed",
     "hook_loop",
     "no_memory",
+)
+WITHDRAWN = (
+    "store_failed",  # it was not stored, or nobody knows
+    "repeated",  # the store has it already
+    "nack",  # a plugin has taken it back
 )
 LIMIT_NAMES = (
     "max_packet_size",

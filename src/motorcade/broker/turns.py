@@ -145,6 +145,7 @@ class Turns:
         if message is None:
             self._done.append((lane, given, ReasonCode.SUCCESS, "withdrawn"))
         elif message.expired(now):
+            session.shared.stats.routed += 1
             session.forgo(message, "expired")
             self._done.append((lane, given, ReasonCode.SUCCESS, "expired"))
         else:
@@ -165,6 +166,7 @@ class Turns:
             self._done.append((lane, given, ReasonCode.SUCCESS, "unusable"))
             return
         number = session.take_id() if qos else 0
+        session.shared.stats.routed += 1
         if not session.send(frame, number):
             self._done.append((lane, given, ReasonCode.PACKET_TOO_LARGE, "too_large"))
             return
@@ -247,6 +249,7 @@ class Turns:
             stats = session.shared.stats
             stats.packets_sent += sent
             stats.publish_sent += sent
+            stats.routed += sent
             stats.publish_bytes_sent += octets
             if run is not None:
                 self._tell_sent(lane, run)
@@ -295,6 +298,7 @@ class Turns:
         stats = session.shared.stats
         stats.packets_sent += 1
         stats.publish_sent += 1
+        stats.routed += 1
         stats.publish_bytes_sent += len(message.payload)
         return True
 

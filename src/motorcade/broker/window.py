@@ -90,7 +90,19 @@ class Link(Protocol):
 class Shared:
     """What all windows of a node share: one object, so that a session needs one reference."""
 
-    __slots__ = ("bodies", "dirty", "hooks", "later", "options", "queued", "queued_bytes", "soon", "sources", "stats")
+    __slots__ = (
+        "bodies",
+        "dirty",
+        "hooks",
+        "kept",
+        "later",
+        "options",
+        "queued",
+        "queued_bytes",
+        "soon",
+        "sources",
+        "stats",
+    )
 
     def __init__(self, options: SessionOptions, hooks: Hooks, stats: Stats) -> None:
         self.options = options
@@ -98,6 +110,7 @@ class Shared:
         self.stats = stats
         self.queued = 0  #: messages waiting in all queues
         self.queued_bytes = 0
+        self.kept = 0  #: messages of this process in the mailboxes of all durable sessions, those in flight too
         self.bodies = Bodies()  #: of entries in mailboxes
         self.dirty: list[Window] = []  #: windows with bytes in `out`, to be written at the end of this turn
         self.sources = Sources()  #: kinds of sources that plugins have registered
@@ -231,6 +244,7 @@ class Window:
                 self.drop(frame, "slow_consumer")
                 return
         if self.shared.hooks.message_nack is not None and self._taken_back(frame):
+            self.shared.stats.withdrawn["nack"] += 1
             return
         queue = self.queue
         if queue is None:
@@ -318,7 +332,7 @@ class Window:
         for frame in queue:
             if revoked.hides(topic_of(frame).decode()):
                 self._count_queued(frame, -1)
-                self.drop(frame, "not_authorized")
+                self.drop(frame, "revoked")
             else:
                 kept.append(frame)
         self.queue = kept
@@ -513,7 +527,7 @@ class Window:
             hidden = of[1].filter in revoked.filters if of is not None else False
             if is_released(frame) or not (hidden or revoked.hides(topic_of(frame).decode())):
                 continue
-            self.drop(frame, "not_authorized")
+            self.drop(frame, "revoked")
             self.shared.stats.abandoned += 1
             if qos_of(frame) == 2:
                 self.inflight[number] = released(frame)

@@ -48,6 +48,7 @@ def families(statistics: Statistics) -> Iterator[Family]:
         yield counter(name, text, ways)
     for name, label, counts, text in (
         ("messages_dropped_total", "reason", statistics.dropped, "Messages that a client did not get."),
+        ("messages_withdrawn_total", "reason", statistics.withdrawn, "Copies that no client has or waits for."),
         ("limit_refused_total", "limit", statistics.refused, "Times a limit was hit."),
         ("protocol_errors_total", "reason", statistics.protocol_errors, "Connections closed for breaking the rules."),
         ("session_events_total", "event", statistics.session_events, "What happened to sessions."),
@@ -93,6 +94,12 @@ _GAUGES = (
     ("shared_subscriptions", "shared_subscriptions", "Shared subscriptions."),
     ("queued_messages", "messages_stored", "Messages waiting in the queues of all clients."),
     ("queued_bytes", "messages_stored_bytes", "Bytes of these messages."),
+    ("session_queued_messages", "session_queued", "Messages waiting in the queues that sessions have in memory."),
+    (
+        "session_stored_messages",
+        "session_stored",
+        "Messages that this process has stored for durable sessions, waiting or in flight.",
+    ),
 )
 _COUNTERS = (
     ("connections_accepted_total", "connections_accepted", "Network connections opened."),
@@ -104,6 +111,22 @@ _COUNTERS = (
         "messages_abandoned_total",
         "publish_abandoned",
         "Messages sent to a client and given up before it had acknowledged them.",
+    ),
+    ("messages_routed_total", "publish_routed", "Copies of messages, one for each client that a message goes to."),
+    (
+        "messages_restored_total",
+        "publish_restored",
+        "Messages stored for durable sessions before this process began, counted when they leave the store.",
+    ),
+    (
+        "store_messages_sent_total",
+        "store_sent",
+        "PUBLISH packets to durable sessions from the store, also repeated ones.",
+    ),
+    (
+        "store_messages_delivered_total",
+        "store_delivered",
+        "Messages in the store that durable sessions have acknowledged, or were sent with QoS 0.",
     ),
     ("sessions_expired_total", "clients_expired", "Sessions that ended because their client stayed away too long."),
 )

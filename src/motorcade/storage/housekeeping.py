@@ -13,7 +13,7 @@ Rule 3: an error of the store is counted and told once; the next round comes lat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +53,8 @@ class Housekeeping:
 
     def __init__(self, store: Store, interval: float, budget: int, clock: Callable[[], float] = time) -> None:
         """`interval` in seconds; `clock` tells what counts as now."""
+        #: Is told of entries that were removed: owners and positions.
+        self.on_expired: Callable[[Iterable[tuple[str, int]]], None] | None = None
         self.figures: StoreFigures | None = None  #: as of the last time they could be had
         self._store = store
         self._interval = max(interval, SHORTEST_PAUSE)
@@ -103,6 +105,8 @@ class Housekeeping:
             self._removed += swept.removed
             self._octets += swept.octets
             cursor = swept.cursor
+            if swept.expired and self.on_expired is not None:
+                self.on_expired(swept.expired)
             await asyncio.sleep(min(loop.time() - start, LONGEST_BREAK))
 
     def _failed(self, error: StoreError) -> None:

@@ -59,6 +59,7 @@ class Ended:
 
     removed: int = 0
     octets: int = 0
+    entry: tuple[str, int] | None = None  #: owner and position, if it was an entry
 
 
 NOTHING = Ended()
@@ -79,12 +80,15 @@ class Ending:
     def step(self, now: float, budget: int) -> Swept:
         """End at most `budget` things."""
         removed = octets = 0
+        entries: list[tuple[str, int]] = []
         while budget > 0 and self._is_due(now):
             ended = heapq.heappop(self._heap)[2](now)
             removed += ended.removed
             octets += ended.octets
+            if ended.entry is not None:
+                entries.append(ended.entry)
             budget -= 1
-        return Swept(removed, octets, MORE if self._is_due(now) else None)
+        return Swept(removed, octets, MORE if self._is_due(now) else None, tuple(entries))
 
     def _is_due(self, now: float) -> bool:
         return bool(self._heap) and self._heap[0][0] <= now
@@ -393,7 +397,7 @@ class MemoryMailboxes:
         # The position may have been given again since, if the owner was forgotten.
         if box is None or row is None or not 0 < row.expires_at <= now:
             return NOTHING
-        return Ended(1, self._remove(box, position))
+        return Ended(1, self._remove(box, position), (owner, position))
 
     def _end_token(self, owner: str, token: bytes, now: float) -> Ended:
         box = self.boxes.get(owner)

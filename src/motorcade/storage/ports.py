@@ -131,6 +131,7 @@ class Swept:
     removed: int  #: never more than the budget; blobs that go with their last entry need not be counted
     octets: int  #: given back
     cursor: bytes | None  #: where to go on; None: done
+    expired: tuple[tuple[str, int], ...] = ()  #: entries among those removed: owner, position
 
 
 class Mailboxes(Protocol):

@@ -871,17 +871,18 @@ class Sweep:
         self._left = budget
         self._removed = 0
         self._octets = 0
+        self._entries: list[tuple[str, int]] = []
 
     async def step(self, cursor: bytes) -> Swept:
         phase, *place = cursor.split() or [b"e", b"0"]
         if phase == b"e":
             stopped = await self._expired(int(place[0]))
             if stopped is not None:
-                return Swept(self._removed, self._octets, stopped)
+                return Swept(self._removed, self._octets, stopped, tuple(self._entries))
             place = [b"0", b"0"]
         mark = bytes.fromhex(place[2].decode()) if len(place) > 2 else b""
         following = await self._unreferred(int(place[0]), place[1], mark)
-        return Swept(self._removed, self._octets, following)
+        return Swept(self._removed, self._octets, following, tuple(self._entries))
 
     async def _expired(self, start: int) -> bytes | None:
         entries = await self._core.everywhere("ZCOUNT", "x", "-inf", self._now)
@@ -894,12 +895,13 @@ class Sweep:
                 if self._left <= 0:
                     return b"e %d" % cell
                 most = min(self._left, MAX_REMOVED)
-                removed, octets, more = await self._core.one(
+                removed, octets, more, gone = await self._core.one(
                     Operation(("expire", cell, self._now, most), 2 * most), durable=False
                 )
                 self._removed += removed
                 self._octets += octets
                 self._left -= removed
+                self._entries += ((owner, int(at)) for owner, at in zip(gone[::2], gone[1::2], strict=True))
         return None
 
     async def _unreferred(self, start: int, page: bytes, mark: bytes) -> bytes | None:

@@ -752,6 +752,7 @@ class RocksStore:
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - the table is in order
         removed, octets, left = 0, 0, budget
+        expired: list[tuple[str, int]] = []
         while True:
             step = min(STEP_REMOVALS, left)
             done = await self._writer.submit(
@@ -762,8 +763,9 @@ class RocksStore:
                 alone=True,
             )
             removed, octets, left = removed + done.removed, octets + done.octets, left - step
+            expired += done.expired
             if done.cursor is None or left <= 0:
-                return Swept(removed, octets, done.cursor)
+                return Swept(removed, octets, done.cursor, tuple(expired))
 
     async def figures(self) -> StoreFigures:
         disk = await self._reader.beside(lambda _: self._files.octets())

@@ -1603,7 +1603,7 @@ def test_access_that_is_taken_away_meanwhile_leaves_no_source(node: MemoryNode) 
     peer = connect(node)
     assert [] == publishes(peer.take()) and 1 == len(desk.clerks)
     assert not session_of(node).inflight and session_of(node).carrier is None
-    assert 2 == node.plane.stats.dropped["not_authorized"]
+    assert 2 == node.plane.stats.dropped["revoked"]
 
 
 def test_packet_ids_of_sources_do_not_run_out() -> None:

@@ -48,6 +48,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.ports import StoreError
 from tests.unit.broker.held_store import HeldStore
 from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.unit.broker.test_balance import balanced, exported
 from tests.unit.broker.world import often
 
 EXPIRY = 50
@@ -523,6 +524,8 @@ class Machine(RuleBasedStateMachine):
             self.wait(RETRY)
         assert all(client.on for client in self.clients.values())
         assert not any(publisher.open for publisher in self.publishers), "messages that nobody answers"
+        if not self.troubled:
+            balanced(exported(self.node))
 
     def judge(self) -> None:
         for sent in self.owed:

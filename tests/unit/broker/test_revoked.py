@@ -86,7 +86,7 @@ class World:
 
     @property
     def dropped(self) -> int:
-        return self.node.plane.stats.dropped["not_authorized"]
+        return self.node.plane.stats.dropped["revoked"]
 
 
 @pytest.fixture(params=[False, True], ids=["memory", "durable"])

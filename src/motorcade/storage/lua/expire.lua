@@ -3,13 +3,14 @@
 --   2 cell   3 now   4 at most so many
 --
 --   keys    x y and, of each owner and collection found there, e: g: d: x: R:, and o r n
---   answer  how many went, their octets, 1 if there is more
+--   answer  how many went, their octets, 1 if there is more, and owner and position of each entry among them
 --
 -- The index x of a cell may name an owner too early, when its entry was acknowledged: it is put right here.
 
 operations.expire = function(op)
     local at, now, budget = base(op[2]), op[3], op[4]
     local gone, octets, steps = 0, 0, 0
+    local entries = {}
     while steps < budget do
         local owner = call('ZRANGEBYSCORE', at .. 'x', '-inf', now, 'LIMIT', 0, 1)[1]
         if not owner then
@@ -21,6 +22,8 @@ operations.expire = function(op)
         local box = open(at, owner)
         for _, position in ipairs(positions) do
             octets = octets + remove(box, tonumber(position))
+            entries[#entries + 1] = owner
+            entries[#entries + 1] = tonumber(position)
         end
         gone = gone + #positions
         steps = steps + #positions
@@ -48,5 +51,5 @@ operations.expire = function(op)
             steps = steps + 1
         end
     end
-    return { gone, octets, steps >= budget and 1 or 0 }
+    return { gone, octets, steps >= budget and 1 or 0, entries }
 end

@@ -165,10 +165,11 @@ class Transaction(Appends):
         """One bounded step: at most `budget` entries, tokens, records and blobs are looked at."""
         end = _pack(tables.milliseconds(now) + 1)
         removed, freed, left = 0, 0, budget
+        expired: list[tuple[str, int]] = []
         for key, row in scan(self._tables.endings, b"", end):
             if left <= 0:
                 break
-            count, octets, looked = self._ended(key, row, now, left)
+            count, octets, looked = self._ended(key, row, now, left, expired)
             removed += count
             freed += octets
             left -= looked
@@ -176,15 +177,17 @@ class Transaction(Appends):
                 break  # the budget ended within it
         else:
             self.swept += removed
-            return Swept(removed, freed, None)
+            return Swept(removed, freed, None, tuple(expired))
         self.swept += removed
-        return Swept(removed, freed, MORE)
+        return Swept(removed, freed, MORE, tuple(expired))
 
-    def _ended(self, key: bytes, row: bytes, now: float, budget: int) -> tuple[int, int, int]:
-        """What one ending removed, gave back, and how much it looked at."""
+    def _ended(
+        self, key: bytes, row: bytes, now: float, budget: int, expired: list[tuple[str, int]]
+    ) -> tuple[int, int, int]:
+        """What one ending removed, gave back, and how much it looked at; entries are noted in `expired`."""
         kind, what = key[8], key[9:]
         if kind == Kind.ENTRIES:
-            return self._ended_entries(key, *_decode_entries(row), now, budget)
+            return self._ended_entries(key, *_decode_entries(row), now, budget, expired)
         if kind == Kind.TOKENS:
             return self._ended_tokens(key, *_decode_tokens(row), now, budget)
         self._unset("endings", key)
@@ -193,7 +196,13 @@ class Transaction(Appends):
         return (*self._ended_blob(what, now), 1)
 
     def _ended_entries(
-        self, key: bytes, owners: list[str], positions: list[int], now: float, budget: int
+        self,
+        key: bytes,
+        owners: list[str],
+        positions: list[int],
+        now: float,
+        budget: int,
+        expired: list[tuple[str, int]],
     ) -> tuple[int, int, int]:
         removed, octets = 0, 0
         due = list(zip(owners[:budget], positions[:budget], strict=True))
@@ -203,6 +212,7 @@ class Transaction(Appends):
             if row is not None and 0 < tables.expiry(row) <= now:
                 octets += self._remove(head, position, row) or 0
                 removed += 1
+                expired.append((owner, position))
         rest = (owners[budget:], positions[budget:])
         self._keep_rest(key, rest if rest[0] else None)
         return removed, octets, len(due)
