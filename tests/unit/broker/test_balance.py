@@ -268,3 +268,31 @@ class Conversation:
 @hypothesis.given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_every_copy_is_delivered_dropped_or_waits(seed: int, store_qos0: bool, durable: bool) -> None:
     Conversation(Random(seed), store_qos0=store_qos0, durable=durable).run()
+
+
+def test_what_the_store_drops_is_not_sent_though_it_was_read() -> None:
+    """A QoS 0 message of the backlog is pushed out while it waits for room in the window."""
+    node = MemoryNode(SessionOptions(window=1, queue=3, patience=0.0), Limits(flapping_count=0), store=HeldStore())
+    lasting = Properties(session_expiry=100)
+    with standing(node.clock):
+        writer, car = node.client("writer"), node.client("car", properties=lasting)
+        node.subscribe(car, ("t", 1))
+        car.close()
+        node.turn()
+        for number, qos in ((1, 1), (2, 1), (0, 0)):
+            writer.send(Publish("t", b"%d" % number, qos, packet_id=number))
+            node.turn()
+        car = node.client("car", clean=False, properties=lasting)
+        assert 0 == exported(node)["motorcade_messages_dropped_total{queue_full}"]
+        for number in (3, 4):
+            writer.send(Publish("t", b"%d" % number, 1, packet_id=number))
+            node.turn()
+        inflight = node.plane.registry.sessions["car"].inflight
+        while inflight:
+            car.send(Puback(next(iter(inflight))))
+            node.turn()
+        got = [packet.payload for packet in car.take() if isinstance(packet, Publish)]
+        assert [b"2", b"3", b"4"] == got
+        found = exported(node)
+        balanced(found)
+        assert 1 == found["motorcade_messages_dropped_total{queue_full}"]
