@@ -68,6 +68,9 @@ class Guest(ABC):
     @abstractmethod
     def heard(self, packet: Packet) -> None: ...
 
+    def leaves_unread(self, packets: list[Packet]) -> None:  # noqa: B027 - most need not know
+        """It leaves with these on their way; the broker has sent them."""
+
     def lost(self) -> None:
         """The connection is gone."""
         self.peer = None
@@ -201,7 +204,7 @@ class PluginWorld(RuleBasedStateMachine, Generic[AnyGuest]):
         else:
             car.peer.close()
         self.node.turn()
-        car.peer.take()
+        car.leaves_unread(car.peer.take())
         car.lost()
 
     def release(self, count: int) -> None:

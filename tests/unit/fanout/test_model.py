@@ -161,6 +161,10 @@ class Car(Guest):
             silent = any(flying.silent for flying in self.flying.values()) or self.was_silent
             assert silent, f"{self.vin} was sent away"
 
+    def leaves_unread(self, packets: list[Packet]) -> None:
+        for packet in packets:  # its session repeats them with DUP, as if it had read them
+            self.heard(packet)
+
     def lost(self) -> None:
         super().lost()
         if not self.lasting:

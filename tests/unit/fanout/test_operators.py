@@ -202,6 +202,15 @@ def test_another_ack_timeout_holds_for_what_is_in_flight(unjudged: Machine) -> N
     assert car.peer is None, "its connection is closed, so that its session repeats the packet"
 
 
+def test_what_a_vehicle_has_left_unread_is_repeated_with_dup(world: Machine) -> None:
+    """It was sent, though the connection ended before it was read; the model knows that."""
+    come(world)
+    world.publish(which=[0], request="r0", two=False, mode=None, priority=0, expires=None, turn=False)
+    world.node.turn()
+    world.come_again(which=0, limit=1, version=5, away=2.0)
+    assert [1] == [flying.entry.came for flying in world.cars[0].flying.values()], "once without DUP"
+
+
 def test_what_was_written_since_a_collection_has_looked_stays(
     unjudged: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
