@@ -136,6 +136,22 @@ async def test_owners_have_any_name(store: Store) -> None:
             assert ([] if other in done else [b"theirs"]) == await bodies(store, other), (odd_id(name), odd_id(other))
 
 
+async def test_a_mailbox_that_was_forgotten_begins_again(store: Store) -> None:
+    """Also in an append to several owners: what was removed under a position says nothing of the next entry there."""
+    for key in (b"", b"key"):
+        await store.mailboxes.append(["v1", "v2"], Draft(b"before"), NOW)
+        await store.mailboxes.forget("v2")
+        appended = await store.mailboxes.append(["v1", "v2"], Draft(b"first", key=key), NOW)
+        assert 1 == appended[1].position
+        second = await append(store, "v2", Draft(b"second", key=key))
+        assert (1 if key else 0) == second.replaced
+        assert ([] if key else [b"first"]) + [b"second"] == await bodies(store, "v2")
+        assert (1 if key else 2) == await store.mailboxes.acknowledge("v2", [1, 2])
+        assert [] == await bodies(store, "v2")
+        await store.mailboxes.forget("v2")
+    assert [] == await store.check()
+
+
 async def test_neighbours_in_name_are_apart(store: Store) -> None:
     """All odd names at once, each with its own content."""
     for number, name in enumerate(ODD_NAMES):

@@ -142,7 +142,7 @@ class Mailboxes(Shares):
         fresh = Head(owner, head.prefix)
         fresh.user = self._number
         self._state.heads.put(owner, fresh)
-        self._forgotten.append(fresh)
+        self._forgotten.append((fresh, head.last))
         return removed, up_to, False
 
     def _tokens_of(self, head: Head) -> Iterator[bytes]:

@@ -164,6 +164,16 @@ class State:
         if self._known_octets > MAX_KNOWN:
             self.known_before, self.known, self._known_octets = self.known, {}, 0
 
+    def forget_rows(self, prefix: bytes, last: int) -> None:
+        """Drop what is remembered of the rows of a mailbox, up to a position."""
+        for rows in (self.known, self.known_before):
+            if last > len(rows):
+                for key in [key for key in rows if key[:-8] == prefix]:
+                    del rows[key]
+                continue
+            for position in range(1, last + 1):
+                rows.pop(prefix + tables.NUMBER.pack(position), None)
+
     def next_transaction(self) -> int:
         self._transactions += 1
         return self._transactions
