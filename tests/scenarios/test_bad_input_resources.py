@@ -175,7 +175,7 @@ def test_a_client_that_takes_nothing_is_sent_away(node: NodeProcess) -> None:
     "request_",
     [
         PINGREQ * 4096,
-        b"".join(subscribe_packet(n, [("own#", 0)]) for n in range(1, 500)),
+        b"".join(subscribe_packet(n, [("$queue/-", 0)]) for n in range(1, 500)),
         b"".join(publish_packet("nobody", qos=1, packet_id=n) for n in range(1, 500)),
     ],
     ids=["PINGREQ", "SUBSCRIBE that is refused", "QoS 1"],
@@ -369,7 +369,7 @@ def test_a_burst_of_tiny_packets_in_one_segment_is_served(patient: NodeProcess) 
 
 EXPENSIVE: dict[str, bytes] = {
     "SUBSCRIBE": b"".join(subscribe_packet(n, [(f"own/{n}", 0)]) for n in range(1, 500)),
-    "SUBSCRIBE that is refused": b"".join(subscribe_packet(n, [("own#", 0)]) for n in range(1, 500)),
+    "SUBSCRIBE that is refused": b"".join(subscribe_packet(n, [("$queue/-", 0)]) for n in range(1, 500)),
     "UNSUBSCRIBE": b"".join(unsubscribe_packet(n, [f"own/{n}"]) for n in range(1, 500)),
     "PUBREL of unknown ids": b"".join(ack_packet(PUBREL, n) for n in range(1, 500)),
     "PUBLISH with properties": b"".join(

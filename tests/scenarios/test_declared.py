@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -171,7 +172,7 @@ def test_a_wrong_option_is_named_by_the_command(desk: Operator) -> None:
 @pytest.mark.parametrize("name", ["-x", "a b", "a/b", "ü", "x" * 65])
 def test_a_bad_name_is_named(desk: Operator, noun: str, name: str) -> None:
     """With what a name may be; over HTTP it is 400."""
-    answer = desk.web.post(f"{NOUNS[noun]}/{name}", json={"topics": ["t"], **TARGET[noun]})
+    answer = desk.web.post(f"{NOUNS[noun]}/{quote(name, safe='')}", json={"topics": ["t"], **TARGET[noun]})
     assert 400 == answer.status_code, answer.text
     assert "letters, digits" in answer.json()["message"]
 

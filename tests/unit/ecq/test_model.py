@@ -15,7 +15,7 @@ And in the end, when the store works and clients answer: everybody has got every
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -283,8 +283,10 @@ class Machine(PluginWorld[Car]):
         boxes = self.store.inner.mailboxes
         append, acknowledge = boxes.apply_append, boxes.apply_acknowledge
 
-        def noted(owners: list[str], draft: Draft, now: float, bound: Bound) -> list[Appended]:
-            answers = append(owners, draft, now, bound)
+        def noted(
+            owners: list[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
+        ) -> list[Appended]:
+            answers = append(owners, draft, now, bound, spared)
             for answer in answers:
                 model = self.models.get(answer.owner)
                 if model is not None and not answer.repeated:
