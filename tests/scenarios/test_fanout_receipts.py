@@ -15,7 +15,7 @@ import pytest
 
 from tests.scenarios.witness import wait_until
 from tests.support.checks import both_versions
-from tests.support.consumers import connected, subscribe, unique
+from tests.support.consumers import connected, lasting, subscribe, unique
 from tests.support.fanout import (
     Platform,
     Watch,
@@ -128,6 +128,8 @@ def every_end(node: NodeProcess, platform: Platform, desk: Operator, request: st
     clients.append(vehicle(node, refusing))
     for _ in range(2):
         acknowledge(clients[-1], get(clients[-1], ack=False), reason=0x80)
+    clients[0].expect_closed()  # the first attempt; the second one is made when it is back
+    clients[0] = lasting(node, silent)
     wait_until(lambda: desk.show("fanout/requests", request)["states"].get("failed") == 3, "three have failed")
     desk.web.post("fanout/gc")
     wait_until(lambda: desk.show("fanout/requests", request)["states"].get("expired") == 1, "one has expired")
