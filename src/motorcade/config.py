@@ -131,6 +131,7 @@ class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     durability: Literal["fast", "safe", "strict"] = "safe"  #: what an acknowledged write survives: docs/durability.md
     sweep_interval: float = 10.0  #: seconds between two rounds of removing what has expired
     sweep_budget: Count = 500  #: items removed in one step; others come between two steps; 0: this node removes nothing
+    cache_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 128 << 20  #: rocksdb: blocks of its files kept in memory
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

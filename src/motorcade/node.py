@@ -123,8 +123,9 @@ class Node:
         pause, told_at = FIRST_PAUSE, -math.inf
         while not self.stopping.is_set():
             try:
+                options = self._loaded.config.store
                 store = await self._unless_stopped(
-                    open_store(self._store_url, Durability(self._loaded.config.store.durability))
+                    open_store(self._store_url, Durability(options.durability), options.cache_bytes)
                 )
             except StoreAwayError as error:
                 if monotonic() - told_at >= TELL_AGAIN:

@@ -33,6 +33,9 @@ PATIENCE = 30.0  #: seconds for an answer; machines that run this are busy
 COMES = 10.0  #: seconds for a message
 AT_ONCE = 4  #: pieces of one kind at the same time
 
+#: Bytes of the store's cache, which keeps blocks of files that are gone until it is full: it is full after one cycle.
+CACHE = 4 << 20
+
 #: Seconds by which everything that was let go is gone, sweeps and collections included.
 LET_GO = 25.0
 
@@ -80,6 +83,7 @@ message_burst = 500.0
 
 [store]
 sweep_interval = 1.0
+cache_bytes = {CACHE}
 
 [plugins.observer]
 path = "{folder / "observer.py"}"

@@ -51,6 +51,7 @@ class Floor:
     cycle: int
     rss: int = 0  #: bytes, as it is by itself
     trimmed: int = 0  #: bytes, after a full collection and malloc_trim
+    store: int = 0  #: bytes of these that are the embedded store's own cache and write buffers
     garbage: int = 0  #: objects that this collection has found
     objects: int = 0
     descriptors: int = 0  #: without those of files in the data folder
@@ -114,6 +115,7 @@ def _uncached(floor: Floor) -> int:
 _ROWS = (
     ("RSS, MiB", lambda f: f"{f.rss / 2**20:.1f}"),
     ("RSS collected and trimmed, MiB", lambda f: f"{f.trimmed / 2**20:.1f}"),
+    ("of these the store's own, MiB", lambda f: f"{f.store / 2**20:.1f}"),
     ("waited for a full collection", lambda f: f"{f.garbage}"),
     ("objects", lambda f: f"{f.objects}"),
     ("entries of all tables", lambda f: f"{sum(f.tables.values()):.0f}"),

@@ -94,6 +94,7 @@ class Soak:
             cycle,
             rss=looked["resident"],
             trimmed=looked["trimmed"],
+            store=int(_total(quiet, "motorcade_store_memory_bytes")),
             garbage=looked["garbage"],
             objects=looked["objects"],
             descriptors=len(opened) - files,
@@ -157,8 +158,12 @@ class Soak:
             print(f"  {count} times {what}", flush=True)
 
 
+def _total(metrics: dict[str, float], name: str) -> float:
+    return sum(value for series, value in metrics.items() if series.split("{")[0] == name)
+
+
 def _added(before: dict[str, float], after: dict[str, float], name: str) -> float:
-    return sum(value - before.get(series, 0) for series, value in after.items() if series.split("{")[0] == name)
+    return _total(after, name) - _total({series: value for series, value in before.items() if series in after}, name)
 
 
 def _tables(metrics: dict[str, float]) -> dict[str, float]:

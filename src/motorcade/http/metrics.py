@@ -161,6 +161,7 @@ def _store_families(statistics: Statistics) -> Iterator[Family]:
             ("store_blob_bytes", store.blob_octets, "Bytes of these payloads."),
             ("store_records", store.records, "Records in all collections."),
             ("store_disk_bytes", store.disk_octets, "Size of the store's files; 0 where that cannot be known."),
+            ("store_memory_bytes", store.memory_bytes, "Memory of an embedded store: cached blocks and write buffers."),
         ):
             yield gauge(name, text, [(engine, value)])
     if sweeps is not None:

@@ -27,20 +27,23 @@ def placed(url: str, data: Path) -> str:
     return f"rocksdb://{data / 'store'}" if url == "rocksdb://" else url
 
 
-async def open_store(url: str, durability: Durability = Durability.SAFE) -> Store:
-    """Open the store that `url` names; `StoreError` says what is wrong with it."""
-    store = await asyncio.to_thread(_store, url, durability)  # importing an engine takes a while
+async def open_store(url: str, durability: Durability = Durability.SAFE, cache_bytes: int | None = None) -> Store:
+    """Open the store that `url` names; `StoreError` says what is wrong with it.
+
+    `cache_bytes` bounds what an embedded store keeps of its files in memory.
+    """
+    store = await asyncio.to_thread(_store, url, durability, cache_bytes)  # importing an engine takes a while
     await store.open()
     return store
 
 
-def _store(url: str, durability: Durability) -> Store:
+def _store(url: str, durability: Durability, cache_bytes: int | None) -> Store:
     scheme, separator, place = url.partition("://")
     match scheme:
         case "memory" if separator:
             return MemoryStore()
         case "rocksdb" if place:
-            return _rocks(Path(place), durability)
+            return _rocks(Path(place), durability, cache_bytes)
         case _ if scheme in _SHARED and place:
             return _redis(url, durability)
     raise StoreError(f"{url!r} does not name a store; it should be one of {FORMS}")
@@ -49,10 +52,10 @@ def _store(url: str, durability: Durability) -> Store:
 # An engine is imported when it is asked for: it takes a while, and the libraries of one are an extra.
 
 
-def _rocks(path: Path, durability: Durability) -> Store:
-    from motorcade.storage.rocks import RocksStore  # noqa: PLC0415
+def _rocks(path: Path, durability: Durability, cache_bytes: int | None) -> Store:
+    from motorcade.storage.rocks import BLOCK_CACHE, RocksStore  # noqa: PLC0415
 
-    return RocksStore(path, durability=durability)
+    return RocksStore(path, durability=durability, block_cache=cache_bytes or BLOCK_CACHE)
 
 
 def _redis(url: str, durability: Durability) -> Store:

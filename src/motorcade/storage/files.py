@@ -48,6 +48,9 @@ BLOCK_CACHE = 128 * 2**20
 WRITE_BUFFER = 32 * 2**20
 WRITE_BUFFERS = 96 * 2**20
 
+#: The property of a table that tells the bytes of its write buffers.
+MEMTABLE_BYTES = "rocksdb.size-all-mem-tables"
+
 #: Octets of one part of an index or a filter.
 METADATA_BLOCK = 8192
 
@@ -222,6 +225,11 @@ class Files:
             except FileNotFoundError:
                 pass  # compaction has removed it meanwhile
         return total
+
+    def memory_bytes(self, opened: Tables) -> int:
+        """Return the bytes of the cache of blocks and of what is written and not yet in a sorted file."""
+        buffers = (getattr(opened, table).property_int_value(MEMTABLE_BYTES) or 0 for table in opened.handles)
+        return self._cache.get_usage() + sum(buffers)
 
     def log_octets(self) -> int:
         """Size of the write-ahead logs: what opening again writes into sorted files."""

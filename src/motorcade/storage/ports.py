@@ -427,6 +427,7 @@ class StoreFigures:
     swept: int  #: entries, records and blobs removed by sweeps since it was opened
     full: bool  #: takes no writes now
     shared: int = 0  #: messages stored once for several mailboxes, where an engine does that
+    memory_bytes: int = 0  #: of this process, for the engine's own cache and write buffers
 
 
 @dataclass(frozen=True, slots=True)

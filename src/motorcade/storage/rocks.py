@@ -768,7 +768,9 @@ class RocksStore:
                 return Swept(removed, octets, done.cursor, tuple(expired))
 
     async def figures(self) -> StoreFigures:
-        disk = await self._reader.beside(lambda _: self._files.octets())
+        disk, memory = await self._reader.beside(
+            lambda opened: (self._files.octets(), self._files.memory_bytes(opened))
+        )
         writer, state = self._writer, self._writer.state
         return StoreFigures(
             engine="rocksdb",
@@ -781,6 +783,7 @@ class RocksStore:
             writes=writer.writes,
             queued=writer.queued,
             disk_octets=disk,
+            memory_bytes=memory,
             swept=writer.swept,
             full=writer.full,
         )

@@ -1114,3 +1114,22 @@ async def test_replaced_values_give_their_disk_back(tmp_path: Path) -> None:
     await store.close()
     left = sum(file.stat().st_size for file in (tmp_path / "store").iterdir())
     assert left < 25_000 * 4096 // 10, "100 MB were written"
+
+
+# -- memory
+
+
+async def test_the_cache_of_blocks_stays_within_its_bound(store: RocksStore, tmp_path: Path) -> None:
+    for _ in range(8):
+        await store.streams.append("s", [os.urandom(65_536) for _ in range(16)], NOW)
+    written = (await store.figures()).memory_bytes
+    assert written > 8 << 20  # in the write buffers
+    await store.backup(tmp_path / "copy")  # which empties them
+    used = []
+    for bound in (64 << 20, 1 << 20):
+        store = await reopened(store, block_cache=bound)
+        for offset in range(1, 129, 16):
+            await store.streams.read("s", offset, 16)
+        used.append((await store.figures()).memory_bytes)
+    await store.close()
+    assert used[0] > 7 << 20 > 4 << 20 > used[1]
