@@ -53,7 +53,8 @@ def _store(url: str, durability: Durability, cache_bytes: int | None) -> Store:
 
 
 def _rocks(path: Path, durability: Durability, cache_bytes: int | None) -> Store:
-    from motorcade.storage.rocks import BLOCK_CACHE, RocksStore  # noqa: PLC0415
+    from motorcade.storage.files import BLOCK_CACHE  # noqa: PLC0415
+    from motorcade.storage.rocks import RocksStore  # noqa: PLC0415
 
     return RocksStore(path, durability=durability, block_cache=cache_bytes or BLOCK_CACHE)
 
