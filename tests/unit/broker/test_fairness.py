@@ -268,7 +268,7 @@ def test_a_full_cache_of_routes_is_emptied_in_a_bounded_time(node: MemoryNode) -
 
 def adversarial(node: MemoryNode, clients: int = 10) -> list[Peer]:
     """Clients with filters of which a topic `a/a/…` looks at every level."""
-    peers = []
+    peers: list[Peer] = []
     for number in range(clients):
         peer = node.client(f"adversary{number}")
         for first in range(0, 1000, 250):

@@ -1,23 +1,25 @@
-"""A node with the plugin `ecq`; see `tests/unit/plugins/node.py`.
+"""A node with the plugin `ecq` in virtual time; see `tests/support/virtual.py`.
 
-async with Node.on(store, retention=60.0) as node:
-    await (await node.client("pub")).publish("$ECQ/w/car/speed", b"50")
-    await (await node.client("car")).subscribe("$ECQ/car/#")
+with EcqNode.on(retention=60.0) as node:
+    node.fill("car", ("speed", b"50"))
+    car = node.consumer()                   subscribed to `$ECQ/car/#`
+    assert [(1, "speed", b"50")] == told(car.messages())
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from motorcade.extension.compacted import SERVICE, Compacted, CompactedView, Form
 from motorcade.mqtt.packets import Publish
 from motorcade.plugins.ecq.plugin import EcqPlugin
-from tests.unit.plugins.node import Client, PluginNode, until
+from tests.support.virtual import Client, PluginNode
 
 EXCLUSIVE, SHARED = Form.EXCLUSIVE, Form.SHARED
+ROOTS = {EXCLUSIVE: "$ECQ", SHARED: "$SCQ"}
 
-__all__ = ["EXCLUSIVE", "SHARED", "Client", "Node", "numbers", "until", "values"]
 
-
-class Node(PluginNode):
+class EcqNode(PluginNode):
     """One process."""
 
     plugin_name = "ecq"
@@ -32,40 +34,63 @@ class Node(PluginNode):
         assert isinstance(self.loaded.plugin, EcqPlugin)
         return self.loaded.plugin
 
-    async def fill(self, name: str, *messages: tuple[str, bytes], root: str = "$ECQ") -> None:
-        """Append, and wait until all is stored."""
-        pub = await self.client(f"pub-{name}")
+    # -- clients
+
+    def fill(self, name: str, *messages: tuple[str, bytes], form: Form = EXCLUSIVE) -> None:
+        """Append; all is stored."""
+        pub = self.client(f"pub-{name}")
         for key, payload in messages:
-            assert 0 == await pub.publish(f"{root}/w/{name}/{key}", payload)
+            assert 0 == pub.publish(f"{ROOTS[form]}/w/{name}/{key}", payload)
         pub.disconnect()
 
-    async def stored(self, name: str, kind: Form = EXCLUSIVE) -> list[tuple[int, str, bytes]]:
+    def consumer(self, name: str = "car", version: int = 5, shared: str = "", **more: Any) -> Client:
+        """A client that consumes its own queue, or a shared one."""
+        client = self.client(name, version, **more)
+        if not client.connack.session_present:
+            assert (1,) == client.subscribe(f"$SCQ/{shared}/#" if shared else f"$ECQ/{name}/#").reasons
+        return client
+
+    # -- operators
+
+    def stored(self, name: str = "car", form: Form = EXCLUSIVE) -> list[tuple[int, str, bytes]]:
         """Number, key and payload of what is in a queue."""
-        found = await self.service.read(kind, name, 0, 10_000)
+        found = self.run(self.service.read(form, name, 0, 10_000))
         return [(each.position, each.properties["key"], each.payload) for each in found]
 
-    async def show(self, name: str, kind: Form = EXCLUSIVE) -> CompactedView:
-        return await self.service.show(kind, name)
+    def keys(self, name: str = "car") -> list[str]:
+        return [key for _, key, _ in self.stored(name)]
 
-    async def progress(self, name: str, client: str = "", kind: Form = EXCLUSIVE) -> int:
-        """The progress of a consumer, as operators see it."""
-        view = await self.service.show(kind, name)
+    def show(self, name: str = "car", form: Form = EXCLUSIVE) -> CompactedView:
+        return self.run(self.service.show(form, name))
+
+    def progress(self, name: str = "car", client: str = "", form: Form = EXCLUSIVE) -> int:
+        """The progress of a consumer."""
+        view = self.show(name, form)
         return next((each.progress for each in view.consuming if each.client == (client or name)), -1)
 
-    async def kill(self) -> None:
-        self.plugin.tools.ledger.gathered.cancel()
-        await super().kill()
+    def rewind(self, name: str = "car", client: str = "", form: Form = EXCLUSIVE, **how: Any) -> Any:
+        return self.run(self.service.rewind(form, name, client, **how))
+
+    def delete(self, name: str, form: Form = EXCLUSIVE) -> None:
+        self.run(self.service.delete(form, name))
+
+    def collect(self) -> int:
+        """Remove what is too old, with the pauses that this takes."""
+        task = self.begin(self.plugin.collector.collect())
+        self.wait(1.0)
+        return task.result()
 
 
 def numbers(messages: list[Publish]) -> list[int]:
     """Sequence numbers of deliveries."""
-    return [int(dict(message.properties.user_properties)[name]) for message in messages for name in _number(message)]
-
-
-def _number(message: Publish) -> list[str]:
-    return [f"{message.topic[1:4].lower()}-seqno"]
+    return [int(dict(each.properties.user_properties)[f"{each.topic[1:4].lower()}-seqno"]) for each in messages]
 
 
 def values(messages: list[Publish]) -> list[tuple[str, bytes]]:
     """Keys and payloads of deliveries."""
     return [(message.topic.split("/", 2)[2], bytes(message.payload)) for message in messages]
+
+
+def told(messages: list[Publish]) -> list[tuple[int, str, bytes]]:
+    """Numbers, keys and payloads of deliveries."""
+    return [(number, *value) for number, value in zip(numbers(messages), values(messages), strict=True)]

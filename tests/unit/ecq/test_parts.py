@@ -99,15 +99,15 @@ def test_what_was_appended_is_offered_without_what_it_replaces() -> None:
     assert (4, 7, [2]) == (fresh.after, fresh.upto, fresh.gone)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_number_that_nobody_has_heard_of_must_be_read(known: bool) -> None:
+def test_a_number_that_nobody_has_heard_of_must_be_read() -> None:
     """A write that was called lost has come through: what comes after it is not handed over."""
-    queue, consumer = make(tail=4)
-    queue.known = known
-    land(queue, "a", 6 if known else 5, EcqConfig())
-    queue.dispatch(NOW, too_old=False)
-    (fresh,) = consumer.offered
-    assert [] == fresh.items
+    for known in (True, False):
+        queue, consumer = make(tail=4)
+        queue.known = known
+        land(queue, "a", 6 if known else 5, EcqConfig())
+        queue.dispatch(NOW, too_old=False)
+        (fresh,) = consumer.offered
+        assert [] == fresh.items
 
 
 def test_what_took_too_long_to_store_is_not_handed_over() -> None:
@@ -235,20 +235,9 @@ async def test_clients_that_never_come_back_leave_no_progress() -> None:
 # -- topics
 
 
-@pytest.mark.parametrize(
-    ("filter_", "found"),
-    [
-        ("$ECQ/car/#", (EXCLUSIVE, "car")),
-        ("$SCQ/q/#", (SHARED, "q")),
-        ("$ECQ/w/#", (EXCLUSIVE, "w")),
-        ("$ECQ//#", None),
-        ("$ECQ/+/#", None),
-        ("$ECQ/#", None),
-        ("$ECQ/car/k/#", None),
-        ("$ECQ/car", None),
-        ("$ECQX/car/#", None),
-        ("a/car/#", None),
-    ],
-)
-def test_filters_that_consume(filter_: str, found: object) -> None:
-    assert found == consumed(filter_)
+def test_filters_that_consume() -> None:
+    assert (EXCLUSIVE, "car") == consumed("$ECQ/car/#")
+    assert (SHARED, "q") == consumed("$SCQ/q/#")
+    assert (EXCLUSIVE, "w") == consumed("$ECQ/w/#")
+    for filter_ in ("$ECQ//#", "$ECQ/+/#", "$ECQ/#", "$ECQ/car/k/#", "$ECQ/car", "$ECQX/car/#", "a/car/#"):
+        assert consumed(filter_) is None, filter_

@@ -12,10 +12,8 @@ from motorcade.extension.hooks import Callback, Stop
 from motorcade.mqtt.packets import Puback, Publish
 from motorcade.mqtt.properties import Properties
 from motorcade.plugins.ecq.plugin import EcqPlugin
-from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import StoreFullError
-from tests.unit.ecq.node import EXCLUSIVE, Client, Node, numbers, until, values
-from tests.unit.ecq.test_plugin import Sluggish, consume
+from tests.unit.ecq.node import EXCLUSIVE, EcqNode, numbers, told
 
 SAID = Properties(user_properties=(("said", "so"),))
 
@@ -47,110 +45,97 @@ def counted() -> Any:
         yield count
 
 
-async def memory() -> MemoryStore:
-    store = MemoryStore()
-    await store.open()
-    return store
-
-
 def packet(number: int, key: str, *, said: bool = False, qos: int = 1) -> Publish:
     properties = SAID if said else Properties()
     return Publish(f"$ECQ/w/car/{key}", b"%d" % number, qos, packet_id=number, properties=properties)
 
 
-@pytest.mark.parametrize("version", [4, 5])
-async def test_they_are_appended_in_order_with_all_others(counted: Counted, version: int) -> None:
+def test_they_are_appended_in_order_with_all_others(counted: Counted) -> None:
     """Of one read; and answered in the order in which they came."""
-    async with Node.on(await memory()) as node:
-        pub = await node.client("pub", version)
-        keys = ["k", "l", "k", "m", "l", "k"]
-        for number, key in enumerate(keys, 1):  # their routes are known, and the queue is
-            assert 0 == await pub.publish(f"$ECQ/w/car/{key}", b"%d" % number)
-        before = counted.plain
-        packets = [packet(number, key, said=version == 5 and number % 3 == 0) for number, key in enumerate(keys, 101)]
-        pub.peer.send(*packets)
-        assert [*range(101, 107)] == [(await pub.expect(Puback)).packet_id for _ in keys]
-        assert (4 if version == 5 else 6) == counted.plain - before
-        assert [("m", b"104"), ("l", b"105"), ("k", b"106")] == [each[1:] for each in await node.stored("car")]
-        assert [10, 11, 12] == [number for number, _, _ in await node.stored("car")]
+    for version in (4, 5):
+        with EcqNode.on() as node:
+            pub = node.client("pub", version)
+            keys = ["k", "l", "k", "m", "l", "k"]
+            for number, key in enumerate(keys, 1):  # their routes are known, and the queue is
+                assert 0 == pub.publish(f"$ECQ/w/car/{key}", b"%d" % number)
+            before = counted.plain
+            pub.send(*(packet(each, key, said=version == 5 and each % 3 == 0) for each, key in enumerate(keys, 101)))
+            assert [*range(101, 107)] == [pub.expect(Puback).packet_id for _ in keys]
+            assert (4 if version == 5 else 6) == counted.plain - before
+            assert [(10, "m", b"104"), (11, "l", b"105"), (12, "k", b"106")] == node.stored()
 
 
-async def test_a_consumer_cannot_tell_them_apart(counted: Counted) -> None:
-    async with Node.on(await memory()) as node:
-        await node.fill("car", ("k", b"1"))
-        car = await consume(node)
-        assert [1] == numbers(await car.take(1))
-        pub = Client(node.broker, "pub", 5)
+def test_a_consumer_cannot_tell_them_apart(counted: Counted) -> None:
+    with EcqNode.on() as node:
+        node.fill("car", ("k", b"1"))
+        car, pub = node.consumer(), node.client("pub")
+        assert [1] == numbers(car.messages())
         before = counted.plain
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"2")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"x" * 5000)
+        assert 0 == pub.publish("$ECQ/w/car/k", b"2")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"x" * 5000)
         assert 2 == counted.plain - before
-        messages = await car.take(2)
-        assert [("k", b"2"), ("k", b"x" * 5000)] == values(messages)
-        assert [2, 3] == numbers(messages)
-        car.ack(*messages)
-        (found,) = await node.service.read(EXCLUSIVE, "car")
+        assert [(2, "k", b"2"), (3, "k", b"x" * 5000)] == told(car.messages())
+        (found,) = node.run(node.service.read(EXCLUSIVE, "car"))
         assert ("pub", 32) == (found.publisher, len(found.guid))
 
 
-@pytest.mark.parametrize("version", [4, 5])
-async def test_a_store_that_refuses(counted: Counted, version: int) -> None:
-    store = Sluggish()
-    await store.open()
-    async with Node.on(store) as node:
-        pub = await node.client("pub", version)
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
-        store.error = StoreFullError("no room")
-        before = counted.plain
-        pub.send("$ECQ/w/car/k", b"2")
-        assert 1 == counted.plain - before
-        if version == 5:
-            answer = await pub.expect(Puback)
-            assert (0x97, "no room") == (answer.reason, answer.properties.reason_string)
-        else:
-            await until(lambda: not pub.peer.open)
-        store.error = None
+def test_a_store_that_refuses(counted: Counted) -> None:
+    for version in (4, 5):
+        with EcqNode.on() as node:
+            pub = node.client("pub", version)
+            assert 0 == pub.publish("$ECQ/w/car/k", b"1")
+            node.held.held = True
+            before = counted.plain
+            pub.put("$ECQ/w/car/k", b"2")
+            node.turn()
+            node.held.fail(StoreFullError("no room"))
+            node.held.held = False
+            node.turn()
+            assert (1, version == 5) == (counted.plain - before, pub.open)
+            if version == 5:
+                answer = pub.expect(Puback)
+                assert (0x97, "no room") == (answer.reason, answer.properties.reason_string)
 
 
-async def test_a_full_queue_is_not_for_the_quick_way(counted: Counted) -> None:
-    async with Node.on(await memory(), max_messages=1) as node:
-        pub = await node.client("pub")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
+def test_a_full_queue_is_not_for_the_quick_way(counted: Counted) -> None:
+    with EcqNode.on(max_messages=1) as node:
+        pub = node.client("pub")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"1")
         before = counted.plain
-        assert 0x97 == await pub.publish("$ECQ/w/car/l", b"2")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"3")
+        assert 0x97 == pub.publish("$ECQ/w/car/l", b"2")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"3")
         assert 0 == counted.plain - before
 
 
-async def test_who_wants_to_see_them_does(counted: Counted) -> None:
+def test_who_wants_to_see_them_does(counted: Counted) -> None:
     """Another callback for the topic, also one that comes later."""
-    async with Node.on(await memory()) as node:
-        pub = await node.client("pub")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
+    with EcqNode.on() as node:
+        pub = node.client("pub")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"1")
         seen: list[bytes] = []
 
         def look(_client: object, message: Message) -> None:
             seen.append(message.payload)
 
-        node.broker.hooks.add("message.publish", Callback(look, 900, "test", ("$ECQ/w/#",)))
+        node.hooks.add("message.publish", Callback(look, 900, "test", ("$ECQ/w/#",)))
         before = counted.plain
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"2")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"2")
         assert ([b"2"], 0) == (seen, counted.plain - before)
-        node.broker.hooks.remove("message.publish", look)
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"3")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"4")
+        node.hooks.remove("message.publish", look)
+        assert 0 == pub.publish("$ECQ/w/car/k", b"3")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"4")
         assert ([b"2"], True) == (seen, counted.plain > before)
 
 
-async def test_access_rules_hold(counted: Counted) -> None:
-    async with Node.on(await memory()) as node:
-        pub = await node.client("pub")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
-        node.broker.hooks.add("client.authorize", Callback(_authorize, 0, "test"))
-        other = await node.client("other")
+def test_access_rules_hold(counted: Counted) -> None:
+    with EcqNode.on() as node:
+        pub = node.client("pub")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"1")
+        node.hooks.add("client.authorize", Callback(_authorize, 0, "test"))
+        other = node.client("other")
         before = counted.plain
         assert [0x87, 0x87, 0, 0] == [
-            await other.publish(f"$ECQ/w/car/{key}", b"2") for key in ("secret", "secret", "k", "k")
+            other.publish(f"$ECQ/w/car/{key}", b"2") for key in ("secret", "secret", "k", "k")
         ]
         assert 1 == counted.plain - before, "once it is known to be allowed"
 
@@ -159,18 +144,18 @@ def _authorize(_client: object, _action: str, topic: str, _answer: object) -> St
     return Stop(not topic.endswith("secret"))
 
 
-async def test_one_that_fails_hurts_nobody(counted: Counted) -> None:
+def test_one_that_fails_hurts_nobody(counted: Counted) -> None:
     """The message takes the long way."""
-    async with Node.on(await memory()) as node:
-        pub = await node.client("pub")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"1")
-        (callback,) = [each for each in node.broker.hooks.lookup("message.publish") if each.plain is not None]
+    with EcqNode.on() as node:
+        pub = node.client("pub")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"1")
+        (callback,) = [each for each in node.hooks.lookup("message.publish") if each.plain is not None]
 
         def broken(*_args: object) -> None:
             raise RuntimeError("on purpose")
 
         plain, callback.plain = callback.plain, broken
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"2")
+        assert 0 == pub.publish("$ECQ/w/car/k", b"2")
         assert 1 == callback.errors
         callback.plain, callback.errors = plain, 0
-        assert [(2, "k", b"2")] == await node.stored("car")
+        assert [(2, "k", b"2")] == node.stored("car")

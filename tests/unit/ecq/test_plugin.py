@@ -1,868 +1,846 @@
-"""Compacted queues through a real broker, over both engines that live in this process."""
+"""Compacted queues of a node in virtual time: what examples say more clearly than `test_model.py` does."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
-from motorcade.broker.lane import InstanceFeed, Timer
 from motorcade.core.message import Message
-from motorcade.core.reasons import ReasonCode
+from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadOptionsError, UnknownError
-from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel
-from motorcade.mqtt.properties import Properties
+from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel, Suback, Subscribe, Will
+from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.queue import Queue
 from motorcade.plugins.ecq.tables import EXCLUSIVE as ECQ
-from motorcade.storage.memory import MemoryBatch, MemoryStore
-from motorcade.storage.ports import Appended, Draft, Store, StoreError, StoreFullError
-from tests.unit.ecq.node import EXCLUSIVE, SHARED, Client, Node, numbers, until, values
+from motorcade.storage.ports import Draft, StoreError, StoreFullError
+from tests.unit.ecq.node import EXCLUSIVE, ROOTS, SHARED, EcqNode, numbers, told, values
 
-QUOTA = 0x97
-
-
-@pytest.fixture
-async def memory() -> Store:
-    """For what does not depend on the engine."""
-    made = MemoryStore()
-    await made.open()
-    return made
-
-
-async def consume(node: Node, client_id: str = "car", filter_: str = "", **properties: Any) -> Client:
-    client = await node.client(client_id, **properties)
-    answer = await client.subscribe(filter_ or f"$ECQ/{client_id}/#")
-    assert answer.reasons == (1,)
-    return client
-
+QUOTA, REFUSED = 0x97, 0x83
 
 # -- appending and consuming
 
 
-async def test_the_last_value_of_each_key_comes_in_order(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"1"), ("b/c", b"2"), ("a", b"3"), ("d", b""))
-        car = await consume(node)
-        messages = await car.take(3)
-        assert [("b/c", b"2"), ("a", b"3"), ("d", b"")] == values(messages)
-        assert [2, 3, 4] == numbers(messages)
-        assert {1} == {message.qos for message in messages}
+def test_the_last_value_of_each_key_comes_in_order() -> None:
+    """The key is everything after the client id; an empty payload is a value; the numbers of each queue are its own."""
+    with EcqNode.on() as node:
+        node.fill("other", ("a", b"x"))
+        node.fill("car", ("a", b"1"), ("b/c", b"2"), ("a", b"3"), ("d", b""), ("/a", b"5"), ("a/", b"6"), ("ü", b"7"))
+        kept = [(2, "b/c", b"2"), (3, "a", b"3"), (4, "d", b""), (5, "/a", b"5"), (6, "a/", b"6"), (7, "ü", b"7")]
+        car = node.consumer()
+        messages = car.messages()
+        assert kept == told(messages)
+        assert {(1, False, False)} == {(message.qos, message.retain, message.dup) for message in messages}
         car.ack(*messages)
-        await until(lambda: node.counters["acknowledged"] == 3)
-        assert 4 == await node.progress("car")
-        assert [(2, "b/c", b"2"), (3, "a", b"3"), (4, "d", b"")] == await node.stored("car"), "all is kept"
+        assert 7 == node.progress()
+        assert kept == node.stored(), "all is kept"
 
 
-async def test_who_is_connected_gets_it_at_once_and_without_reading(store: Store) -> None:
-    async with Node.on(store) as node:
-        car = await consume(node)
-        await until(lambda: _standing(node))
-        pub = await node.client("pub")
-        reads = 0
-        read = store.mailboxes.read
-
-        async def counted(*args: Any) -> Any:
-            nonlocal reads
-            reads += 1
-            return await read(*args)
-
-        store.mailboxes.read = counted  # type: ignore[method-assign,assignment]
-        try:
-            for number in range(20):
-                assert 0 == await pub.publish(f"$ECQ/w/car/k{number}", b"%d" % number)
-            messages = await car.take(20)
-        finally:
-            store.mailboxes.read = read  # type: ignore[method-assign]
-        assert [*range(1, 21)] == numbers(messages)
-        assert 0 == reads
+def test_who_is_connected_gets_it_at_once_and_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the QoS of its producer."""
+    with EcqNode.on() as node:
+        car, pub = node.consumer(), node.client("pub")
+        monkeypatch.setattr(node.held.mailboxes, "read", None)
+        for number in range(20):
+            assert 0 == pub.publish(f"$ECQ/w/car/k{number}", b"%d" % number, number % 3)
+        assert [*range(1, 21)] == numbers(car.messages())
+        monkeypatch.undo()
 
 
-def _standing(node: Node) -> bool:
-    return all(source._standing for queue in node.plugin.queues for source in queue.consumers)  # type: ignore[attr-defined]
-
-
-async def test_what_the_producer_says_is_kept(store: Store) -> None:
+def test_what_the_producer_says_is_kept() -> None:
     """But for a sequence number of its own making; and the QoS is 1, whatever it was."""
-    said = Properties(
-        content_type="text/plain",
-        response_topic="answer",
-        correlation_data=b"c",
-        payload_format=1,
-        message_expiry=1000,
-        user_properties=(("x", "1"), ("ecq-seqno", "4711"), ("x", "2")),
-    )
-    async with Node.on(store) as node:
-        pub = await node.client("pub")
-        await pub.publish("$ECQ/w/car/k", b"v", 1, said)
-        await pub.publish("$ECQ/w/car/l", bytes(10_000), 1, said)
-        car = await consume(node)
-        for message, number in zip(await car.take(2), ("1", "2"), strict=True):
-            told = message.properties
-            assert (("x", "1"), ("x", "2"), ("ecq-seqno", number)) == told.user_properties
-            assert ("text/plain", "answer", b"c", 1) == (
-                told.content_type,
-                told.response_topic,
-                told.correlation_data,
-                told.payload_format,
-            )
-            assert told.message_expiry is not None and 900 < told.message_expiry <= 1000
+    for form, root in ROOTS.items():
+        number = f"{root[1:].lower()}-seqno"
+        said: dict[str, Any] = {
+            "content_type": "text/plain",
+            "response_topic": "answer",
+            "correlation_data": b"c",
+            "payload_format": 1,
+        }
+        pairs = (("x", "1"), (number, "4711"), ("x", "2"))
+        with EcqNode.on() as node:
+            pub = node.client("pub")
+            for key, payload in (("k", b"v"), ("l", b"v" * 10_000)):
+                pub.publish(f"{root}/w/car/{key}", payload, message_expiry=1000, user_properties=pairs, **said)
+            node.wait(100)
+            car = node.consumer("car", shared="car" if form is SHARED else "")
+            for message, counted in zip(car.messages(), ("1", "2"), strict=True):
+                found = message.properties
+                assert (("x", "1"), ("x", "2"), (number, counted)) == found.user_properties
+                assert said == {name: getattr(found, name) for name in said}
+                assert 900 == found.message_expiry
 
 
-async def test_nobody_else_gets_it(store: Store) -> None:
-    """Not by a wildcard."""
-    async with Node.on(store) as node:
-        other = await node.client("other")
-        await other.subscribe("#")
-        await other.subscribe("+/w/#")
-        pub = await node.client("pub")
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"v")
-        assert [] == await other.quiet()
+def test_a_message_that_has_expired_does_not_come_nor_what_it_has_replaced() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", ("k", b"old"))
+        pub = node.client("pub")
+        pub.publish("$ECQ/w/car/k", b"expires", message_expiry=1)
+        pub.publish("$ECQ/w/car/l", b"lasts", message_expiry=1000)
+        node.wait(2)
+        assert [b"lasts"] == node.consumer().payloads()
 
 
-@pytest.mark.parametrize("version", [4, 5])
-async def test_more_than_fits_the_window(store: Store, version: int) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", *((f"k{number}", b"%d" % number) for number in range(300)))
-        car = await node.client("car", version)
-        await car.subscribe("$ECQ/car/#")
-        assert [b"%d" % number for number in range(300)] == await car.drain(300)
-        await until(lambda: node.counters["acknowledged"] == 300)
-        assert 300 == await node.progress("car")
+def test_nobody_else_gets_it() -> None:
+    """Not by a wildcard, nor does its consumer twice; a subscription identifier comes with it."""
+    with EcqNode.on() as node:
+        other, car, pub = node.client("other"), node.client("car"), node.client("pub")
+        for client in (other, car):
+            for filter_ in ("#", "+/+/+/+", "+/w/#"):
+                client.subscribe(filter_)
+        car.subscribe("$ECQ/car/#", identifier=77)
+        assert 0 == pub.publish("$ECQ/w/car/k", b"v")
+        assert [] == other.messages()
+        assert [(77,)] == [message.properties.subscription_ids for message in car.messages()]
 
 
-async def test_exactly_once_into_the_queue(store: Store) -> None:
-    """QoS 2: the packet that comes again is the same message."""
-    async with Node.on(store) as node:
-        pub = await node.client("pub")
-        pub.peer.send(Publish("$ECQ/w/car/k", b"v", 2, packet_id=9))
-        assert 0 == (await pub.expect(Pubrec)).reason
-        pub.peer.send(Publish("$ECQ/w/car/k", b"v", 2, dup=True, packet_id=9))
-        assert 0 == (await pub.expect(Pubrec)).reason
-        pub.peer.send(Pubrel(9))
-        assert [(1, "k", b"v")] == await node.stored("car")
+def test_more_than_fits_the_window() -> None:
+    """Each acknowledgement makes room for the next: no batch has to be complete."""
+    for version, window in ((4, 32), (5, 10)):
+        with EcqNode.on() as node:
+            node.fill("car", *((f"k{number}", b"%d" % number) for number in range(300)))
+            car = node.consumer("car", version, receive_maximum=10)
+            held = car.messages()
+            assert window == len(held)
+            car.ack(held[3])
+            assert [b"%d" % window] == car.payloads()
+            car.ack(*held[:3], *held[4:])
+            car.drain()
+            assert [b"%d" % number for number in range(300)] == [message.payload for message in car.received]
+            assert 300 == node.progress()
 
 
-async def test_plugins_of_the_node_may_append(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.broker.broker.publish(Message("$ECQ/w/car/k", b"v", 1))
-        car = await consume(node)
-        assert [("k", b"v")] == values(await car.take(1))
+def test_exactly_once_into_the_queue() -> None:
+    """QoS 2: the packet that comes again is the same message. QoS 1: it is a new one."""
+    with EcqNode.on() as node:
+        pub = node.client("pub")
+        for key, repeated in (("k", False), ("l", True)):
+            pub.send(Publish(f"$ECQ/w/car/{key}", b"v", 2, dup=repeated, packet_id=9))
+            assert 0 == pub.expect(Pubrec).reason
+        pub.send(Pubrel(9))
+        for key, repeated in (("m", False), ("n", True)):
+            pub.send(Publish(f"$ECQ/w/car/{key}", b"v", 1, dup=repeated, packet_id=9))
+            assert 0 == pub.expect(Puback).reason
+        assert ["k", "m", "n"] == node.keys()
+
+
+def test_wills_and_plugins_of_the_node_append() -> None:
+    with EcqNode.on() as node:
+        car = node.consumer()
+        node.run(node.broker.publish(Message("$ECQ/w/car/k", b"v", 1)))
+        node.client("lost", will=Will("$ECQ/w/car/state", b"lost", 1)).close()
+        assert [("k", b"v"), ("state", b"lost")] == values(car.messages())
 
 
 # -- progress
 
 
-async def test_progress_waits_for_the_oldest(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", *((key, b"v") for key in "abcd"))
-        car = await consume(node)
-        messages = await car.take(4)
+def test_progress_waits_for_the_oldest() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", *((key, b"v") for key in "abcd"))
+        car = node.consumer()
+        messages = car.messages()
         car.ack(messages[1], messages[3])
-        await until(lambda: node.counters["acknowledged"] == 2)
-        assert 0 == await node.progress("car")
+        assert 0 == node.progress()
         car.ack(messages[0])
-        await until(lambda: node.counters["acknowledged"] == 3)
-        assert 2 == await node.progress("car")
+        assert 2 == node.progress()
         car.close()
-        car = await consume(node)
-        assert [3, 4] == numbers(await car.take(2)), "what was acknowledged beyond it comes again"
+        assert [3, 4] == numbers(node.consumer().messages()), "what was acknowledged beyond it comes again"
 
 
-async def test_progress_survives_a_clean_end_and_is_there_at_once(store: Store) -> None:
-    node = await Node.begin(store, progress_interval=1000.0)
-    await node.fill("car", ("a", b"1"), ("b", b"2"), ("c", b"3"))
-    car = await consume(node)
-    messages = await car.take(3)
-    car.ack(*messages[:2])
-    await until(lambda: node.counters["acknowledged"] == 2)
-    await node.stop()
-    async with Node.on(store) as second:
-        car = await consume(second)
-        assert [3] == numbers(await car.take(1))
+def test_progress_outlives_the_process_and_is_there_at_once() -> None:
+    """A clean end writes it; a killed node forgets no more than an interval; whoever comes back at once finds it."""
+    for killed in (False, True):
+        with EcqNode.on(progress_interval=10.0) as node:
+            node.fill("car", ("a", b"1"), ("b", b"2"), ("c", b"3"), ("d", b"4"))
+            car = node.consumer()
+            messages = car.messages()
+            car.ack(*messages[:2])
+            node.wait(10.0)
+            car.ack(messages[2])
+            second = node.kill() if killed else node.restart()
+            car = second.consumer()
+            assert ([3, 4] if killed else [4]) == numbers(car.messages())
+            car.ack(*car.inflight)
+            car.close()
+            car = second.consumer()
+            second.fill("car", ("e", b"5"))
+            assert [5] == numbers(car.messages())
 
 
-async def test_a_killed_node_forgets_no_more_than_an_interval(store: Store) -> None:
-    node = await Node.begin(store, progress_interval=0.005)
-    await node.fill("car", ("a", b"1"), ("b", b"2"), ("c", b"3"))
-    car = await consume(node)
-    messages = await car.take(3)
-    car.ack(*messages[:2])
-    await until(lambda: node.counters["progress_written"])
-    await node.kill()
-    async with Node.on(store) as second:
-        await second.fill("car", ("d", b"4"))
-        car = await consume(second)
-        assert [3, 4] == numbers(await car.take(2))
+def test_a_newer_value_supersedes_what_was_in_flight() -> None:
+    """With a session that lasts and without; nothing comes as a repetition."""
+    sessions: list[dict[str, Any]] = [{"session_expiry": 100, "clean": False}, {}]
+    for lasting in sessions:
+        with EcqNode.on() as node:
+            node.fill("car", ("a", b"old"), ("b", b"1"))
+            car = node.consumer("car", **lasting)
+            assert 2 == len(car.messages())
+            car.close()
+            node.fill("car", ("a", b"new"))
+            messages = node.consumer("car", **lasting).messages()
+            assert [("b", b"1"), ("a", b"new")] == values(messages)
+            assert not [message for message in messages if message.dup]
 
 
-async def test_what_comes_back_at_once_finds_its_progress(store: Store) -> None:
-    """Though the store is slow in taking it."""
-    async with Node.on(store, progress_interval=1000.0) as node:
-        await node.fill("car", ("a", b"1"), ("b", b"2"))
-        car = await consume(node)
-        car.ack(*await car.take(2))
-        await until(lambda: node.counters["acknowledged"] == 2)
-        car.close()
-        car = await consume(node)
-        await node.fill("car", ("c", b"3"))
-        assert [3] == numbers(await car.take(1))
-
-
-async def test_a_newer_value_supersedes_what_was_in_flight(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"old"), ("b", b"1"))
-        car = await consume(node, session_expiry=100)
-        messages = await car.take(2)
-        car.close()
-        await node.fill("car", ("a", b"new"))
-        car = Client(node.broker, "car", 5, clean_start=False, properties=Properties(session_expiry=100))
-        assert [("b", b"1"), ("a", b"new")] == values(await car.take(2)), "without subscribing again"
-        assert not [message for message in messages if message.dup]
-
-
-async def test_progress_passes_what_was_replaced(store: Store) -> None:
+def test_progress_passes_what_was_replaced() -> None:
     """Once the consumer is away: until then it may still acknowledge it."""
-    async with Node.on(store) as node:
-        car = await consume(node)
-        await node.fill("car", ("a", b"1"), ("a", b"2"))
-        messages = await car.take(2)
-        car.ack(messages[1])
-        await until(lambda: node.counters["acknowledged"] == 1)
-        assert 0 == await node.progress("car")
+    with EcqNode.on() as node:
+        car = node.consumer()
+        node.fill("car", ("a", b"1"), ("a", b"2"))
+        car.ack(car.messages()[1])
+        assert 0 == node.progress()
         car.close()
-        await until(lambda: not node.plugin.queues.consumed())
-        assert 2 == await node.progress("car")
+        node.turn()
+        assert 2 == node.progress()
 
 
 # -- reading beside appending
 
 
-async def test_what_is_appended_while_it_reads_is_not_missed(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"1"))
-        read, letting = store.mailboxes.read, asyncio.Event()
-        waiting = 0
-
-        async def slow(*args: Any) -> Any:
-            nonlocal waiting
-            found = await read(*args)
-            waiting += 1
-            await letting.wait()
-            return found
-
-        store.mailboxes.read = slow  # type: ignore[method-assign,assignment]
-        try:
-            car = await consume(node)
-            await until(lambda: waiting)
-            await node.fill("car", ("b", b"2"), ("a", b"3"))
-            letting.set()
-            assert [1, 2, 3] == numbers(await car.take(3))
-        finally:
-            store.mailboxes.read = read  # type: ignore[method-assign]
+def test_what_is_appended_while_it_reads_is_not_missed() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", ("a", b"1"))
+        node.held.held_reads = True
+        car = node.client("car")
+        car.subscribe("$ECQ/car/#")
+        (reading,) = node.held.reads
+        found = reading.apply()
+        reading.apply = lambda: found  # the answer is on its way
+        node.held.held_reads = False
+        node.fill("car", ("b", b"2"), ("a", b"3"))
+        node.held.let_read()
+        assert [1, 2, 3] == numbers(car.messages())
 
 
-async def test_nobody_is_given_what_the_node_has_not_heard_of(store: Store) -> None:
-    """It may be one too many, and go again; if it stays, it comes in its place."""
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"1"), ("b", b"2"))
-        (entry, _) = await store.mailboxes.read("ecq:car", 0, 2, 0.0)
-        await store.mailboxes.append(["ecq:car"], Draft(entry.body, key=b"z"), node.hub.now())
-        car = await consume(node)
-        assert [1, 2] == numbers(await car.take(2))
-        assert [] == await car.quiet()
-        await node.fill("car", ("c", b"4"))
-        assert [3, 4] == numbers(await car.take(2))
+def test_nobody_is_given_what_the_node_has_not_heard_of() -> None:
+    """It may be one too many, and go again; if it stays, it comes in its place, or when the heartbeat finds it."""
+    for heartbeat in (False, True):
+        with EcqNode.on(heartbeat=10.0) as node:
+            node.fill("car", ("a", b"1"), ("b", b"2"))
+            mailboxes = node.held.mailboxes
+            (entry, _) = node.run(mailboxes.read("ecq:car", 0, 2, 0.0))
+            node.run(mailboxes.append(["ecq:car"], Draft(entry.body, key=b"z"), node.now))
+            car = node.consumer()
+            assert [1, 2] == numbers(car.messages())
+            if heartbeat:
+                node.wait(11.0)
+                assert [(3, "z", b"1")] == told(car.messages())
+            else:
+                node.fill("car", ("c", b"4"))
+                assert [3, 4] == numbers(car.messages())
 
 
-async def test_nobody_is_given_what_is_one_too_many(store: Store) -> None:
+def test_nobody_is_given_what_is_one_too_many() -> None:
     """Though it could not be removed yet."""
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"1"), ("b", b"2"), ("c", b"3"))
+    with EcqNode.on() as node:
+        node.fill("car", ("a", b"1"), ("b", b"2"), ("c", b"3"))
         node.plugin.queues.open(ECQ, "car").doomed.add(2)
-        car = await consume(node)
-        assert [1, 3] == numbers(await car.take(2))
-        assert [1, 3] == [number for number, _, _ in await node.stored("car")]
+        assert [1, 3] == numbers(node.consumer().messages())
+        assert ["a", "c"] == node.keys()
 
 
 # -- refusals of consumers
 
 
-async def test_what_is_refused_comes_again_before_anything_newer(store: Store) -> None:
-    async with Node.on(store, retry_delay=0.01) as node:
-        await node.fill("car", ("a", b"1"), ("b", b"2"))
-        car = await consume(node)
-        first, second = await car.take(2)
-        car.ack(first, reason=0x83)
-        await until(lambda: node.counters["refused"] == 1)
-        await node.fill("car", ("c", b"3"))
-        assert [1, 3] == numbers(await car.take(2))
+def test_what_is_refused_comes_again_unless_it_is_replaced() -> None:
+    """Before anything newer that waits; however long it takes until a newer value is stored."""
+    with EcqNode.on(retry_delay=1.0) as node:
+        node.fill("car", ("a", b"1"), ("b", b"2"))
+        car = node.consumer("car", receive_maximum=2)
+        first, second = car.messages()
+        node.fill("car", ("c", b"3"))
+        car.ack(first, reason=REFUSED)
+        assert [3] == numbers(car.messages()), "others do not wait for it"
         car.ack(second)
-        assert 1 == node.counters["given_again"]
+        assert 0 == node.progress(), "progress does"
+        node.wait(1.0)
+        (again,) = car.messages()
+        assert ([1], 1) == (numbers([again]), node.counters["given_again"])
+        car.ack(again, reason=REFUSED)
+        node.fill("car", ("a", b"new"))
+        node.wait(10.0)
+        assert [("a", b"new")] == values(car.messages())
 
 
-async def test_what_was_refused_and_replaced_does_not_come_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes until the newer value is stored."""
-    timers: list[Timer] = []
-
-    def later(feed: InstanceFeed, _delay: float, what: object) -> Timer:
-        timers.append(Timer(feed, what))
-        return timers[-1]
-
-    monkeypatch.setattr(InstanceFeed, "send_later", later)
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"old"))
-        car = await consume(node)
-        car.ack(*await car.take(1), reason=0x83)
-        await until(lambda: node.counters["refused"] == 1)
-        await node.fill("car", ("a", b"new"))
-        assert 1 == len(timers)
-        timers[0].over()
-        assert [("a", b"new")] == values(await car.take(1))
-        assert [] == [packet for packet in await car.quiet() if packet.payload == b"old"]
-
-
-async def test_what_is_refused_too_often_is_passed_over_and_kept(store: Store) -> None:
-    async with Node.on(store, retry_delay=0.005, max_attempts=3) as node:
-        await node.fill("car", ("a", b"1"), ("b", b"2"))
-        car = await consume(node)
-        message, other = await car.take(2)
+def test_what_is_refused_too_often_is_passed_over_and_kept() -> None:
+    with EcqNode.on(retry_delay=1.0, max_attempts=3) as node:
+        node.fill("car", ("a", b"1"), ("b", b"2"))
+        car = node.consumer()
+        message, other = car.messages()
         for _ in range(2):
-            car.ack(message, reason=0x97)
-            (message,) = await car.take(1)
+            car.ack(message, reason=QUOTA)
+            node.wait(1.0)
+            (message,) = car.messages()
             assert [1] == numbers([message])
-        car.ack(message, reason=0x97)
-        assert [] == await car.quiet()
+        car.ack(message, reason=QUOTA)
+        node.wait(10.0)
+        assert [] == car.messages()
         car.ack(other)
-        await until(lambda: node.counters["acknowledged"] == 1)
-        assert (1, 3, 2) == (node.counters["given_up"], node.counters["refused"], await node.progress("car"))
-        assert 2 == len(await node.stored("car"))
+        assert (1, 3, 2) == (node.counters["given_up"], node.counters["refused"], node.progress())
+        assert 2 == len(node.stored())
 
 
-async def test_what_a_client_cannot_take_is_passed_over(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", bytes(1000)), ("b", b"2"))
-        car = await consume(node, maximum_packet_size=200)
-        (message,) = await car.take(1)
-        car.ack(message)
-        assert [2] == numbers([message])
-        await until(lambda: node.counters["acknowledged"] == 1)
-        assert (1, 2) == (node.counters["too_large"], await node.progress("car"))
+def test_what_a_client_cannot_take_is_passed_over() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", ("a", bytes(1000)), ("b", b"2"))
+        car = node.consumer("car", maximum_packet_size=200)
+        assert [b"2"] == car.drain()
+        assert (1, 2) == (node.counters["too_large"], node.progress())
 
 
 # -- refusals of the plugin
 
-
-@pytest.mark.parametrize(
-    ("filter_", "qos", "reason"),
-    [
-        ("$ECQ/car/#", 0, 0x83),
-        ("$ECQ/car/#", 2, 0x83),
-        ("$ECQ/other/#", 1, 0x87),
-        ("$ECQ/other/#", 0, 0x87),
-        ("$ECQ/#", 1, 0x8F),
-        ("$ECQ/+/#", 1, 0x8F),
-        ("$ECQ/car", 1, 0x8F),
-        ("$ECQ/car/k", 1, 0x8F),
-        ("$ECQ/car/k/#", 1, 0x8F),
-        ("$ECQ/car/+", 1, 0x8F),
-        ("$ECQ/w/car/#", 1, 0x8F),
-        ("$ECQ", 1, 0x8F),
-        ("$share/g/$ECQ/car/#", 1, 0x9E),
-        ("$SCQ/q/#", 0, 0x83),
-        ("$SCQ/q/#", 2, 0x83),
-        ("$SCQ/+/#", 1, 0x8F),
-        ("$SCQ/w/#", 1, 0x8F),
-        ("$SCQ/rewind/#", 1, 0x8F),
-        (f"$SCQ/{'n' * 300}/#", 1, 0x8F),
-        ("$share/g/$SCQ/q/#", 1, 0x9E),
-    ],
-)
-async def test_subscriptions_that_are_refused(memory: Store, filter_: str, qos: int, reason: int) -> None:
-    async with Node.on(memory) as node:
-        car, old = await node.client("car"), await node.client("old", 4)
-        answer = await car.subscribe(filter_, qos)
-        assert (reason,) == answer.reasons
-        assert answer.properties.reason_string
-        if "car" not in filter_:
-            assert (0x80,) == (await old.subscribe(filter_, qos)).reasons
+FILTERS = [
+    ("$ECQ/car/#", 0, 0x83),  # a SUBACK may not say that a QoS is not supported (0x9B)
+    ("$ECQ/car/#", 2, 0x83),
+    ("$ECQ/other/#", 1, 0x87),
+    ("$ECQ/other/#", 0, 0x87),
+    ("$ECQ/#", 1, 0x8F),
+    ("$ECQ/+/#", 1, 0x8F),
+    ("$ECQ/+/k", 1, 0x8F),
+    ("$ECQ/car", 1, 0x8F),
+    ("$ECQ/car/k", 1, 0x8F),
+    ("$ECQ/car/k/#", 1, 0x8F),
+    ("$ECQ/car/+", 1, 0x8F),
+    ("$ECQ/w/#", 1, 0x87),
+    ("$ECQ/rewind/#", 1, 0x87),
+    ("$ECQ/w/car/#", 1, 0x8F),
+    ("$ECQ", 1, 0x8F),
+    ("$share/g/$ECQ/car/#", 1, 0x9E),
+    ("$SCQ/q/#", 0, 0x83),
+    ("$SCQ/q/#", 2, 0x83),
+    ("$SCQ/#", 1, 0x8F),
+    ("$SCQ/+/#", 1, 0x8F),
+    ("$SCQ//#", 1, 0x8F),
+    ("$SCQ/q", 1, 0x8F),
+    ("$SCQ/q/k", 1, 0x8F),
+    ("$SCQ/q/+", 1, 0x8F),
+    ("$SCQ/w/#", 1, 0x8F),
+    ("$SCQ/w/q/#", 1, 0x8F),
+    ("$SCQ/rewind/#", 1, 0x8F),
+    (f"$SCQ/{'n' * 300}/#", 1, 0x8F),
+    ("$share/g/$SCQ/q/#", 1, 0x9E),
+]
 
 
-async def test_others_are_not_concerned(store: Store) -> None:
-    async with Node.on(store) as node:
-        car = await node.client("car")
+def test_subscriptions_that_are_refused() -> None:
+    """In words, or with 0x80 to MQTT 3; the connection stays, and what was granted before does. Others are granted."""
+    with EcqNode.on() as node:
+        car = node.consumer()
+        for filter_, qos, reason in FILTERS:
+            answer = car.subscribe(filter_, qos)
+            assert ((reason,), True) == (answer.reasons, bool(answer.properties.reason_string)), filter_
+            old = node.client("car" if "car" in filter_ else "old", 4)
+            assert (0x80,) == old.subscribe(filter_, qos).reasons, filter_
+            if "car" in filter_:
+                car = node.consumer()
+        node.fill("car", ("k", b"v"))
+        assert [b"v"] == car.payloads()
+        refused = node.counters["refused_subscribe"]
         for filter_ in ("$ECQX/a", "a/$ECQ/car/#", "#", "$share/g/a/$ECQ/#"):
-            assert (1,) == (await car.subscribe(filter_)).reasons
-        assert 0 == node.counters["refused_subscribe"]
+            assert (1,) == car.subscribe(filter_).reasons
+        assert refused == node.counters["refused_subscribe"]
 
 
-@pytest.mark.parametrize(
-    ("topic", "reason"),
-    [
-        ("$ECQ/w/car", 0x90),
-        ("$ECQ/w/car/", 0x90),
-        ("$ECQ/w//k", 0x90),
-        ("$ECQ/car/k", 0x90),
-        ("$ECQ/k", 0x90),
-        ("$ECQ", 0x90),
-        ("$SCQ/q/k", 0x90),
-        ("$SCQ/w/w/k", 0x90),
-        ("$SCQ/w/rewind/k", 0x90),
-        (f"$ECQ/w/car/{'k' * 1025}", 0x90),
-        (f"$ECQ/w/{'n' * 257}/k", 0x90),
-        ("$ECQ/rewind/car", 0x87),
-        ("$ECQ/rewind/pub/x", 0x90),
-        ("$ECQ/rewind", 0x90),
-    ],
-)
-async def test_publishes_that_are_refused(memory: Store, topic: str, reason: int) -> None:
-    async with Node.on(memory) as node:
-        pub, old = await node.client("pub"), await node.client("old", 4)
-        pub.send(topic, b"1")
-        answer = await pub.expect(Puback)
-        assert reason == answer.reason
-        assert answer.properties.reason_string
-        old.send(topic, b"1")
-        await until(lambda: not old.peer.open, "MQTT 3 is disconnected")
+def test_each_filter_of_a_subscribe_has_its_own_answer() -> None:
+    with EcqNode.on() as node:
+        car = node.client("car")
+        wanted = [("$ECQ/other/#", 1), ("$ECQ/car/#", 1), ("plain", 2), ("$ECQ/car/#", 1)]
+        car.send(Subscribe(1, tuple(Subscription(*each) for each in wanted)))
+        assert (0x87, 1, 2, 1) == car.expect(Suback).reasons
+        node.fill("car", ("k", b"v"))
+        assert [b"v"] == car.payloads()
+
+
+def test_odd_client_ids_have_their_own_queue_or_none() -> None:
+    """A client that is called like a part of a topic never gets the messages of others."""
+    with EcqNode.on() as node:
+        for client_id, reason in (("w", 1), ("rewind", 1), ("a/b", 0x8F), ("$x", 1), ("ü", 1)):
+            client = node.client(client_id)
+            assert (reason,) == client.subscribe(f"$ECQ/{client_id}/#").reasons, client_id
+            node.fill("other", ("k", b"secret"))
+            if reason == 1:
+                node.fill(client_id, ("k", b"own"))
+            assert ([b"own"] if reason == 1 else []) == client.payloads(), client_id
+
+
+TOPICS = [
+    ("$ECQ/w", 0x90),
+    ("$ECQ/w/", 0x90),
+    ("$ECQ/w/car", 0x90),
+    ("$ECQ/w/car/", 0x90),
+    ("$ECQ/w//k", 0x90),
+    ("$ECQ/x/car/k", 0x90),
+    ("$ECQ/car/k", 0x90),
+    ("$ECQ/k", 0x90),
+    ("$ECQ/", 0x90),
+    ("$ECQ", 0x90),
+    ("$SCQ/q/k", 0x90),
+    ("$SCQ/q", 0x90),
+    ("$SCQ/w/q", 0x90),
+    ("$SCQ/w/w/k", 0x90),
+    ("$SCQ/w/rewind/k", 0x90),
+    ("$SCQ", 0x90),
+    (f"$ECQ/w/car/{'k' * 1025}", 0x90),
+    (f"$ECQ/w/{'n' * 257}/k", 0x90),
+    ("$ECQ/rewind/car", 0x87),
+    ("$ECQ/rewind/pub/x", 0x90),
+    ("$ECQ/rewind/", 0x90),
+    ("$ECQ/rewind", 0x90),
+]
+
+
+def test_publishes_that_are_refused() -> None:
+    """In words; MQTT 3 is disconnected; of QoS 0 nobody hears. Nothing reaches a consumer, not by its own hand."""
+    with EcqNode.on() as node:
+        car, pub = node.consumer(), node.client("pub")
+        for topic, reason in TOPICS:
+            pub.put(topic, b"1")
+            answer = pub.expect(Puback)
+            assert (reason, True) == (answer.reason, bool(answer.properties.reason_string)), topic
+            assert (reason, 0) == (pub.publish(topic, b"1", 2), pub.publish(topic, b"1", 0)), topic
+            old = node.client("old", 4)
+            old.put(topic, b"1")
+            node.turn()
+            assert not old.open, topic
+        assert 0x90 == car.publish("$ECQ/car/k", b"x")
+        assert [] == car.messages()
         assert [] == [queue for queue in node.plugin.queues if queue.coming]
+
+
+def test_wrong_settings_are_named() -> None:
+    for wrong in ({"max_messages": -1}, {"overflow": "panic"}, {"colour": 1}):
+        with pytest.raises(msgspec.ValidationError, match=next(iter(wrong))):
+            msgspec.convert(wrong, EcqConfig)
 
 
 # -- bounds
 
 
-async def test_a_full_queue_takes_newer_values_only(store: Store) -> None:
-    async with Node.on(store, max_messages=2) as node:
-        car = await consume(node)
-        pub = await node.client("pub")
-        answers = [await pub.publish(f"$ECQ/w/car/{key}", b"v") for key in "abcabd"]
-        assert [0, 0, QUOTA, 0, 0, QUOTA] == answers
-        assert ["a", "b"] == [key for _, key, _ in await node.stored("car")]
-        assert ["a", "b", "a", "b"] == [key for key, _ in values(await car.take(4))]
-        assert [] == await car.quiet()
-        assert 2 == node.counters["refused_full"]
-        assert 0 == await pub.publish("$ECQ/w/other/c", b"v"), "others are not concerned"
+def test_a_full_queue_takes_newer_values_only() -> None:
+    """MQTT 5 hears why, MQTT 3 is disconnected, QoS 0 is dropped and counted. Acknowledging makes no room."""
+    for form, root in ROOTS.items():
+        with EcqNode.on(max_messages=2) as node:
+            car, pub, old = (node.client(name, version) for name, version in (("car", 5), ("pub", 5), ("old", 4)))
+            car.subscribe(f"{root}/car/#")
+            answers = [pub.publish(f"{root}/w/car/{key}", b"v") for key in "abcabd"]
+            assert [0, 0, QUOTA, 0, 0, QUOTA] == answers
+            assert ["a", "b"] == [key for _, key, _ in node.stored("car", form)]
+            assert ["a", "b", "a", "b"] == [key for key, _ in values(car.messages())]
+            assert (2, QUOTA) == (node.counters["refused_full"], pub.publish(f"{root}/w/car/e", b"v", 2))
+            pub.publish(f"{root}/w/car/e", b"v", 0)
+            old.put(f"{root}/w/car/e", b"v")
+            node.turn()
+            assert (5, False) == (node.counters["refused_full"], old.open)
+            car.drain()
+            assert QUOTA == pub.publish(f"{root}/w/car/c", b"v"), "acknowledged messages stay, and so does the bound"
+            assert 0 == pub.publish(f"{root}/w/other/c", b"v"), "others are not concerned"
 
 
-async def test_many_at_once_do_not_exceed_the_bound(store: Store) -> None:
-    async with Node.on(store, max_messages=5) as node:
-        pub = await node.client("pub")
-        for number in range(40):
-            pub.send(f"$ECQ/w/car/k{number}", b"v")
-        answers = [(await pub.expect(Puback)).reason for _ in range(40)]
-        assert [0] * 5 + [QUOTA] * 35 == answers
-        assert [f"k{number}" for number in range(5)] == [key for _, key, _ in await node.stored("car")]
+def test_many_at_once_do_not_exceed_the_bound() -> None:
+    with EcqNode.on(max_messages=5) as node:
+        pub = node.client("pub")
+        pub.send(*(Publish(f"$ECQ/w/car/k{number}", b"v", 1, packet_id=number) for number in range(1, 41)))
+        assert [0] * 5 + [QUOTA] * 35 == [pub.expect(Puback).reason for _ in range(40)]
+        assert [f"k{number}" for number in range(1, 6)] == node.keys()
 
 
-async def test_bytes_are_bounded_too(store: Store) -> None:
-    async with Node.on(store, max_bytes=20_000) as node:
-        pub = await node.client("pub")
+def test_bytes_are_bounded_too() -> None:
+    """The bound counts what is there: a value that is replaced by a smaller one gives its room back."""
+    with EcqNode.on(max_bytes=20_000) as node:
+        pub = node.client("pub")
 
-        async def publish(key: str, size: int) -> int:
-            return await pub.publish(f"$ECQ/w/car/{key}", bytes(size))
+        def publish(key: str, size: int) -> int:
+            return pub.publish(f"$ECQ/w/car/{key}", bytes(size))
 
-        assert [0, 0, 0] == [await publish(key, 6000) for key in "abc"]
-        assert QUOTA == await publish("d", 6000)
-        assert QUOTA == await publish("a", 12_000), "with the others it would be too much"
-        assert 0 == await publish("a", 5000)
-        assert QUOTA == await publish("e", 30_000), "it never fits"
-        view = await node.show("car")
+        assert [0, 0, 0] == [publish(key, 6000) for key in "abc"]
+        assert QUOTA == publish("d", 6000)
+        assert QUOTA == publish("a", 12_000), "with the others it would be too much"
+        assert 0 == publish("a", 5000)
+        assert QUOTA == publish("e", 30_000), "it never fits"
+        view = node.show()
         assert (3, True) == (view.messages, view.bytes <= 20_000)
-        assert 0 == await publish("b", 100)
-        assert 0 == await publish("d", 5000), "now there is room"
+        assert 0 == publish("b", 100)
+        assert 0 == publish("d", 5000), "now there is room"
 
 
-async def test_or_the_oldest_goes(store: Store) -> None:
-    async with Node.on(store, max_messages=2, overflow="drop_oldest") as node:
-        pub = await node.client("pub")
-        assert [0] * 4 == [await pub.publish(f"$ECQ/w/car/{key}", b"v") for key in "abac"]
-        assert ["a", "c"] == [key for _, key, _ in await node.stored("car")]
-        assert 1 == node.counters["dropped"]
+def test_or_the_oldest_goes() -> None:
+    """By count and by bytes; who consumes gets what is left, and is not held up by what is gone."""
+    with EcqNode.on(max_messages=3, max_bytes=20_000, overflow="drop_oldest") as node:
+        pub, car = node.client("pub"), node.consumer("car", receive_maximum=1)
+        assert [0] * 6 == [pub.publish(f"$ECQ/w/car/{key}", b"v") for key in "abacde"]
+        assert (["c", "d", "e"], 2) == (node.keys(), node.counters["dropped"])
+        assert [0, 0] == [pub.publish(f"$ECQ/w/car/{key}", bytes(15_000)) for key in "xy"]
+        assert ["y"] == node.keys()
+        car.drain()
+        seen = numbers(car.received)
+        assert (sorted(seen), 8) == (seen, seen[-1])
+        assert 8 == node.progress()
 
 
-async def test_queues_are_bounded(store: Store) -> None:
-    async with Node.on(store, max_queues=2) as node:
-        pub = await node.client("pub")
-        assert [0, 0, QUOTA, 0] == [await pub.publish(f"$ECQ/w/{name}/k", b"v") for name in ("a", "b", "c", "a")]
-        assert QUOTA == await pub.publish("$SCQ/w/a/k", b"v")
-        await node.service.delete(EXCLUSIVE, "a")
-        assert 0 == await pub.publish("$ECQ/w/c/k", b"v")
-    async with Node.on(store, max_queues=2) as second:
-        await until(lambda: second.plugin.tools.appender.uncounted is None)
-        pub = await second.client("pub")
-        assert [QUOTA, 0] == [await pub.publish(f"$ECQ/w/{name}/k", b"v") for name in ("d", "b")]
+def test_queues_are_bounded() -> None:
+    with EcqNode.on(max_queues=2) as node:
+        pub = node.client("pub")
+        assert [0, 0, QUOTA, 0] == [pub.publish(f"$ECQ/w/{name}/k", b"v") for name in ("a", "b", "c", "a")]
+        assert QUOTA == pub.publish("$SCQ/w/a/k", b"v")
+        node.delete("a")
+        assert 0 == pub.publish("$ECQ/w/c/k", b"v")
+        pub = node.restart().client("pub")
+        assert [QUOTA, 0] == [pub.publish(f"$ECQ/w/{name}/k", b"v") for name in ("d", "b")]
 
 
-async def test_what_waits_for_the_store_is_bounded() -> None:
-    store = Sluggish()
-    await store.open()
-    async with Node.on(store, max_pending=3) as node:
-        pub, old = await node.client("pub"), await node.client("old", 4)
-        store.letting.clear()
+def test_what_waits_for_the_store_is_bounded() -> None:
+    with EcqNode.on(max_pending=3) as node:
+        pub, old = node.client("pub"), node.client("old", 4)
+        node.held.held = True
         for number in range(5):
-            pub.send(f"$ECQ/w/car/k{number}", b"v")
-        old.send("$ECQ/w/car/z", b"v", 0)
-        await until(lambda: node.counters["refused_pending"] == 3)
-        assert old.peer.open, "who waits for no answer is not sent away"
-        store.letting.set()
-        assert [0, 0, 0, QUOTA, QUOTA] == [(await pub.expect(Puback)).reason for _ in range(5)]
+            pub.put(f"$ECQ/w/car/k{number}", b"v")
+        old.put("$ECQ/w/car/z", b"v", 0)
+        node.turn()
+        assert (3, True) == (node.counters["refused_pending"], old.open), "who waits for no answer is not sent away"
+        node.held.held = False
+        node.held.let_go()
+        assert [0, 0, 0, QUOTA, QUOTA] == [pub.expect(Puback).reason for _ in range(5)]
 
 
-class Sluggish(MemoryStore):
-    """Commits when it is let, or fails as it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.letting = asyncio.Event()
-        self.letting.set()
-        self.error: Exception | None = None
-        self.written = False
-
-    def batch(self) -> MemoryBatch:
-        return SluggishBatch(self)
-
-
-class SluggishBatch(MemoryBatch):
-    def __init__(self, store: Sluggish) -> None:
-        super().__init__(store)
-        self._sluggish = store
-
-    async def commit(self) -> list[Appended]:
-        store = self._sluggish
-        await store.letting.wait()
-        if store.error is None:
-            return await super().commit()
-        if store.written:
-            await super().commit()
-        raise store.error
-
-
-async def test_a_full_store_is_told_to_the_producer() -> None:
-    store = Sluggish()
-    await store.open()
-    async with Node.on(store) as node:
-        pub, old = await node.client("pub"), await node.client("old", 4)
-        store.error = StoreFullError("no room on the disk")
-        pub.send("$ECQ/w/car/k", b"v")
-        answer = await pub.expect(Puback)
+def test_a_full_store_is_told_to_the_producer() -> None:
+    with EcqNode.on() as node:
+        pub, old = node.client("pub"), node.client("old", 4)
+        node.held.held = True
+        for client in (pub, old):
+            client.put("$ECQ/w/car/k", b"v")
+            node.turn()
+            node.held.fail(StoreFullError("no room on the disk"))
+        answer = pub.expect(Puback)
         assert (QUOTA, "no room on the disk") == (answer.reason, answer.properties.reason_string)
-        old.send("$ECQ/w/car/k", b"v")
-        await until(lambda: not old.peer.open)
-        store.error = None
-        assert 0 == await pub.publish("$ECQ/w/car/k", b"w")
+        assert not old.open
+        node.held.held = False
+        assert 0 == pub.publish("$ECQ/w/car/k", b"w")
 
 
-@pytest.mark.parametrize("written", [False, True])
-async def test_a_store_that_does_not_answer_ends_the_connection(written: bool) -> None:
+def test_a_store_that_does_not_answer_ends_the_connection() -> None:
     """What was written all the same reaches the consumer, in its place."""
-    store = Sluggish()
-    await store.open()
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"1"))
-        car = await consume(node)
-        assert [1] == numbers(await car.take(1))
-        pub = await node.client("pub")
-        store.error, store.written = StoreError("no answer"), written
-        pub.send("$ECQ/w/car/b", b"2")
-        await until(lambda: not pub.peer.open)
-        store.error = None
-        await node.fill("car", ("c", b"3"))
-        assert ([2, 3] if written else [2]) == numbers(await car.take(2 if written else 1))
+    for written in (False, True):
+        with EcqNode.on() as node:
+            node.fill("car", ("a", b"1"))
+            car, pub = node.consumer(), node.client("pub")
+            assert [1] == numbers(car.messages())
+            node.held.held = True
+            pub.put("$ECQ/w/car/b", b"2")
+            node.turn()
+            node.held.fail(StoreError("no answer"), written=written)
+            node.held.held = False
+            node.turn()
+            assert not pub.open
+            node.fill("car", ("c", b"3"))
+            assert ([2, 3] if written else [2]) == numbers(car.messages())
 
 
 # -- rewinding
 
 
-async def test_rewinding_to_a_number(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", *((key, b"v") for key in "abcd"), ("b", b"w"))
-        car = await consume(node)
-        car.ack(*await car.take(4))
-        await until(lambda: node.counters["acknowledged"] == 4)
-        preview = await node.service.rewind(EXCLUSIVE, "car", to=2, preview=True)
-        assert (5, 1, 3, 3, 5, True) == (
-            preview.before,
-            preview.progress,
-            preview.messages,
-            preview.first,
-            preview.last,
-            preview.preview,
-        )
-        assert 5 == await node.progress("car")
-        done = await node.service.rewind(EXCLUSIVE, "car", to=2)
-        assert replace_preview(preview) == done
-        messages = await car.take(3)
-        assert [3, 4, 5] == numbers(messages)
-        assert 1 == await node.progress("car")
+def test_rewinding_to_a_number() -> None:
+    """A preview says what comes, and changes nothing. A number that was replaced leads to the next one there is."""
+    for connected in (True, False):
+        with EcqNode.on() as node:
+            node.fill("car", *((key, b"v" * 100) for key in "abcd"), ("b", b"w" * 100))
+            car = node.consumer()
+            assert 4 == len(car.drain())
+            if not connected:
+                car.close()
+            preview = node.rewind(to=2, preview=True)
+            assert (5, 1, 3, 3, 5, 0) == tuple(
+                getattr(preview, name) for name in ("before", "progress", "messages", "first", "last", "skipped")
+            )
+            assert 300 < preview.bytes < 1500
+            assert (5, []) == (node.progress(), car.messages())
+            assert msgspec.structs.replace(preview, preview=False) == node.rewind(to=2)
+            assert 1 == node.progress()
+            car = car if connected else node.consumer()
+            assert [3, 4, 5] == numbers(car.messages())
 
 
-def replace_preview(view: Any) -> Any:
-    return type(view)(**{field: getattr(view, field) for field in view.__struct_fields__} | {"preview": False})
-
-
-async def test_rewinding_while_messages_are_in_flight(store: Store) -> None:
+def test_rewinding_while_messages_are_in_flight() -> None:
     """What was sent before it does not count; what was not sent yet does not come."""
-    async with Node.on(store) as node:
-        await node.fill("car", *((f"k{number}", b"v") for number in range(10)))
-        car = await consume(node, receive_maximum=4)
-        before = await car.take(4)
-        await node.service.rewind(EXCLUSIVE, "car", to=1)
+    with EcqNode.on() as node:
+        node.fill("car", *((f"k{number}", b"v") for number in range(10)))
+        car = node.consumer("car", receive_maximum=4)
+        before = car.messages()
+        node.rewind(to=1)
         car.ack(*before)
-        after = await car.take(4)
+        after = car.messages()
         assert [1, 2, 3, 4] == numbers(after)
-        assert 0 == await node.progress("car")
+        assert 0 == node.progress()
         car.ack(*after)
-        assert [5, 6, 7, 8] == numbers(await car.take(4))
+        assert [5, 6, 7, 8] == numbers(car.messages())
 
 
-async def test_rewinding_to_a_time(store: Store) -> None:
-    async with Node.on(store, retention=0.0) as node:
-        await node.fill("car", ("a", b"1"), ("b", b"2"))
-        node.hub.ahead += 1000.0
-        middle = node.hub.now()
-        node.hub.ahead += 1000.0
-        await node.fill("car", ("c", b"3"))
-        car = await consume(node)
-        car.ack(*await car.take(3))
-        await until(lambda: node.counters["acknowledged"] == 3)
-        assert (2, 1) == _told(await node.service.rewind(EXCLUSIVE, "car", since=middle))
-        assert [3] == numbers(await car.take(1))
-        assert (0, 3) == _told(await node.service.rewind(EXCLUSIVE, "car", since=middle - 5000.0))
-        assert [1, 2, 3] == numbers(await car.take(3))
-        assert (0, 3) == _told(await node.service.rewind(EXCLUSIVE, "car", since=node.hub.now() + 10.0)), (
-            "never forward"
-        )
+def test_rewinding_while_messages_come() -> None:
+    """Nothing is missed, values of a key never go back."""
+    with EcqNode.on() as node:
+        car, pub = node.consumer("car", receive_maximum=7), node.client("pub")
+        newest: dict[str, int] = {}
+        for turn in range(20):
+            node.held.held = True
+            for number in range(turn * 30, turn * 30 + 30):
+                pub.put(f"$ECQ/w/car/k{number % 50}", b"%d" % number, 0)
+            node.turn()
+            node.held.let_go(turn % 3)
+            car.ack(*car.inflight[: turn % 5])
+            node.held.held = False
+            car.put("$ECQ/rewind/car", b"%d" % (1 + turn), 0)
+            node.held.let_go()
+            car.drain()
+        for key, payload in values(car.received):
+            assert int(payload) >= newest.get(key, 0), f"{key}: {payload!r} after {newest[key]}"
+            newest[key] = int(payload)
+        assert {f"k{number % 50}": number for number in range(550, 600)} == newest
 
 
-def _told(view: Any) -> tuple[int, int]:
-    return view.progress, view.messages
+def test_rewinding_to_a_time() -> None:
+    with EcqNode.on(retention=0.0) as node:
+        node.fill("car", ("a", b"1"), ("b", b"2"))
+        node.wait(1000.0)
+        middle = node.now
+        node.wait(1000.0)
+        node.fill("car", ("c", b"3"))
+        car = node.consumer()
+        assert 3 == len(car.drain())
+        for since, progress, messages in ((middle, 2, [3]), (middle - 5000.0, 0, [1, 2, 3])):
+            view = node.rewind(since=since)
+            assert (progress, len(messages)) == (view.progress, view.messages)
+            assert messages == numbers(car.messages())
+        view = node.rewind(since=node.now + 10.0)
+        assert (0, 3) == (view.progress, view.messages), "never forward"
 
 
-async def test_going_forward_skips_and_says_so(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", *((key, b"v") for key in "abcd"))
-        view = await node.service.rewind(EXCLUSIVE, "car", to=4)
+def test_going_forward_skips_and_says_so() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", *((key, b"v") for key in "abcd"))
+        view = node.rewind(to=4)
         assert (0, 3, 3, 1) == (view.before, view.progress, view.skipped, view.messages)
-        car = await consume(node)
-        assert [4] == numbers(await car.take(1))
+        assert [4] == numbers(node.consumer().messages())
 
 
-async def test_rewinds_that_make_no_sense(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", ("a", b"1"))
+def test_rewinds_that_make_no_sense() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", ("a", b"1"))
         for wrong in ({}, {"to": 1, "since": 1.0}, {"to": -1}, {"to": 3}):
             with pytest.raises(BadOptionsError):
-                await node.service.rewind(EXCLUSIVE, "car", **wrong)
+                node.rewind(**wrong)
         with pytest.raises(UnknownError):
-            await node.service.rewind(EXCLUSIVE, "nobody", to=1)
+            node.rewind("nobody", to=1)
         with pytest.raises(UnknownError):
-            await node.service.rewind(EXCLUSIVE, "car", "another", to=1)
-        await node.fill("q", ("a", b"1"), root="$SCQ")
+            node.rewind("car", "another", to=1)
+        node.fill("q", ("a", b"1"), form=SHARED)
         with pytest.raises(BadOptionsError):
-            await node.service.rewind(SHARED, "q", to=1)
+            node.rewind("q", form=SHARED, to=1)
         with pytest.raises(UnknownError):
-            await node.service.rewind(SHARED, "q", "nobody", to=1)
+            node.rewind("q", "nobody", SHARED, to=1)
 
 
-@pytest.mark.parametrize(
-    ("payload", "reason"),
-    [
-        (b"1", 0),
-        (b" 2 ", 0),
-        (b"2020-01-01T00:00:00Z", 0),
-        (b"2020-01-01", 0),
-        (b"2020-01-01T00:00:00+02:00", 0),
-        (b"9", 0x99),
-        (b"-1", 0x99),
-        (b"", 0x99),
-        (b"yesterday", 0x99),
-        (b"1" * 100, 0x99),
-        (b"\xff\xfe", 0x99),
-        ("²".encode(), 0x99),
-    ],
-)
-async def test_a_consumer_rewinds_by_itself(memory: Store, payload: bytes, reason: int) -> None:
-    async with Node.on(memory) as node:
-        await node.fill("car", ("a", b"1"), ("b", b"2"))
-        car = await consume(node)
-        car.ack(*await car.take(2))
-        await until(lambda: node.counters["acknowledged"] == 2)
-        car.send("$ECQ/rewind/car", payload)
-        answer = await car.expect(Puback)
-        assert reason == answer.reason
-        if reason:
-            assert answer.properties.reason_string
-            assert [] == await car.quiet()
-        else:
-            told = dict(answer.properties.user_properties)
-            assert int(told["messages"]) == len(await car.take(int(told["messages"]))) > 0
+REWINDS = [b"1", b" 2 ", b"2020-01-01T00:00:00Z", b"2020-01-01", b"2020-01-01T00:00:00+02:00"]
+NO_REWINDS = [
+    *(b"9", b"-1", b"1.5", b"0x10", b"1 2", b"", b" ", b"x", b"yesterday", b"2026-13-01", b"null", b"1" * 100),
+    *(b"\xff\xfe", "²".encode()),
+]
 
 
-async def test_a_queue_that_is_not_there_cannot_be_rewound(store: Store) -> None:
-    async with Node.on(store) as node:
-        car = await node.client("car")
-        car.send("$ECQ/rewind/car", b"1")
-        assert 0x83 == (await car.expect(Puback)).reason
+def test_a_consumer_rewinds_by_itself() -> None:
+    """It hears what comes, or what is wrong; of QoS 0 it hears nothing, and MQTT 3 knows only the end."""
+    with EcqNode.on() as node:
+        car = node.client("car")
+        car.put("$ECQ/rewind/car", b"1")
+        answer = car.expect(Puback)
+        assert (REFUSED, True) == (answer.reason, "car" in (answer.properties.reason_string or "")), "it is not there"
+        node.fill("car", ("a", b"1"), ("b", b"2"))
+        car.subscribe("$ECQ/car/#")
+        car.drain()
+        for payload in REWINDS:
+            car.put("$ECQ/rewind/car", payload)
+            answer = car.expect(Puback)
+            known = dict(answer.properties.user_properties)
+            assert (0, "2") == (answer.reason, known["before"]), payload
+            assert int(known["messages"]) == 2 - int(known["progress"]) == len(car.drain()) > 0, payload
+        for qos in (0, 2):
+            assert 0 == car.publish("$ECQ/rewind/car", b"1", qos)
+            assert 2 == len(car.drain())
+        for payload in NO_REWINDS:
+            car.put("$ECQ/rewind/car", payload)
+            answer = car.expect(Puback)
+            assert (0x99, True) == (answer.reason, bool(answer.properties.reason_string)), payload
+        assert [] == car.messages()
+        car = node.consumer("car", 4)
+        car.put("$ECQ/rewind/car", b"yesterday")
+        node.turn()
+        assert not car.open
+        car = node.client("car")
+        assert 0 == car.publish("$ECQ/rewind/car", b"2"), "before it consumes"
+        car.subscribe("$ECQ/car/#")
+        assert [2] == numbers(car.messages())
 
 
 # -- the shared form
 
 
-async def test_each_consumer_of_a_shared_queue_has_its_own_progress(store: Store) -> None:
-    async with Node.on(store) as node:
-        first = await consume(node, "a", "$SCQ/q/#")
-        await node.fill("q", ("x", b"1"), ("y", b"2"), ("x", b"3"), root="$SCQ")
-        messages = await first.take(3)
+def test_each_consumer_of_a_shared_queue_has_its_own_progress() -> None:
+    with EcqNode.on() as node:
+        first = node.consumer("a", shared="q")
+        node.fill("q", ("x", b"1"), ("y", b"2"), ("x", b"3"), form=SHARED)
+        messages = first.messages()
         assert [1, 2, 3] == numbers(messages)
         first.ack(*messages)
-        late = await consume(node, "b", "$SCQ/q/#")
-        messages = await late.take(2)
+        late = node.consumer("b", shared="q")
+        messages = late.messages()
         assert [("y", b"2"), ("x", b"3")] == values(messages), "the compacted state"
         late.ack(messages[0])
-        await until(lambda: node.counters["acknowledged"] == 4)
-        view = await node.show("q", SHARED)
+        view = node.show("q", SHARED)
         assert {"a": (3, 0), "b": (2, 1)} == {each.client: (each.progress, each.waiting) for each in view.consuming}
-        first.send("$SCQ/rewind/q", b"1")
-        assert 0 == (await first.expect(Puback)).reason
-        assert [2, 3] == numbers(await first.take(2))
-        assert [] == await late.quiet(), "the other one does not notice"
-        assert 2 == len(await node.stored("q", SHARED)), "there is one copy"
+        assert 0 == first.publish("$SCQ/rewind/q", b"1")
+        assert [2, 3] == numbers(first.messages())
+        assert [] == late.messages(), "the other one does not notice"
+        assert 2 == len(node.stored("q", SHARED)), "there is one copy"
 
 
-async def test_more_consumers_than_are_remembered(store: Store) -> None:
-    async with Node.on(store, max_consumers=1) as node:
-        await node.fill("q", ("x", b"1"), root="$SCQ")
-        acknowledged = 0
+def test_both_forms_of_one_name_have_nothing_to_do_with_each_other() -> None:
+    with EcqNode.on() as node:
+        car = node.consumer()
+        car.subscribe("$SCQ/car/#")
+        car.subscribe("$SCQ/other/#")
+        for form, name in ((EXCLUSIVE, "car"), (SHARED, "car"), (SHARED, "other")):
+            node.fill(name, ("k", b"v"), form=form)
+        messages = car.messages()
+        assert ["$ECQ/car/k", "$SCQ/car/k", "$SCQ/other/k"] == [message.topic for message in messages]
+        assert [1, 1, 1] == numbers(messages)
+
+
+def test_more_consumers_than_are_remembered() -> None:
+    with EcqNode.on(max_consumers=1) as node:
+        node.fill("q", ("x", b"1"), form=SHARED)
         for name, comes in (("a", True), ("b", True), ("a", False), ("b", True)):
-            client = await consume(node, name, "$SCQ/q/#")
-            if comes:
-                client.ack(*await client.take(1))
-                acknowledged += 1
-                await until(lambda wanted=acknowledged: node.counters["acknowledged"] == wanted)  # type: ignore[misc]
-            else:
-                assert [] == await client.quiet(), "its progress is remembered"
+            client = node.consumer(name, shared="q")
+            assert ([b"1"] if comes else []) == client.drain(), name
             client.close()
-            await until(lambda: not node.plugin.queues.consumed())
         assert 2 == node.counters["refused_consumers"]
 
 
 # -- what is too old
 
 
-async def test_what_is_too_old_does_not_come_and_is_collected(store: Store) -> None:
-    async with Node.on(store, retention=100.0, gc_step=3) as node:
-        await node.fill("car", *((f"k{number}", b"v") for number in range(10)))
-        node.hub.ahead += 60.0
-        await node.fill("car", ("new", b"v"), ("k0", b"w"))
-        node.hub.ahead += 60.0
-        car = await consume(node)
-        messages = await car.take(2)
+def test_what_is_too_old_does_not_come_and_is_collected() -> None:
+    """Age counts from the last value; and this is so every time."""
+    with EcqNode.on(retention=100.0, gc_step=3) as node:
+        node.fill("car", *((f"k{number}", b"v") for number in range(10)))
+        node.wait(60.0)
+        node.fill("car", ("new", b"v"), ("k0", b"w"))
+        node.wait(60.0)
+        car = node.consumer()
+        messages = car.messages()
         assert [("new", b"v"), ("k0", b"w")] == values(messages)
         car.ack(*messages)
-        await until(lambda: node.counters["acknowledged"] == 2)
-        assert 12 == await node.progress("car")
-        assert 9 == await node.plugin.collector.collect()
-        assert 0 == await node.plugin.collector.collect()
-        view = await node.show("car")
+        assert 12 == node.progress()
+        assert (9, 0) == (node.collect(), node.collect())
+        view = node.show()
         assert (2, 11, 12) == (view.messages, view.first, view.last)
-        node.hub.ahead += 1000.0
-        assert 2 == await node.plugin.collector.collect(), "again and again"
-        await node.fill("car", ("k0", b"x"))
-        assert [13] == numbers(await car.take(1)), "numbers go on"
+        node.wait(1000.0)
+        assert 2 == node.collect(), "again and again"
+        node.fill("car", ("k0", b"x"))
+        assert [13] == numbers(car.messages()), "numbers go on"
 
 
-async def test_what_waits_too_long_for_the_window_is_not_sent(store: Store) -> None:
-    async with Node.on(store, retention=100.0) as node:
-        await node.fill("car", *((f"k{number}", b"v") for number in range(5)))
-        car = await consume(node, receive_maximum=2)
-        messages = await car.take(2)
-        node.hub.ahead += 200.0
-        await node.fill("car", ("new", b"v"))
+def test_what_waits_too_long_for_the_window_is_not_sent() -> None:
+    with EcqNode.on(retention=100.0) as node:
+        node.fill("car", *((f"k{number}", b"v") for number in range(5)))
+        car = node.consumer("car", receive_maximum=2)
+        messages = car.messages()
+        node.wait(200.0)
+        node.fill("car", ("new", b"v"))
         car.ack(*messages)
-        assert [6] == numbers(await car.take(1))
+        assert [6] == numbers(car.messages())
         assert 3 == node.counters["too_old"]
 
 
-async def test_the_collector_runs_by_itself(store: Store) -> None:
-    async with Node.on(store, retention=100.0, gc_interval=0.01) as node:
-        await node.fill("car", ("a", b"v"))
-        node.hub.ahead += 200.0
-        await until(lambda: node.counters["collected"] == 1)
+def test_the_collector_runs_by_itself() -> None:
+    with EcqNode.on(retention=100.0, gc_interval=10.0) as node:
+        node.fill("car", ("a", b"v"))
+        node.wait(99.0)
+        assert 0 == node.counters["collected"]
+        node.wait(12.0)
+        assert 1 == node.counters["collected"]
         rounds = node.counters["gc_rounds"]
-        await until(lambda: node.counters["gc_rounds"] > rounds + 2)
+        node.wait(100.0)
+        assert rounds + 10 == node.counters["gc_rounds"]
 
 
-async def test_an_empty_queue_that_nobody_uses_is_forgotten(store: Store) -> None:
-    async with Node.on(store, retention=100.0, idle=1000.0) as node:
-        car = await consume(node)
-        await node.fill("car", ("a", b"1"))
-        car.ack(*await car.take(1))
-        await until(lambda: node.counters["acknowledged"] == 1)
-        node.hub.ahead += 2000.0
-        await node.plugin.collector.collect()
+def test_an_empty_queue_that_nobody_uses_is_forgotten() -> None:
+    with EcqNode.on(retention=100.0, idle=1000.0, gc_interval=1e6) as node:
+        car = node.consumer()
+        node.fill("car", ("a", b"1"))
+        car.drain()
+        node.wait(2000.0)
+        node.collect()
         assert 0 == node.counters["forgotten"], "somebody consumes it"
         car.close()
-        await until(lambda: not node.plugin.queues.consumed())
-        await node.plugin.tools.ledger.flush(node.plugin.tools.ledger.open(Queue(ECQ, "car"), "car"))
-        node.plugin.tools.ledger.close(node.plugin.tools.ledger.peek(Queue(ECQ, "car"), "car"))  # type: ignore[arg-type]
-        await node.plugin.collector.collect()
+        node.turn()
+        ledger = node.plugin.tools.ledger
+        node.run(ledger.flush(ledger.open(Queue(ECQ, "car"), "car")))
+        ledger.close(ledger.peek(Queue(ECQ, "car"), "car"))  # type: ignore[arg-type]
+        node.collect()
         assert 1 == node.counters["forgotten"]
         with pytest.raises(UnknownError):
-            await node.show("car")
+            node.show()
         assert 0 == len(node.plugin.queues), "it is closed, too"
-        await node.fill("car", ("a", b"2"))
-        assert [(2, "a", b"2")] == await node.stored("car"), "numbers go on"
+        node.fill("car", ("a", b"2"))
+        assert [(2, "a", b"2")] == node.stored(), "numbers go on"
 
 
-async def test_queues_that_are_no_longer_used_are_closed(store: Store) -> None:
+def test_queues_that_are_no_longer_used_are_closed() -> None:
     """Whoever chooses ever-new names fills the memory only until the next collections; nothing is lost with it."""
-    async with Node.on(store) as node:
-        consumer = await consume(node, "kept")
+    with EcqNode.on() as node:
+        consumer = node.consumer("kept")
         for number in range(20):
-            await node.fill(f"car-{number}", ("a", b"1"))
-            reader = await node.client(f"reader-{number}")
-            await reader.subscribe(f"$SCQ/never-there-{number}/#")
-            reader.disconnect()
-        await until(lambda: len(node.plugin.queues.consumed()) == 1)
-        assert 41 == len(node.plugin.queues)
-        await node.service.delete(EXCLUSIVE, "car-0")
+            node.fill(f"car-{number}", ("a", b"1"))
+            node.consumer(f"reader-{number}", shared=f"never-there-{number}").disconnect()
+        assert (1, 41) == (len(node.plugin.queues.consumed()), len(node.plugin.queues))
+        node.delete("car-0")
         assert 40 == len(node.plugin.queues)
-        await node.plugin.collector.collect()
-        await node.fill("car-1", ("b", b"2"))
-        await node.plugin.collector.collect()
+        node.collect()
+        node.fill("car-1", ("b", b"2"))
+        node.collect()
         assert ["car-1", "kept"] == sorted(queue.name for queue in node.plugin.queues), "in use"
-        await node.plugin.collector.collect()
+        node.collect()
         assert ["kept"] == [queue.name for queue in node.plugin.queues]
-        await node.fill("car-1", ("c", b"3"))
-        assert [1, 2, 3] == [number for number, _, _ in await node.stored("car-1")]
-        await node.fill("kept", ("a", b"1"))
-        assert [1] == numbers(await consumer.take(1))
+        node.fill("car-1", ("c", b"3"))
+        assert [1, 2, 3] == [number for number, _, _ in node.stored("car-1")]
+        node.fill("kept", ("a", b"1"))
+        assert [1] == numbers(consumer.messages())
 
 
 # -- operators
 
 
-async def test_lists_come_in_pages(store: Store) -> None:
-    async with Node.on(store) as node:
+def test_lists_come_in_pages() -> None:
+    with EcqNode.on() as node:
         for name in "dbca":
-            await node.fill(name, ("k", b"v"))
-        await node.fill("s", ("k", b"v"), root="$SCQ")
-        first = await node.service.list(EXCLUSIVE, "", 3)
+            node.fill(name, ("k", b"v"))
+        node.fill("s", ("k", b"v"), form=SHARED)
+        first = node.run(node.service.list(EXCLUSIVE, "", 3))
         assert ["a", "b", "c"] == [view.name for view in first]
-        assert ["d"] == [view.name for view in await node.service.list(EXCLUSIVE, "c", 3)]
-        assert ["s"] == [view.name for view in await node.service.list(SHARED)]
+        assert ["d"] == [view.name for view in node.run(node.service.list(EXCLUSIVE, "c", 3))]
+        assert ["s"] == [view.name for view in node.run(node.service.list(SHARED))]
         assert (1, 1, 1, 0) == (first[0].messages, first[0].first, first[0].last, first[0].consumers)
 
 
-async def test_a_queue_is_shown_with_its_consumer(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", *((key, b"v") for key in "abc"))
+def test_a_queue_is_shown_with_its_consumer() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", *((key, b"v") for key in "abc"))
         with pytest.raises(UnknownError):
-            await node.show("nobody")
-        car = await consume(node)
-        messages = await car.take(3)
-        car.ack(messages[0])
-        await until(lambda: node.counters["acknowledged"] == 1)
-        view = await node.show("car")
+            node.show("nobody")
+        car = node.consumer()
+        car.ack(car.messages()[0])
+        view = node.show()
         assert (3, 1, 3, 1) == (view.messages, view.first, view.last, view.consumers)
         (consumer,) = view.consuming
         assert ("car", True, 1, 2, 2) == (
@@ -872,73 +850,52 @@ async def test_a_queue_is_shown_with_its_consumer(store: Store) -> None:
             consumer.waiting,
             consumer.in_flight,
         )
-        assert view.oldest is not None and consumer.acked_at is not None and view.oldest <= consumer.acked_at
+        assert (node.now, node.now) == (view.oldest, consumer.acked_at)
         car.close()
-        await until(lambda: not node.plugin.queues.consumed())
-        (consumer,) = (await node.show("car")).consuming
+        node.turn()
+        (consumer,) = node.show().consuming
         assert (False, 1, 0) == (consumer.connected, consumer.progress, consumer.in_flight)
 
 
-async def test_a_deleted_queue_begins_anew_but_its_numbers_go_on(store: Store) -> None:
-    async with Node.on(store) as node:
-        await node.fill("car", *((key, b"v") for key in "abc"))
-        car = await consume(node, receive_maximum=1)
-        before = await car.take(1)
-        await node.service.delete(EXCLUSIVE, "car")
+def test_a_deleted_queue_begins_anew_but_its_numbers_go_on() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", *((key, b"v") for key in "abc"))
+        car = node.consumer("car", receive_maximum=1)
+        before = car.messages()
+        node.delete("car")
         with pytest.raises(UnknownError):
-            await node.show("car")
+            node.show()
         car.ack(*before)
-        await node.fill("car", ("d", b"v"))
-        messages = await car.take(1)
+        node.fill("car", ("d", b"v"))
+        messages = car.messages()
         assert [4] == numbers(messages)
         car.ack(*messages)
-        await until(lambda: node.counters["acknowledged"] == 1)
-        assert 4 == await node.progress("car")
+        assert 4 == node.progress()
         with pytest.raises(UnknownError):
-            await node.service.delete(SHARED, "car")
+            node.delete("car", SHARED)
 
 
 # -- the plugin comes and goes
 
 
-async def test_options_change_while_it_runs(store: Store) -> None:
-    async with Node.on(store, max_messages=1) as node:
-        pub = await node.client("pub")
-        assert [0, QUOTA] == [await pub.publish(f"$ECQ/w/car/{key}", b"v") for key in "ab"]
-        await node.plugins.reload("ecq", {"max_messages": 2})
-        assert [0, QUOTA] == [await pub.publish(f"$ECQ/w/car/{key}", b"v") for key in "bc"]
-        await node.plugins.reload("ecq", {"max_messages": 2, "overflow": "drop_oldest"})
-        assert 0 == await pub.publish("$ECQ/w/car/c", b"v")
-        assert ["b", "c"] == [key for _, key, _ in await node.stored("car")]
+def test_options_change_while_it_runs() -> None:
+    with EcqNode.on(max_messages=1) as node:
+        pub = node.client("pub")
+        assert [0, QUOTA] == [pub.publish(f"$ECQ/w/car/{key}", b"v") for key in "ab"]
+        node.run(node.plugins.reload("ecq", {"max_messages": 2}))
+        assert [0, QUOTA] == [pub.publish(f"$ECQ/w/car/{key}", b"v") for key in "bc"]
+        node.run(node.plugins.reload("ecq", {"max_messages": 2, "overflow": "drop_oldest"}))
+        assert 0 == pub.publish("$ECQ/w/car/c", b"v")
+        assert ["b", "c"] == node.keys()
 
 
-async def test_a_plugin_that_is_loaded_again_goes_on(store: Store) -> None:
+def test_a_plugin_that_is_loaded_again_goes_on() -> None:
     """Who is subscribed already gets what comes."""
-    async with Node.on(store) as node:
-        car = await consume(node)
-        await node.fill("car", ("a", b"1"))
-        car.ack(*await car.take(1))
-        await until(lambda: node.counters["acknowledged"] == 1)
-        await node.plugins.unload("ecq")
-        node.loaded = await node.plugins.load("ecq", {})
-        await node.fill("car", ("b", b"2"))
-        assert [2] == numbers(await car.take(1))
-
-
-async def test_the_heartbeat_finds_what_was_missed(store: Store) -> None:
-    """An entry that this node has not heard of reaches the consumer all the same."""
-    async with Node.on(store, heartbeat=0.01) as node:
-        await node.fill("car", ("a", b"1"))
-        car = await consume(node)
-        assert [1] == numbers(await car.take(1))
-        (entry,) = await store.mailboxes.read("ecq:car", 0, 1, 0.0)
-        await store.mailboxes.append(["ecq:car"], Draft(entry.body, key=b"z"), node.hub.now())
-        assert [("z", b"1")] == values(await car.take(1))
-
-
-async def test_reasons_are_codes_that_mqtt_knows(store: Store) -> None:
-    """A SUBACK may not say that a QoS is not supported (0x9B)."""
-    async with Node.on(store) as node:
-        car = await node.client("car")
-        (reason,) = (await car.subscribe("$ECQ/car/#", 0)).reasons
-        assert reason is ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+    with EcqNode.on() as node:
+        car = node.consumer()
+        node.fill("car", ("a", b"1"))
+        car.drain()
+        node.run(node.plugins.unload("ecq"))
+        node.load()
+        node.fill("car", ("b", b"2"))
+        assert [2] == numbers(car.messages())

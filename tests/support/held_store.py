@@ -1,0 +1,275 @@
+"""A store in memory whose writes are done when a test says so.
+
+    broker ── commit, forget ──▶ [ waiting, in the order of the calls ] ── let_go ──▶ MemoryStore ──▶ broker is told
+                                                                        ── fail ────▶ told so; written, or not, or later
+                                                                        ── die ─────▶ nobody is told; written or not
+
+Writes are applied in the order in which their calls began (ports, rule 6), each as a whole. A read sees what is there
+when it is answered; with `held_reads` reads wait too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from motorcade.storage.memory import (
+    MemoryBatch,
+    MemoryBlobs,
+    MemoryCoordination,
+    MemoryRecords,
+    MemoryStore,
+    MemoryStreams,
+)
+from motorcade.storage.ports import (
+    NO_BOUND,
+    Appended,
+    Bound,
+    Draft,
+    Entry,
+    MailboxInfo,
+    StoreCondition,
+    StoreFigures,
+    StoreFullError,
+    StreamRecord,
+    Swept,
+)
+
+T = TypeVar("T")
+
+
+class Waiting(Generic[T]):
+    """A call that waits."""
+
+    def __init__(self, apply: Callable[[], T], *, removes: bool) -> None:
+        self.apply = apply
+        self.removes = removes  #: takes no room
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def go(self) -> None:
+        """It is done."""
+        result = self.apply()
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def refuse(self, error: Exception) -> None:
+        """It is not, or nobody knows."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine of `MemoryStore`, which never waits."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise AssertionError("the memory store waits")
+
+
+class HeldBatch(MemoryBatch):
+    """Counts what it takes, so that a full store can let removals through."""
+
+    def __init__(self, store: HeldStore) -> None:
+        super().__init__(store.inner)
+        self._held = store
+        self._payloads: list[tuple[str, bytes]] = []
+        self.grows = False
+
+    def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> None:
+        self.grows = True
+        super().append(owners, draft, now, bound, spared)
+        self._payloads += ((owner, draft.payload) for owner in owners)
+
+    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        self.grows = True
+        super().put(collection, key, value, expires_at)
+
+    async def commit(self) -> list[Appended]:
+        return await self._held.wait(self._apply, removes=not self.grows)
+
+    def _apply(self) -> list[Appended]:
+        self._held.appended.update(self._payloads)
+        return _run(super().commit())
+
+
+class HeldMailboxes:
+    """Mailboxes outside of batches."""
+
+    def __init__(self, store: HeldStore) -> None:
+        self._inner = store.inner.mailboxes
+        self._wait = store.wait
+        self._wait_read = store.wait_read
+
+    async def append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> list[Appended]:
+        return await self._wait(lambda: _run(self._inner.append(owners, draft, now, bound, spared)), removes=False)
+
+    async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
+        return await self._wait_read(lambda: _run(self._inner.read(owner, after, limit, now)))
+
+    async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
+        wanted = list(positions)
+        return await self._wait(lambda: _run(self._inner.acknowledge(owner, wanted)), removes=True)
+
+    async def mark(self, owner: str, position: int, mark: int) -> bool:
+        return await self._wait(lambda: _run(self._inner.mark(owner, position, mark)), removes=True)
+
+    async def info(self, owner: str) -> MailboxInfo:
+        return await self._wait_read(lambda: _run(self._inner.info(owner)))
+
+    async def clear(self, owner: str) -> int:
+        return await self._wait(lambda: _run(self._inner.clear(owner)), removes=True)
+
+    async def forget(self, owner: str) -> int:
+        return await self._wait(lambda: _run(self._inner.forget(owner)), removes=True)
+
+    def owners(self) -> AsyncIterator[str]:
+        return self._inner.owners()
+
+
+class HeldStreams(MemoryStreams):
+    """Streams outside of batches; what is appended and read is held only where a test says so (`streams_too`)."""
+
+    def __init__(self, store: HeldStore) -> None:
+        inner = store.inner.streams
+        super().__init__(inner._gate)  # the same streams, and the same who watch them
+        self.streams = inner.streams
+        self._watchers = inner._watchers
+        self._inner = inner
+        self._wait = store.wait
+        self._wait_read = store.wait_read
+        self._store = store
+
+    async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
+        if not self._store.streams_too:
+            return await self._inner.append(stream, values, now)
+        return await self._wait(lambda: _run(self._inner.append(stream, values, now)), removes=False)
+
+    async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
+        if not self._store.streams_too:
+            return await self._inner.read(stream, after, limit)
+        return await self._wait_read(lambda: _run(self._inner.read(stream, after, limit)))
+
+    async def trim(
+        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+    ) -> Swept:
+        return await self._wait(lambda: _run(self._inner.trim(stream, before, octets, records, budget)), removes=True)
+
+
+class HeldStore:
+    """See above. Everything is let go at once until `held` is set."""
+
+    def __init__(self, *, atomic: bool = True) -> None:
+        self.inner = MemoryStore()
+        _run(self.inner.open())
+        self.atomic = atomic
+        self.mailboxes = HeldMailboxes(self)
+        self.streams = HeldStreams(self)
+        self.waiting: deque[Waiting[Any]] = deque()
+        self.reads: deque[Waiting[Any]] = deque()
+        self.held = False  #: writes wait
+        self.held_reads = False
+        self.streams_too = False  #: also what is appended to and read from streams outside of batches waits
+        self.full = False  #: only what removes is done
+        self.appended: set[tuple[str, bytes]] = set()  #: owners and payloads that have ever been written
+
+    @property
+    def blobs(self) -> MemoryBlobs:
+        return self.inner.blobs
+
+    @property
+    def records(self) -> MemoryRecords:
+        return self.inner.records
+
+    @property
+    def coordination(self) -> MemoryCoordination:
+        return self.inner.coordination
+
+    def batch(self) -> HeldBatch:
+        return HeldBatch(self)
+
+    async def open(self) -> None:
+        """It is open from the beginning: what it has must outlive the process that is tested."""
+
+    async def close(self) -> None:
+        """Likewise."""
+
+    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
+        return await self.inner.sweep(now, budget, cursor)
+
+    async def figures(self) -> StoreFigures:
+        return await self.inner.figures()
+
+    def condition(self) -> StoreCondition:
+        return self.inner.condition()
+
+    async def check(self) -> list[str]:
+        return await self.inner.check()
+
+    # -- the broker's side
+
+    async def wait(self, apply: Callable[[], T], *, removes: bool) -> T:
+        """A write."""
+        call = Waiting(apply, removes=removes)
+        self.waiting.append(call)
+        if not self.held:
+            asyncio.get_running_loop().call_soon(self.let_go)
+        return await call.future
+
+    async def wait_read(self, apply: Callable[[], T]) -> T:
+        """A read."""
+        call = Waiting(apply, removes=True)
+        self.reads.append(call)
+        if not self.held_reads:
+            asyncio.get_running_loop().call_soon(self.let_read)
+        return await call.future
+
+    # -- the test's side; a turn of the loop must follow
+
+    def let_go(self, count: int = 1_000_000) -> None:
+        """The oldest writes are done."""
+        while self.waiting and count > 0:
+            count -= 1
+            call = self.waiting.popleft()
+            if self.full and not call.removes:
+                call.refuse(StoreFullError("no room"))
+            else:
+                call.go()
+
+    def let_read(self, count: int = 1_000_000) -> None:
+        """The oldest reads are done."""
+        while self.reads and count > 0:
+            count -= 1
+            self.reads.popleft().go()
+
+    def fail(self, error: Exception, *, written: bool = False, late: bool = False) -> None:
+        """The oldest write fails; nobody is told whether it was written all the same, or will be in its turn."""
+        call = self.waiting[0] if late else self.waiting.popleft()
+        if written:
+            call.apply()
+        call.refuse(error)
+
+    def die(self, written: int = 0) -> None:
+        """The process that has asked is gone; so many of its writes have been done."""
+        for _ in range(min(written, len(self.waiting))):
+            self.waiting.popleft().apply()
+        self.waiting.clear()
+        self.reads.clear()
+
+    # -- what is there
+
+    def entries(self, client_id: str) -> dict[int, int]:
+        """Positions and marks in the mailbox of a session."""
+        box = self.inner.mailboxes.boxes.get(f"session:{client_id}")
+        return {} if box is None else {position: row.mark for position, row in box.rows.items()}
+
+    def records_of(self, collection: str) -> dict[str, bytes]:
+        """Records of a collection."""
+        return {key: value for key, (value, _) in self.inner.records.collections.get(collection, {}).items()}
