@@ -22,6 +22,7 @@ from typing import Any, Self
 from motorcade.core.vin import make_vin
 from tests.support.consumers import connected, lasting, subscribe, unique
 from tests.support.flows import REASON_STRING, USER_PROPERTY, acknowledge
+from tests.support.operator import Operator
 from tests.support.wire import PINGREQ, PINGRESP, PUBACK, PUBLISH, Address, Client, Closed, Packet, publish_packet
 
 INGRESS, TRIGGER, DATA = "$SDV-FANOUT", "$SDV-FANOUT/trigger", "$SDV-FANOUT/data/"
@@ -166,6 +167,18 @@ def heartbeat(client: Client, vin: str, word: str = "heartbeat") -> None:
     packet_id = client.next_id()
     client.send(publish_packet(f"ecp/{vin}/{word}", b"{}", version=client.version, qos=1, packet_id=packet_id))
     client.await_answer(PUBACK, packet_id)
+
+
+def stored_receipts(desk: Operator) -> list[dict[str, Any]]:
+    """All receipts in the stream, in order."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while page := desk.read("streams", "receipts", after=after, limit=1000):
+        for message in page:
+            assert message["topic"].startswith("$SDV-FANOUT/receipt/")
+            found.append(json.loads(message["payload"]))
+        after = page[-1]["position"]
+    return found
 
 
 class Watch:

@@ -15,6 +15,7 @@ Rule 4: one timer serves all deliveries that wait for an acknowledgement or rest
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 from itertools import chain, count
@@ -58,7 +59,7 @@ class Clerk:
         self._due: list[tuple[float, int, Delivery]] = []  # heap; what is no longer so is left until it comes up
         self._serial = count()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # seconds since the epoch
+        self._timer_at = math.inf  # seconds since the epoch; none is set
 
     @property
     def unwritten(self) -> int:
@@ -187,7 +188,7 @@ class Clerk:
 
     def _at(self, when: float, delivery: Delivery) -> None:
         heappush(self._due, (when, next(self._serial), delivery))
-        if self._timer is None or when < self._timer_at:
+        if when < self._timer_at:
             self._set_timer(when)
 
     def _set_timer(self, when: float) -> None:
@@ -197,11 +198,11 @@ class Clerk:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self.now()), self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
+        self._timer_at = math.inf
         now = self.now()
         while self._due and self._due[0][0] <= now:
             self._look_at(heappop(self._due)[2], now)
-        if self._due and self._timer is None:
+        if self._due and self._due[0][0] < self._timer_at:
             self._set_timer(self._due[0][0])
 
     def _look_at(self, delivery: Delivery, now: float) -> None:

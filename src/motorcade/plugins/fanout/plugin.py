@@ -60,6 +60,7 @@ from motorcade.plugins.fanout.tables import (
     TRIGGER,
     UNSWEPT,
 )
+from motorcade.plugins.fanout.views import GcView
 from motorcade.storage.ports import Store, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
@@ -144,6 +145,7 @@ class FanoutPlugin(Plugin):
             self.intake,
             self.queries,
             self.sweeper,
+            self._collect_once,
             self.context.hub.now,
             self.pool.trigger,
             self._sweep_now.set,
@@ -209,14 +211,19 @@ class FanoutPlugin(Plugin):
             pause = self.config.gc_interval
             await self.sweeper.idle.wait()  # an operator's has perhaps passed what this one is for
             try:
-                found = await self.sweeper.collect()
-                self.intake.count_data(dict(self.sweeper.data))
-                self.intake.repeats.count = self.sweeper.batch_ids
-                self.ledger.forget_ended(self.context.hub.now() - self.config.receipts_retention)
+                found = await self._collect_once()
                 self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
             except StoreError as error:
                 self.context.log.warning("fanout_not_collected", error=str(error))
                 pause = min(pause, COLLECT_AGAIN)
+
+    async def _collect_once(self) -> GcView:
+        """Collect what is over, and let the limits of data and batch ids know what is left."""
+        found = await self.sweeper.collect()
+        self.intake.count_data(dict(self.sweeper.data))
+        self.intake.repeats.count = self.sweeper.batch_ids
+        self.ledger.forget_ended(self.context.hub.now() - self.config.receipts_retention)
+        return found
 
     async def _trim(self) -> None:
         """Receipts that are old go."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +51,7 @@ class Parts:
     intake: Intake
     queries: Queries
     sweeper: Sweeper
+    collect: Callable[[], Awaitable[GcView]]
     now: Callable[[], float]
     trigger: Callable[[str, str], None]
     sweep_soon: Callable[[], None]
@@ -191,7 +192,7 @@ class FanoutService:
         """Collect now."""
         if self._parts.sweeper.running:
             raise ConflictError("a collection is under way; ask again when it is done")
-        return await self._parts.sweeper.collect()
+        return await self._parts.collect()
 
     # -- vehicles
 

@@ -1,0 +1,432 @@
+"""Which vehicle gets what, when and in which order. What holds whatever happens is in the model (`test_model`).
+
+Numbers such as A4, S14 or G6 in the docstrings name rows of the list of behaviours that the fan-out was designed from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from motorcade.core.reasons import ReasonCode
+from motorcade.core.receipt import Receipt
+from motorcade.mqtt.packets import Disconnect, Puback, Publish, Unsuback
+from motorcade.plugins.fanout.record import EntryRecord, encode
+from motorcade.plugins.fanout.tables import INGRESS, owner_of
+from motorcade.storage.ports import Draft
+from tests.unit.fanout.node import VIN, VINS, FanoutClient, FanoutNode, batch, filter_of, taken, topic_of
+
+
+@pytest.fixture
+def node() -> Iterator[FanoutNode]:
+    with FanoutNode(ack_timeout=10.0, retry_delay=1.0, retry_delay_max=4.0, max_attempts=3) as made:
+        yield made
+
+
+def send_all(node: FanoutNode, vin: str, *requests: str) -> None:
+    for request in requests:
+        node.send([vin], request)
+
+
+def brief(found: list[Receipt]) -> list[str]:
+    """State, attempt and reason."""
+    return [" ".join(filter(None, (str(r.state), str(r.attempt or ""), r.reason))) for r in found]
+
+
+# -- who gets it
+
+
+def test_only_the_vehicle_itself_sees_its_messages(node: FanoutNode) -> None:
+    """The client id is the VIN: others who subscribe to its topic, or to everything, see nothing of it."""
+    listener = node.client("listener")
+    for filter_ in ("#", filter_of(VIN)):
+        listener.subscribe(filter_)
+    neighbour = node.vehicle(VINS[1], filter_=filter_of(VIN))
+    car = node.vehicle()
+    send_all(node, VIN, "a", "b")
+    assert ["a", "b"] == car.in_turn()
+    assert [] == neighbour.messages() == listener.messages()
+
+
+def test_any_filter_that_covers_the_topic_brings_its_messages(node: FanoutNode) -> None:
+    """S14, S15: not only the very filter that was agreed upon; with one that does not, it is said why nothing comes."""
+    covering = ("agent/{}/#", "agent/+/proxy/request/+", "#", "agent/{}/+/request/+", "+/{}/proxy/+/+")
+    for vin, pattern in zip(VINS, covering, strict=False):
+        car = node.vehicle(vin, filter_=pattern.format(vin))
+        send_all(node, vin, "a", "b")
+        assert ["a", "b"] == car.in_turn(), pattern
+    vin = VINS[-1]
+    car = node.vehicle(vin, filter_=f"agent/{vin}/proxy/+")
+    for other in (f"agent/{vin}/proxy/request/+/x", f"agent/{vin}x/#"):
+        car.subscribe(other)
+    send_all(node, vin, "a")
+    assert [] == car.messages()
+    assert "not_subscribed" == node.why(vin)
+    car.subscribe(filter_of(vin))
+    assert ["a"] == car.in_turn()
+
+
+def test_of_several_filters_the_one_with_the_highest_qos_counts(node: FanoutNode) -> None:
+    """S14, G12: one message, with the identifier of that subscription; the next one waits for its acknowledgement."""
+    car = node.vehicle(filter_=f"agent/{VIN}/#", qos=0)
+    car.subscribe("agent/+/proxy/request/+", 1, identifier=7)
+    car.subscribe(filter_of(VIN), 0)
+    send_all(node, VIN, "a", "b")
+    first = car.message()
+    assert (topic_of(VIN, "a"), 1, (7,)) == (first.topic, first.qos, first.properties.subscription_ids)
+    car.ack(first)
+    assert ["b"] == car.in_turn()
+
+
+def test_the_qos_is_the_granted_one_and_never_above_1(node: FanoutNode) -> None:
+    """S19, G12: with QoS 0 nothing is acknowledged: what was handed over counts, and its receipt says so."""
+    for vin, asked, sent in zip(VINS, (1, 2, 0), (1, 1, 0), strict=False):
+        car = node.lasting(vin)
+        car.subscribe(filter_of(vin), asked, identifier=11)
+        send_all(node, vin, "a", "b", "c")
+        first = car.messages()[0] if not asked else car.message()
+        assert (sent, (11,)) == (first.qos, first.properties.subscription_ids)
+    assert {"a": 1, "b": 1, "c": 1} == {
+        r.request_id: r.attempt for r in node.receipts(vin=VINS[2]) if r.reason == "qos0"
+    }
+
+
+def test_a_prefix_of_ones_own_names_the_topics() -> None:
+    """S23, S42, G5: messages arrive there and acknowledgements count."""
+    with FanoutNode(topic_prefix="cars/cmd/{VIN}") as node:
+        node.send([VIN], "a")
+        car = node.vehicle()
+        assert [] == car.messages()
+        assert f"cars/cmd/{VIN}/+" == node.run(node.service.vehicle(VIN)).filter
+        car.subscribe(f"cars/cmd/{VIN}/+")
+        node.send([VIN], "b")
+        assert ["a", "b"] == car.in_turn()
+        assert ["accepted", "sent", "acked"] == node.states("b")
+
+
+def test_however_many_dispatchers_there_are_messages_come_in_order() -> None:
+    """The seed, S16: a vehicle always has the same one."""
+    for dispatchers in (1, 64):
+        with FanoutNode(dispatchers=dispatchers) as node:
+            cars = [node.vehicle(vin) for vin in VINS[:10]]
+            for request in "abc":
+                assert taken(20) == node.send(VINS, request)
+            cars += [node.vehicle(vin) for vin in VINS[10:]]
+            assert [["a", "b", "c"]] * 20 == [car.in_turn() for car in cars]
+
+
+def test_a_batch_looks_only_for_vehicles_that_are_there(node: FanoutNode) -> None:
+    """S12, S13: among many that are away."""
+    cars = [node.vehicle(vin) for vin in VINS[::10]]
+    node.client(VINS[1])  # has not subscribed
+    node.send(VINS, "a")
+    assert 2 == node.counters["trigger_batch"]
+    for car in cars:
+        car.ack(car.message())
+    assert {"accepted": 18, "acked": 2} == node.counts("a")
+
+
+# -- signs of life
+
+
+def test_heartbeats_of_the_vehicle_itself_are_triggers(node: FanoutNode) -> None:
+    """The seed, A5, S27, S28, S34: another node has stored something, and nobody has told this one.
+
+    Other topics, and what others say about the vehicle, are no triggers; all go their way as messages.
+    """
+    listener = node.client("listener")
+    listener.subscribe("ecp/#")
+    neighbour = node.vehicle(VINS[1])
+    car = node.vehicle()
+    for number, (client, word, is_trigger) in enumerate(
+        (
+            (neighbour, "online", False),
+            (node.platform, "heartbeat", False),
+            (car, "status", False),
+            (car, "online/x", False),
+            (car, "online", True),
+            (car, "heartbeat", True),
+        )
+    ):
+        entry = encode(EntryRecord(b"another batch...", f"r{number}", node.now))
+        node.run(node.store.inner.mailboxes.append([owner_of(VIN)], Draft(entry, b"task"), node.now))
+        node.pass_time(100.0)
+        client.publish(f"ecp/{VIN}/{word}", b"{}")
+        assert f"ecp/{VIN}/{word}" == listener.message().topic
+        came = car.in_turn()
+        assert is_trigger == bool(came), f"{word}: {came}"
+
+
+# -- one in flight
+
+
+def test_acknowledgements_of_something_else_end_nothing(node: FanoutNode) -> None:
+    """S24, S25, G6: neither of an ordinary message on the very same topic, nor another client's, nor of nothing."""
+    car, listener = node.vehicle(), node.client("listener")
+    listener.subscribe(filter_of(VIN))
+    listener.publish(topic_of(VIN, "a"), b"ordinary")
+    ordinary = car.message()
+    node.send([VIN], "a", "task")
+    task = car.message()
+    assert (b"ordinary", b"task") == (ordinary.payload, task.payload)
+    car.ack(ordinary)
+    listener.ack(listener.message())
+    car.say(Puback(task.packet_id + 1000))
+    assert ["accepted", "sent"] == node.states("a")
+    car.ack(task)
+    car.ack(task)
+    assert ["accepted", "sent", "acked"] == node.states("a")
+    assert [] == car.messages()
+
+
+def test_the_acknowledgement_of_an_ordinary_message_does_not_delete_what_waits(node: FanoutNode) -> None:
+    """S25, G6: on the very topic, by a subscription that covers this topic and not the filter."""
+    car = node.vehicle(filter_=topic_of(VIN, "a"))
+    node.platform.publish(topic_of(VIN, "a"), b"ordinary")
+    ordinary = car.message()
+    node.send([VIN], "a", "task")
+    car.ack(ordinary)
+    assert [] == car.messages()
+    car.subscribe(filter_of(VIN))
+    assert b"task" == car.message().payload
+
+
+def test_an_acknowledgement_of_a_connection_that_was_taken_over_comes_too_late(node: FanoutNode) -> None:
+    """The seed, A6, S13, G15: the new connection has the message in flight, and nothing beside it."""
+    old = node.vehicle()
+    send_all(node, VIN, "a", "b")
+    message = old.message()
+    for _ in range(2):
+        new = node.lasting(VIN)
+        again = new.message()
+        assert (True, message.packet_id, topic_of(VIN, "a")) == (again.dup, again.packet_id, again.topic)
+        old.ack(message)
+        assert not old.open and "acked" not in node.states("a")
+        old = new
+    new.ack(again)
+    assert ["b"] == new.in_turn()
+
+
+def test_a_batch_that_is_stored_during_a_take_over_passes_nobody_over(node: FanoutNode) -> None:
+    """S13, G15: a vehicle that changes connections while batches come gets each of them, in order."""
+    car = node.vehicle()
+    names = [f"r{number}" for number in range(3)]
+    for name in names:
+        with node.slow_store():
+            node.platform.say(Publish(INGRESS, json.dumps(batch([VIN], name)).encode()))
+            car = node.lasting(VIN)
+    assert names == car.in_turn()
+
+
+def test_unsubscribing_with_a_message_in_flight_changes_nothing_about_it(node: FanoutNode) -> None:
+    """No second copy by subscribing again; its acknowledgement counts, and the next one waits for a subscription."""
+    car = node.vehicle()
+    send_all(node, VIN, "a", "b", "c")
+    first = car.message()
+    car.unsubscribe(filter_of(VIN))
+    for filter_ in (filter_of(VIN), f"agent/{VIN}/#"):
+        car.subscribe(filter_)
+    car.ack(first)
+    second = car.message()
+    for filter_ in (filter_of(VIN), f"agent/{VIN}/#"):
+        car.unsubscribe(filter_)
+    assert 3 == len(car.took(Unsuback))
+    car.ack(second)
+    assert [] == car.messages()
+    assert ["acked", "acked"] == [node.states(name)[-1] for name in "ab"]
+    car.subscribe(filter_of(VIN))
+    assert ["c"] == car.in_turn()
+
+
+# -- order
+
+
+def test_the_highest_priority_comes_first_and_overtakes_nothing_in_flight(node: FanoutNode) -> None:
+    """S22, G10: among equals in the order of acceptance; in the end the oldest is the next again."""
+    car = node.vehicle()
+    node.send([VIN], "first")
+    first = car.message()
+    for name, priority in (("n1", 0), ("h1", 5), ("n2", 0), ("top", 9), ("h2", 5), ("low", 1)):
+        node.send([VIN], name, priority=priority)
+    assert [] == car.messages()
+    car.ack(first)
+    assert ["top", "h1", "h2", "low", "n1", "n2"] == car.in_turn()
+    for name, priority in (("n3", 0), ("h3", 3)):
+        node.send([VIN], name, priority=priority)
+    assert ["n3", "h3"] == car.in_turn(), "the first was on its way already"
+
+
+def test_the_order_is_that_of_acceptance(node: FanoutNode) -> None:
+    """S20, G13: not the name of the request; a message that is replaced loses its place."""
+    names = [f"task_{name}" for name in ("z", "a", "m", "Z", "0", "~")]
+    send_all(node, VIN, *names, names[0])
+    assert [*names[1:], names[0]] == node.vehicle().in_turn()
+
+
+# -- attempts that fail
+
+
+def test_an_error_is_no_acknowledgement(node: FanoutNode) -> None:
+    """S24, G6: it is told with its code, and the message sent again, until it is too often; then the next one comes."""
+    car = node.vehicle()
+    send_all(node, VIN, "a", "b")
+    for reason, pause in ((0x83, 1.0), (0x97, 2.0), (0x80, 0.0)):
+        message = car.message()
+        assert (topic_of(VIN, "a"), False) == (message.topic, message.dup)
+        car.ack(message, reason)
+        node.pass_time(pause)
+    wanted = ["sent 1", "retried 1 refused_0x83", "sent 2", "retried 2 refused_0x97", "sent 3", "failed 3 refused_0x80"]
+    assert ["accepted", *wanted] == brief(node.receipts("a"))
+    message = car.message()
+    assert topic_of(VIN, "b") == message.topic
+    car.ack(message, 0x87)
+    node.pass_time(1.0)
+    car.ack(car.message(), 0x10)
+    assert ["accepted", "sent 1", "retried 1 refused_0x87", "sent 2", "acked 2"] == brief(node.receipts("b"))
+
+
+def test_a_silent_vehicle_is_disconnected_and_gets_the_same_packet_again(node: FanoutNode) -> None:
+    """S38, G7: its time begins when it is back; after `max_attempts` the message has failed and blocks nothing."""
+    for vin, window in zip(VINS, (1, 32), strict=False):
+        car = node.vehicle(vin, receive_maximum=window)
+        send_all(node, vin, "a", "b")
+        first = car.message()
+        for delay in (1.0, 2.0):
+            node.pass_time(10.1)
+            assert car.open, "its connection is closed when it may be sent again"
+            node.pass_time(delay)
+            assert [ReasonCode.UNSPECIFIED_ERROR] == [packet.reason for packet in car.took(Disconnect)]
+            car = node.lasting(vin, receive_maximum=window)
+            again = car.message()
+            assert (True, first.packet_id, first.topic) == (again.dup, again.packet_id, again.topic)
+        node.pass_time(10.1)
+        wanted = ["sent 1", "retried 1 no_ack", "sent 2", "retried 2 no_ack", "sent 3", "failed 3 no_ack"]
+        assert ["accepted", *wanted] == brief(node.receipts("a", vin))
+        car = node.lasting(vin)
+        message = car.message()
+        assert (topic_of(vin, "b"), False) == (message.topic, message.dup)
+        car.say(Puback(first.packet_id))
+        assert "sent 3 late_ack" == brief(node.receipts("a", vin))[-1], "an acknowledgement that nobody asked for"
+
+
+def test_each_vehicle_has_its_own_time_to_acknowledge() -> None:
+    """That of one ends before another, whose time is over, may be sent its message again."""
+    with FanoutNode(ack_timeout=10.0, retry_delay=60.0) as node:
+        cars = []
+        for vin in VINS[:3]:
+            cars.append(node.vehicle(vin))
+            node.send([vin], "a")
+            node.pass_time(1.0)
+        node.pass_time(10.0)
+        assert ["retried"] * 3 == [node.states("a", vin)[-1] for vin in VINS[:3]]
+        assert all(car.open for car in cars)
+        node.pass_time(60.0)
+        assert not any(car.open for car in cars)
+
+
+def test_a_message_is_acknowledged_also_while_it_waits_for_its_next_attempt(node: FanoutNode) -> None:
+    car = node.vehicle()
+    node.send([VIN], "a")
+    message = car.message()
+    node.pass_time(10.5)
+    car.ack(message)
+    node.pass_time(100.0)
+    assert ["accepted", "sent 1", "retried 1 no_ack", "acked 1"] == brief(node.receipts())
+
+
+def test_the_time_a_vehicle_is_away_does_not_count(node: FanoutNode) -> None:
+    car = node.vehicle()
+    node.send([VIN], "a")
+    car.messages()
+    node.pass_time(9.0)
+    car.abort()
+    node.pass_time(1000.0)
+    car = node.lasting(VIN)
+    assert car.message().dup
+    node.pass_time(9.0)
+    assert car.open
+    assert ["accepted", "sent 1", "sent 2"] == brief(node.receipts()), "the repetition is an attempt"
+
+
+def test_attempts_are_counted_though_no_session_remembers_them(node: FanoutNode) -> None:
+    """A message that makes a vehicle fail again and again; the session ends with the connection."""
+    send_all(node, VIN, "a", "b")
+    for number in range(3):
+        car = node.client(VIN)
+        car.subscribe(filter_of(VIN))
+        message = car.message()
+        assert (topic_of(VIN, "a"), False) == (message.topic, message.dup), f"attempt {number}"
+        car.abort()
+    assert "failed 3 session_ended" == brief(node.receipts("a"))[-1]
+    assert ["b"] == node.vehicle().in_turn()
+
+
+def test_a_message_above_the_maximum_packet_size_of_its_vehicle_fails(node: FanoutNode) -> None:
+    car = node.vehicle(maximum_packet_size=1000)
+    node.send([VIN], "a", "x" * 1000)
+    node.send([VIN], "b")
+    assert ["b"] == car.in_turn()
+    assert "failed too_large" in {f"{r.state} {r.reason}" for r in node.receipts("a")}
+    node.send([VIN], "a", "small")
+    assert ["a"] == car.in_turn()
+
+
+# -- what is over
+
+
+def replaced_or_ended(node: FanoutNode, over: str) -> None:
+    """What is in flight of request `a` ends otherwise."""
+    if over == "replaced":
+        node.send([VIN], "a", "new")
+    elif over == "cancelled":
+        node.run(node.service.cancel("a"))
+    else:
+        node.pass_time(60.0)
+
+
+def in_flight(node: FanoutNode, over: str) -> tuple[FanoutClient, Publish]:
+    car = node.vehicle()
+    node.send([VIN], "a", "old", **({"expires_in": 60} if over == "expired" else {}))
+    return car, car.message()
+
+
+@pytest.mark.parametrize("over", ["expired", "cancelled", "replaced"])
+def test_what_is_over_is_not_repeated_to_a_vehicle_that_comes_back(node: FanoutNode, over: str) -> None:
+    """A3, A6: it is withdrawn from the session, and has its receipt though the vehicle is away."""
+    car, _ = in_flight(node, over)
+    car.abort()
+    replaced_or_ended(node, over)
+    node.run(node.service.gc())
+    assert [over] == [str(r.state) for r in node.receipts("a") if r.delivery_id.endswith(".1")][-1:]
+    node.send([VIN], "b")
+    car = node.lasting(VIN)
+    assert (["a", "b"] if over == "replaced" else ["b"]) == car.in_turn()
+    assert 1 == node.states("a").count(over)
+
+
+@pytest.mark.parametrize(
+    ("over", "answers", "ends"),
+    [
+        ("replaced", True, ["replaced 1 reissued", "sent 1 late_ack"]),
+        ("replaced", False, ["replaced 1 reissued"]),
+        ("cancelled", True, ["acked 1"]),
+        ("cancelled", False, ["cancelled 1 cancelled"]),
+    ],
+)
+def test_what_cannot_be_called_back_is_waited_for(node: FanoutNode, over: str, answers: bool, ends: list[str]) -> None:
+    """A3, S17, S38: the vehicle is there, and has it. The next one waits for its answer, but not for ever."""
+    car, old = in_flight(node, over)
+    replaced_or_ended(node, over)
+    node.send([VIN], "b")
+    assert [] == car.messages()
+    if answers:
+        car.ack(old)
+    else:
+        node.pass_time(10.1)
+        assert not car.open
+        car = node.lasting(VIN)
+    assert (["b"] if over == "cancelled" else ["a", "b"]) == car.in_turn()
+    first = [receipt for receipt in node.receipts("a") if receipt.delivery_id == f"{VIN}.1"]
+    assert ["accepted", "sent 1", *ends] == brief(first)
