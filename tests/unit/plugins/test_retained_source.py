@@ -1,144 +1,182 @@
-"""Retained messages as a source: read as there is room, at a rate, and as they are when they are sent."""
+"""The retained messages that a subscription gets: whole, in step with the window, at a rate, and as they are then."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from motorcade.core.client import ClientInfo
-from motorcade.core.message import Message
+from motorcade.broker.limits import SessionOptions
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Ack, Answer, Delayed, Destroy, Given, Why
-from motorcade.plugins.retained.index import Index
-from motorcade.plugins.retained.source import Rate, RetainedSource, Shelf
+from motorcade.extension.plugin import Plugins
+from motorcade.mqtt.packets import Connect, Publish
+from motorcade.mqtt.properties import NONE, Properties
+from tests.unit.broker.memory import START, MemoryNode, Peer, Turns, standing
+from tests.unit.broker.sources import acknowledge, messages, session_of, subscribe, unsubscribe
+
+WINDOW = 10
+LASTING = Properties(session_expiry=100)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
+class RetainedNode(MemoryNode):
+    """A node with the plugin, in virtual time."""
 
-    def __call__(self) -> float:
-        return self.now
+    def load(self, **config: Any) -> None:
+        assert isinstance(self.loop, Turns)
+        plugins = Plugins(self.broker, self.hooks, Path("unused"), self.plane.shared.sources)
+        loaded = self.loop.create_task(plugins.load("retained", config))
+        self.turn()
+        loaded.result()
+        self.publisher = self.client("publisher")
 
+    def retain(self, topic: str, payload: bytes = b"old", properties: Properties = NONE) -> None:
+        self.publisher.send(Publish(topic, payload, 1, retain=True, packet_id=1, properties=properties))
+        self.turn()
+        self.publisher.take()
 
-class Cancelled:
-    def cancel(self) -> None:
-        """Nothing waits."""
+    def resume(self, peer: Peer) -> None:
+        """The client is back."""
+        peer.send(Connect("car", peer.version, False, properties=LASTING if peer.version == 5 else NONE))
+        self.turn()
 
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.turn()
 
-@dataclass
-class OpenFeed:
-    """The broker's side, told by the test what to do."""
-
-    client: ClientInfo = field(default_factory=lambda: ClientInfo("car"))
-    kept: Any = None
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    inflight: list[Given] = field(default_factory=list)
-    unsent: list[Given] = field(default_factory=list)
-    desired: int = 0
-    sent: list[object] = field(default_factory=list)
-    later: list[tuple[float, object]] = field(default_factory=list)
-
-    def hand(self, given: Given) -> bool:
-        return False
-
-    def send(self, what: object) -> None:
-        self.sent.append(what)
-
-    def send_later(self, delay: float, what: object) -> Delayed:
-        self.later.append((delay, what))
-        return Cancelled()
-
-    def disconnect(self, detail: str) -> None:
-        raise NotImplementedError("retained messages close no connections")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+    def rest(self, peer: Peer, *first: Publish) -> list[tuple[str, bytes]]:
+        """Acknowledge until nothing comes any more; topics and payloads of the retained messages that came."""
+        found: list[Publish] = []
+        acknowledge(self, peer, *first)
+        while some := messages(peer):
+            assert len(some) <= WINDOW
+            found += [message for message in some if message.retain]
+            acknowledge(self, peer, *some)
+        return [(message.topic, message.payload) for message in found]
 
 
 @pytest.fixture
-def index(clock: Clock) -> Index:
-    index = Index(0, 0, 0)
-    for number in range(10):
-        index.put(Message(f"a/{number}", b"old", 1, retain=True), clock.now)
-    return index
+def node() -> Iterator[RetainedNode]:
+    node = RetainedNode(SessionOptions(window=WINDOW))
+    with standing(node.clock):
+        node.load()
+        yield node
 
 
-def begun(index: Index, clock: Clock, rate: int = 0) -> tuple[RetainedSource, OpenFeed]:
-    feed = OpenFeed()
-    source = RetainedSource(feed, Shelf(index, Rate(rate), clock))
-    assert source.subscribe(Subscription("a/+", 1), Why.NEW)
-    return source, feed
+def topics(name: str, count: int) -> list[tuple[str, bytes]]:
+    return [(f"{name}/{number:03}", b"old") for number in range(count)]
 
 
-def topics(answer: Answer) -> list[str]:
-    assert isinstance(answer, list)
-    return [given.message.topic for given in answer]
+def filled(node: RetainedNode, count: int, name: str = "a") -> list[tuple[str, bytes]]:
+    for topic, payload in topics(name, count):
+        node.retain(topic, payload)
+    return topics(name, count)
 
 
-def test_no_more_is_read_than_there_is_room_for(index: Index, clock: Clock) -> None:
-    source, feed = begun(index, clock)
-    given = source.info(feed.sent.pop(), 3)
-    assert [f"a/{n}" for n in range(3)] == topics(given)
-    assert source.info(object(), 0) is None
+def test_a_set_arrives_whole_and_within_the_window(node: RetainedNode) -> None:
+    """Who does not acknowledge holds up only itself; when the last has arrived, nothing is left of the source."""
+    expected = filled(node, 200)
+    slow, quick = node.client("slow"), node.client("quick")
+    for peer in (slow, quick):
+        subscribe(node, peer, ("a/#", 1))
+    assert expected == node.rest(quick)
+    assert session_of(node, "quick").carrier is None
+    held = messages(slow)
+    assert WINDOW == len(held)
+    assert expected[WINDOW:] == node.rest(slow, *held)
 
 
-def test_it_ends_when_the_last_one_is_delivered(index: Index, clock: Clock) -> None:
-    source, feed = begun(index, clock)
-    answer = source.info(feed.sent.pop(), 100)
-    assert isinstance(answer, list) and len(answer) == 10
-    for given in answer[:-1]:
-        assert source.delivered(given, Ack(10)) is None
-    assert isinstance(source.delivered(answer[-1], Ack(10)), Destroy)
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_a_half_delivered_set_goes_on_after_a_return(node: RetainedNode, taken_over: bool) -> None:
+    """Each comes once, those in flight again with DUP; what has changed meanwhile comes as it is then."""
+    expected = filled(node, 120)
+    peer = node.client("car", clean=False, properties=LASTING)
+    subscribe(node, peer, ("a/#", 1))
+    done: list[tuple[str, bytes]] = []
+    for version in (4, 5, 4):
+        first = messages(peer)
+        acknowledge(node, peer, *first)
+        held = messages(peer)
+        assert WINDOW == len(held)
+        done += [(message.topic, message.payload) for message in (*first, *held)]
+        if not taken_over:
+            peer.close()
+            node.turn()
+        peer = node.peer(version)
+        node.resume(peer)
+        again = [packet for packet in peer.take() if isinstance(packet, Publish)]
+        assert [(m.topic, True) for m in held] == [(m.topic, m.dup) for m in again]
+        acknowledge(node, peer, *again)
+    node.retain("a/100", b"new")
+    done += node.rest(peer)
+    assert [(topic, b"new" if topic == "a/100" else payload) for topic, payload in expected] == done
 
 
-def test_what_is_replaced_or_deleted_while_it_waits_goes_out_as_it_is_then(index: Index, clock: Clock) -> None:
-    source, feed = begun(index, clock)
-    answer = source.info(feed.sent.pop(), 3)
-    assert isinstance(answer, list)
-    index.put(Message("a/0", b"new", 1, retain=True), clock.now)
-    index.delete("a/1")
-    sent = [source.sending(given) for given in answer]
-    assert [b"new", None, b"old"] == [None if message is None else message.payload for message in sent]
+def test_subscribing_again_brings_the_set_as_retain_handling_says(node: RetainedNode) -> None:
+    """0: at every SUBSCRIBE, also in the middle of the set; 1: only if the subscription is new; 2: never."""
+    expected = filled(node, 50)
+    peer = node.client("car")
+    for handling, count in ((2, 0), (1, 0), (0, 50), (0, 50), (1, 0)):
+        subscribe(node, peer, Subscription("a/#", 1, retain_handling=handling))
+        assert expected[:count] == node.rest(peer), handling
+    subscribe(node, peer, Subscription("a/+", 1, retain_handling=1))
+    held = messages(peer)
+    subscribe(node, peer, Subscription("a/+", 1, retain_handling=1))
+    assert expected[WINDOW:] == node.rest(peer, *held), "it goes on"
+    subscribe(node, peer, ("a/+", 1))
+    held = messages(peer)
+    subscribe(node, peer, ("a/+", 1))
+    assert expected == node.rest(peer, *held), "it begins again, and nothing of the first comes besides"
 
 
-def test_the_rest_waits_for_a_client_that_comes_back(index: Index, clock: Clock) -> None:
-    source, feed = begun(index, clock)
-    answer = source.info(feed.sent.pop(), 5)
-    assert isinstance(answer, list)
-    feed.inflight, feed.unsent = answer[:2], answer[2:]
-    source.unsubscribe("a/+", Why.DISCONNECTED)
-    feed.unsent = []
-    index.put(Message("a/2", b"new", 1, retain=True), clock.now)
-    again = RetainedSource(feed, Shelf(index, Rate(0), clock))
-    assert again.subscribe(Subscription("a/+", 1), Why.RESUMED)
-    rest = again.info(feed.sent.pop(), 100)
-    assert [f"a/{n}" for n in range(2, 10)] == topics(rest)
-    assert isinstance(rest, list) and rest[0].message.payload == b"new"
-    for given in [*feed.inflight, *rest][:-1]:
-        assert again.delivered(given, Ack(10)) is None
-    assert isinstance(again.delivered(rest[-1], Ack(10)), Destroy)
+def test_after_unsubscribing_nothing_of_the_set_comes(node: RetainedNode) -> None:
+    expected = filled(node, 50)
+    peer = node.client("car")
+    subscribe(node, peer, ("a/#", 1))
+    held = messages(peer)
+    unsubscribe(node, peer, "a/#")
+    assert [] == node.rest(peer, *held)
+    subscribe(node, peer, ("a/007", 1))
+    assert [expected[7]] == node.rest(peer)
 
 
-def test_the_rate_holds_for_all_subscribers_together(index: Index, clock: Clock) -> None:
-    shelf = Shelf(index, Rate(4), clock)
-    feeds = [OpenFeed(), OpenFeed()]
-    sources = [RetainedSource(feed, shelf) for feed in feeds]
-    for source in sources:
-        assert source.subscribe(Subscription("a/+", 0), Why.NEW)
-    assert len(topics(sources[0].info(feeds[0].sent.pop(), 3))) == 3
-    assert len(topics(sources[1].info(feeds[1].sent.pop(), 3))) == 1, "one of four is left in this second"
-    assert not feeds[0].later
-    assert sources[1].info(object(), 3) is None, "it waits for its timer"
-    clock.now += 0.5
-    delay, what = feeds[1].later.pop()
-    assert delay > 0
-    assert len(topics(sources[1].info(what, 3))) == 2
+def test_what_changes_while_it_waits_comes_as_it_is_then(node: RetainedNode) -> None:
+    """A value that is replaced comes as the new one; one that is deleted, or has expired, does not come."""
+    filled(node, WINDOW, "a")
+    node.retain("b/expires", properties=Properties(message_expiry=5))
+    for topic in ("stays", "replaced", "deleted"):
+        node.retain(f"b/{topic}")
+    peer = node.client("car")
+    subscribe(node, peer, ("a/#", 1))
+    held = messages(peer)
+    assert WINDOW == len(held)
+    subscribe(node, peer, ("b/#", 1))
+    node.retain("b/deleted", b"")
+    node.retain("b/replaced", b"new")
+    live = [("b/deleted", b""), ("b/replaced", b"new")]
+    node.wait(5)
+    acknowledge(node, peer, *held)
+    found = messages(peer)
+    assert live == [(m.topic, m.payload) for m in found if not m.retain]
+    assert [("b/replaced", b"new"), ("b/stays", b"old")] == sorted((m.topic, m.payload) for m in found if m.retain)
 
 
-def test_a_rate_of_nothing_is_any_rate() -> None:
-    assert Rate(0).take(1_000_000, 0.0) == 1_000_000
+def test_the_rate_holds_for_all_subscribers_together() -> None:
+    """And who has got all uses nothing of it: the others are served, and its source is gone."""
+    node = RetainedNode(SessionOptions(window=WINDOW))
+    with standing(node.clock):
+        node.load(delivery_rate=4)
+        filled(node, 10)
+        peers = [node.client(name) for name in ("one", "two")]
+        node.wait(100)
+        for peer in peers:
+            subscribe(node, peer, ("a/+", 0))
+        assert [4, 0] == [len(messages(peer)) for peer in peers]
+        got = [4, 0]
+        for _ in range(50):
+            node.wait(0.1)
+            got = [before + len(messages(peer)) for before, peer in zip(got, peers, strict=True)]
+            assert sum(got) <= 4 + 4 * (node.clock.now - 100 - START) + 1e-6
+        assert [10, 10] == got
+        assert session_of(node, "one").carrier is None

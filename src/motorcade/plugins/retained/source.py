@@ -43,6 +43,10 @@ class Rate:
         self._left -= allowed
         return allowed
 
+    def give_back(self, unused: int) -> None:
+        """So many of them were not there to be sent."""
+        self._left += unused
+
 
 @dataclass(slots=True)
 class Shelf:
@@ -109,14 +113,16 @@ class RetainedSource(Source):
     def _more(self, desired: int) -> Answer:
         if self._paused or not desired:
             return None
-        allowed = self._shelf.rate.take(desired, self._shelf.now())
+        rate = self._shelf.rate
+        allowed = rate.take(desired, self._shelf.now())
         found = [Given(message, self._filter) for message in islice(self._messages, allowed)]
         self._outstanding += len(found)
+        if len(found) < allowed:  # these were the last
+            rate.give_back(allowed - len(found))
+            return found if self._outstanding else Destroy()
         if allowed < desired:
             self._paused = True
             self.feed.send_later(PAUSE, _MORE)
-        elif not found and not self._outstanding:
-            return Destroy()
         return found
 
     def sending(self, given: Given) -> Message | None:
