@@ -10,9 +10,9 @@ come beside, through the queue or, with a store, through the mailbox. At all tim
     no more waits than `source_buffer` and one of each source (and what was given beyond what was asked for)
     what a source may give is never less than what is left of the promise before; who was told 0 hears of room
     what comes was given, and not withdrawn since by an UNSUBSCRIBE or the end of its source
-    messages of one source come in the order in which it gave them
+    messages of one source come in the order in which it gave them, behind those that are repeated
     QoS 2 comes once, QoS 1 again only with DUP, and neither after its source has heard of the acknowledgement
-    a source hears once what became of each message, and nothing after `terminate`
+    a source hears once what became of each message, and nothing after `terminate`; nothing goes into a full socket
     turn and turn about: while somebody waits and could send, each of the others sends `PASSED` messages at most
 
 And in the end, when everybody is back and acknowledges: what sources have has arrived. And when the client has
@@ -88,6 +88,8 @@ class Item:
     pardons: int = 0  #: times after which it may come anew
     times: int = 0  #: times it has come without DUP
     shown: int = 0  #: times it has come, as the protocol counts
+    shown_in: int = 0  #: the connection in which it has come last
+    received: bool = False  #: the client has said so with PUBREC
     acked: ReasonCode | None = None  #: by the client
     lingers: bool = False  #: its filter is gone, but its kind wants to hear of it even after a return
     heard: bool = False  #: its source knows what became of it
@@ -136,6 +138,7 @@ class Stock:
         self.registered = False
         self.say: str | None = None  #: what the next answer is instead of messages
         self.fails: str | None = None  #: the callback that raises when it is called next
+        self.failures = 0  #: times one has raised
         self.kind = Kind(
             self.name,
             lambda feed: SORTS[traits.asks, traits.runs](feed, self),
@@ -164,6 +167,7 @@ class Stock:
     def fail(self, callback: str) -> None:
         if self.fails == callback:
             self.fails = None
+            self.failures += 1
             raise Boom(callback)
 
 
@@ -251,6 +255,7 @@ class Agent(Source):
             back[:0] = self.take_back(filter_)
         life.todo.extendleft(reversed(back))
         assert why is not Why.ENDED or not self.world.session.expiry
+        assert why is not Why.DISCONNECTED or self.world.session.expiry
         assert why is not Why.UNSUBSCRIBED or filter_ not in self.world.car.filters
         if why is Why.UNSUBSCRIBED:
             for given in self.feed.inflight:
@@ -332,7 +337,7 @@ class Agent(Source):
         else:
             self.world.written.append(item)
         if ack.refused and not ack.dropped and self.stock.traits.retries and not item.life.over:
-            item.live = item.heard = False
+            item.live = item.heard = item.received = False
             item.acked = None
             item.pardons += 1
             item.life.todo.appendleft(item)
@@ -387,9 +392,25 @@ class Agent(Source):
         if not items or self.stock.traits.delay is None:
             return self._give(items)
         self.fetching += items
-        # As a task of a plugin does it, which knows nothing of the end of the source.
-        self.world.loop.call_later(self.stock.traits.delay, self.feed.send, items)
+        if self.stock.traits.delay:
+            self.feed.send_later(self.stock.traits.delay, items)
+        else:  # as a task of a plugin does it, which knows nothing of the end of the source
+            self.world.loop.call_later(self.stock.traits.delay, self.feed.send, items)
         return None
+
+    def hand(self) -> None:
+        """Give the next message of a filter at once, if that can be done."""
+        for life in self.lives.values():
+            if not life.todo or life.todo[0].withdrawn or self.fetching or self.feed.unsent:
+                continue
+            item = life.todo[0]
+            before = item.live, item.seq, item.agent, item.connection
+            (given,) = self._giving([item])
+            if self.feed.hand(given):
+                life.todo.popleft()
+                assert item.qos and given in self.feed.inflight
+            else:
+                item.live, item.seq, item.agent, item.connection = before
 
     def _destroy(self, filters: list[str]) -> Answer:
         whole = len(filters) == len(self.lives)
@@ -400,14 +421,17 @@ class Agent(Source):
         return Destroy() if whole else Destroy(filters)
 
     def _give(self, items: list[Item]) -> Answer:
+        self.left = max(0, self.left - len(items))
+        return self._giving(items) or None
+
+    def _giving(self, items: list[Item]) -> list[Given]:
         for item in items:
             self.world.count += 1
             item.seq = self.world.count
             item.live = True
             item.agent = self
             item.connection = self.world.car.connections
-        self.left = max(0, self.left - len(items))
-        return [Given(item.message, item.life.filter, item) for item in items] or None
+        return [Given(item.message, item.life.filter, item) for item in items]
 
 
 class AskedAgent(Agent):
@@ -550,6 +574,7 @@ class Car(Guest):
     def _message(self, packet: Publish) -> None:
         number = packet.packet_id
         item = self.world.items.get(packet.payload)
+        assert self.peer is not None and not self.peer.wire.full, "it was sent into a full socket"
         if packet.qos:
             assert number not in self.flying, f"packet id {number} is in use"
             self.flying[number] = item
@@ -574,9 +599,11 @@ class Car(Guest):
         if item.qos < 2 or fresh:
             item.shown += 1
             assert item.qos == 1 or item.shown <= 1 + item.pardons, f"{packet} has come twice"
+        item.shown_in = self.connections
         if packet.dup:
             assert item.connection < self.connections, "DUP, but it was not sent before"
             return
+        assert not [other for other in item.life.items if self._is_to_be_repeated(other)], "it passes what is in flight"
         item.times += 1
         assert item.times <= 1 + item.pardons, f"{packet} has come twice, without DUP"
         assert item.connection == self.connections, "it was given to an earlier connection, but comes without DUP"
@@ -592,6 +619,16 @@ class Car(Guest):
                 soon = [number for filter_, number in self.asked if filter_ == item.life.filter]
                 assert packet.properties.subscription_ids in [(number,) if number else () for number in (now, *soon)]
 
+    def _is_to_be_repeated(self, item: Item) -> bool:
+        """Whether it was sent on an earlier connection, and has to come first."""
+        return (
+            item.live
+            and item.times > 0
+            and item.qos > 0
+            and max(item.connection, item.shown_in) < self.connections
+            and not (item.heard or item.received or item.acked is not None or len(item.message.payload) >= BIG)
+        )
+
     def answer(self, which: int, refuse: bool) -> None:
         packet = self.todo.pop(which % len(self.todo))
         assert self.peer is not None and isinstance(packet, Publish | Pubrel)
@@ -599,11 +636,15 @@ class Car(Guest):
         item = self.flying.get(number)
         reason = ReasonCode.QUOTA_EXCEEDED if refuse and self.version == 5 else ReasonCode.SUCCESS
         if isinstance(packet, Publish) and packet.qos == 2 and reason < 0x80:
+            if item is not None:
+                item.received = True
             self.peer.send(Pubrec(number))
             return
         answer: Packet
-        if isinstance(packet, Pubrel):
-            answer, reason = Pubcomp(number), ReasonCode.SUCCESS
+        if isinstance(packet, Pubrel):  # whatever PUBCOMP says, the client has taken the message with PUBREC
+            unknown = reason is not ReasonCode.SUCCESS
+            answer = Pubcomp(number, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if unknown else ReasonCode.SUCCESS)
+            reason = ReasonCode.SUCCESS
             item = self.released.pop(number, None)
         else:
             answer = Puback(number, reason) if packet.qos == 1 else Pubrec(number, reason)
@@ -865,14 +906,17 @@ class Machine(RuleBasedStateMachine):
         stock.end(filter_)
         self.go_on(turn)
 
-    @rule(which=kinds, count=st.integers(1, 20), told=st.booleans(), turn=turns)
-    def store(self, which: int, count: int, told: bool, turn: bool) -> None:
-        """There is more for the filters of a kind; its plugin says so to its sources, one way or the other."""
+    @rule(which=kinds, count=st.integers(1, 20), how=st.sampled_from(("tell", "send", "hand")), turn=turns)
+    def store(self, which: int, count: int, how: str, turn: bool) -> None:
+        """There is more for the filters of a kind; its plugin says so to its sources, or hands it over at once."""
         stock = self.stocks[which]
         for life in stock.lives.values():
             self.fill(life, count)
         agents = [agent for agent in stock.agents if not agent.over]
-        if told and stock.traits.generic:
+        if how == "hand":
+            for agent in agents:
+                agent.hand()
+        if how == "tell" and stock.traits.generic:
             generic = [lane for lane in self.lanes() if lane.kind.generic and lane.source and not lane.leaving]
             assert self.node.broker.tell("car", "news") == bool(generic)
         else:
@@ -1017,6 +1061,7 @@ class Machine(RuleBasedStateMachine):
 
     def judge(self) -> None:
         for stock in self.stocks:
+            assert stock.failures == stock.kind.counters["failed"]
             for filter_, life in stock.lives.items():
                 assert filter_ in self.car.filters
                 assert life.agent is not None and not life.agent.over, f"{filter_} has lost its source"
