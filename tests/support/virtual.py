@@ -203,7 +203,8 @@ class Turns:
                 if timer.callback is not None:
                     timer.callback(*timer.args)
         if self._failed:
-            raise self._failed.pop()
+            failed, self._failed = self._failed, []
+            raise failed[-1]
 
     def die(self) -> None:
         """The process is killed: nothing goes on."""

@@ -1,23 +1,20 @@
-"""A node with the plugin `queues`; see `tests/unit/plugins/node.py`.
+"""A node with the plugin `queues` in virtual time; see `tests/support/virtual.py`.
 
-async with Node.on(store, queue={"q": {"topics": ["q/#"]}}) as node:
-    await (await node.client("car")).subscribe("$queue/q")
+with QueuesNode.on(queue={"q": {"topics": ["q/#"]}}) as node:
+    worker = node.worker("a")               subscribed to `$queue/q`
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from motorcade.core.errors import MotorcadeError
 from motorcade.plugins.queues.declarations import Declarations
 from motorcade.plugins.queues.plugin import QueuesPlugin
-from tests.unit.plugins.node import PATIENCE, Client, PluginNode, until
+from motorcade.plugins.queues.queue import Queue
+from tests.support.virtual import Client, PluginNode
 
-__all__ = ["Client", "Node", "until"]
 
-
-class Node(PluginNode):
+class QueuesNode(PluginNode):
     """One process."""
 
     plugin_name = "queues"
@@ -32,24 +29,30 @@ class Node(PluginNode):
         assert isinstance(self.loaded.plugin, QueuesPlugin)
         return self.loaded.plugin
 
-    async def stored(self, name: str = "q") -> list[bytes]:
-        return [found.payload for found in await self.queues.read(name, 0, 1000)]
+    def queue(self, name: str = "q") -> Queue:
+        found = self.plugin._queues.get(name)
+        assert found is not None
+        return found
 
-    async def emptied(self, name: str = "q") -> None:
-        """Wait until a queue has no messages."""
-        await self.comes_to([], name)
+    def worker(self, name: str, version: int = 5, queue: str = "q", **more: Any) -> Client:
+        """A client that consumes a queue."""
+        client = self.client(name, version, **more)
+        if not client.connack.session_present:
+            assert (1,) == client.subscribe(f"$queue/{queue}").reasons
+        return client
 
-    async def comes_to(self, wanted: list[bytes], name: str = "q") -> None:
-        """Wait until a queue has these messages and no others."""
-        deadline = asyncio.get_running_loop().time() + PATIENCE
-        while wanted != (found := await self.stored(name)):
-            assert asyncio.get_running_loop().time() < deadline, f"{found}, not {wanted}"
-            await asyncio.sleep(0.002)
+    def fill(self, *payloads: bytes, topic: str = "q/a", **properties: Any) -> None:
+        """Publish; all is stored."""
+        pub = self.client("filler")
+        for payload in payloads:
+            assert 0 == pub.publish(topic, payload, **properties)
+        pub.disconnect()
 
-    async def error(self, work: Any) -> str:
-        """What an operator is told."""
-        try:
-            await work
-        except MotorcadeError as error:
-            return str(error)
-        raise AssertionError("nothing was refused")
+    def stored(self, name: str = "q") -> list[bytes]:
+        """What is in a queue, once what was acknowledged is removed."""
+        self.wait(0.1)
+        return [found.payload for found in self.run(self.queues.read(name, 0, 1000))]
+
+    def marks(self, name: str = "q") -> list[int]:
+        """How often the messages of a queue were sent, as the store knows."""
+        return [row.mark for row in self.held.inner.mailboxes.boxes[f"queue:{name}"].rows.values()]
