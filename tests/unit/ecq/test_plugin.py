@@ -425,10 +425,10 @@ def test_a_full_queue_takes_newer_values_only() -> None:
         with EcqNode.on(max_messages=2) as node:
             car, pub, old = (node.client(name, version) for name, version in (("car", 5), ("pub", 5), ("old", 4)))
             car.subscribe(f"{root}/car/#")
-            answers = [pub.publish(f"{root}/w/car/{key}", b"v") for key in "abcabd"]
-            assert [0, 0, QUOTA, 0, 0, QUOTA] == answers
+            answers = [pub.publish(f"{root}/w/car/{key}", b"v") for key in "aabcabd"]
+            assert [0, 0, 0, QUOTA, 0, 0, QUOTA] == answers
             assert ["a", "b"] == [key for _, key, _ in node.stored("car", form)]
-            assert ["a", "b", "a", "b"] == [key for key, _ in values(car.messages())]
+            assert ["a", "a", "b", "a", "b"] == [key for key, _ in values(car.messages())]
             assert (2, QUOTA) == (node.counters["refused_full"], pub.publish(f"{root}/w/car/e", b"v", 2))
             pub.publish(f"{root}/w/car/e", b"v", 0)
             old.put(f"{root}/w/car/e", b"v")
