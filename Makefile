@@ -55,6 +55,10 @@ chaos-spark: setup ## Kill pipelines on Spark and compare lake and vehicles with
 soak: setup ## Churn everything of a node with ever-new names; nothing may stay (ARGS="--minutes 30 --cycles 3"; see docs/soak.md)
 	@.venv/bin/python -m tests.soak.soak $(ARGS)
 
+.PHONY: faults
+faults: setup ## Plant known faults in a copy of the sources; a test must find each (ARGS="--only fanout*"; see docs/faults.md)
+	@.venv/bin/python -m tests.faults.run $(ARGS)
+
 .PHONY: check
 check: setup ## Check format, lint, types and import contracts
 	@scripts/check

@@ -25,14 +25,14 @@ def pytest_configure(config: pytest.Config) -> None:
 class Failures:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._found: dict[str, str] = {}
+        self.found: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._found.setdefault(report.nodeid, f"{report.when}: {_reason(report)}")
+            self.found.setdefault(report.nodeid, f"{report.when}: {_reason(report)}")
 
     def pytest_sessionfinish(self) -> None:
-        self._path.write_text(json.dumps(self._found))
+        self._path.write_text(json.dumps(self.found))
 
 
 def _reason(report: pytest.TestReport) -> str:
