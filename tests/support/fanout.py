@@ -23,7 +23,7 @@ from motorcade.core.vin import make_vin
 from tests.support.consumers import connected, lasting, subscribe, unique
 from tests.support.flows import REASON_STRING, USER_PROPERTY, acknowledge
 from tests.support.operator import Operator
-from tests.support.wire import PINGREQ, PINGRESP, PUBACK, PUBLISH, Address, Client, Closed, Packet, publish_packet
+from tests.support.wire import PINGREQ, PINGRESP, PUBLISH, Address, Client, Closed, Packet
 
 INGRESS, TRIGGER, DATA = "$SDV-FANOUT", "$SDV-FANOUT/trigger", "$SDV-FANOUT/data/"
 NOT_AUTHORIZED, PAYLOAD_FORMAT_INVALID = 0x87, 0x99
@@ -162,11 +162,11 @@ def quiet(client: Client, moment: float = MOMENT) -> None:
     raise AssertionError(f"unexpected {found.name} {found.topic} {found.payload[:40]!r}")
 
 
-def heartbeat(client: Client, vin: str, word: str = "heartbeat") -> None:
-    """The vehicle says that it is there, and the node has heard it."""
-    packet_id = client.next_id()
-    client.send(publish_packet(f"ecp/{vin}/{word}", b"{}", version=client.version, qos=1, packet_id=packet_id))
-    client.await_answer(PUBACK, packet_id)
+def nothing_else(platform: Platform, client: Client, vin: str) -> None:
+    """Nothing waits for a vehicle that has acknowledged all it has got: what is sent to it now comes next."""
+    request = request_name()
+    platform.send([vin], request, "next")
+    assert topic_of(vin, request) == get(client).topic
 
 
 def stored_receipts(desk: Operator) -> list[dict[str, Any]]:

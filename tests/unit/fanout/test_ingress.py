@@ -18,18 +18,31 @@ from structlog.testing import capture_logs
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import TOPIC as RECEIPT
 from motorcade.extension.declared import UnknownError
-from motorcade.mqtt.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel
-from motorcade.mqtt.properties import NONE, Properties
+from motorcade.mqtt.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from motorcade.mqtt.properties import NONE
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, TRIGGER
-from tests.unit.fanout.node import VIN, VINS, FanoutClient, FanoutNode, batch, figures, taken, topic_of
+from tests.support.virtual import Client
+from tests.unit.fanout.node import (
+    VIN,
+    VINS,
+    FanoutNode,
+    batch,
+    figures,
+    in_turn,
+    message_of,
+    packed,
+    say,
+    taken,
+    topic_of,
+)
 
 QUOTA_EXCEEDED = ReasonCode.QUOTA_EXCEEDED
-WRONG = json.dumps(batch([VINS[0], "short"], "wrong")).encode()
+WRONG = packed(batch([VINS[0], "short"], "wrong"))
 
 
 @pytest.fixture
 def node() -> Iterator[FanoutNode]:
-    with FanoutNode() as made:
+    with FanoutNode.on() as made:
         yield made
 
 
@@ -39,6 +52,12 @@ def encoded(data: bytes) -> dict[str, str]:
 
 def trigger(vins: tuple[str, ...], request: str, data_id: Any, **fields: Any) -> dict[str, Any]:
     return {"ids": vins, "request_id": request, "data_id": data_id} | fields
+
+
+def answers(client: Client, *packets: Packet) -> list[Puback | Pubrec]:
+    """What is answered to packets of one write; without any, what has been answered."""
+    came = say(client, *packets) if packets else client.take()
+    return [packet for packet in came if isinstance(packet, Puback | Pubrec)]
 
 
 def nothing_is_stored(node: FanoutNode, request: str = "wrong") -> None:
@@ -54,21 +73,22 @@ def test_a_batch_reaches_each_vehicle_once_on_its_own_topic(node: FanoutNode) ->
     """A1, S1, S18, S35: QoS 1, not retained, byte by byte, without the properties of the batch; in either version."""
     data = bytes(range(256))
     node.keep("campaign/1/part 1", data)
-    properties = Properties(content_type="application/json", user_properties=(("trace", "1"),))
     for version in (4, 5):
         cars = [node.vehicle(vin, (4, 5)[number % 2]) for number, vin in enumerate(VINS)]
         platform = node.client(f"platform-{version}", version)
-        sent = properties if version == 5 else NONE
+        notes: dict[str, Any] = (
+            {"content_type": "application/json", "user_properties": (("trace", "1"),)} if version == 5 else {}
+        )
         for topic, fields, payload in (
             (INGRESS, batch(VINS, "a", "für alle"), "für alle".encode()),
             (INGRESS, batch(VINS, "b") | encoded(data), data),
             (INGRESS, batch(VINS, "c", ""), b""),
             (TRIGGER, trigger(VINS, "d", "campaign/1/part 1"), data),
         ):
-            answer = platform.publish(topic, json.dumps(fields).encode(), properties=sent)
-            assert (taken(20) if version == 5 else {}) == figures(answer)
+            platform.put(topic, packed(fields), **notes)
+            assert (taken(20) if version == 5 else {}) == figures(platform.expect(Puback))
             for vin, car in zip(VINS, cars, strict=True):
-                message = car.message()
+                message = message_of(car)
                 assert (topic_of(vin, fields["request_id"]), payload) == (message.topic, message.payload)
                 assert (1, False, False, NONE) == (message.qos, message.retain, message.dup, message.properties)
                 car.ack(message)
@@ -78,24 +98,21 @@ def test_data_and_triggers_in_one_write_are_taken_in_order(node: FanoutNode) -> 
     """S10: a platform that does not wait for the first acknowledgement."""
     packets = []
     for number, vin in enumerate(VINS[:3]):
-        fields = json.dumps(trigger((vin,), "a", f"d{number}")).encode()
+        fields = packed(trigger((vin,), "a", f"d{number}"))
         packets.append(Publish(f"{DATA_PREFIX}d{number}", b"%d" % number, 1, packet_id=2 * number + 1))
         packets.append(Publish(TRIGGER, fields, 1, packet_id=2 * number + 2))
-    node.platform.say(*packets)
-    assert [0] * 6 == [answer.reason for answer in node.platform.took(Puback)]
-    assert [b"0", b"1", b"2"] == [node.vehicle(vin).message().payload for vin in VINS[:3]]
+    assert [0] * 6 == [answer.reason for answer in answers(node.platform, *packets)]
+    assert [b"0", b"1", b"2"] == [message_of(node.vehicle(vin)).payload for vin in VINS[:3]]
 
 
 def test_batches_of_any_qos_are_taken_once(node: FanoutNode) -> None:
     """S5: QoS 0 without an answer; QoS 2 with the figures in PUBREC, and once though it is repeated."""
     platform = node.platform
-    assert platform.publish(INGRESS, json.dumps(batch([VIN], "a")).encode(), 0) is None
-    again = Publish(INGRESS, json.dumps(batch([VIN], "b", mode="append")).encode(), 2, packet_id=7)
-    platform.say(again)
-    assert [taken(1)] == [figures(answer) for answer in platform.took(Pubrec)]
-    platform.say(again, Pubrel(7))
-    assert 1 == len(platform.took(Pubrec)) == len(platform.took(Pubcomp))
-    assert ["a", "b"] == node.vehicle().in_turn()
+    assert [] == say(platform, Publish(INGRESS, packed(batch([VIN], "a"))))
+    again = Publish(INGRESS, packed(batch([VIN], "b", mode="append")), 2, packet_id=7)
+    assert [taken(1)] == [figures(answer) for answer in answers(platform, again)]
+    assert [Pubrec, Pubcomp] == [type(packet) for packet in say(platform, again, Pubrel(7))]
+    assert ["a", "b"] == in_turn(node.vehicle())
 
 
 def test_what_platforms_publish_is_seen_by_nobody_else(node: FanoutNode) -> None:
@@ -104,9 +121,8 @@ def test_what_platforms_publish_is_seen_by_nobody_else(node: FanoutNode) -> None
     listener, platform = node.client("listener"), node.client("another platform")
     for filter_ in ("#", "$SDV-FANOUT/#", INGRESS):
         listener.subscribe(filter_)
-    for topic, payload in ((INGRESS, json.dumps(batch([VIN], "a")).encode()), (f"{DATA_PREFIX}seen", b"x")):
-        answer = platform.publish(topic, payload, retain=True)
-        assert answer is not None and 0 == answer.reason
+    for topic, payload in ((INGRESS, packed(batch([VIN], "a"))), (f"{DATA_PREFIX}seen", b"x")):
+        assert [0] == [a.reason for a in answers(platform, Publish(topic, payload, 1, retain=True, packet_id=1))]
     assert {f"{RECEIPT}/a/{VIN}"} == {message.topic for message in listener.messages()}
     late = node.client("late")
     late.subscribe("$SDV-FANOUT/#")
@@ -135,17 +151,17 @@ def test_a_request_that_is_issued_again_replaces_what_waits(node: FanoutNode) ->
     old, new, *rest = (receipt.delivery_id for receipt in node.receipts("a", VIN))
     assert [old, new, new] == rest and old != new
     assert taken(1) == node.send([VIN], "a", "5")
-    assert b"5" == car.message().payload
+    assert b"5" == message_of(car).payload
     history = node.run(node.service.vehicle(VIN)).history
     assert ["acked", "acked", "acked", "replaced"] == [str(view.state) for view in history], "newest first"
 
 
 def test_two_batches_that_are_the_same_byte_by_byte_bring_one_message(node: FanoutNode) -> None:
     """G10: a platform that has missed its PUBACK publishes again."""
-    payload = json.dumps(batch(VINS[:5], "a")).encode()
-    node.platform.say(*(Publish(INGRESS, payload, 1, packet_id=number) for number in (900, 901)))
-    assert [taken(5), taken(5, replaced=5)] == [figures(answer) for answer in node.platform.took(Puback)]
-    assert [["a"]] * 5 == [node.vehicle(vin).in_turn() for vin in VINS[:5]]
+    payload = packed(batch(VINS[:5], "a"))
+    twins = [Publish(INGRESS, payload, 1, packet_id=number) for number in (900, 901)]
+    assert [taken(5), taken(5, replaced=5)] == [figures(answer) for answer in answers(node.platform, *twins)]
+    assert [["a"]] * 5 == [in_turn(node.vehicle(vin)) for vin in VINS[:5]]
 
 
 # -- wrong batches
@@ -154,10 +170,10 @@ def test_two_batches_that_are_the_same_byte_by_byte_bring_one_message(node: Fano
 def test_a_wrong_batch_is_refused_as_a_whole_and_told_why(node: FanoutNode) -> None:
     """S6, S7, G8: 0x99 and what is wrong where; what is wrong is a table of `test_batch`. Nothing at all is stored."""
     assert node.refused(INGRESS, WRONG).startswith("ids[1]: 'short' is no VIN")
-    answer = node.platform.publish(INGRESS, WRONG, 2)
+    (answer,) = answers(node.platform, Publish(INGRESS, WRONG, 2, packet_id=99))
     assert isinstance(answer, Pubrec) and ReasonCode.PAYLOAD_FORMAT_INVALID is answer.reason
     assert (answer.properties.reason_string or "").startswith("ids[1]")
-    assert node.platform.publish(INGRESS, WRONG, 0) is None
+    assert [] == say(node.platform, Publish(INGRESS, WRONG))
     assert 3 == node.counters["batches_refused"]
     assert "data is missing" in node.refused(INGRESS, trigger(VINS[:1], "wrong", "d"))
     assert "data_id is missing" in node.refused(TRIGGER, batch(VINS[:1], "wrong"))
@@ -169,10 +185,10 @@ def test_a_wrong_batch_is_refused_as_a_whole_and_told_why(node: FanoutNode) -> N
 
 def test_what_is_wrong_ends_a_connection_that_cannot_be_told(node: FanoutNode) -> None:
     """S6: MQTT 3.1.1 has no way to say no but to disconnect, without a PUBACK."""
-    missing = json.dumps(trigger(VINS[:1], "wrong", "nothing")).encode()
+    missing = packed(trigger(VINS[:1], "wrong", "nothing"))
     for topic, payload in ((INGRESS, WRONG), (INGRESS, b"{"), (TRIGGER, missing), (f"{DATA_PREFIX}{'0' * 40}", b"x")):
         old = node.client("old", 4)
-        assert old.publish(topic, payload) is None and not old.open, topic
+        assert [] == say(old, Publish(topic, payload, 1, packet_id=1)) and not old.open, topic
     nothing_is_stored(node)
 
 
@@ -199,7 +215,7 @@ def test_ids_that_are_hashes_are_checked(node: FanoutNode) -> None:
     assert "hexadecimal" in node.refused(f"{DATA_PREFIX}sha1:123", data)
     assert "data_id is empty" in node.refused(DATA_PREFIX, data)
     assert "257 characters are more than 256" in node.refused(f"{DATA_PREFIX}{'d' * 257}", data)
-    assert 6 == len(node.vehicle().in_turn())
+    assert 6 == len(in_turn(node.vehicle()))
 
 
 def test_other_content_under_the_same_id_is_for_batches_that_follow(node: FanoutNode) -> None:
@@ -208,7 +224,7 @@ def test_other_content_under_the_same_id_is_for_batches_that_follow(node: Fanout
         for vin, data in zip(VINS, (b"first", b"second"), strict=False):
             node.keep("data", data)
             node.trigger([vin], "a", "data")
-    assert [b"first", b"second"] == [node.vehicle(vin).message().payload for vin in VINS[:2]]
+    assert [b"first", b"second"] == [message_of(node.vehicle(vin)).payload for vin in VINS[:2]]
     assert ["data"] == [log["data_id"] for log in logs if log["event"] == "fanout_data_replaced"]
 
 
@@ -223,8 +239,8 @@ def test_nobody_can_forge_receipts(node: FanoutNode) -> None:
     receipt = f"{RECEIPT}/a/{VIN}"
     for topic in (receipt, RECEIPT, "$SDV-FANOUT/nothing", f"{TRIGGER}/x", "$SDV-FANOUT/"):
         assert "nobody may publish" in node.refused(topic, b'{"state": "acked"}', ReasonCode.NOT_AUTHORIZED)
-    node.client("forger").publish(receipt, b"{}", 0, retain=True)
-    node.client("old", 4).publish(receipt, b"{}")
+    say(node.client("forger"), Publish(receipt, b"{}", retain=True))
+    say(node.client("old", 4), Publish(receipt, b"{}", 1, packet_id=1))
     assert [] == listener.messages()
     node.send([VIN], "a")
     assert [receipt] == [message.topic for message in listener.messages()]
@@ -232,14 +248,14 @@ def test_nobody_can_forge_receipts(node: FanoutNode) -> None:
 
 def test_receipts_are_watched_by_request_or_by_vehicle(node: FanoutNode) -> None:
     """The topic tells both; the bytes are those of the stream, in its order."""
-    watchers: dict[tuple[int, str], FanoutClient] = {}
+    watchers: dict[tuple[int, str], Client] = {}
     for version in (4, 5):
         for filter_ in (f"{RECEIPT}/a/+", f"{RECEIPT}/+/{VIN}", f"{RECEIPT}/#"):
             watchers[version, filter_] = node.client(f"watcher-{len(watchers)}", version)
             watchers[version, filter_].subscribe(filter_)
     node.send(VINS[:2], "a")
     node.send([VIN], "b")
-    node.vehicle().in_turn()
+    in_turn(node.vehicle())
     stored = [(receipt.request_id, receipt.vin, str(receipt.state)) for receipt in node.receipts()]
     assert 7 == len(stored)
     for (version, filter_), watcher in watchers.items():
@@ -259,7 +275,7 @@ def test_receipts_are_watched_by_request_or_by_vehicle(node: FanoutNode) -> None
 
 def test_limits_of_a_batch_name_their_option() -> None:
     """S9, G14: vehicles, bytes of data, the check digit."""
-    with FanoutNode(max_vins=3, max_payload=100, check_digit=True) as node:
+    with FanoutNode.on(max_vins=3, max_payload=100, check_digit=True) as node:
         wrong = VIN[:8] + ("0" if VIN[8] != "0" else "1") + VIN[9:]
         for topic, fields, words in (
             (INGRESS, batch(VINS[:4], "wrong"), "max_vins"),
@@ -276,7 +292,7 @@ def test_limits_of_a_batch_name_their_option() -> None:
 
 def test_a_vehicle_that_has_too_much_waiting_holds_up_nobody_else() -> None:
     """S9: its own message fails, and is told so; what replaces another needs no room."""
-    with FanoutNode(max_pending=3) as node:
+    with FanoutNode.on(max_pending=3) as node:
         for number in range(3):
             assert taken(1) == node.send([VIN], f"r{number}")
         assert taken(1, rejected=1) == node.send(VINS[:2], "r3")
@@ -284,19 +300,18 @@ def test_a_vehicle_that_has_too_much_waiting_holds_up_nobody_else() -> None:
         assert ("failed", "pending_limit") == (str(refused.state), refused.reason)
         assert taken(1, replaced=1) == node.send([VIN], "r1", "again")
         car = node.vehicle()
-        assert ["r0", "r2", "r1"] == car.in_turn()
+        assert ["r0", "r2", "r1"] == in_turn(car)
         assert taken(1) == node.send([VIN], "r3")
-        assert ["r3"] == car.in_turn()
+        assert ["r3"] == in_turn(car)
         assert {"accepted": 1, "failed": 1, "acked": 1} == node.counts("r3")
 
 
 def test_data_in_all_is_bounded() -> None:
     """S9, G14: published again it needs no more room; also for a platform that does not wait for answers."""
-    with FanoutNode(max_data_bytes=2500) as node:
-        packets = [Publish(f"{DATA_PREFIX}d{n}", b"x" * 1000, 1, packet_id=n) for n in (1, 2, 3, 4, 1)]
-        node.platform.say(*packets[:4])
-        answers = Counter(answer.reason for answer in node.platform.took(Puback))
-        assert {ReasonCode.SUCCESS: 2, QUOTA_EXCEEDED: 2} == answers
+    with FanoutNode.on(max_data_bytes=2500) as node:
+        packets = [Publish(f"{DATA_PREFIX}d{n}", b"x" * 1000, 1, packet_id=n) for n in (1, 2, 3, 4)]
+        reasons = Counter(answer.reason for answer in answers(node.platform, *packets))
+        assert {ReasonCode.SUCCESS: 2, QUOTA_EXCEEDED: 2} == reasons
         node.keep("d1", b"y" * 1000)
         assert "max_data_bytes" in node.refused(f"{DATA_PREFIX}d5", b"x" * 1000, QUOTA_EXCEEDED)
         assert taken(1) == node.trigger([VIN], "a", "d1")
@@ -304,13 +319,13 @@ def test_data_in_all_is_bounded() -> None:
 
 def test_batches_that_wait_for_the_store_are_bounded() -> None:
     """S9, G14: one more is refused at once; those that wait are accepted when the store answers."""
-    with FanoutNode(max_queued=2) as node:
+    with FanoutNode.on(max_queued=2) as node:
         other = node.client("other")
         with node.slow_store():
             for name in ("a", "b"):
-                assert other.publish(INGRESS, json.dumps(batch([VIN], name)).encode()) is None
+                other.put(INGRESS, packed(batch([VIN], name)))
             assert "max_queued" in node.refused(INGRESS, batch([VIN], "c"), QUOTA_EXCEEDED)
-        assert [taken(1)] * 2 == [figures(answer) for answer in other.took(Puback)]
+        assert [taken(1)] * 2 == [figures(answer) for answer in answers(other)]
 
 
 # -- batches with an id
@@ -329,13 +344,14 @@ def test_a_repeated_batch_is_answered_as_before_and_reaches_nobody(node: FanoutN
     node.send([away], "a", "earlier")
     fields = {"mode": mode, "batch_id": "b1"}
     assert taken(2, 1, replaced) == node.send([there, away, there], "a", "once", **fields)
-    assert ["a"] == car.in_turn()
+    assert ["a"] == in_turn(car)
     for vins in ([there, away, there], [away, there, there]):
         assert again(2, 1, replaced) == node.send(vins, "a", "once", **fields)
     old = node.client("old", 4)
-    assert {} == figures(old.publish(INGRESS, json.dumps(batch([there, away, there], "a", "once", **fields)).encode()))
+    old.put(INGRESS, packed(batch([there, away, there], "a", "once", **fields)))
+    assert {} == figures(old.expect(Puback))
     assert [] == car.messages()
-    assert 2 - replaced == len(node.vehicle(away).in_turn())
+    assert 2 - replaced == len(in_turn(node.vehicle(away)))
     assert ["accepted", "sent", "acked"] == node.states("a", there)
 
 
@@ -354,7 +370,7 @@ def test_what_makes_a_batch_the_same(node: FanoutNode) -> None:
     node.refused(TRIGGER, trigger((VIN,), "a", "data", batch_id="b1"))
     assert again(1) == node.send([VIN], "a", batch_id="b1", expires_in=900, priority=3, **encoded(b"data"))
     assert taken(1) == node.send([VIN], "a", "data", batch_id="b2", mode="append")
-    assert ["a", "b", "a"] == node.vehicle().in_turn()
+    assert ["a", "b", "a"] == in_turn(node.vehicle())
     assert "not_known" == node.why(other)
 
 
@@ -365,29 +381,30 @@ def test_named_data_need_not_be_there_when_a_batch_is_repeated(node: FanoutNode)
     assert taken(1) == node.trigger([VIN], "a", "d", batch_id="b1")
     node.keep("d", b"other")
     assert again(1) == node.trigger([VIN], "a", "d", batch_id="b1")
-    assert b"data" == node.vehicle().message().payload
+    assert b"data" == message_of(node.vehicle()).payload
 
 
 def test_of_twins_that_come_at_once_one_is_taken(node: FanoutNode) -> None:
     """From several connections, several in one write."""
-    payload = json.dumps(batch(VINS, "a", mode="append", batch_id="b1")).encode()
+    payload = packed(batch(VINS, "a", mode="append", batch_id="b1"))
     platforms = [node.client(f"platform-{number}") for number in range(4)]
     with node.slow_store():
         for platform in platforms:
-            platform.say(*(Publish(INGRESS, payload, 1, packet_id=number) for number in (1, 2, 3)))
-    answers = [figures(answer) for platform in platforms for answer in platform.took(Puback)]
-    assert 12 == len(answers) and 1 == answers.count(taken(20)) and 11 == answers.count(again(20))
+            platform.send(*(Publish(INGRESS, payload, 1, packet_id=number) for number in (1, 2, 3)))
+            node.turn()
+    found = [figures(answer) for platform in platforms for answer in answers(platform)]
+    assert 12 == len(found) and 1 == found.count(taken(20)) and 11 == found.count(again(20))
     assert {"accepted": 20} == node.counts("a")
 
 
 def test_remembered_ids_are_bounded_and_forgotten_with_the_retention() -> None:
     """One more is refused and says why; batches without an id are taken as before."""
-    with FanoutNode(max_batch_ids=2, data_retention=1000.0) as node:
+    with FanoutNode.on(max_batch_ids=2, data_retention=1000.0) as node:
         for name in ("b1", "b2"):
             assert taken(1) == node.send([VIN], "a", name, mode="append", batch_id=name)
         assert "max_batch_ids" in node.refused(INGRESS, batch([VIN], "a", batch_id="b3"), QUOTA_EXCEEDED)
         assert again(1) == node.send([VIN], "a", "b1", mode="append", batch_id="b1")
         assert taken(1) == node.send([VIN], "a", "b3", mode="append")
-        node.pass_time(1000.0)
+        node.wait(1000.0)
         node.run(node.service.gc())
         assert taken(1) == node.send([VIN], "a", "b1", mode="append", batch_id="b1")
