@@ -73,21 +73,21 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
-def test_every_kind_of_message_counts_against_the_rate(make: Make, kind: str) -> None:
+def test_every_kind_of_message_counts_against_the_rate(make: Make) -> None:
     """Reading pauses for as long as the bucket needs, and goes on then."""
-    node = make(limits=Limits(message_rate=10.0, message_burst=20.0))
-    car = node.client("car")
-    car.send(codec.encode(MESSAGES[kind], 5) * 40)
-    assert not car.wire.reading
-    assert node.plane.stats.refused["message_rate"] >= 1
-    assert 40 == node.plane.stats.publish_received, "what has been read is served"
-    node.clock.now += 1.9
-    node.turn()
-    assert not car.wire.reading
-    node.clock.now += 0.2
-    node.turn()
-    assert car.wire.reading
+    for kind, message in MESSAGES.items():
+        node = make(limits=Limits(message_rate=10.0, message_burst=20.0))
+        car = node.client("car")
+        car.send(codec.encode(message, 5) * 40)
+        assert not car.wire.reading, kind
+        assert node.plane.stats.refused["message_rate"] >= 1, kind
+        assert 40 == node.plane.stats.publish_received, "what has been read is served"
+        node.clock.now += 1.9
+        node.turn()
+        assert not car.wire.reading
+        node.clock.now += 0.2
+        node.turn()
+        assert car.wire.reading
 
 
 def test_slower_than_the_rate_is_never_held(make: Make) -> None:
@@ -100,18 +100,14 @@ def test_slower_than_the_rate_is_never_held(make: Make) -> None:
     assert 0 == node.plane.stats.refused["message_rate"]
 
 
-@pytest.mark.parametrize(
-    "packet",
-    [Publish("t", bytes(1000)), Pingreq(), Publish("t", bytes(1000), retain=True)],
-    ids=["plain", "ping", "retained"],
-)
-def test_every_byte_counts_against_the_byte_rate(make: Make, packet: Packet) -> None:
-    node = make(limits=Limits(byte_rate=1000.0, byte_burst=2000.0))
-    car = node.client("car")
-    data = codec.encode(packet, 5)
-    car.send(data * (4000 // len(data)))
-    assert not car.wire.reading
-    assert node.plane.stats.refused["byte_rate"] >= 1
+def test_every_byte_counts_against_the_byte_rate(make: Make) -> None:
+    for packet in (Publish("t", bytes(1000)), Pingreq(), Publish("t", bytes(1000), retain=True)):
+        node = make(limits=Limits(byte_rate=1000.0, byte_burst=2000.0))
+        car = node.client("car")
+        data = codec.encode(packet, 5)
+        car.send(data * (4000 // len(data)))
+        assert not car.wire.reading
+        assert node.plane.stats.refused["byte_rate"] >= 1
 
 
 # --- what is told -------------------------------------------------------------------------------------------------
@@ -253,33 +249,33 @@ class Tight(list[bytes]):
         return self
 
 
-@pytest.mark.parametrize("room", range(9))
-def test_no_half_packet_is_sent_when_memory_ends(room: int) -> None:
+def test_no_half_packet_is_sent_when_memory_ends() -> None:
     """Neither to the publisher, whose acknowledgement does not fit, nor to a subscriber."""
-    node = MemoryNode()
-    publisher, subscriber = node.client("publisher"), node.client("subscriber")
-    node.subscribe(subscriber, ("t/#", 2))
-    publisher.send(Publish("t/1", b"", 1, packet_id=9), Publish("t/2", b"", 2, packet_id=10), Publish("t/1", b""))
-    node.turn()
-    first = subscriber.take()
-    publisher.take()
-    packets: list[Packet] = [
-        *(Publish("t/1", b"x", 1, packet_id=1), Publish("t/2", b"x", 2, packet_id=2), Pubrel(2), Pingreq()),
-        *(Publish("t/1", b"y"), Publish("t/1", b"z", properties=Properties(content_type="text"))),
-    ]
-    for tight in (publisher, subscriber):
-        session = tight.connection.session
-        assert session is not None
-        session.out = Tight()
-        session.out.room = room
-        answers = [Pubrec(p.packet_id) for p in first if isinstance(p, Publish) and p.qos == 2]
-        with patch.object(connection_module.log, "error", lambda *_, **__: None):
-            subscriber.send(*answers)
-            publisher.send(*packets)
-            node.turn()
-        for peer in (publisher, subscriber):
-            data = bytes(peer.wire.written)
-            assert data == b"".join(codec.encode(packet, 5) for packet in peer.take()), "whole packets only"
+    for room in range(9):
+        node = MemoryNode()
+        publisher, subscriber = node.client("publisher"), node.client("subscriber")
+        node.subscribe(subscriber, ("t/#", 2))
+        publisher.send(Publish("t/1", b"", 1, packet_id=9), Publish("t/2", b"", 2, packet_id=10), Publish("t/1", b""))
+        node.turn()
+        first = subscriber.take()
+        publisher.take()
+        packets: list[Packet] = [
+            *(Publish("t/1", b"x", 1, packet_id=1), Publish("t/2", b"x", 2, packet_id=2), Pubrel(2), Pingreq()),
+            *(Publish("t/1", b"y"), Publish("t/1", b"z", properties=Properties(content_type="text"))),
+        ]
+        for tight in (publisher, subscriber):
+            session = tight.connection.session
+            assert session is not None
+            session.out = Tight()
+            session.out.room = room
+            answers = [Pubrec(p.packet_id) for p in first if isinstance(p, Publish) and p.qos == 2]
+            with patch.object(connection_module.log, "error", lambda *_, **__: None):
+                subscriber.send(*answers)
+                publisher.send(*packets)
+                node.turn()
+            for peer in (publisher, subscriber):
+                data = bytes(peer.wire.written)
+                assert data == b"".join(codec.encode(packet, 5) for packet in peer.take()), "whole packets only"
 
 
 def test_a_full_socket_stops_reading_until_it_is_empty(make: Make) -> None:
@@ -497,26 +493,26 @@ async def test_qos_2_is_routed_once_though_a_hook_waits(node: MemoryNode, versio
     assert [b"x"] == seen
 
 
-@pytest.mark.parametrize("version", [4, 5])
-@pytest.mark.parametrize("text", ["a+", "a/#/b", "#b", "$share/g", "$share/+/t", "$share//t"])
-def test_an_ill_formed_filter_ends_the_connection(text: str, version: int) -> None:
+def test_an_ill_formed_filter_ends_the_connection() -> None:
     """Nothing of its SUBSCRIBE stays, in a session that outlives the connection either."""
-    node = MemoryNode()
-    keep = Properties(session_expiry=100)
-    with standing(node.clock):
-        for packet in (
-            Subscribe(2, (Subscription("new"), Subscription("old", 0), Subscription(text))),
-            Unsubscribe(2, ("old", text)),
-        ):
-            client = node.client("c", version, clean=False, properties=keep)
-            node.subscribe(client, ("old", 1))
-            client.send(packet)
-            node.turn()
-            goodbye = [Disconnect(ReasonCode.MALFORMED_PACKET)] if version == 5 else []
-            assert goodbye == [replace(p, properties=NONE) for p in client.take() if isinstance(p, Disconnect)]
-            session = node.plane.registry.sessions["c"]
-            assert not client.open and {"old": 1} == {s.filter: s.qos for s in session.subscriptions.values()}
-            assert 3 == session.filter_bytes
+    for version in (4, 5):
+        for text in ("a+", "a/#/b", "#b", "$share/g", "$share/+/t", "$share//t"):
+            node = MemoryNode()
+            keep = Properties(session_expiry=100)
+            with standing(node.clock):
+                for packet in (
+                    Subscribe(2, (Subscription("new"), Subscription("old", 0), Subscription(text))),
+                    Unsubscribe(2, ("old", text)),
+                ):
+                    client = node.client("c", version, clean=False, properties=keep)
+                    node.subscribe(client, ("old", 1))
+                    client.send(packet)
+                    node.turn()
+                    goodbye = [Disconnect(ReasonCode.MALFORMED_PACKET)] if version == 5 else []
+                    assert goodbye == [replace(p, properties=NONE) for p in client.take() if isinstance(p, Disconnect)]
+                    session = node.plane.registry.sessions["c"]
+                    assert not client.open and {"old": 1} == {s.filter: s.qos for s in session.subscriptions.values()}
+                    assert 3 == session.filter_bytes
 
 
 def test_an_ill_formed_filter_of_a_plugin_is_refused() -> None:

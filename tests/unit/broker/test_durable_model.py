@@ -8,6 +8,7 @@ moment. Clients repeat what MQTT tells them to. At all times:
     nothing is sent before it is stored, PUBREL not before the store knows of PUBREC
     no more in flight than the receiver takes, no packet id used twice at once
     what a receiver has got and not finished comes again, with DUP, under its id, though queues overflow and ids are few
+    what is new carries no DUP, and nothing comes that was for an earlier session
     QoS 2 comes once to a session, or to one member of a group as long as no member's session ends
     what was answered at the first attempt comes in the order of publishing
 
@@ -56,7 +57,7 @@ RETRY = 1.0  #: seconds after which the broker has tried again what failed
 OPTIONS = SessionOptions(
     window=3, queue=0, queue_bytes=0, max_awaiting_rel=0, await_rel_timeout=0, expiry_default_v3=EXPIRY
 )
-MESSAGES = (("t/a", 1), ("t/a", 2), ("t/b", 1), ("t/b", 2), ("s", 1), ("s", 2))  # `s` is shared by the receivers
+TOPICS = ("t/a", "t/b", "s", "u")  #: `s` is shared by the receivers, nobody hears `u`
 LIMITS = Limits(flapping_count=0)
 
 
@@ -69,6 +70,7 @@ class Sent:
     qos: int
     wanted_by: dict[str, int]  #: receivers that were subscribed, and in which of their lives
     endings: int = 0  #: sessions that had ended by then
+    lives: dict[str, int] = field(default_factory=dict)  #: of all receivers when it was sent last
     attempts: int = 1
     released: bool = False  #: PUBREC has come
 
@@ -116,14 +118,14 @@ class Client:
                 if not packet.session_present:
                     self.forget()
                 self.fresh = False
-                self.connected(peer, present=packet.session_present)
+                self.connected(peer, world)
             elif not isinstance(packet, Disconnect):
                 assert self.on, f"{self.name} got {packet} before CONNACK"
                 self.heard(packet, world)
         if not peer.open:
             self.lost()
 
-    def connected(self, peer: Peer, *, present: bool) -> None:
+    def connected(self, peer: Peer, world: Machine) -> None:
         raise NotImplementedError
 
     def heard(self, packet: Packet, world: Machine) -> None:
@@ -160,13 +162,14 @@ class Publisher(Client):
         self.open[self.next_id] = sent
         return self.packet(self.next_id, sent)
 
-    def connected(self, peer: Peer, *, present: bool) -> None:
+    def connected(self, peer: Peer, world: Machine) -> None:
         for number, sent in list(self.open.items()):
             if sent.released:
                 self.expected.append((Pubcomp, number))
                 peer.send(Pubrel(number))
             else:
                 sent.attempts += 1
+                sent.lives = world.lives()
                 peer.send(self.packet(number, sent, dup=True))
 
     def heard(self, packet: Packet, world: Machine) -> None:
@@ -215,6 +218,7 @@ class Receiver(Client):
         self.flying: dict[int, bytes] = {}  #: packet id, payload
         self.again: dict[int, bytes] = {}  #: the same of earlier connections, as far as it has not come again
         self.known: dict[int, bytes] = {}  #: payload of the last QoS 2 message of an id
+        self.seen: set[bytes] = set()  #: payloads that have ever come
 
     def begin(self, peer: Peer, *, clean: bool, limit: int = 0) -> None:
         self.limit = min(limit or OPTIONS.window, OPTIONS.window) if self.version == 5 else OPTIONS.window
@@ -234,7 +238,7 @@ class Receiver(Client):
         self.again |= self.flying
         self.flying.clear()
 
-    def connected(self, peer: Peer, *, present: bool) -> None:
+    def connected(self, peer: Peer, world: Machine) -> None:
         if not self.subscribed:
             peer.send(Subscribe(1, (Subscription("t/#", 2), Subscription("$share/g/s", 2))))
 
@@ -259,6 +263,11 @@ class Receiver(Client):
         if number in self.again:
             assert packet.payload == self.again.pop(number), "another message came under the id of one in flight"
             assert packet.dup or world.troubled, "it has been sent before"
+        elif packet.dup:
+            assert packet.payload in self.seen or world.crashes or world.troubled, "DUP, but it is new"
+        self.seen.add(packet.payload)
+        sent = world.messages[packet.payload]
+        assert packet.topic == "s" or sent.lives[self.name] >= self.life, "it was for an earlier session"
         if packet.qos == 2:
             self.known[number] = packet.payload
         assert len(self.flying) <= self.limit, "more in flight than the client takes"
@@ -299,6 +308,7 @@ class Machine(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.count = 0
         self.troubled = False  #: the store has refused or lost something
+        self.crashes = 0
         self.shared: Counter[bytes] = Counter()  #: how often messages for the group have come
         self.messages: dict[bytes, Sent] = {}
         self.owed: list[Sent] = []  #: messages for the group that were answered
@@ -308,13 +318,16 @@ class Machine(RuleBasedStateMachine):
         versions=st.tuples(*[st.sampled_from((4, 5, 5))] * 4),
         queue=st.sampled_from((0, 0, 2)),
         ids=st.sampled_from((60_000, 3, 4, 7)),
+        observed=st.booleans(),
     )
-    def start(self, atomic: bool, versions: tuple[int, ...], queue: int, ids: int) -> None:
+    def start(self, atomic: bool, versions: tuple[int, ...], queue: int, ids: int, observed: bool) -> None:
+        self.observed = observed
         self.store = HeldStore(atomic=atomic)
         self.bounded = queue > 0
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(mailbox, "IDS_OF_MAILBOX", ids)
         self.node = MemoryNode(msgspec.structs.replace(OPTIONS, queue=queue, patience=0), LIMITS, store=self.store)
+        self.node.plane.observed = observed
         self.stack.enter_context(standing(self.node.clock))
         self.publishers = [Publisher(f"p{i}", versions[i]) for i in range(2)]
         self.receivers = [Receiver(f"r{i}", versions[2 + i]) for i in range(2)]
@@ -360,6 +373,10 @@ class Machine(RuleBasedStateMachine):
         """Sessions of receivers that may have ended."""
         return sum(receiver.life for receiver in self.receivers)
 
+    def lives(self) -> dict[str, int]:
+        """In which session each receiver is, as far as it knows."""
+        return {receiver.name: receiver.life for receiver in self.receivers}
+
     def marked(self, name: str, payload: bytes) -> None:
         """A receiver was told to forget the packet id of a message."""
         mailboxes, blobs = self.store.inner.mailboxes, self.store.inner.blobs
@@ -377,7 +394,11 @@ class Machine(RuleBasedStateMachine):
                     client.read(self)
                 self.node.turn()
 
-    @rule(which=publishers, messages=st.lists(st.sampled_from(MESSAGES), min_size=1, max_size=4), turn=turns)
+    @rule(
+        which=publishers,
+        messages=st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(1, 2)), min_size=1, max_size=4),
+        turn=turns,
+    )
     def publish(self, which: int, messages: list[tuple[str, int]], turn: bool) -> None:
         publisher = self.publishers[which]
         if not publisher.on or publisher.peer is None or len(publisher.open) > 10:
@@ -385,8 +406,10 @@ class Machine(RuleBasedStateMachine):
         packets: list[bytes | Packet] = []
         for topic, qos in messages:
             self.count += 1
-            wanted_by = {receiver.name: receiver.life for receiver in self.receivers if receiver.subscribed}
-            sent = Sent(topic, b"%s %d" % (publisher.name.encode(), self.count), qos, wanted_by, self.endings)
+            heard_by = [receiver for receiver in self.receivers if receiver.subscribed and topic != "u"]
+            wanted_by = {receiver.name: receiver.life for receiver in heard_by}
+            payload = b"%s %d" % (publisher.name.encode(), self.count)
+            sent = Sent(topic, payload, qos, wanted_by, self.endings, self.lives())
             self.messages[sent.payload] = sent
             packets.append(publisher.publish(sent))
         publisher.peer.send(*packets)
@@ -477,6 +500,7 @@ class Machine(RuleBasedStateMachine):
     @rule(written=st.integers(0, 4))
     def crash(self, written: int) -> None:
         """The process is killed, some of its writes were done; the next one begins."""
+        self.crashes += 1
         for client in self.clients.values():
             client.lost()
         self.store.die(written)
@@ -486,6 +510,7 @@ class Machine(RuleBasedStateMachine):
         held, self.store.held = self.store.held, False
         reads, self.store.held_reads = self.store.held_reads, False
         self.node = self.node.restart()
+        self.node.plane.observed = self.observed
         self.store.held, self.store.held_reads = held, reads
 
     def has_expired(self, name: str) -> bool:

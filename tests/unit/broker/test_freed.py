@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import pytest
-
 from motorcade.broker.carrier import Carrier
 from motorcade.broker.channel import Channel
 from motorcade.broker.connection import Connection
@@ -44,59 +42,59 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.mark.parametrize("expiry", [0, 3600])
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_session_that_has_ended_is_freed(stored: bool, expiry: int) -> None:
-    with ExitStack() as stack:
-        node = MemoryNode(SessionOptions(window=4), store=HeldStore() if stored else None)
-        stack.enter_context(standing(node.clock))
-        stack.enter_context(without_collector())
-        Shelf("s", 50).open(node)
-        publisher = node.client("p")
-        node.subscribe(node.client("q", properties=LASTING), ("live", 1))
-        publisher.send(Publish("live", b"", 1, packet_id=1))
-        node.turn()
-        before = alive()
-        for how in ("break", "goodbye", "taken over", "discarded", "discarded later", "refused"):
-            _live(node, expiry, how)
-            for number in range(1, 4):
-                publisher.send(Publish("live", b"%d" % number, 1, packet_id=number))
+def test_a_session_that_has_ended_is_freed() -> None:
+    for expiry in (0, 3600):
+        for stored in (False, True):
+            with ExitStack() as stack:
+                node = MemoryNode(SessionOptions(window=4), store=HeldStore() if stored else None)
+                stack.enter_context(standing(node.clock))
+                stack.enter_context(without_collector())
+                Shelf("s", 50).open(node)
+                publisher = node.client("p")
+                node.subscribe(node.client("q", properties=LASTING), ("live", 1))
+                publisher.send(Publish("live", b"", 1, packet_id=1))
                 node.turn()
-            publisher.take()
-            # Connections that are closed are given some seconds; sessions that have ended need not expire.
-            node.clock.now += 10 if how in {"goodbye", "discarded", "discarded later"} else 7200
-            for will in node.plane.registry.due(node.clock.now):
-                node.broker.publish_will(will)
-            node.turn()
-            assert ["p", "q"] == list(node.plane.registry.sessions)
-            assert before == alive(), how
+                before = alive()
+                for how in ("break", "goodbye", "taken over", "discarded", "discarded later", "refused"):
+                    _live(node, expiry, how)
+                    for number in range(1, 4):
+                        publisher.send(Publish("live", b"%d" % number, 1, packet_id=number))
+                        node.turn()
+                    publisher.take()
+                    # Connections that are closed are given some seconds; sessions that have ended need not expire.
+                    node.clock.now += 10 if how in {"goodbye", "discarded", "discarded later"} else 7200
+                    for will in node.plane.registry.due(node.clock.now):
+                        node.broker.publish_will(will)
+                    node.turn()
+                    assert ["p", "q"] == list(node.plane.registry.sessions)
+                    assert before == alive(), how
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_shared_group_is_freed_with_its_last_member(strategy: str) -> None:
+def test_a_shared_group_is_freed_with_its_last_member() -> None:
     """And holds no session that has left: names of groups are chosen by clients."""
-    with ExitStack() as stack:
-        node = MemoryNode(SessionOptions(shared_strategy=strategy))
-        stack.enter_context(standing(node.clock))
-        stack.enter_context(without_collector())
-        publisher, staying = node.client("p"), node.client("stays")
-        node.subscribe(staying, ("$share/g/a/b", 1))
-        before = alive(SharedGroup, Session)
-        for number in range(5):
-            peer = node.client(f"car-{number}")
-            node.subscribe(peer, ("$share/g/a/b", 1), (f"$share/own-{number}/a/b", 1))
-            for each in range(1, 5):
-                publisher.send(Publish("a/b", b"", 1, packet_id=each))
-            node.turn()
-            peer.send(Disconnect())
-            node.turn()
-            for client in (peer, publisher, staying):
-                client.take()
-            peer.wire.protocol = None
-            del peer, client
-            node.clock.now += 10
-            node.turn()
-        assert before == alive(SharedGroup, Session)
+    for strategy in STRATEGIES:
+        with ExitStack() as stack:
+            node = MemoryNode(SessionOptions(shared_strategy=strategy))
+            stack.enter_context(standing(node.clock))
+            stack.enter_context(without_collector())
+            publisher, staying = node.client("p"), node.client("stays")
+            node.subscribe(staying, ("$share/g/a/b", 1))
+            before = alive(SharedGroup, Session)
+            for number in range(5):
+                peer = node.client(f"car-{number}")
+                node.subscribe(peer, ("$share/g/a/b", 1), (f"$share/own-{number}/a/b", 1))
+                for each in range(1, 5):
+                    publisher.send(Publish("a/b", b"", 1, packet_id=each))
+                node.turn()
+                peer.send(Disconnect())
+                node.turn()
+                for client in (peer, publisher, staying):
+                    client.take()
+                peer.wire.protocol = None
+                del peer, client
+                node.clock.now += 10
+                node.turn()
+            assert before == alive(SharedGroup, Session)
 
 
 def _live(node: MemoryNode, expiry: int, how: str) -> None:

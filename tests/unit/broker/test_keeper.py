@@ -1,4 +1,7 @@
-"""Durable sessions as their clients see them, on a store whose writes are done, fail or are lost as the test says."""
+"""Durable sessions as their clients see them, on a store whose writes are done, fail or are lost as the test says.
+
+What holds in any order of events stands in `test_durable_model.py`; that both speeds of the broker mean the same, in
+`test_equivalence.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from motorcade.broker import mailbox
 from motorcade.broker.commits import Plain, Whole
 from motorcade.broker.frames import Frame
-from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.session import Session
 from motorcade.core.client import ClientInfo
@@ -47,19 +50,12 @@ RETRY = 1.0  #: seconds after which the broker has tried again what failed
 LASTING = Properties(session_expiry=3600)
 
 
-@pytest.fixture(params=[False, True], ids=["byte loop", "observed"])
-def observed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 class World:
     """A node on a store, and the nodes that come after it."""
 
-    def __init__(self, options: SessionOptions, *, atomic: bool, observed: bool, limits: Limits | None = None) -> None:
+    def __init__(self, options: SessionOptions, *, atomic: bool) -> None:
         self.store = HeldStore(atomic=atomic)
-        self.observed = observed
-        self.node = MemoryNode(options, limits, store=self.store)
-        self.node.plane.observed = observed
+        self.node = MemoryNode(options, store=self.store)
 
     def turn(self) -> None:
         self.node.turn()
@@ -77,7 +73,6 @@ class World:
         held, self.store.held, self.store.held_reads = self.store.held, False, False
         self.store.die(written)
         self.node = self.node.restart()
-        self.node.plane.observed = self.observed
         self.store.held = held
 
     def join(self, client_id: str, *wanted: tuple[str, int] | Subscription, **more: Any) -> Peer:
@@ -110,11 +105,11 @@ Make = Callable[..., World]
 
 
 @pytest.fixture
-def make(observed: bool) -> Iterator[Make]:
+def make() -> Iterator[Make]:
     with ExitStack() as stack:
 
-        def made(options: SessionOptions | None = None, *, atomic: bool = True, limits: Limits | None = None) -> World:
-            world = World(options or SessionOptions(), atomic=atomic, observed=observed, limits=limits)
+        def made(options: SessionOptions | None = None, *, atomic: bool = True) -> World:
+            world = World(options or SessionOptions(), atomic=atomic)
             stack.enter_context(standing(world.node.clock))
             return world
 
@@ -148,33 +143,6 @@ def drain(world: World, peer: Peer, packets: list[Packet]) -> list[Publish]:
 # --- what is acknowledged is stored -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-def test_a_publisher_is_answered_and_a_receiver_served_when_the_message_is_stored(make: Make, qos: int) -> None:
-    world = make()
-    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
-    world.store.held = True
-    publisher.send(Publish("t", b"m", qos, packet_id=7))
-    world.turn()
-    assert not publisher.take() and not receiver.take()
-    world.release()
-    assert kinds(publisher.take()) == [("Puback" if qos == 1 else "Pubrec", 7)]
-    assert payloads(receiver.take()) == [b"m"]
-
-
-def test_answers_keep_the_order_of_the_packets(make: Make) -> None:
-    """Also if a later message needs no store."""
-    world = make()
-    world.join("r", ("t", 1))
-    publisher = world.join("p")
-    world.store.held = True
-    publisher.send(Publish("t", b"1", 1, packet_id=1), Publish("nobody", b"2", 1, packet_id=2))
-    publisher.send(Publish("t", b"3", 1, packet_id=3), Publish("nobody", b"4", 2, packet_id=4))
-    world.turn()
-    assert not publisher.take()
-    world.release()
-    assert [number for _, number in kinds(publisher.take())] == [1, 2, 3, 4]
-
-
 def test_receivers_that_are_not_durable_get_the_message_after_the_commit_too(make: Make) -> None:
     """So nobody sees a message that its publisher has to send again."""
     world = make()
@@ -188,66 +156,6 @@ def test_receivers_that_are_not_durable_get_the_message_after_the_commit_too(mak
     assert not live.take()
     world.release()
     assert payloads(live.take()) == [b"m"]
-
-
-@pytest.mark.parametrize("connected", [True, False])
-def test_what_was_acknowledged_is_there_after_a_crash(make: Make, connected: bool) -> None:
-    world = make()
-    receiver, publisher = world.join("r", ("t", 2)), world.join("p")
-    if not connected:
-        receiver.close()
-        world.turn()
-    for number in range(1, 41):
-        publisher.send(Publish("t", b"%d" % number, 1 + number % 2, packet_id=number))
-    world.turn()
-    world.restart()
-    peer, packets = world.back("r")
-    assert [packet.payload for packet in drain(world, peer, packets)] == [b"%d" % number for number in range(1, 41)]
-    assert not world.store.entries("r")
-
-
-def test_what_was_not_stored_is_not_there_after_a_crash(make: Make) -> None:
-    world = make()
-    world.join("r", ("t", 1))
-    publisher = world.join("p")
-    world.store.held = True
-    publisher.send(Publish("t", b"m", 1, packet_id=1))
-    world.turn()
-    world.restart()
-    assert not publisher.take()
-    world.store.held = False
-    _, packets = world.back("r")
-    assert not packets
-
-
-def test_messages_come_again_under_their_ids_with_dup(make: Make) -> None:
-    world = make(SessionOptions(window=4))
-    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
-    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n) for n in range(1, 9)))
-    world.turn()
-    sent = [packet for packet in receiver.take() if isinstance(packet, Publish)]
-    assert len(sent) == 4 and not any(packet.dup for packet in sent)
-    receiver.send(Puback(sent[1].packet_id))
-    world.turn()
-    fifth = [packet for packet in receiver.take() if isinstance(packet, Publish)]
-    world.restart()
-    _, packets = world.back("r")
-    again = [packet for packet in packets if isinstance(packet, Publish)]
-    assert [(p.payload, p.packet_id) for p in again] == [(p.payload, p.packet_id) for p in (sent[0], *sent[2:], *fifth)]
-    assert all(packet.dup for packet in again)
-
-
-def test_more_than_fits_into_memory_comes_in_order(make: Make) -> None:
-    """The queue is read piece by piece."""
-    world = make(SessionOptions(queue=500, window=7))
-    world.join("r", ("t", 1)).close()
-    world.turn()
-    publisher = world.join("p")
-    for start in range(0, 300, 50):
-        publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 50)))
-        world.turn()
-    peer, packets = world.back("r")
-    assert [packet.payload for packet in drain(world, peer, packets)] == [b"%d" % n for n in range(300)]
 
 
 def test_a_session_goes_on_though_reading_its_mailbox_has_failed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,107 +258,7 @@ def test_a_client_that_cannot_be_served_is_sent_away_and_holds_up_nothing(
     assert payloads(packets) == [b"m"]
 
 
-def test_messages_that_come_while_old_ones_are_read_stay_behind_them(make: Make) -> None:
-    world = make(SessionOptions(window=100))
-    world.join("r", ("t", 1)).close()
-    world.turn()
-    publisher = world.join("p")
-    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(30)))
-    world.turn()
-    world.store.held_reads = True
-    peer, packets = world.back("r")
-    publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(30, 40)))
-    world.turn()
-    assert not packets and not peer.take()
-    world.release()
-    assert [p.payload for p in drain(world, peer, peer.take())] == [b"%d" % n for n in range(40)]
-
-
 # --- QoS 2 --------------------------------------------------------------------------------------------------------
-
-
-def test_pubrel_follows_when_the_store_knows_of_pubrec(make: Make) -> None:
-    world = make()
-    receiver, publisher = world.join("r", ("t", 2)), world.join("p")
-    publisher.send(Publish("t", b"m", 2, packet_id=1))
-    world.turn()
-    (message,) = receiver.take()
-    assert isinstance(message, Publish)
-    world.store.held = True
-    receiver.send(Pubrec(message.packet_id))
-    world.turn()
-    assert not receiver.take()
-    world.release()
-    assert kinds(receiver.take()) == [("Pubrel", message.packet_id)]
-    world.restart()
-    peer, packets = world.back("r")
-    assert kinds(packets) == [("Pubrel", message.packet_id)]
-    peer.send(Pubcomp(message.packet_id))
-    world.turn()
-    assert not world.store.entries("r")
-
-
-def test_a_message_of_the_client_that_comes_again_after_a_crash_is_known(make: Make) -> None:
-    """[MQTT-4.3.3-10], on both sides of a crash; a new message under the same id is new after PUBCOMP."""
-    world = make()
-    world.join("r", ("t", 1)).close()
-    publisher = world.join("p")
-    publisher.send(Publish("t", b"m", 2, packet_id=1))
-    world.turn()
-    assert kinds(publisher.take()) == [("Pubrec", 1)]
-    world.restart()
-    publisher, _ = world.back("p")
-    publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
-    world.turn()
-    assert kinds(publisher.take()) == [("Pubrec", 1)]
-    publisher.send(Pubrel(1))
-    world.turn()
-    assert kinds(publisher.take()) == [("Pubcomp", 1)]
-    world.restart()
-    publisher, _ = world.back("p")
-    publisher.send(Publish("t", b"new", 2, packet_id=1))
-    world.turn()
-    assert kinds(publisher.take()) == [("Pubrec", 1)]
-    peer, packets = world.back("r")
-    assert [packet.payload for packet in drain(world, peer, packets)] == [b"m", b"new"]
-
-
-def test_pubcomp_follows_when_the_store_has_freed_the_id(make: Make) -> None:
-    world = make()
-    publisher = world.join("p")
-    publisher.send(Publish("t", b"m", 2, packet_id=1))
-    world.turn()
-    publisher.take()
-    world.store.held = True
-    publisher.send(Pubrel(1))
-    world.turn()
-    assert not publisher.take() and world.store.records_of("awaiting")
-    world.release()
-    assert kinds(publisher.take()) == [("Pubcomp", 1)]
-    assert not world.store.records_of("awaiting")
-
-
-def test_a_qos_2_message_whose_fate_is_unknown_is_delivered_once(make: Make) -> None:
-    """The store fails after it has written; the client sends it again."""
-    for atomic in (True, False):
-        for written in (True, False):
-            world = make(atomic=atomic)
-            world.join("r", ("t", 2)).close()
-            publisher = world.join("p")
-            world.store.held = True
-            publisher.send(Publish("t", b"m", 2, packet_id=1))
-            world.turn()
-            while world.store.waiting:
-                world.store.fail(StoreError("lost"), written=written)
-                world.turn()
-            assert not publisher.open
-            world.store.held = False
-            publisher, _ = world.back("p")
-            publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
-            world.turn()
-            assert kinds(publisher.take()) == [("Pubrec", 1)]
-            peer, packets = world.back("r")
-            assert [packet.payload for packet in drain(world, peer, packets)] == [b"m"], (atomic, written)
 
 
 def _doubtful(world: World, *, written: bool, version: int = 5) -> None:
@@ -473,60 +281,56 @@ def _comes_back(world: World, version: int = 5) -> Peer:
     return publisher
 
 
-@pytest.mark.parametrize("atomic", [True, False])
-@pytest.mark.parametrize("written", [True, False])
-@pytest.mark.parametrize("taken_over", [True, False])
-def test_a_doubtful_message_is_doubtful_until_its_repetition_is_stored(
-    make: Make, atomic: bool, written: bool, taken_over: bool
-) -> None:
+def test_a_doubtful_message_is_doubtful_until_its_repetition_is_stored(make: Make) -> None:
     """The connection that repeats it ends before the store has answered, at whatever moment."""
-    for turns in range(4):
-        world = make(atomic=atomic)
-        _doubtful(world, written=written)
-        world.store.held = True
-        connect = Connect("p", 5, clean_start=False, properties=LASTING)
-        publisher = world.node.peer()
-        publisher.send(connect)
-        world.turn()
-        world.store.let_go(1)
-        world.turn()
-        publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
-        for _ in range(turns):
-            world.turn()
-            world.store.let_go(1)
-        if taken_over:
-            world.node.peer().send(connect)
-        else:
-            publisher.close()
-        world.turn()
-        world.release()
-        assert kinds(_answered(world, _comes_back(world))) == [("Pubrec", 1)]
-        peer, packets = world.back("r")
-        assert [packet.payload for packet in drain(world, peer, packets)] == [b"m"], turns
-
-
-@pytest.mark.parametrize("version", [4, 5])
-@pytest.mark.parametrize("written", [True, False])
-def test_a_doubtful_message_that_is_refused_does_not_pass_for_the_next_one(
-    make: Make, version: int, written: bool
-) -> None:
-    """A client whose message is refused may use its id for another; one that hears nothing repeats it."""
     for atomic in (True, False):
-        world = make(atomic=atomic)
-        _doubtful(world, written=written, version=version)
-        world.store.full = True
-        answers = _answered(world, _comes_back(world, version))
-        world.store.full = False
-        expected = [b"m"]
-        publisher, _ = world.back("p", version=version)
-        if not answers:
-            publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
-        elif answers[0].reason >= 0x80:  # type: ignore[union-attr]
-            publisher.send(Publish("t", b"other", 2, packet_id=1))
-            expected = [b"m", b"other"] if written else [b"other"]
-        assert kinds(_answered(world, publisher)) == [("Pubrec", 1)] or kinds(answers) == [("Pubrec", 1)]
-        peer, packets = world.back("r")
-        assert [packet.payload for packet in drain(world, peer, packets)] == expected, (atomic, answers)
+        for written in (True, False):
+            for taken_over in (True, False):
+                for turns in range(4):
+                    world = make(atomic=atomic)
+                    _doubtful(world, written=written)
+                    world.store.held = True
+                    connect = Connect("p", 5, clean_start=False, properties=LASTING)
+                    publisher = world.node.peer()
+                    publisher.send(connect)
+                    world.turn()
+                    world.store.let_go(1)
+                    world.turn()
+                    publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+                    for _ in range(turns):
+                        world.turn()
+                        world.store.let_go(1)
+                    if taken_over:
+                        world.node.peer().send(connect)
+                    else:
+                        publisher.close()
+                    world.turn()
+                    world.release()
+                    assert kinds(_answered(world, _comes_back(world))) == [("Pubrec", 1)]
+                    peer, packets = world.back("r")
+                    assert [packet.payload for packet in drain(world, peer, packets)] == [b"m"], turns
+
+
+def test_a_doubtful_message_that_is_refused_does_not_pass_for_the_next_one(make: Make) -> None:
+    """A client whose message is refused may use its id for another; one that hears nothing repeats it."""
+    for version in (4, 5):
+        for written in (True, False):
+            for atomic in (True, False):
+                world = make(atomic=atomic)
+                _doubtful(world, written=written, version=version)
+                world.store.full = True
+                answers = _answered(world, _comes_back(world, version))
+                world.store.full = False
+                expected = [b"m"]
+                publisher, _ = world.back("p", version=version)
+                if not answers:
+                    publisher.send(Publish("t", b"m", 2, packet_id=1, dup=True))
+                elif answers[0].reason >= 0x80:  # type: ignore[union-attr]
+                    publisher.send(Publish("t", b"other", 2, packet_id=1))
+                    expected = [b"m", b"other"] if written else [b"other"]
+                assert kinds(_answered(world, publisher)) == [("Pubrec", 1)] or kinds(answers) == [("Pubrec", 1)]
+                peer, packets = world.back("r")
+                assert [packet.payload for packet in drain(world, peer, packets)] == expected, (atomic, answers)
 
 
 def _answered(world: World, peer: Peer) -> list[Packet]:
@@ -534,26 +338,26 @@ def _answered(world: World, peer: Peer) -> list[Packet]:
     return [packet for packet in peer.take() if isinstance(packet, Pubrec)]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_id_of_a_message_in_the_air_does_not_outlive_the_session(make: Make, fails: bool) -> None:
+def test_the_id_of_a_message_in_the_air_does_not_outlive_the_session(make: Make) -> None:
     """Whatever becomes of the message: the session has ended before the store has answered."""
-    for atomic in (True, False):
-        world = make(atomic=atomic)
-        world.join("r", ("t", 2)).close()
-        publisher = world.join("p")
-        world.store.held = True
-        publisher.send(Publish("t", b"m", 2, packet_id=1))
-        world.turn()
-        publisher.close()
-        world.turn()
-        world.node.plane.registry.end("p", world.node.clock.now)
-        world.turn()
-        if fails:
-            world.store.fail(StoreError("lost"), written=True)
+    for fails in (False, True):
+        for atomic in (True, False):
+            world = make(atomic=atomic)
+            world.join("r", ("t", 2)).close()
+            publisher = world.join("p")
+            world.store.held = True
+            publisher.send(Publish("t", b"m", 2, packet_id=1))
             world.turn()
-        world.release()
-        world.pass_time(2 * RETRY)
-        assert not world.store.records_of("awaiting") and "p" not in world.store.records_of("session")
+            publisher.close()
+            world.turn()
+            world.node.plane.registry.end("p", world.node.clock.now)
+            world.turn()
+            if fails:
+                world.store.fail(StoreError("lost"), written=True)
+                world.turn()
+            world.release()
+            world.pass_time(2 * RETRY)
+            assert not world.store.records_of("awaiting") and "p" not in world.store.records_of("session")
 
 
 def test_a_full_store_does_not_make_a_message_come_twice(make: Make) -> None:
@@ -659,28 +463,6 @@ def test_pubrels_keep_the_order_of_pubrecs(make: Make) -> None:
 # --- connecting, leaving, ending ----------------------------------------------------------------------------------
 
 
-def test_connack_is_the_first_packet(make: Make) -> None:
-    """[MQTT-3.2.0-1]: whatever is stored and published while CONNECT waits for the store."""
-    world = make()
-    world.join("r", ("t", 1), ("u", 0)).close()
-    publisher = world.join("p")
-    world.store.held = True
-    publisher.send(Publish("t", b"1", 1, packet_id=1))
-    world.turn()
-    peer = world.node.peer()
-    peer.send(Connect("r", 5, clean_start=False, properties=LASTING))
-    world.turn()
-    world.store.let_go(1)  # the message, not the session
-    world.turn()
-    publisher.send(Publish("u", b"2"))
-    world.turn()
-    assert not peer.take()
-    world.release()
-    packets = peer.take()
-    assert isinstance(packets[0], Connack)
-    assert sorted(payloads(packets)) == [b"1", b"2"]
-
-
 def test_connack_of_a_new_lasting_session_waits_for_the_store(make: Make) -> None:
     world = make()
     world.store.held = True
@@ -694,46 +476,17 @@ def test_connack_of_a_new_lasting_session_waits_for_the_store(make: Make) -> Non
     world.back("r")
 
 
-def test_a_client_that_comes_back_gets_answers_that_its_old_connection_waited_for_never(make: Make) -> None:
-    """They were for packets of the old connection; the client repeats those."""
-    world = make()
-    world.join("r", ("t", 1))
-    publisher = world.join("p")
-    world.store.held = True
-    publisher.send(Publish("t", b"m", 1, packet_id=1))
-    world.turn()
-    peer = world.node.peer()
-    peer.send(Connect("p", 5, clean_start=False, properties=LASTING))
-    world.turn()
-    world.release()
-    assert kinds(peer.take()) == [("Connack", 0)]
-
-
-@pytest.mark.parametrize("how", ["clean start", "expiry 0", "expired", "removed"])
-def test_a_session_that_ends_leaves_nothing(make: Make, how: str) -> None:
-    world = make()
-    receiver, publisher = world.join("r", ("t", 1), ("#", 2), ("$share/g/t", 1)), world.join("p")
-    publisher.send(Publish("t", b"1", 1, packet_id=1))
-    receiver.send(Publish("x", b"2", 2, packet_id=2))
-    world.turn()
-    _end(world, receiver, how)
-    for collection in ("session", "subscription", "awaiting"):
-        assert not [key for key in world.store.records_of(collection) if "r" in key], collection
-    assert not world.store.entries("r")
-
-
-@pytest.mark.parametrize("how", ["clean start", "expiry 0"])
-def test_a_message_on_its_way_to_a_session_that_ends_is_not_for_the_next_one(make: Make, how: str) -> None:
-    """Both in one turn of the loop, so that the message is handed to the store after the session has ended."""
-    world = make()
-    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
-    publisher.send(Publish("t", b"old", 1, packet_id=1))
-    _end(world, receiver, how)
-    assert not world.store.entries("r")
-    peer = world.node.peer()
-    peer.send(Connect("r", 5, clean_start=False, properties=LASTING))
-    world.turn()
-    assert kinds(peer.take()) == [("Connack", 0)]
+def test_a_session_that_ends_leaves_nothing(make: Make) -> None:
+    for how in ("clean start", "expiry 0", "expired", "removed"):
+        world = make()
+        receiver, publisher = world.join("r", ("t", 1), ("#", 2), ("$share/g/t", 1)), world.join("p")
+        publisher.send(Publish("t", b"1", 1, packet_id=1))
+        receiver.send(Publish("x", b"2", 2, packet_id=2))
+        world.turn()
+        _end(world, receiver, how)
+        for collection in ("session", "subscription", "awaiting"):
+            assert not [key for key in world.store.records_of(collection) if "r" in key], collection
+        assert not world.store.entries("r")
 
 
 def _end(world: World, receiver: Peer, how: str) -> None:
@@ -772,24 +525,6 @@ def test_acknowledgements_that_failed_do_not_hit_the_next_session(make: Make) ->
     assert payloads(receiver.take()) == [b"new"] * 3
     world.pass_time(2 * RETRY)
     assert len(world.store.entries("r")) == 3
-
-
-def test_acknowledgements_that_failed_are_repeated(make: Make) -> None:
-    world = make()
-    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
-    publisher.send(Publish("t", b"m", 1, packet_id=1))
-    world.turn()
-    (message,) = receiver.take()
-    assert isinstance(message, Publish)
-    world.store.held = True
-    receiver.send(Puback(message.packet_id))
-    world.turn()
-    world.store.fail(StoreError("away"))
-    world.store.held = False
-    world.turn()
-    assert world.store.entries("r")
-    world.pass_time(2 * RETRY)
-    assert not world.store.entries("r")
 
 
 def test_qos_0_that_was_kept_comes_before_what_is_published_now(make: Make) -> None:
@@ -911,30 +646,30 @@ def test_subscriptions_that_were_refused_are_not_there(make: Make) -> None:
     assert not world.node.plane.registry.sessions["r"].subscriptions
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_subscription_of_a_session_that_has_ended_meanwhile_is_nobodys(make: Make, fails: bool) -> None:
+def test_a_subscription_of_a_session_that_has_ended_meanwhile_is_nobodys(make: Make) -> None:
     """The client starts clean while its SUBSCRIBE is in the air."""
-    world = make()
-    told: list[str] = []
-    world.node.hooks.add(
-        "session.subscribed", Callback(lambda client, subscription, _new: told.append(subscription.filter), 0, "x")
-    )
-    world.node.plane.observed = world.observed
-    receiver = world.join("r", ("t", 1))
-    told.clear()
-    world.store.held = True
-    receiver.send(Subscribe(2, (Subscription("t", 2),)))
-    world.turn()
-    peer = world.node.peer()
-    peer.send(Connect("r", 5, clean_start=True, properties=LASTING))
-    if fails:
-        world.store.fail(StoreError("away"))
+    for fails in (False, True):
+        world = make()
+        told: list[str] = []
+        world.node.hooks.add(
+            "session.subscribed",
+            Callback(lambda _client, subscription, _new, told=told: told.append(subscription.filter), 0, "x"),
+        )
+        receiver = world.join("r", ("t", 1))
+        told.clear()
+        world.store.held = True
+        receiver.send(Subscribe(2, (Subscription("t", 2),)))
         world.turn()
-    world.release()
-    assert isinstance(peer.take()[0], Connack)
-    assert not told
-    assert not world.node.plane.pubsub.subscriptions
-    assert not world.node.plane.pubsub.route("t").count
+        peer = world.node.peer()
+        peer.send(Connect("r", 5, clean_start=True, properties=LASTING))
+        if fails:
+            world.store.fail(StoreError("away"))
+            world.turn()
+        world.release()
+        assert isinstance(peer.take()[0], Connack)
+        assert not told
+        assert not world.node.plane.pubsub.subscriptions
+        assert not world.node.plane.pubsub.route("t").count
 
 
 # --- a store that takes nothing -----------------------------------------------------------------------------------
@@ -967,30 +702,30 @@ def test_a_full_store_refuses_what_is_new(make: Make) -> None:
     assert kinds(publisher.take()) == [("Pubrec", 2)] and payloads(receiver.take()) == [b"again"]
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-def test_a_full_store_can_be_emptied_while_others_go_on_publishing(make: Make, qos: int) -> None:
-    world = make(SessionOptions(window=4))
-    world.join("r", ("t", 2)).close()
-    publisher = world.join("p")
-    publisher.send(*(Publish("t", b"%d" % n, qos, packet_id=n) for n in range(1, 11)))
-    world.turn()
-    publisher.take()
-    world.store.full = True
-    receiver, packets = world.back("r")
-    found: list[bytes] = []
-    for _ in range(40):
-        publisher.send(Publish("t", b"no", 1, packet_id=100))  # in the same turn, refused
-        for packet in packets:
-            if isinstance(packet, Publish):
-                found.append(packet.payload)
-                receiver.send(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
-            elif isinstance(packet, Pubrel):
-                receiver.send(Pubcomp(packet.packet_id))
+def test_a_full_store_can_be_emptied_while_others_go_on_publishing(make: Make) -> None:
+    for qos in (1, 2):
+        world = make(SessionOptions(window=4))
+        world.join("r", ("t", 2)).close()
+        publisher = world.join("p")
+        publisher.send(*(Publish("t", b"%d" % n, qos, packet_id=n) for n in range(1, 11)))
         world.turn()
-        packets = receiver.take()
-    assert receiver.open and publisher.open
-    assert found == [b"%d" % n for n in range(1, 11)]
-    assert not world.store.entries("r")
+        publisher.take()
+        world.store.full = True
+        receiver, packets = world.back("r")
+        found: list[bytes] = []
+        for _ in range(40):
+            publisher.send(Publish("t", b"no", 1, packet_id=100))  # in the same turn, refused
+            for packet in packets:
+                if isinstance(packet, Publish):
+                    found.append(packet.payload)
+                    receiver.send(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
+                elif isinstance(packet, Pubrel):
+                    receiver.send(Pubcomp(packet.packet_id))
+            world.turn()
+            packets = receiver.take()
+        assert receiver.open and publisher.open
+        assert found == [b"%d" % n for n in range(1, 11)]
+        assert not world.store.entries("r")
 
 
 def test_the_id_of_a_refused_qos_2_message_can_be_used_again(make: Make) -> None:
@@ -1006,7 +741,6 @@ def test_the_id_of_a_refused_qos_2_message_can_be_used_again(make: Make) -> None
         return Continue(message)
 
     world.node.hooks.add("message.publish", Callback(refuse, 0, "x"))
-    world.node.plane.observed = world.observed
     publisher.send(Publish("t", b"m1", 2, packet_id=1))
     world.turn()
     (answer,) = publisher.take()
@@ -1168,19 +902,19 @@ class Done:
         return None
 
 
-@pytest.mark.parametrize("taken", [False, True])
-def test_a_publisher_is_not_told_that_nobody_hears_what_a_plugin_has_taken(make: Make, taken: bool) -> None:
-    world = make()
+def test_a_publisher_is_not_told_that_nobody_hears_what_a_plugin_has_taken(make: Make) -> None:
+    for taken in (False, True):
+        world = make()
 
-    def keep(_client: ClientInfo | None, message: Message) -> None:
-        acknowledge_after(message, cast("asyncio.Future[None]", Done()), taken=taken)
+        def keep(_client: ClientInfo | None, message: Message, taken: bool = taken) -> None:
+            acknowledge_after(message, cast("asyncio.Future[None]", Done()), taken=taken)
 
-    world.node.hooks.add("message.publish", Callback(keep, 0, "keeper"))
-    publisher = world.join("p")
-    publisher.send(Publish("t", b"m", 1, packet_id=1))
-    world.turn()
-    (answer,) = (packet for packet in publisher.take() if isinstance(packet, Puback))
-    assert answer.reason is (ReasonCode.SUCCESS if taken else ReasonCode.NO_MATCHING_SUBSCRIBERS)
+        world.node.hooks.add("message.publish", Callback(keep, 0, "keeper"))
+        publisher = world.join("p")
+        publisher.send(Publish("t", b"m", 1, packet_id=1))
+        world.turn()
+        (answer,) = (packet for packet in publisher.take() if isinstance(packet, Puback))
+        assert answer.reason is (ReasonCode.SUCCESS if taken else ReasonCode.NO_MATCHING_SUBSCRIBERS)
 
 
 # --- a full queue drops what waits, never what is in flight --------------------------------------------------------
@@ -1196,65 +930,6 @@ def _publish(world: World, publisher: Peer, numbers: range, qos: int = 1) -> Non
 
 
 SMALL = SessionOptions(window=3, queue=2, patience=0)
-
-
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("how", ["connected", "away", "killed", "killed while away"])
-def test_what_is_in_flight_comes_again_although_the_queue_was_full(make: Make, qos: int, how: str) -> None:
-    """[MQTT-4.4.0-1]: what was sent, or answered with PUBREC, is never pushed out."""
-    world = make(SMALL)
-    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
-    _publish(world, publisher, range(1, 4), qos)
-    first = [packet for packet in receiver.take() if isinstance(packet, Publish)]
-    assert 3 == len(first)
-    if qos == 2:
-        receiver.send(Pubrec(first[0].packet_id))
-        world.turn()
-        assert [("Pubrel", first[0].packet_id)] == kinds(receiver.take())
-    if how != "connected":
-        receiver.close()
-        world.turn()
-    if how.startswith("killed"):
-        world.restart()
-        publisher = world.join("p")
-    _publish(world, publisher, range(4, 20), qos)
-    dropped = world.node.plane.stats.dropped["queue_full"]
-    if how == "connected":
-        receiver.close()
-        world.turn()
-    if how == "killed while away":
-        world.restart()
-    peer, packets = world.back("r")
-    again = [(packet.packet_id, packet.payload, packet.dup) for packet in packets if isinstance(packet, Publish)]
-    assert [(packet.packet_id, packet.payload, True) for packet in first[qos - 1 :]] == again[: 4 - qos]
-    if qos == 2:
-        assert ("Pubrel", first[0].packet_id) in kinds(packets)
-    rest = [packet.payload for packet in drain(world, peer, packets)][4 - qos :]
-    if how.startswith("killed"):
-        # It is not known which of them were sent; what was published since then counts as the queue.
-        assert rest[-2:] == [b"18", b"19"] or rest[:1] == [b"4"]
-    else:
-        assert rest in ([b"18", b"19"], [b"17", b"18", b"19"])
-        assert dropped == 16 - len(rest)
-
-
-def test_what_goes_out_while_the_queue_overflows_is_not_dropped(make: Make) -> None:
-    """A message may be sent between the append that finds the queue full and its commit."""
-    world = make(SMALL)
-    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
-    _publish(world, publisher, range(1, 6))
-    first = [packet for packet in receiver.take() if isinstance(packet, Publish)]
-    world.store.held = True
-    _publish(world, publisher, range(6, 9))
-    receiver.send(*(Puback(packet.packet_id) for packet in first))
-    world.turn()
-    sent = payloads(receiver.take())
-    assert [b"4", b"5"] == sent[:2]
-    world.release()
-    sent += payloads(receiver.take())
-    receiver.close()
-    world.turn()
-    assert sent == payloads(world.back("r")[1])[: len(sent)]
 
 
 def test_what_is_appended_before_a_client_comes_back_drops_nothing_that_it_gets(make: Make) -> None:
@@ -1292,78 +967,6 @@ def test_a_queue_that_overflows_tells_what_it_drops(make: Make) -> None:
 
 
 # --- a packet id that is held is passed over ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("killed", [False, True])
-def test_one_message_that_is_never_acknowledged_stops_nothing(
-    make: Make, monkeypatch: pytest.MonkeyPatch, qos: int, killed: bool
-) -> None:
-    monkeypatch.setattr(mailbox, "IDS_OF_MAILBOX", 10)
-    world = make(SessionOptions(window=4))
-    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
-    held: Publish | None = None
-    got: list[bytes] = []
-    for number in range(1, 36):
-        _publish(world, publisher, range(number, number + 1), qos)
-        for packet in receiver.take():
-            assert isinstance(packet, Publish)
-            if held is None:
-                held = packet
-                continue
-            assert packet.packet_id != held.packet_id
-            got.append(packet.payload)
-            drain(world, receiver, [packet])
-    assert [b"%d" % number for number in range(2, 36)] == got
-    assert 3 == world.node.plane.stats.moved_ids
-    # One more under an id of another, and perhaps answered with PUBREC.
-    _publish(world, publisher, range(36, 42), qos)
-    last = [packet for packet in receiver.take() if isinstance(packet, Publish)]
-    if qos == 2:
-        receiver.send(Pubrec(last[-1].packet_id))
-        world.turn()
-        receiver.take()
-    if killed:
-        world.restart()
-    else:
-        receiver.close()
-        world.turn()
-    again = [p for p in world.back("r")[1] if isinstance(p, Publish | Pubrel)]
-    assert held is not None
-    assert [(p.packet_id, p.payload) for p in (held, *last)][: len(again)] == [
-        (p.packet_id, p.payload if isinstance(p, Publish) else last[-1].payload) for p in again
-    ]
-
-
-@pytest.mark.parametrize("qos", [1, 2])
-def test_an_entry_keeps_the_id_that_it_was_given_for_another(
-    make: Make, monkeypatch: pytest.MonkeyPatch, qos: int
-) -> None:
-    """Also when the one whose id it should have is acknowledged meanwhile, and after a crash."""
-    monkeypatch.setattr(mailbox, "IDS_OF_MAILBOX", 4)
-    world = make(SessionOptions(window=8))
-    receiver, publisher = world.join("r", ("t", qos)), world.join("p")
-    _publish(world, publisher, range(1, 7), qos)
-    sent = [packet for packet in receiver.take() if isinstance(packet, Publish)]
-    assert 6 == len({packet.packet_id for packet in sent})
-    moved = {packet.payload: packet.packet_id for packet in sent[4:]}
-    assert all(number >= mailbox.MOVED_FROM for number in moved.values())
-    drain(world, receiver, list(sent[:4]))
-    if qos == 2:
-        receiver.send(Pubrec(moved[b"6"]))
-        world.turn()
-        assert [("Pubrel", moved[b"6"])] == kinds(receiver.take())
-    for _ in range(2):
-        world.restart()
-        peer, packets = world.back("r")
-        again = {packet.payload: packet.packet_id for packet in packets if isinstance(packet, Publish)}
-        assert again == ({b"5": moved[b"5"]} if qos == 2 else moved)
-        if qos == 2:
-            assert ("Pubrel", moved[b"6"]) in kinds(packets)
-    publisher = world.join("p")
-    _publish(world, publisher, range(7, 11), qos)
-    drain(world, peer, packets + peer.take())
-    assert not world.store.entries("r"), "everything is acknowledged"
 
 
 def test_the_other_id_of_a_message_is_stored_before_it_is_used(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1418,37 +1021,27 @@ def test_an_entry_that_is_dropped_before_its_other_id_is_stored_stops_nothing(
 # --- DUP ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["break", "killed", "killed while away"])
-def test_only_what_may_have_been_sent_before_carries_dup(make: Make, how: str) -> None:
+def test_only_what_may_have_been_sent_before_carries_dup(make: Make) -> None:
     """[MQTT-3.3.1-3]; after a kill it is unknown what a connected client was sent, but what comes later is new."""
-    world = make(SessionOptions(window=2))
-    receiver, publisher = world.join("r", ("t", 1)), world.join("p")
-    _publish(world, publisher, range(1, 5))
-    assert [b"1", b"2"] == payloads(receiver.take())
-    if how != "killed":
-        receiver.close()
-        world.turn()
-        _publish(world, publisher, range(5, 7))
-    if how.startswith("killed"):
-        world.restart()
-    publisher = world.join("p")
-    _publish(world, publisher, range(7, 9))
-    peer, packets = world.back("r")
-    _publish(world, publisher, range(9, 11))
-    dups = {packet.payload: packet.dup for packet in drain(world, peer, packets + peer.take())}
-    sent = {b"1", b"2"} if how != "killed" else {b"1", b"2", b"3", b"4"}
-    assert sent == {payload for payload, dup in dups.items() if dup}
-    assert dups.keys() >= {b"7", b"8", b"9", b"10"}
-
-
-def test_after_a_restart_new_messages_carry_no_dup(make: Make) -> None:
-    world = make()
-    world.join("r", ("t", 1))
-    world.restart()
-    peer, packets = world.back("r")
-    publisher = world.join("p")
-    _publish(world, publisher, range(1, 6))
-    assert [False] * 5 == [packet.dup for packet in drain(world, peer, packets + peer.take())]
+    for how in ("break", "killed", "killed while away"):
+        world = make(SessionOptions(window=2))
+        receiver, publisher = world.join("r", ("t", 1)), world.join("p")
+        _publish(world, publisher, range(1, 5))
+        assert [b"1", b"2"] == payloads(receiver.take())
+        if how != "killed":
+            receiver.close()
+            world.turn()
+            _publish(world, publisher, range(5, 7))
+        if how.startswith("killed"):
+            world.restart()
+        publisher = world.join("p")
+        _publish(world, publisher, range(7, 9))
+        peer, packets = world.back("r")
+        _publish(world, publisher, range(9, 11))
+        dups = {packet.payload: packet.dup for packet in drain(world, peer, packets + peer.take())}
+        sent = {b"1", b"2"} if how != "killed" else {b"1", b"2", b"3", b"4"}
+        assert sent == {payload for payload, dup in dups.items() if dup}
+        assert dups.keys() >= {b"7", b"8", b"9", b"10"}
 
 
 def test_after_a_kill_dup_is_on_no_more_than_the_client_took_at_once(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motorcade.broker import kept
 from motorcade.broker.frames import Frame, build
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.mailbox import AHEAD, IDS_OF_MAILBOX, RELEASED_MARK, Mailbox, id_of
+from motorcade.broker.mailbox import AHEAD, IDS_OF_MAILBOX, Mailbox, id_of
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
@@ -168,40 +167,6 @@ def test_what_comes_out_of_turn_is_read() -> None:
     assert not client.store.reads
 
 
-def test_a_new_connection_begins_with_the_oldest() -> None:
-    client = Client()
-    client.connect(limit=2)
-    client.store.answer()
-    for _ in range(4):
-        client.publish()
-    assert [packet.packet_id for packet in client.take()] == [2, 3]
-    client.acknowledge(2)
-    assert [packet.packet_id for packet in client.take()] == [4]
-    client.session.detach()
-    assert not client.session.inflight and client.mailbox.held == 2
-    client.connect(limit=3)
-    while client.store.reads:
-        client.store.answer()
-    again = client.take()
-    assert [(packet.packet_id, packet.dup) for packet in again if isinstance(packet, Publish)] == [
-        (3, True),
-        (4, True),
-        (5, False),
-    ]
-
-
-def test_a_read_of_an_old_connection_means_nothing_to_the_next() -> None:
-    client = Client()
-    client.store.append()
-    client.connect()
-    client.session.detach()
-    client.connect()
-    client.store.answer()
-    assert not client.take()
-    client.store.answer()
-    assert len(client.take()) == 1
-
-
 def test_only_so_much_is_read_ahead() -> None:
     client = Client(SessionOptions(queue=0))
     for _ in range(1000):
@@ -232,16 +197,6 @@ def test_large_entries_are_read_one_by_one() -> None:
         for packet in client.take():
             client.acknowledge(packet.packet_id)
     assert limits[0] > 1 and set(limits[1:]) == {1}
-
-
-def test_only_pubrel_is_sent_for_what_was_released() -> None:
-    client = Client()
-    client.store.append(2)
-    client.store.append(2)
-    client.store.mark(client.mailbox, 1, RELEASED_MARK)
-    client.connect()
-    client.store.answer()
-    assert [(type(packet), packet.packet_id) for packet in client.take()] == [(Pubrel, 2), (Publish, 3)]
 
 
 def test_messages_from_elsewhere_need_no_mark_and_have_other_ids() -> None:
@@ -279,28 +234,19 @@ def test_an_expired_message_is_passed_over() -> None:
     assert client.store.acks == [1] and client.session.shared.stats.dropped["expired"] == 1
 
 
-def test_the_first_messages_after_a_restart_may_have_been_sent_before() -> None:
-    client = Client(SessionOptions(window=4), restored=True)
-    client.store.append()
-    client.connect(limit=4)
-    client.store.answer()
-    (packet,) = client.take()
-    assert isinstance(packet, Publish) and packet.dup
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_what_is_in_the_window_does_not_count_as_queue(restored: bool) -> None:
-    client = Client(SessionOptions(queue=10, window=4, queue_bytes=1000), restored=restored)
-    if restored:
+def test_what_is_in_the_window_does_not_count_as_queue() -> None:
+    for restored in (False, True):
+        client = Client(SessionOptions(queue=10, window=4, queue_bytes=1000), restored=restored)
+        if restored:
+            assert client.mailbox.room[0] == 14
+        client.connect(limit=4)
+        client.store.answer()
         assert client.mailbox.room[0] == 14
-    client.connect(limit=4)
-    client.store.answer()
-    assert client.mailbox.room[0] == 14
-    for _ in range(3):
-        client.publish(b"x" * 500)
-    assert client.mailbox.room[1] >= 1000 + 3 * 500
-    client.session.detach()
-    assert client.mailbox.room[0] == 13 and client.mailbox.room[1] >= 1000 + 3 * 500
+        for _ in range(3):
+            client.publish(b"x" * 500)
+        assert client.mailbox.room[1] >= 1000 + 3 * 500
+        client.session.detach()
+        assert client.mailbox.room[0] == 13 and client.mailbox.room[1] >= 1000 + 3 * 500
 
 
 def test_a_client_that_has_got_everything_has_caught_up_whatever_was_pushed_out() -> None:

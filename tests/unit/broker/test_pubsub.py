@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,18 +104,18 @@ def test_a_subscription_is_replaced() -> None:
     assert {"no_subscribers": 1} == rig.dropped
 
 
-@pytest.mark.parametrize("version", [3, 4, 5])
-@pytest.mark.parametrize("granted", [0, 1, 2])
-@pytest.mark.parametrize("qos", [0, 1, 2])
-@pytest.mark.parametrize("published", [False, True])
-def test_qos_and_retain_flag_of_a_live_message(version: int, granted: int, qos: int, published: bool) -> None:
+def test_qos_and_retain_flag_of_a_live_message() -> None:
     """The lower QoS of both; the retain flag only for who asked for it as published. [MQTT-3.3.1-12] and -13."""
-    rig = Rig()
-    car = rig.session("car", Subscription("t", granted, retain_as_published=published), version=version)
-    bus = rig.session("bus", Subscription("t", granted), version=version)
-    rig.publish("t", qos, retain=True)
-    assert [(min(qos, granted), published)] == [(m.qos, m.retain) for m in taken(car)]
-    assert [(min(qos, granted), False)] == [(m.qos, m.retain) for m in taken(bus)]
+    for version in (3, 4, 5):
+        for granted in (0, 1, 2):
+            for qos in (0, 1, 2):
+                for published in (False, True):
+                    rig = Rig()
+                    car = rig.session("car", Subscription("t", granted, retain_as_published=published), version=version)
+                    bus = rig.session("bus", Subscription("t", granted), version=version)
+                    rig.publish("t", qos, retain=True)
+                    assert [(min(qos, granted), published)] == [(m.qos, m.retain) for m in taken(car)]
+                    assert [(min(qos, granted), False)] == [(m.qos, m.retain) for m in taken(bus)]
 
 
 def test_a_message_that_nobody_wants_is_told() -> None:
@@ -142,17 +141,17 @@ def who(sessions: list[Session]) -> list[int]:
     return [number for number, session in enumerate(sessions) for _ in taken(session)]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_message_goes_to_one_member_of_each_group(strategy: str) -> None:
-    rig = Rig(shared_strategy=strategy)
-    group = members(rig)
-    other = rig.session("other", Subscription("$share/h/t/#", 1))
-    plain = rig.session("plain", "#")
-    for number in range(30):
-        rig.publish(f"t/{number}", publisher=f"p{number}")
-        assert [1, 1, 1] == [len(who(sessions)) for sessions in (group, [other], [plain])]
-        for session in (*group, other, plain):
-            session.inflight.clear()
+def test_each_message_goes_to_one_member_of_each_group() -> None:
+    for strategy in STRATEGIES:
+        rig = Rig(shared_strategy=strategy)
+        group = members(rig)
+        other = rig.session("other", Subscription("$share/h/t/#", 1))
+        plain = rig.session("plain", "#")
+        for number in range(30):
+            rig.publish(f"t/{number}", publisher=f"p{number}")
+            assert [1, 1, 1] == [len(who(sessions)) for sessions in (group, [other], [plain])]
+            for session in (*group, other, plain):
+                session.inflight.clear()
 
 
 def test_round_robin() -> None:
@@ -183,20 +182,20 @@ def test_sticky() -> None:
     assert first != second and [second, second] == others
 
 
-@pytest.mark.parametrize(("strategy", "by_topic"), [("hash_topic", True), ("hash_client", False)])
-def test_hashes_keep_to_their_member_while_the_members_stay(strategy: str, by_topic: bool) -> None:
+def test_hashes_keep_to_their_member_while_the_members_stay() -> None:
     """Also while a window is full: that order is what they are chosen for."""
-    rig = Rig(shared_strategy=strategy, window=2)
-    group = members(rig)
-    homes: dict[int, int] = {}
-    for turn in range(4):
-        for key in range(20):
-            before = [(len(s.inflight), len(s.queue or ())) for s in group]
-            rig.publish(f"t/{key if by_topic else turn}", publisher=f"p{turn if by_topic else key}")
-            after = [(len(s.inflight), len(s.queue or ())) for s in group]
-            (home,) = (number for number in range(3) if before[number] != after[number])
-            assert home == homes.setdefault(key, home)
-    assert len(set(homes.values())) > 1
+    for strategy, by_topic in (("hash_topic", True), ("hash_client", False)):
+        rig = Rig(shared_strategy=strategy, window=2)
+        group = members(rig)
+        homes: dict[int, int] = {}
+        for turn in range(4):
+            for key in range(20):
+                before = [(len(s.inflight), len(s.queue or ())) for s in group]
+                rig.publish(f"t/{key if by_topic else turn}", publisher=f"p{turn if by_topic else key}")
+                after = [(len(s.inflight), len(s.queue or ())) for s in group]
+                (home,) = (number for number in range(3) if before[number] != after[number])
+                assert home == homes.setdefault(key, home)
+        assert len(set(homes.values())) > 1
 
 
 def test_least_inflight() -> None:
@@ -232,17 +231,17 @@ def test_least_inflight_takes_turns_among_equals() -> None:
         assert ([6, 6] if busy else [4, 4, 4]) == [chosen.count(number) for number in ((1, 2) if busy else (0, 1, 2))]
 
 
-@pytest.mark.parametrize("strategy", ["round_robin", "random", "least_inflight"])
-def test_members_with_room_go_first(strategy: str) -> None:
-    rig = Rig(shared_strategy=strategy, window=1)
-    group = members(rig)
-    for _ in range(3):
+def test_members_with_room_go_first() -> None:
+    for strategy in ("round_robin", "random", "least_inflight"):
+        rig = Rig(shared_strategy=strategy, window=1)
+        group = members(rig)
+        for _ in range(3):
+            rig.publish("t/x")
+        assert [1, 1, 1] == [len(session.inflight) for session in group]
+        del group[1].inflight[1]
+        who(group)
         rig.publish("t/x")
-    assert [1, 1, 1] == [len(session.inflight) for session in group]
-    del group[1].inflight[1]
-    who(group)
-    rig.publish("t/x")
-    assert [1] == who(group)
+        assert [1] == who(group)
 
 
 def test_members_that_are_away_are_the_last_choice() -> None:

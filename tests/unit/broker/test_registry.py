@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,17 +98,6 @@ class Rig:
         self.wills += [will.topic for will in wills]
 
 
-def test_a_new_session() -> None:
-    rig = Rig()
-    session, present = rig.connect()
-    assert (False, {"car": session}, 1, 1) == (
-        present,
-        rig.registry.sessions,
-        rig.registry.connected,
-        rig.registry.maximum,
-    )
-
-
 def test_a_session_is_resumed_with_what_it_had() -> None:
     rig = Rig()
     session, _ = rig.connect()
@@ -124,18 +112,18 @@ def test_a_session_is_resumed_with_what_it_had() -> None:
     assert ["disconnected car"] == rig.events
 
 
-@pytest.mark.parametrize(("clean", "expiry"), [(True, 100), (False, 0), (True, 0)])
-def test_a_session_that_is_not_resumed_is_forgotten(clean: bool, expiry: int) -> None:
-    rig = Rig()
-    session, _ = rig.connect(expiry=expiry)
-    rig.pubsub.subscribe(session, Subscription("t", 1))
-    rig.disconnect(session)
-    again, present = rig.connect(clean=clean, expiry=expiry)
-    assert (False, False) == (present, again is session)
-    assert {} == again.subscriptions
-    assert 0 == rig.pubsub.subscriptions
-    assert [again] == list(rig.registry.sessions.values())
-    assert ("discarded car" if expiry else "terminated car disconnected") == rig.events[-1]
+def test_a_session_that_is_not_resumed_is_forgotten() -> None:
+    for clean, expiry in ((True, 100), (False, 0), (True, 0)):
+        rig = Rig()
+        session, _ = rig.connect(expiry=expiry)
+        rig.pubsub.subscribe(session, Subscription("t", 1))
+        rig.disconnect(session)
+        again, present = rig.connect(clean=clean, expiry=expiry)
+        assert (False, False) == (present, again is session)
+        assert {} == again.subscriptions
+        assert 0 == rig.pubsub.subscriptions
+        assert [again] == list(rig.registry.sessions.values())
+        assert ("discarded car" if expiry else "terminated car disconnected") == rig.events[-1]
 
 
 def test_a_session_expires_at_its_second() -> None:
@@ -165,75 +153,24 @@ def test_a_session_whose_time_is_over_is_not_resumed_though_nobody_looked() -> N
 # --- take-over ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clean", [False, True])
-@pytest.mark.parametrize("expiry", [0, 100])
-def test_the_old_connection_is_ended(clean: bool, expiry: int) -> None:
+def test_the_old_connection_is_ended() -> None:
     """[MQTT-3.1.4-3]. The session is kept only if it outlives connections and the client wants it."""
-    rig = Rig()
-    old, _ = rig.connect(expiry=expiry)
-    link = old.link
-    assert isinstance(link, Link)
-    new, present = rig.connect(clean=clean, expiry=expiry)
-    assert [ReasonCode.SESSION_TAKEN_OVER] == link.ended
-    assert 1 == link.flushed, "what it was still to hear is not lost with it"
-    resumed = not clean and expiry > 0
-    assert (resumed, resumed) == (present, new is old)
-    assert (1, 1) == (rig.registry.connected, len(rig.registry.sessions))
-    assert ["disconnected car", "takenover car", *([] if resumed else ["discarded car"])] == rig.events
+    for clean in (False, True):
+        for expiry in (0, 100):
+            rig = Rig()
+            old, _ = rig.connect(expiry=expiry)
+            link = old.link
+            assert isinstance(link, Link)
+            new, present = rig.connect(clean=clean, expiry=expiry)
+            assert [ReasonCode.SESSION_TAKEN_OVER] == link.ended
+            assert 1 == link.flushed, "what it was still to hear is not lost with it"
+            resumed = not clean and expiry > 0
+            assert (resumed, resumed) == (present, new is old)
+            assert (1, 1) == (rig.registry.connected, len(rig.registry.sessions))
+            assert ["disconnected car", "takenover car", *([] if resumed else ["discarded car"])] == rig.events
 
 
 # --- wills --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("goodbye", [False, True])
-@pytest.mark.parametrize("delay", [0, 50, 200])
-@pytest.mark.parametrize("expiry", [0, 100])
-def test_when_a_will_is_published(goodbye: bool, delay: int, expiry: int) -> None:
-    """After its delay or with the end of the session, whichever is first; never after a goodbye. [MQTT-3.1.3-9]."""
-    rig = Rig()
-    session, _ = rig.connect(expiry=expiry, delay=delay)
-    rig.disconnect(session, NOW, with_will=not goodbye)
-    due = min(delay, expiry)
-    for late in range(0, 260, 10):
-        rig.due(NOW + late)
-        assert ([] if goodbye or late < due else ["will of car"]) == rig.wills, f"after {late} s"
-
-
-@pytest.mark.parametrize(
-    ("clean", "expiry", "delay", "published"),
-    [
-        (False, 100, 0, True),  # no delay: published at the take-over
-        (False, 100, 50, False),  # back before the delay is over
-        (True, 100, 50, True),  # the session ends
-        (True, 100, 0, True),
-        (False, 0, 50, True),  # the session ends with its connection
-        (False, 0, 0, True),
-    ],
-)
-def test_the_will_of_a_connection_that_is_taken_over(clean: bool, expiry: int, delay: int, published: bool) -> None:
-    rig = Rig()
-    rig.connect(expiry=expiry, delay=delay)
-    rig.connect(clean=clean, expiry=expiry, delay=None)
-    assert (["will of car"] if published else []) == rig.wills
-    rig.due(NOW + 10_000)
-    assert (["will of car"] if published else []) == rig.wills
-
-
-@pytest.mark.parametrize(("clean", "published"), [(False, False), (True, True)])
-def test_coming_back_before_the_delay_is_over(clean: bool, published: bool) -> None:
-    """A resumed session has no old will; a discarded one publishes it, since it has ended."""
-    rig = Rig()
-    session, _ = rig.connect(delay=50)
-    rig.disconnect(session, NOW)
-    again, _ = rig.connect(now=NOW + 10, clean=clean, delay=20)
-    rig.due(NOW + 60)
-    assert (["will of car"] if published else []) == rig.wills
-    rig.wills.clear()
-    rig.disconnect(again, NOW + 70)
-    rig.due(NOW + 89)
-    assert [] == rig.wills
-    rig.due(NOW + 90)
-    assert ["will of car"] == rig.wills
 
 
 def test_removing_a_session_publishes_its_will() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,23 +48,20 @@ def test_whoever_is_told_may_ask_for_more() -> None:
     assert told == ["first", "second", "third"]
 
 
-@pytest.mark.parametrize(
-    ("errors", "refused"),
-    [
+def test_a_ticket_is_refused_if_certainly_nothing_was_stored() -> None:
+    for errors, refused in (
         ([None, None], False),
         ([StoreFullError("full")], True),
         ([StoreError("lost")], False),
         ([None, StoreError("lost")], False),
         ([StoreError("lost"), StoreFullError("full")], False),
         ([RuntimeError("a plugin's")], False),
-    ],
-)
-def test_a_ticket_is_refused_if_certainly_nothing_was_stored(errors: list[BaseException | None], refused: bool) -> None:
-    ticket = Ticket(len(errors))
-    for error in errors:
-        ticket.finish(error)
-    assert ticket.refused is refused
-    assert ticket.error is next((error for error in errors if error), None)
+    ):
+        ticket = Ticket(len(errors))
+        for error in errors:
+            ticket.finish(error)
+        assert ticket.refused is refused
+        assert ticket.error is next((error for error in errors if error), None)
 
 
 async def test_a_ticket_takes_what_futures_bring() -> None:

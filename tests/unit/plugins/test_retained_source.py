@@ -91,7 +91,7 @@ def test_a_set_arrives_whole_and_within_the_window(node: RetainedNode) -> None:
 def test_a_half_delivered_set_goes_on_after_a_return(node: RetainedNode, taken_over: bool) -> None:
     """Each comes once, those in flight again with DUP; what has changed meanwhile comes as it is then."""
     expected = filled(node, 120)
-    peer = node.client("car", clean=False, properties=LASTING)
+    peer: Peer = node.client("car", clean=False, properties=LASTING)
     subscribe(node, peer, ("a/#", 1))
     done: list[tuple[str, bytes]] = []
     for version in (4, 5, 4):
