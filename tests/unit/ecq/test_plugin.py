@@ -125,6 +125,14 @@ def test_exactly_once_into_the_queue() -> None:
         assert ["k", "m", "n"] == node.keys()
 
 
+def test_a_repetition_with_the_same_guid_is_not_doubled() -> None:
+    """QoS 2: the broker publishes again under the same GUID what may have been stored."""
+    with EcqNode.on() as node:
+        for _ in range(2):
+            node.run(node.broker.publish(Message("$ECQ/w/car/k", b"v", 2, guid=bytes(16))))
+        assert [(1, "k", b"v")] == node.stored()
+
+
 def test_wills_and_plugins_of_the_node_append() -> None:
     with EcqNode.on() as node:
         car = node.consumer()

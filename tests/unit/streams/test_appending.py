@@ -2,185 +2,246 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from motorcade.core.message import Message
-from motorcade.core.record import RecordError, decode
+from motorcade.core.record import RecordError
 from motorcade.extension.declared import UnknownError
+from motorcade.extension.hooks import Handled
+from motorcade.mqtt.packets import Puback, Publish
 from motorcade.plugins.streams.appender import MAX_GROUP
-from motorcade.storage.ports import Store, StoreError, StoreFullError
-from tests.unit.streams.clients import Node
+from motorcade.plugins.streams.plugin import StreamsPlugin
+from motorcade.storage.ports import StoreError, StoreFullError
+from tests.support.virtual import Client
+from tests.unit.streams.node import StreamsNode
+
+QUOTA = 0x97
 
 
-class Gate:
-    """Holds the appends of a store until they are let go, and can let them fail."""
-
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.groups: list[int] = []
-        self.open = asyncio.Event()
-        self.error: Exception | None = None
-        append = store.streams.append
-
-        async def held(stream: str, values: Sequence[bytes], now: float) -> list[int]:
-            self.groups.append(len(values))
-            await self.open.wait()
-            if self.error is not None:
-                raise self.error
-            return await append(stream, values, now)
-
-        monkeypatch.setattr(store.streams, "append", held)
+def hold(node: StreamsNode) -> None:
+    """From now on the store appends when it is told to."""
+    node.held.streams_too = node.held.held = True
 
 
-@pytest.fixture
-def gate(store: Store, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(store, monkeypatch)
+def let_go(node: StreamsNode) -> None:
+    node.held.held = False
+    node.held.let_go()
+    node.turn()
 
 
-def put(node: Node, *payloads: bytes) -> Any:
-    """As the hook does; the group."""
-    stream = node.streams.stream("s")
-    assert stream is not None
-    return [stream.appender.put(Message("t/a", payload, 1)) for payload in payloads][-1]
+def put(pub: Client, *payloads: bytes, qos: int = 1) -> None:
+    """One read of the broker's."""
+    first = pub._numbers + 1
+    pub._numbers += len(payloads)
+    pub.send(*(Publish("t/a", each, qos, packet_id=qos and first + n) for n, each in enumerate(payloads)))
+    pub.node.turn()
 
 
-async def turn() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+def answers(pub: Client) -> list[int]:
+    return [packet.reason for packet in pub.take() if isinstance(packet, Puback)]
 
 
-async def stored(store: Store) -> list[bytes]:
-    return [decode(record.value).payload for record in await store.streams.read("s", 0, 1_000_000)]
+def test_what_is_published_is_in_every_stream_that_is_bound_to_it() -> None:
+    """Once in each, by whatever filter, with every QoS; a wildcard does not mean `$…`, and it is routed as usual."""
+    streams = {"s": {"topics": ["t/+", "t/#"]}, "t": {"topics": ["t/b"]}, "all": {"topics": ["#", "+/x"]}}
+    with StreamsNode.on(stream=streams) as node:
+        pub, live = node.client("pub"), node.client("live")
+        live.subscribe("#")
+        for topic in ("t/a", "t/b", "other"):
+            for qos in (0, 1, 2):
+                assert 0 == pub.publish(topic, b"%d" % qos, qos)
+        assert [6, 3, 9] == [len(node.stored(name)) for name in streams]
+        assert [b"0", b"1", b"2"] == node.stored("t")
+        assert (18, 9) == (node.counters["appended"], len(live.messages()))
+        for topic, taken in (("$SYS/x", False), ("a/x", True)):
+            assert taken is (node.hooks.publish_chains(topic)[0] is not None)
+        node.run(node.plugins.reload("streams", {"stream": {"all": {"topics": ["$SYS/#"]}}}))
+        for topic, taken in (("$SYS/x", True), ("a/x", False)):
+            assert taken is (node.hooks.publish_chains(topic)[0] is not None), "only what is bound comes by"
 
 
-async def test_what_comes_in_one_turn_is_one_write(node: Node, store: Store, gate: Gate) -> None:
-    """And while it is under way, the next group collects."""
-    futures = [put(node, b"%d" % number).future() for number in range(10)]
-    await turn()
-    assert [10] == gate.groups
-    more = node.streams.append("s", [Message("t", b"10"), Message("t", b"11")])
-    last = put(node, b"12").future()
-    await turn()
-    assert [10] == gate.groups, "one write at a time"
-    gate.open.set()
-    assert list(range(1, 11)) == (await asyncio.gather(*futures))[0]
-    assert [11, 12] == await more
-    await last
-    assert [10, 3] == gate.groups
-    assert [b"%d" % number for number in range(13)] == await stored(store)
-    assert 0 == node.streams.waiting.messages == node.streams.waiting.octets
+def test_what_another_plugin_has_taken_is_left_alone() -> None:
+    with StreamsNode.with_stream() as node:
+        assert isinstance(node.loaded.plugin, StreamsPlugin)
+        node.loaded.plugin.on_publish(None, Handled())
+        node.turn()
+        assert [] == node.stored()
 
 
-async def test_groups_are_bounded(node: Node, store: Store, gate: Gate) -> None:
-    gate.open.set()
-    last = put(node, *(b"x" for _ in range(2 * MAX_GROUP + 1)))
-    await last.future()
-    assert [MAX_GROUP, MAX_GROUP, 1] == gate.groups
+def test_what_comes_in_one_turn_is_one_write() -> None:
+    """And while it is under way, the next group collects; both are answered when they are stored, in order."""
+    with StreamsNode.with_stream() as node:
+        pub = node.client("pub")
+        hold(node)
+        put(pub, *(b"%d" % number for number in range(10)))
+        more = node.appending(b"10", b"11")
+        put(pub, b"12")
+        assert (1, []) == (len(node.held.waiting), answers(pub)), "one write at a time"
+        node.held.let_go(1)
+        node.turn()
+        assert (10, 10, False) == (len(node.stored()), len(answers(pub)), more.done())
+        let_go(node)
+        assert ([11, 12], 1) == (more.result(), len(answers(pub)))
+        assert [b"%d" % number for number in range(13)] == node.stored()
+        assert 0 == node.streams.waiting.messages == node.streams.waiting.octets
 
 
-async def test_a_store_that_is_full_refuses_certainly(node: Node, store: Store, gate: Gate) -> None:
+def test_groups_are_bounded() -> None:
+    with StreamsNode.with_stream() as node:
+        hold(node)
+        with node.loop.running():  # type: ignore[union-attr]
+            for _ in range(2 * MAX_GROUP + 1):
+                node.stream.appender.put(Message("t/a", b"x"))
+        node.turn()
+        for stored in (MAX_GROUP, 2 * MAX_GROUP, 2 * MAX_GROUP + 1):
+            assert 1 == len(node.held.waiting)
+            node.held.let_go(1)
+            node.turn()
+            assert stored == len(node.stored())
+
+
+def test_a_store_that_is_full_refuses_certainly() -> None:
     """Everybody of the group hears why; the next one is tried as ever."""
-    gate.error = StoreFullError("disk full")
-    gate.open.set()
-    group, appended = put(node, b"1"), node.streams.append("s", [Message("t", b"2")])
-    for future in (group.future(), appended):
-        with pytest.raises(StoreFullError, match="disk full"):
-            await future
-    gate.error = None
-    assert [1] == await node.streams.append("s", [Message("t", b"3")])
-    assert (2, 1) == (node.counters["append_failed"], node.counters["appended"])
-    assert [b"3"] == await stored(store)
+    with StreamsNode.with_stream() as node:
+        pub = node.client("pub")
+        hold(node)
+        put(pub, b"1")
+        other = node.appending(b"2")
+        node.held.fail(StoreFullError("disk full"))
+        node.turn()
+        node.held.fail(StoreFullError("disk full"))
+        node.turn()
+        assert ([QUOTA], "disk full") == (answers(pub), str(other.exception()))
+        let_go(node)
+        assert [1] == node.append(b"3")
+        assert (2, 1, [b"3"]) == (node.counters["append_failed"], node.counters["appended"], node.stored())
 
 
-async def test_too_much_waits(store: Store, gate: Gate) -> None:
-    """What does not fit is refused at once, whoever asks, and counted."""
-    node = await Node.on(store, max_waiting=3)
-    await node.create()
-    put(node, b"1", b"2", b"3")
-    with pytest.raises(StoreFullError, match="max_waiting"):
-        put(node, b"4")
-    with pytest.raises(StoreFullError, match="3 messages wait"):
-        await node.streams.append("s", [Message("t", b"5")])
-    assert 2 == node.counters["refused_waiting"]
-    gate.open.set()
-    await node.quiet()
-    assert [4] == await node.append(b"6")
-    await node.stop()
+def test_what_waits_is_bounded_in_number_and_bytes() -> None:
+    """What does not fit is refused at once, whoever asks; QoS 0 is routed and counted."""
+    bounds: list[tuple[dict[str, Any], list[bytes]]] = [
+        ({"max_waiting": 3}, [b"1", b"2", b"3"]),
+        ({"max_waiting_bytes": 1000}, [bytes(1000)]),
+    ]
+    for bound, fitting in bounds:
+        with StreamsNode.with_stream(**bound) as node:
+            pub, other = node.client("pub"), node.client("other")
+            hold(node)
+            put(pub, *fitting)
+            put(other, b"4")
+            put(other, b"5", qos=0)
+            assert [QUOTA] == answers(other)
+            (name,) = bound
+            refused = node.appending(b"6").exception()
+            assert isinstance(refused, StoreFullError) and name in str(refused)
+            assert (3, 1) == (node.counters["refused_waiting"], node.counters["dropped_qos0"])
+            let_go(node)
+            assert len(fitting) == len(answers(pub)) == len(node.stored())
+            assert [len(fitting) + 1] == node.append(b"6")
 
 
-async def test_bytes_that_wait_are_bounded_too(store: Store, gate: Gate) -> None:
-    node = await Node.on(store, max_waiting_bytes=1000)
-    await node.create()
-    put(node, b"x" * 1000)
-    with pytest.raises(StoreFullError, match="max_waiting_bytes"):
-        put(node, b"4")
-    gate.open.set()
-    await node.stop()
+def test_errors_of_an_append_are_told_where_it_is_waited_for() -> None:
+    with StreamsNode.with_stream() as node:
+        assert isinstance(node.appending(b"", stream="x").exception(), UnknownError)
+        with node.loop.running():  # type: ignore[union-attr]
+            assert isinstance(node.streams.append("s", [Message("t\ud800", b"")]).exception(), RecordError)
+        assert [] == node.append()
 
 
-async def test_errors_of_an_append_are_told_where_it_is_waited_for(node: Node) -> None:
-    with pytest.raises(UnknownError, match="no stream 'x'"):
-        await node.streams.append("x", [Message("t", b"")])
-    with pytest.raises(RecordError):
-        await node.streams.append("s", [Message("t\ud800", b"")])
-    assert [] == await node.streams.append("s", [])
+def test_whoever_does_not_wait_any_more_harms_nobody() -> None:
+    with StreamsNode.with_stream() as node:
+        hold(node)
+        appending, other = node.appending(b"1"), node.appending(b"2")
+        appending.cancel()
+        node.turn()
+        let_go(node)
+        assert [2] == other.result()
 
 
-async def test_whoever_does_not_wait_any_more_harms_nobody(node: Node, gate: Gate) -> None:
-    appended = node.streams.append("s", [Message("t", b"1")])
-    other = node.streams.append("s", [Message("t", b"2")])
-    appended.cancel()
-    gate.open.set()
-    assert [2] == await other
-
-
-async def test_unloaded_in_the_middle_of_a_write(node: Node, gate: Gate) -> None:
+def test_unloaded_in_the_middle_of_a_write() -> None:
     """Nobody waits for ever."""
-    flying = put(node, b"1").future()
-    await turn()
-    waiting = put(node, b"2").future()
-    await node.kill()
-    for future in (flying, waiting):
-        with pytest.raises(StoreError):
-            await future
-    assert 0 == node.streams.waiting.messages
+    with StreamsNode.with_stream() as node:
+        hold(node)
+        flying = node.appending(b"1")
+        node.turn()
+        waiting = node.appending(b"2")
+        for task in list(node.loaded.context.tasks):
+            task.cancel()
+        node.turn()
+        assert isinstance(flying.exception(), StoreError) and isinstance(waiting.exception(), StoreError)
+        assert 0 == node.streams.waiting.messages
+        let_go(node)
 
 
-async def test_a_fault_after_the_write_leaves_no_publisher_waiting(
-    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_after_the_write_leaves_no_publisher_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stored; those behind it are written too, and readers find all of it."""
-    stream = node.streams.stream("s")
-    assert stream is not None
+    with StreamsNode.with_stream() as node:
+        pub = node.client("pub")
 
-    def breaks(*_: object) -> None:
-        raise RuntimeError("a page that cannot be made")
+        def breaks(*_: object) -> None:
+            raise RuntimeError("a page that cannot be made")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(stream.appender, "_appended", breaks)
-        assert [1] == await asyncio.wait_for(put(node, b"1").future(), 60)
-    assert [2] == await asyncio.wait_for(put(node, b"2").future(), 60)
-    assert [b"1", b"2"] == await stored(store)
-    assert 2 == stream.tail and stream.appender.doubtful
+        with monkeypatch.context() as patch:
+            patch.setattr(node.stream.appender, "_appended", breaks)
+            assert 0 == pub.publish("t/a", b"1")
+        assert 0 == pub.publish("t/a", b"2")
+        assert 2 == node.stream.tail
+        assert [b"1", b"2"] == node.reader("car", "earliest").drain()
 
 
-async def test_a_stream_that_could_not_be_counted_is_counted_later(
-    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = node.streams.stream("s")
-    assert stream is not None
-    await store.streams.append("s", [b"1", b"2"], 1.0)  # past the service
-    assert 2 == stream.tail and stream.uncounted
+def test_a_stream_that_could_not_be_counted_is_counted_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StreamsNode.with_stream() as node:
+        node.append_past(1, 2, batch=False)
+        assert 2 == node.stream.tail and node.stream.uncounted
 
-    async def breaks(_: str) -> None:
-        raise StoreError("no answer")
+        async def breaks(_: str) -> None:
+            raise StoreError("no answer")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(store.streams, "info", breaks)
-        with pytest.raises(StoreError):
-            await stream.look()
-    await stream.look()
-    assert 2 == stream.records
+        with monkeypatch.context() as patch:
+            patch.setattr(node.held.streams, "info", breaks)
+            with pytest.raises(StoreError):
+                node.run(node.stream.look())
+        node.run(node.stream.look())
+        assert 2 == node.stream.records
+
+
+def test_who_may_subscribe_and_publish_where() -> None:
+    """A refusal says why, the connection stays; MQTT 3 hears 0x80, and is disconnected if it publishes."""
+    filters = [
+        ("$stream/s", 1),
+        ("$stream/s/earliest", 1),
+        ("$stream/x", 1),
+        *((f"$stream/{name}", 0x8F) for name in ("", "-x", "a b", "+", "#", "s/soon", "s/#", "s/earliest/x", "s/-1")),
+        ("$share/g/$stream/s", 0x9E),
+        ("$share/g/a", 2),
+        ("$streams", 2),
+        ("a/#", 2),
+    ]
+    with StreamsNode.with_stream() as node:
+        car, old = node.client("car"), node.client("old", 4)
+        for filter_, reason in filters:
+            answer = car.subscribe(filter_, 2)
+            assert (reason,) == answer.reasons, filter_
+            assert bool(answer.properties.reason_string) == (reason > 2 or filter_ == "$stream/x"), filter_
+            assert (min(reason, 0x80),) == old.subscribe(filter_, 2).reasons, filter_
+        answer = car.subscribe("$stream/s", 1, stream_offset="yesterday")
+        assert (0x8F,) == answer.reasons and "earliest" in (answer.properties.reason_string or "")
+        assert 0x90 == car.publish("$stream/s", b"x")
+        old.put("$stream/s", b"x")
+        node.turn()
+        assert (False, []) == (old.open, node.stored())
+
+
+def test_without_streams_nothing_is_called() -> None:
+    """Publishing is as quick as without the plugin; unloaded, nothing stays behind, and everything is found again."""
+    with StreamsNode.on() as node:
+        assert (None, None) == node.hooks.publish_chains("t/a")
+        node.create()
+        node.append(b"x")
+        node.run(node.plugins.unload("streams"))
+        assert (None, None) == node.hooks.publish_chains("t/a")
+        assert node.plugins.service("streams") is None
+        node.load()
+        assert 1 == node.run(node.streams.show("s")).records

@@ -9,9 +9,8 @@ from motorcade.core.subscription import Subscription
 from motorcade.plugins.streams.position import EARLIEST, LATEST, MOST, Origin, Position, Wish, read_position, read_wish
 
 
-@pytest.mark.parametrize(
-    ("text", "position"),
-    [
+def test_what_a_position_means() -> None:
+    for text, position in [
         ("earliest", EARLIEST),
         ("latest", LATEST),
         ("1", Position(Origin.NUMBER, 1)),
@@ -24,15 +23,13 @@ from motorcade.plugins.streams.position import EARLIEST, LATEST, MOST, Origin, P
         ("2023-11-14 22:13:20", Position(Origin.TIME, 1700000000.0)),
         ("2023-11-15T00:13:20+02:00", Position(Origin.TIME, 1700000000.0)),
         ("1970-01-02", Position(Origin.TIME, 86400.0)),
-    ],
-)
-def test_positions(text: str, position: Position) -> None:
-    assert position == read_position(text)
+    ]:
+        assert position == read_position(text), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_position() -> None:
+    """The answer says what could be written, and is no longer than the mistake deserves."""
+    for text in [
         "0",
         "-1",
         "1.5",
@@ -54,33 +51,27 @@ def test_positions(text: str, position: Position) -> None:
         str(MOST + 1),
         "9" * 5000,
         "2023-11-14T22:13:20Z ",
-    ],
-)
-def test_what_is_none(text: str) -> None:
-    """The answer says what could be written, and is no longer than the mistake deserves."""
-    with pytest.raises(MotorcadeError, match="'earliest'") as caught:
-        read_position(text)
-    assert len(str(caught.value)) < 250
+    ]:
+        with pytest.raises(MotorcadeError, match="'earliest'") as caught:
+            read_position(text)
+        assert len(str(caught.value)) < 250
 
 
-@pytest.mark.parametrize(
-    ("filter_", "properties", "wish"),
-    [
+def test_what_a_filter_and_its_properties_mean() -> None:
+    wishes: list[tuple[str, tuple[tuple[str, str], ...], Wish]] = [
         ("$stream/s", (), Wish("s", "", None)),
         ("$stream/s/latest", (), Wish("s", "latest", LATEST)),
         ("$stream/a.b-c_1/7", (), Wish("a.b-c_1", "7", Position(Origin.NUMBER, 7))),
         ("$stream/s", (("stream-offset", "earliest"),), Wish("s", "", EARLIEST)),
         ("$stream/s", (("other", "x"), ("stream-offset", "1"), ("stream-offset", "latest")), Wish("s", "", LATEST)),
         ("$stream/s/latest", (("stream-offset", "earliest"),), Wish("s", "latest", LATEST)),
-    ],
-)
-def test_wishes(filter_: str, properties: tuple[tuple[str, str], ...], wish: Wish) -> None:
-    assert wish == read_wish(Subscription(filter_, user_properties=properties))
+    ]
+    for filter_, properties, wish in wishes:
+        assert wish == read_wish(Subscription(filter_, user_properties=properties)), filter_
 
 
-@pytest.mark.parametrize(
-    ("filter_", "says"),
-    [
+def test_filters_that_mean_nothing() -> None:
+    for filter_, says in [
         ("$stream/", "stream name ''"),
         ("$stream", "stream name"),
         ("$stream/#", "without wildcards"),
@@ -90,13 +81,8 @@ def test_wishes(filter_: str, properties: tuple[tuple[str, str], ...], wish: Wis
         ("$stream/s/earliest/x", "'earliest/x' is none of"),
         ("$stream/.s", "stream name '.s'"),
         ("$stream/" + "s" * 65, "at most 64"),
-    ],
-)
-def test_filters_that_mean_nothing(filter_: str, says: str) -> None:
-    with pytest.raises(MotorcadeError, match=says):
-        read_wish(Subscription(filter_))
-
-
-def test_an_empty_property_is_a_mistake() -> None:
+    ]:
+        with pytest.raises(MotorcadeError, match=says):
+            read_wish(Subscription(filter_))
     with pytest.raises(MotorcadeError, match="is empty"):
         read_wish(Subscription("$stream/s", user_properties=(("stream-offset", ""),)))

@@ -1,4 +1,4 @@
-"""Readers: where they begin, how they go on, and that nothing is lost or doubled on the way."""
+"""Readers in virtual time: where they begin, how they go on, and that nothing is lost or doubled on the way."""
 
 from __future__ import annotations
 
@@ -7,551 +7,447 @@ from typing import Any
 
 import pytest
 
-from motorcade.core.message import Message
-from motorcade.core.reasons import ReasonCode
-from motorcade.core.record import encode
-from motorcade.extension.sources import Why
 from motorcade.plugins.streams.pages import PAGE
-from motorcade.storage.ports import Store, StoreError, StreamInfo
-from tests.unit.streams.clients import NOW, Node, offsets
+from motorcade.storage.ports import StoreError, StreamInfo
+from tests.support.virtual import START
+from tests.unit.streams.node import LASTING, StreamsNode, numbers, offsets, read
 
 
-async def numbered(node: Node, count: int, start: int = 0) -> None:
-    await node.append(*(b"%d" % number for number in range(start, start + count)))
+def test_where_a_reader_begins() -> None:
+    """As a property or in the filter, which is the only way of MQTT 3."""
+    begins = {
+        "earliest": 0,
+        "latest": 10,
+        "": 10,
+        "1": 0,
+        "4": 3,
+        "10": 9,
+        "11": 10,
+        f"@{START}": 0,
+        f"@{START + 4.5}": 5,
+        f"@{START + 9}": 9,
+        "2023-11-14T22:13:25Z": 5,
+        "2023-11-14T23:13:25+01:00": 5,
+        "@0": 0,
+    }
+    with StreamsNode.with_stream() as node:
+        for number in range(10):
+            node.append_numbers(1, number)
+            node.wait(1)
+        readers = []
+        for number, (offset, first) in enumerate(begins.items()):
+            readers.append((node.reader(f"car{number}", offset), first, offset))
+            if "+" not in offset:
+                stream = f"s/{offset}" if offset else "s"
+                readers.append((node.reader(f"old{number}", stream=stream, version=4), first, offset))
+        node.append_numbers(5, 10)
+        for car, first, offset in readers:
+            car.drain()
+            assert list(range(first, 15)) == numbers(car.received), offset
 
 
-def payloads(messages: list[Message]) -> list[int]:
-    return [int(message.payload) for message in messages]
-
-
-@pytest.mark.parametrize(
-    ("offset", "first"),
-    [
-        ("earliest", 0),
-        ("latest", 10),
-        ("", 10),
-        ("1", 0),
-        ("4", 3),
-        ("10", 9),
-        ("11", 10),
-        (f"@{NOW}", 0),
-        (f"@{NOW + 4.5}", 5),
-        (f"@{NOW + 9}", 9),
-        ("2023-11-14T22:13:25Z", 5),
-        ("2023-11-14T23:13:25+01:00", 5),
-        ("@0", 0),
-    ],
-)
-async def test_where_a_reader_begins(node: Node, offset: str, first: int) -> None:
-    for number in range(10):
-        await numbered(node, 1, number)
-        node.now += 1
-    session = node.client("car").subscribe("$stream/s", offset)
-    await node.quiet()
-    await numbered(node, 5, 10)
-    await session.client.drain()
-    assert list(range(first, 15)) == payloads(session.received)
-
-
-async def past(store: Store, *numbers: int, batch: bool = True) -> None:
-    """Append to the stream as other plugins do it: in a batch of their own, past the service."""
-    values = [encode(Message("t/a", b"%d" % number)) for number in numbers]
-    if not batch:
-        await store.streams.append("s", values, NOW)
-        return
-    together = store.batch()
-    together.stream("s", values, NOW)
-    together.put("things", "k", b"v")
-    await together.commit()
-
-
-@pytest.mark.parametrize("batch", [True, False], ids=["batch", "append"])
-async def test_what_is_appended_past_the_service_is_read_to_the_end(node: Node, store: Store, batch: bool) -> None:
+def test_what_is_appended_past_the_service_is_read_to_the_end() -> None:
     """By readers that come later, that are there, and that come back; the service has appended before and after."""
-    await past(store, 0, 1, 2, batch=batch)
-    early = node.client("early").subscribe("$stream/s", "earliest")
-    latest = node.client("latest").subscribe("$stream/s", "latest")
-    second = node.client("second").subscribe("$stream/s", "2")
-    await early.client.drain()
-    await second.client.drain()
-    assert ([0, 1, 2], [1, 2]) == (payloads(early.received), payloads(second.received))
-    await numbered(node, 2, 3)
-    await past(store, 5, 6, batch=batch)
-    for session in (early, latest, second):
-        await session.client.drain()
-    assert list(range(7)) == payloads(early.received)
-    assert list(range(3, 7)) == payloads(latest.received), "not what was there before"
-    early.client.disconnect()
-    second.client.unsubscribe("$stream/s")
-    latest.client.disconnect()
-    await past(store, 7, batch=batch)
-    early.client.resume()
-    again = second.client.subscribe("$stream/s")
-    for session in (early, again):
-        await session.client.drain()
-    assert list(range(8)) == payloads(early.received)
-    assert [7] == payloads(again.received)
-    assert 0 == node.counters["found_late"]
+    for batch in (True, False):
+        with StreamsNode.with_stream() as node:
+            node.append_past(0, 1, 2, batch=batch)
+            early = node.reader("early", "earliest", **LASTING)
+            latest, second = node.reader("latest", "latest"), node.reader("second", "2")
+            assert ([b"0", b"1", b"2"], [b"1", b"2"]) == (early.drain(), second.drain())
+            node.append_numbers(2, 3)
+            node.append_past(5, 6, batch=batch)
+            for car in (early, latest, second):
+                car.drain()
+            assert list(range(7)) == numbers(early.received)
+            assert list(range(3, 7)) == numbers(latest.received), "not what was there before"
+            early.close()
+            second.unsubscribe("$stream/s")
+            node.append_past(7, batch=batch)
+            read(second)
+            assert [b"7"] == node.reader("early", **LASTING).drain() == second.drain()
+            assert 0 == node.counters["found_late"]
 
 
-async def test_appends_past_the_service_beside_its_own(node: Node, store: Store) -> None:
+def test_appends_past_the_service_beside_its_own() -> None:
     """Both at once, again and again: every reader gets all there is, each once."""
-    sessions = [node.client(f"car{number}", 50, 50).subscribe("$stream/s", "earliest") for number in range(3)]
-    for start in range(0, 60, 6):
-        await asyncio.gather(
-            numbered(node, 2, start),
-            past(store, start + 2, start + 3),
-            numbered(node, 1, start + 4),
-            past(store, start + 5),
-        )
-    for session in sessions:
-        await session.client.drain()
-        assert list(range(60)) == sorted(payloads(session.received))
-        assert list(range(1, 61)) == offsets(session.received)
-    await node.streams.trimmer.look()
-    stream = node.streams.streams()[0]
-    info = await store.streams.info("s")
-    assert (info.first, info.last, info.records, info.octets) == (
-        stream.first,
-        stream.tail,
-        stream.records,
-        stream.octets,
-    )
+    with StreamsNode.with_stream() as node:
+        readers = [node.reader(f"car{number}", "earliest", window=50) for number in range(3)]
+        for start in range(0, 60, 6):
+            own = [node.appending(b"%d" % start), node.appending(b"%d" % (start + 1))]
+            node.append_past(start + 2, start + 3)
+            own.append(node.appending(b"%d" % (start + 4)))
+            node.append_past(start + 5)
+            assert all(each.done() for each in own)
+        for car in readers:
+            car.drain()
+            assert list(range(60)) == sorted(numbers(car.received))
+            assert list(range(1, 61)) == offsets(car.received)
+        node.wait(11)
+        info, stream = node.run(node.held.streams.info("s")), node.stream
+        assert info == StreamInfo(stream.first, stream.tail, stream.records, stream.octets)
 
 
-async def test_what_the_store_cannot_tell_is_found_within_an_interval(
-    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_store_cannot_tell_is_found_within_an_interval() -> None:
     """Another process, or a write of unknown outcome: readers at the tail do not wait for the next append."""
-    session = node.client("car").subscribe("$stream/s", "earliest")
-    await node.quiet()
-    node.streams._unwatch()  # type: ignore[misc] # as if the append came from elsewhere
-    await past(store, 0, 1)
-    await node.quiet()
-    assert [] == session.received
-    await node.streams.trimmer.look()
-    await session.client.drain()
-    assert [0, 1] == payloads(session.received)
-    assert 1 == node.counters["found_late"]
-    append = store.streams.append
-
-    async def unknown(*args: Any) -> list[int]:
-        await append(*args)
-        raise StoreError("not confirmed in time")
-
-    monkeypatch.setattr(store.streams, "append", unknown)
-    with pytest.raises(StoreError):
-        await node.append(b"2")
-    monkeypatch.setattr(store.streams, "append", append)
-    await node.streams.trimmer.look()
-    await session.client.drain()
-    assert [0, 1, 2] == payloads(session.received)
+    with StreamsNode.with_stream() as node:
+        car = node.reader("car", "earliest")
+        node.streams._unwatch()  # type: ignore[misc] # as if the append came from elsewhere
+        node.append_past(0, 1)
+        assert [] == car.messages()
+        node.wait(11)
+        assert ([b"0", b"1"], 1) == (car.drain(), node.counters["found_late"])
+        node.held.streams_too = node.held.held = True
+        appending = node.appending(b"2")
+        node.turn()
+        node.held.fail(StoreError("not confirmed in time"), written=True)
+        node.held.held = False
+        node.turn()
+        assert isinstance(appending.exception(), StoreError)
+        node.wait(11)
+        assert [b"2"] == car.drain()
 
 
-async def test_what_is_appended_while_a_stream_is_being_declared_is_seen(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = await Node.on(store)
-    session = node.client("car").subscribe("$stream/s", "earliest")
-    info = store.streams.info
+def test_what_is_appended_while_a_stream_is_being_declared_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StreamsNode.on() as node:
+        car = node.reader("car", "earliest")
+        info = node.held.streams.info
 
-    async def meanwhile(stream: str) -> StreamInfo:
-        found = await info(stream)
-        monkeypatch.undo()
-        await past(store, 0)
-        return found
+        async def meanwhile(stream: str) -> StreamInfo:
+            found = await info(stream)
+            monkeypatch.undo()
+            await asyncio.sleep(0)
+            batch = node.held.batch()
+            batch.stream("s", [b"\x00"], node.now)
+            await batch.commit()
+            return found
 
-    monkeypatch.setattr(store.streams, "info", meanwhile)
-    await node.create()
-    await session.client.drain()
-    assert [0] == payloads(session.received)
-    await node.stop()
-
-
-async def test_an_offset_in_the_future_is_waited_for(node: Node) -> None:
-    session = node.client("car").subscribe("$stream/s", "8")
-    await numbered(node, 3)
-    await node.quiet()
-    assert [] == session.received
-    await numbered(node, 10, 3)
-    await session.client.drain()
-    assert list(range(7, 13)) == payloads(session.received)
+        monkeypatch.setattr(node.held.streams, "info", meanwhile)
+        node.create()
+        node.append(b"1")
+        assert ([2], 1) == (offsets(car.messages()), node.counters["unreadable"])
 
 
-async def test_a_time_in_the_future_is_waited_for(node: Node) -> None:
-    """What is appended before it does not come, even if it is near the end."""
-    session = node.client("car").subscribe("$stream/s", f"@{NOW + 60}")
-    await numbered(node, 3)
-    await node.quiet()
-    node.now = NOW + 59
-    await numbered(node, 1, 3)
-    assert session.feed is not None
-    timer = session.feed.timers[-1]
-    assert 60 == timer.delay
-    node.now = NOW + 60
-    await numbered(node, 2, 4)
-    session.feed.send(timer.what)
-    await session.client.drain()
-    assert [4, 5] == payloads(session.received)
+def test_what_lies_in_the_future_is_waited_for() -> None:
+    """An offset, or a time: what is appended before it does not come, even if it is near the end."""
+    with StreamsNode.with_stream() as node:
+        by_offset, by_time = node.reader("offset", "8"), node.reader("time", f"@{START + 60}")
+        node.append_numbers(3)
+        node.wait(59)
+        node.append_numbers(1, 3)
+        assert [] == by_offset.messages() == by_time.messages()
+        node.wait(1)
+        node.append_numbers(9, 4)
+        assert [b"%d" % number for number in range(7, 13)] == by_offset.drain()
+        assert [b"%d" % number for number in range(4, 13)] == by_time.drain()
 
 
-async def test_an_offset_that_is_gone_means_the_oldest(node: Node, store: Store) -> None:
-    await numbered(node, 20)
-    await store.streams.trim("s", records=5)
-    session = node.client("car").subscribe("$stream/s", "3")
-    await session.client.drain()
-    assert list(range(15, 20)) == payloads(session.received)
+def test_an_offset_that_is_gone_means_the_oldest() -> None:
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(20)
+        node.run(node.held.streams.trim("s", records=5))
+        assert [b"%d" % number for number in range(15, 20)] == node.reader("car", "3").drain()
 
 
-async def test_messages_are_as_published_and_tell_their_place(node: Node) -> None:
-    """From the store and from memory alike."""
-    published = Message(
-        "t/x", b"\x00", 2, True, "ann", "user", b"g" * 16, NOW, 1, NOW + 99, "text", "re", b"c", (("k", "v"),)
-    )
-    session = node.client("car").subscribe("$stream/s", "earliest")
-    await node.streams.append("s", [published])
-    await node.quiet()
-    again = node.client("other").subscribe("$stream/s", "earliest")
-    node.streams.stream("s").pages.clear()  # type: ignore[union-attr]
-    await node.quiet()
-    wanted = (("k", "v"), ("stream-offset", "1"), ("stream-time", "2023-11-14T22:13:20.000Z"))
-    for got in (session.received[0], again.received[0]):
-        assert (
-            Message("t/x", b"\x00", 1, True, "ann", "user", b"g" * 16, NOW, 1, NOW + 99, "text", "re", b"c", wanted)
-            == got
-        )
+def test_messages_are_as_published_and_tell_their_place() -> None:
+    """From the store and from memory alike; no retained ones, whatever they were published as. They are routed, too."""
+    said: dict[str, Any] = {
+        "payload_format": 1,
+        "message_expiry": 99,
+        "content_type": "text",
+        "response_topic": "re",
+        "correlation_data": b"c",
+    }
+    place = (("k", "v"), ("stream-offset", "1"), ("stream-time", "2023-11-14T22:13:20.000Z"))
+    with StreamsNode.with_stream() as node:
+        live, pub = node.client("live"), node.client("pub")
+        live.subscribe("t/#", 2)
+        car = node.reader("car", "earliest")
+        pub.publish("t/x", b"\x00", 2, user_properties=(("k", "v"),), **said)
+        node.stream.pages.clear()
+        again = node.client("again")
+        again.subscribe("$stream/s", 1, 99, stream_offset="earliest")
+        for client, qos, more, identifiers in ((car, 1, place, ()), (again, 1, place, (99,)), (live, 2, place[:1], ())):
+            (message,) = client.messages()
+            assert ("t/x", b"\x00", qos) == (message.topic, message.payload, message.qos)
+            found = message.properties
+            assert said | {"user_properties": more, "subscription_ids": identifiers} == {
+                name: getattr(found, name) for name in (*said, "user_properties", "subscription_ids")
+            }
 
 
-async def test_a_long_stream_and_a_small_window(node: Node) -> None:
-    """5 000 messages through a window of 32, in order, never more than asked for."""
-    for start in range(0, 5000, 500):
-        await numbered(node, 500, start)
-    session = node.client("car", window=32, buffer=50).subscribe("$stream/s", "earliest")
-    await session.client.drain()
-    assert list(range(5000)) == payloads(session.received)
-    assert 0 == session.overshoot
+def test_an_expired_message_is_not_delivered() -> None:
+    """Its own expiry counts, and what is left of it is told."""
+    with StreamsNode.with_stream() as node:
+        pub = node.client("pub")
+        for word, expiry in ((b"expires", 1), (b"lasts", 1000)):
+            pub.publish("t/a", word, message_expiry=expiry)
+        node.wait(10)
+        (message,) = node.reader("car", "earliest").messages()
+        assert (b"lasts", 990) == (message.payload, message.properties.message_expiry)
 
 
-async def test_readers_of_the_same_part_share_the_reads(node: Node) -> None:
-    await numbered(node, 3 * PAGE)
-    sessions = [node.client(f"car{n}", 32, 64).subscribe("$stream/s", "earliest") for n in range(20)]
-    await node.quiet()
-    for session in sessions:
-        await session.client.drain()
-    assert [list(range(3 * PAGE))] * 20 == [payloads(session.received) for session in sessions]
-    assert 3 * PAGE == node.counters["read"]
+def test_a_long_stream_and_a_small_window() -> None:
+    for qos in (0, 1):
+        with StreamsNode.with_stream() as node:
+            node.append_numbers(1500)
+            car = node.reader("car", "earliest", window=32, qos=qos)
+            car.drain()
+            assert list(range(1500)) == numbers(car.received)
 
 
-@pytest.mark.parametrize("readers", [1, 2])
-async def test_what_nobody_reads_any_more_takes_no_memory(node: Node, readers: int) -> None:
+def test_readers_of_the_same_part_share_the_reads() -> None:
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(3 * PAGE)
+        readers = [node.reader(f"car{number}", "earliest", window=32) for number in range(10)]
+        while sum(len(car.messages()) for car in readers):
+            for car in readers:
+                car.ack(*car.inflight)
+        assert [list(range(3 * PAGE))] * 10 == [numbers(car.received) for car in readers]
+        assert 3 * PAGE == node.counters["read"]
+
+
+def test_what_nobody_reads_any_more_takes_no_memory() -> None:
     """What the only reader has been through is gone; another one may still come by."""
-    await numbered(node, 3 * PAGE)
-    fast, *others = [node.client(f"car{n}", 32, 64).subscribe("$stream/s", "earliest") for n in range(readers)]
-    await fast.client.drain()
-    await numbered(node, 3, 3 * PAGE)
-    await fast.client.drain()
-    assert (node.streams.cache.octets > 0) is (readers > 1)
-    for session in (fast, *others):
-        await session.client.drain()
-        assert list(range(3 * PAGE + 3)) == payloads(session.received)
-    assert 3 * PAGE == node.counters["read"], "once for all; what is appended comes from memory"
+    for others in (0, 1):
+        with StreamsNode.with_stream() as node:
+            node.append_numbers(3 * PAGE)
+            readers = [node.reader(f"car{number}", "earliest", window=32) for number in range(1 + others)]
+            readers[0].drain()
+            node.append_numbers(3, 3 * PAGE)
+            readers[0].drain()
+            assert (node.streams.cache.octets > 0) is (others > 0)
+            for car in readers:
+                car.drain()
+                assert list(range(3 * PAGE + 3)) == numbers(car.received)
+            assert 3 * PAGE == node.counters["read"], "once for all; what is appended comes from memory"
 
 
-async def test_at_the_tail_nothing_is_read(node: Node, store: Store) -> None:
+def test_at_the_tail_nothing_is_read() -> None:
     """One append wakes everybody who waits, from memory; without one nobody does anything."""
-    sessions = [node.client(f"car{n}").subscribe("$stream/s") for n in range(200)]
-    await node.quiet()
-    assert not node.tasks
-    await numbered(node, 3)
-    await node.quiet()
-    assert [[0, 1, 2]] * 200 == [payloads(session.received) for session in sessions]
-    assert 0 == node.counters["read"]
+    with StreamsNode.with_stream() as node:
+        readers = [node.reader(f"car{number}") for number in range(50)]
+        assert {"streams.trim"} == {task.get_name() for task in node.loaded.context.tasks}
+        node.append_numbers(3)
+        assert [[0, 1, 2]] * 50 == [numbers(car.messages()) for car in readers]
+        assert 0 == node.counters["read"]
 
 
-@pytest.mark.parametrize("qos", [0, 1])
-async def test_from_history_to_live_without_a_gap(node: Node, qos: int) -> None:
-    """Appended while a page is being read, before it is there, and after."""
-    await numbered(node, 300)
-    session = node.client("car", 8, 16).subscribe("$stream/s", "earliest", qos)
-    number = 300
-    while len(session.received) < 900:
-        if number < 900:
-            await numbered(node, 7, number)
-            number += 7
-        session.client.turn()
-        for _ in range(min(5, len(session.inflight))):
-            session.client.acknowledge()
-    await numbered(node, 1, number)
-    await session.client.drain()
-    assert list(range(number + 1)) == payloads(session.received)
-    assert 0 == session.overshoot
+def test_a_slow_reader_holds_up_nobody_and_goes_on_with_what_is_left() -> None:
+    with StreamsNode.with_stream() as node:
+        slow = node.reader("slow", "earliest")
+        node.append_numbers(300)
+        assert 4 == len(slow.messages())
+        assert 300 == len(node.reader("quick", "earliest").drain())
+        node.run(node.held.streams.trim("s", records=50))
+        seen = [int(payload) for payload in slow.drain()]
+        assert (seen, 300) == (sorted(set(seen)), seen[-1] + 1)
+        assert set(range(250, 300)) <= set(seen)
 
 
-async def test_a_record_that_is_not_one_is_passed_over(node: Node, store: Store) -> None:
-    await numbered(node, 2)
-    await store.streams.append("s", [b"\xc1 garbage"], NOW)
-    await numbered(node, 2, 2)
-    session = node.client("car").subscribe("$stream/s", "earliest")
-    await session.client.drain()
-    assert [0, 1, 2, 3] == payloads(session.received)
-    assert 1 == node.counters["unreadable"]
+def test_a_record_that_is_not_one_is_passed_over() -> None:
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(2)
+        node.run(node.held.streams.append("s", [b"\xc1 garbage"], node.now))
+        node.append_numbers(2, 2)
+        assert [b"0", b"1", b"2", b"3"] == node.reader("car", "earliest").drain()
+        assert 1 == node.counters["unreadable"]
 
 
-async def test_what_a_failed_append_has_stored_after_all_is_read(node: Node, store: Store) -> None:
-    """Its outcome was not known. Readers at the tail find it in the store when the next one comes."""
-    session = node.client("car").subscribe("$stream/s")
-    await numbered(node, 2)
-    await session.client.drain()
-    await store.streams.append("s", [encode(Message("t", b"2"))], NOW)  # nobody has told the plugin
-    await numbered(node, 1, 3)
-    await session.client.drain()
-    assert [0, 1, 2, 3] == payloads(session.received)
+def test_a_store_that_cannot_be_read_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(3)
 
+        async def fail(*_args: object) -> list[object]:
+            raise StoreError("away")
 
-async def test_a_store_that_cannot_be_read_is_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    await numbered(node, 3)
-    read = type(node.store.streams).read
-
-    async def fail(*_args: object) -> list[object]:
-        raise StoreError("away")
-
-    monkeypatch.setattr(type(node.store.streams), "read", fail)
-    session = node.client("car").subscribe("$stream/s", "earliest")
-    await node.quiet()
-    assert (1, []) == (node.counters["read_failed"], session.received)
-    monkeypatch.setattr(type(node.store.streams), "read", read)
-    assert session.feed is not None
-    session.feed.send(session.feed.timers[-1].what)
-    await session.client.drain()
-    assert [0, 1, 2] == payloads(session.received)
+        monkeypatch.setattr(type(node.held.streams), "read", fail)
+        car = node.reader("car", "earliest")
+        assert (1, []) == (node.counters["read_failed"], car.messages())
+        monkeypatch.undo()
+        node.wait(1)
+        assert [b"0", b"1", b"2"] == car.drain()
 
 
 # -- coming back
 
 
-async def test_acknowledged_out_of_order_then_away(node: Node) -> None:
-    """In the same process nothing comes twice: neither what was acknowledged nor what the session has in flight."""
-    await numbered(node, 20)
-    session = node.client("car", window=4).subscribe("$stream/s", "earliest")
-    await node.quiet()
-    car = session.client
-    car.acknowledge(2)
-    car.acknowledge(0)
-    await node.quiet()
-    car.disconnect()
-    before = list(session.inflight)
-    await numbered(node, 5, 20)
-    car.resume()
-    await node.quiet()
-    assert before == session.inflight
-    await car.drain()
-    assert list(range(25)) == payloads(session.received)
+def test_acknowledged_out_of_order_then_away() -> None:
+    """In the same process only what the session has in flight comes again, as a repetition; the rest comes once."""
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(20)
+        car = node.reader("car", "earliest", **LASTING)
+        messages = car.messages()
+        car.ack(messages[2])
+        car.ack(messages[0])
+        assert [4, 5] == numbers(car.messages())
+        car.close()
+        node.append_numbers(5, 20)
+        car = node.reader("car", **LASTING)
+        again = car.messages()
+        assert ([1, 3, 4, 5], {True}) == (numbers(again), {message.dup for message in again})
+        car.drain()
+        assert [1, *range(3, 25)] == numbers(car.received)
 
 
-async def test_resumed_again_and_again(node: Node) -> None:
-    await numbered(node, 50)
-    session = node.client("car", window=3, buffer=7).subscribe("$stream/s", "earliest")
-    while len(session.received) < 50:
-        await node.quiet()
-        session.client.acknowledge(-1)
-        session.client.disconnect()
-        session.client.resume()
-    await session.client.drain()
-    assert list(range(50)) == payloads(session.received)
+def test_a_refusal_counts_as_delivered() -> None:
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(2)
+        car = node.reader("car", "earliest")
+        first, second = car.messages()
+        car.ack(first, reason=0x83)
+        car.ack(second)
+        assert (2, 1) == (node.mark().done, node.counters["refused"])
 
 
-async def test_a_message_lost_by_the_session_comes_again(node: Node) -> None:
-    """Whatever took it away: it was not acknowledged."""
-    await numbered(node, 10)
-    session = node.client("car", window=4).subscribe("$stream/s", "earliest")
-    await node.quiet()
-    session.client.disconnect()
-    del session.inflight[1]
-    session.client.resume()
-    await session.client.drain()
-    assert sorted([*range(10), 1]) == sorted(payloads(session.received))
-    mark = node.streams.ledger.find("car", "s", "")
-    assert mark is not None and 10 == mark.done
+def test_after_a_restart_only_what_was_not_committed_comes_again() -> None:
+    """Of a session that lasts, and of a client that begins anew by its name."""
+    for killed in (False, True):
+        for session in (LASTING, {}):
+            with StreamsNode.with_stream(progress_interval=10.0) as node:
+                node.append_numbers(30)
+                car = node.reader("car", "earliest", **session)
+                for _ in range(10):
+                    car.messages()
+                    car.ack(car.inflight[0])
+                node.wait(10)
+                car.ack(*car.inflight[:1])
+                second = node.kill() if killed else node.restart()
+                car = second.reader("car", **session)
+                assert list(range(10 if killed else 11, 30)) == [int(payload) for payload in car.drain()]
 
 
-async def test_a_refusal_counts_as_delivered(node: Node) -> None:
-    await numbered(node, 2)
-    session = node.client("car").subscribe("$stream/s", "earliest")
-    await node.quiet()
-    session.client.acknowledge(0, reason=ReasonCode.UNSPECIFIED_ERROR)
-    session.client.acknowledge(0)
-    mark = node.streams.ledger.find("car", "s", "")
-    assert mark is not None and 2 == mark.done
-    assert 1 == node.counters["refused"]
-
-
-@pytest.mark.parametrize("graceful", [True, False])
-async def test_after_a_restart_only_what_was_not_committed_comes_again(store: Store, graceful: bool) -> None:
-    first = await Node.on(store)
-    await first.create()
-    await numbered(first, 30)
-    session = first.client("car", window=4).subscribe("$stream/s", "earliest")
-    await first.quiet()
-    for _ in range(10):
-        session.client.acknowledge()
-        await first.quiet()
-    if graceful:
-        session.client.disconnect()
-        await first.stop()
-    else:
-        await first.streams.ledger.settle()
-        for _ in range(2):
-            session.client.acknowledge()
-        await first.kill()
-    second = await Node.on(store)
-    session.received.clear()
-    session.client.resume(second)
-    await session.client.drain()
-    assert list(range(10, 30)) == payloads(session.received)
-    await second.stop()
-
-
-async def test_killed_before_the_first_progress_is_written(store: Store) -> None:
+def test_killed_before_the_first_progress_is_written() -> None:
     """Nothing is lost: it begins with the oldest."""
-    first = await Node.on(store)
-    await first.create()
-    await numbered(first, 3)
-    session = first.client("car").subscribe("$stream/s")
-    await first.kill()
-    second = await Node.on(store)
-    session.client.resume(second)
-    await numbered(second, 1, 3)
-    await session.client.drain()
-    assert [0, 1, 2, 3] == payloads(session.received)
-    await second.stop()
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(3)
+        node.held.held = True
+        node.reader("car", **LASTING)
+        second = node.kill()
+        second.held.held = False
+        second.append_numbers(1, 3)
+        assert [b"0", b"1", b"2", b"3"] == second.reader("car", **LASTING).drain()
 
 
-async def test_a_named_position_counts_each_time(node: Node) -> None:
+def test_a_named_position_counts_each_time() -> None:
     """Subscribing again begins anew; acknowledgements from before it do not count."""
-    await numbered(node, 10)
-    car = node.client("car", window=10, buffer=20)
-    session = car.subscribe("$stream/s", "earliest")
-    await node.quiet()
-    old = session.inflight[9]
-    again = car.subscribe("$stream/s", "8")
-    await node.quiet()
-    assert [7, 8, 9] == payloads(again.received)
-    again.delivered(old)
-    mark = node.streams.ledger.find("car", "s", "")
-    assert mark is not None and 7 == mark.done
-    assert set() == mark.acked
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(10)
+        car = node.reader("car", "earliest", window=20)
+        before = car.messages()
+        read(car, offset="8")
+        assert [7, 8, 9] == numbers(car.messages())
+        car.ack(before[9])
+        assert (7, set()) == (node.mark().done, node.mark().acked)
 
 
-async def test_two_subscriptions_have_a_place_each(node: Node) -> None:
-    await numbered(node, 5)
-    car = node.client("car")
-    everything, some = car.subscribe("$stream/s/earliest"), car.subscribe("$stream/s/4")
-    await car.drain()
-    assert ([0, 1, 2, 3, 4], [3, 4]) == (payloads(everything.received), payloads(some.received))
-    car.unsubscribe("$stream/s/4")
-    assert node.streams.ledger.find("car", "s", "earliest") is not None
-    assert node.streams.ledger.find("car", "s", "4") is None
+def test_two_subscriptions_have_a_place_each() -> None:
+    """And the topics of the stream are a third one."""
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(5)
+        car = node.client("car")
+        for identifier, filter_ in enumerate(("$stream/s/earliest", "$stream/s/4", "t/#"), 1):
+            car.subscribe(filter_, 1, identifier)
+        node.client("pub").publish("t/a", b"5")
+        car.drain()
+        seen: dict[tuple[int, ...], list[int]] = {}
+        for message in car.received:
+            seen.setdefault(message.properties.subscription_ids, []).append(int(message.payload))
+        assert {(1,): [0, 1, 2, 3, 4, 5], (2,): [3, 4, 5], (3,): [5]} == seen
+        car.unsubscribe("$stream/s/4")
+        assert node.ledger.find("car", "s", "earliest") is not None
+        assert node.ledger.find("car", "s", "4") is None
 
 
-@pytest.mark.parametrize("end", [Why.UNSUBSCRIBED, Why.ENDED])
-async def test_a_reader_without_a_session_goes_on_by_its_name(store: Store, end: Why) -> None:
+def test_a_reader_without_a_session_goes_on_by_its_name() -> None:
     """In this process and in the next; a stranger begins with the latest."""
-    node = await Node.on(store)
-    await node.create()
-    await numbered(node, 30)
-    session = node.client("car", window=4).subscribe("$stream/s", "earliest")
-    for number in (10, 20):
-        await node.quiet()
-        while int(session.inflight[0].message.payload) < number:
-            session.client.acknowledge()
-            await node.quiet()
-        session.inflight.clear()
-        session.client.sessions.pop(session.subscription.filter).end(end)
-        if number == 20:
-            await node.stop()
-            node = await Node.on(store)
-        session = node.client("car", window=4).subscribe("$stream/s")
-        await node.quiet()
-        assert number == payloads(session.received)[0]
-    stranger = node.client("bus").subscribe("$stream/s")
-    await numbered(node, 1, 30)
-    await session.client.drain()
-    assert list(range(20, 31)) == payloads(session.received)
-    assert [30] == payloads(stranger.received)
-    await node.stop()
+    for unsubscribes in (True, False):
+        with StreamsNode.with_stream() as first:
+            node = first
+            node.append_numbers(30)
+            car = node.reader("car", "earliest")
+            for number in (10, 20):
+                car.messages()
+                while int(car.inflight[0].payload) < number:
+                    car.ack(car.inflight[0])
+                    car.messages()
+                if unsubscribes:
+                    car.unsubscribe("$stream/s")
+                car.disconnect()
+                if number == 20:
+                    node = node.restart()
+                car = node.reader("car")
+                car.messages()
+                assert number == int(car.received[0].payload)
+            stranger = node.reader("bus")
+            node.append_numbers(1, 30)
+            car.drain()
+            assert list(range(20, 31)) == numbers(car.received)
+            assert [b"30"] == stranger.drain()
 
 
 # -- streams that come and go
 
 
-async def test_a_stream_that_is_declared_later(node: Node) -> None:
-    session = node.client("car").subscribe("$stream/later")
-    await node.quiet()
-    await node.create("later")
-    await node.append(b"1", stream="later")
-    await session.client.drain()
-    assert [1] == payloads(session.received)
+def test_a_stream_that_is_declared_later() -> None:
+    with StreamsNode.on() as node:
+        car = node.client("car")
+        assert "no stream 'later' yet" in (car.subscribe("$stream/later").properties.reason_string or "")
+        node.create("later")
+        node.append(b"1", stream="later")
+        assert [b"1"] == car.drain()
 
 
-@pytest.mark.parametrize("connected", [True, False])
-async def test_deleted_and_made_again(node: Node, connected: bool) -> None:
+def test_deleted_and_made_again() -> None:
     """Old records, what was given of them and all progress are gone; the subscription lives on."""
-    await numbered(node, 10)
-    session = node.client("car", window=2).subscribe("$stream/s", "earliest")
-    await node.quiet()
-    if not connected:
-        session.client.disconnect()
-    await node.streams.delete("s")
-    await node.quiet()
-    await node.create("s")
-    await node.append(b"100", b"101", b"102")
-    if not connected:
-        session.client.resume()
-    await session.client.drain()
-    assert [0, 1, 100, 101, 102] == payloads(session.received)
-    assert [1, 2, 3] == offsets(session.received)[2:]
-    view = await node.streams.show("s")
-    assert ((3, 0, 1), "car") == ((view.last, view.lag, view.readers), view.reading[0].client)
+    for connected in (True, False):
+        with StreamsNode.with_stream() as node:
+            node.append_numbers(10)
+            car = node.reader("car", "earliest", window=2, **LASTING)
+            assert [0, 1] == numbers(car.messages())
+            if not connected:
+                car.close()
+            node.run(node.streams.delete("s"))
+            node.create()
+            node.append(b"100", b"101", b"102")
+            if not connected:
+                car = node.reader("car", **LASTING)
+            node.wait(10)
+            car.drain()
+            assert [100, 101, 102] == numbers(car.received)[-3:]
+            assert [1, 2, 3] == offsets(car.received)[-3:]
+            view = node.run(node.streams.show("s"))
+            assert ((3, 0, 1), "car") == ((view.last, view.lag, view.readers), view.reading[0].client)
 
 
-async def test_leaving_the_configuration_loses_nothing(store: Store) -> None:
+def test_leaving_the_configuration_loses_nothing() -> None:
     """The declaration goes, the records and everybody's place stay."""
-    node = await Node.on(store)
-    await node.create("s")
-    options = node.streams.options("s")
-    await node.streams.delete("s")
-    await node.streams.reconfigure({"s": options})
-    await numbered(node, 10)
-    session = node.client("car", window=3).subscribe("$stream/s", "earliest")
-    await node.quiet()
-    await node.streams.reconfigure({})
-    session.client.acknowledge()
-    await node.quiet()
-    await node.streams.reconfigure({"s": options})
-    await numbered(node, 2, 10)
-    await session.client.drain()
-    assert list(range(12)) == payloads(session.received)
-    await node.stop()
+    declared = {"s": {"topics": ["t/#"]}}
+    with StreamsNode.on(stream=declared) as node:
+        node.append_numbers(10)
+        car = node.reader("car", "earliest", window=3)
+        first, *_ = car.messages()
+        node.run(node.plugins.reload("streams", {}))
+        car.ack(first)
+        node.run(node.plugins.reload("streams", {"stream": declared}))
+        node.append_numbers(2, 10)
+        car.drain()
+        assert list(range(12)) == numbers(car.received)
 
 
-async def test_sessions_that_end_leave_only_progress_behind(node: Node, store: Store) -> None:
-    """Unsubscribed, ended with the connection, or ended while away."""
-    await numbered(node, 3)
-    cars = [node.client(f"car{n}") for n in range(3)]
-    for car in cars:
-        car.subscribe("$stream/s", "earliest")
-        await car.drain()
-    cars[0].unsubscribe("$stream/s")
-    cars[1].disconnect(Why.ENDED)
-    cars[2].disconnect()
-    node.streams.ledger.forget_client("car2")
-    await node.quiet()
-    assert [] == node.streams.ledger.of_stream("s")
-    assert {} == node.streams.ledger._marks
-    assert [[]] * 3 == [progress.marks for progress in node.streams.ledger.of_clients("s")]
-    assert 0 == node.streams.cache.octets
-    assert 0 == node.streams.cache.behind
-    assert {} == node.streams._readers
-    await node.streams.delete("s")
-    assert 0 == len(node.streams.ledger)
-    assert [] == [key async for key, _ in store.records.scan("stream-progress", NOW)]
+def test_sessions_that_end_leave_only_progress_behind() -> None:
+    """Unsubscribed, ended with the connection, or ended while away; a deleted stream leaves nothing."""
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(3)
+        cars = [node.reader(f"car{number}", "earliest", session_expiry=100 * (number // 2)) for number in range(3)]
+        for car in cars:
+            car.drain()
+        cars[0].unsubscribe("$stream/s")
+        cars[1].disconnect()
+        cars[2].close()
+        node.wait(101)
+        assert [] == node.ledger.of_stream("s")
+        assert {} == node.ledger._marks
+        assert [[]] * 3 == [progress.marks for progress in node.ledger.of_clients("s")]
+        assert (0, 0, {}) == (node.streams.cache.octets, node.streams.cache.behind, node.streams._readers)
+        node.run(node.streams.delete("s"))
+        assert (0, {}) == (len(node.ledger), node.progress())

@@ -1,0 +1,149 @@
+"""A node with the plugin `streams` in virtual time; see `tests/support/virtual.py`.
+
+with StreamsNode.with_stream() as node:                 a stream `s`, bound to `t/#`
+    node.append(b"0", b"1")
+    car = node.reader("car", "earliest", window=4)      subscribed to `$stream/s`
+    assert [b"0", b"1"] == car.drain()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import msgspec
+
+from motorcade.broker.limits import SessionOptions
+from motorcade.core.message import Message
+from motorcade.core.record import decode, encode
+from motorcade.mqtt.packets import Publish
+from motorcade.plugins.streams.options import StreamOptions
+from motorcade.plugins.streams.plugin import StreamsPlugin
+from motorcade.plugins.streams.position import OFFSET
+from motorcade.plugins.streams.progress import COLLECTION, Ledger, Mark
+from motorcade.plugins.streams.service import Streams
+from motorcade.plugins.streams.stream import Stream
+from tests.support.virtual import Client, PluginNode
+
+BUFFER = 64  #: messages of a source that wait for the window of their client
+LASTING: dict[str, Any] = {"clean": False, "session_expiry": 100_000}
+
+
+class StreamsNode(PluginNode):
+    """One process."""
+
+    plugin_name = "streams"
+
+    @classmethod
+    @contextmanager
+    def with_stream(cls, options: dict[str, Any] | None = None, **config: Any) -> Iterator[Self]:
+        """With a stream `s` that was declared by a command."""
+        with cls.on(session=SessionOptions(source_buffer=BUFFER), **config) as node:
+            node.create(**(options or {}))
+            yield node
+
+    @property
+    def streams(self) -> Streams:
+        assert isinstance(self.loaded.plugin, StreamsPlugin)
+        return self.loaded.plugin.streams
+
+    @property
+    def stream(self) -> Stream:
+        found = self.streams.stream("s")
+        assert found is not None
+        return found
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.streams.ledger
+
+    def create(self, name: str = "s", **options: Any) -> Any:
+        return self.run(self.streams.create(name, msgspec.convert({"topics": ["t/#"]} | options, StreamOptions)))
+
+    # -- in
+
+    def appending(self, *payloads: bytes, stream: str = "s") -> asyncio.Future[list[int]]:
+        """As another plugin appends; the future of its offsets."""
+        with self.loop.running():  # type: ignore[union-attr]
+            return self.streams.append(stream, [Message("t/a", each, timestamp=self.now) for each in payloads])
+
+    def append(self, *payloads: bytes, stream: str = "s") -> list[int]:
+        """Until it is stored; the offsets."""
+        appending = self.appending(*payloads, stream=stream)
+        self.turn()
+        return appending.result()
+
+    def append_numbers(self, count: int, start: int = 0, stream: str = "s") -> None:
+        self.append(*(b"%d" % number for number in range(start, start + count)), stream=stream)
+
+    def append_past(self, *numbers: int, batch: bool = True) -> None:
+        """As the fan-out does it: past the service, in a batch of its own."""
+        values = [encode(Message("t/a", b"%d" % number)) for number in numbers]
+        if not batch:
+            self.run(self.held.streams.append("s", values, self.now))
+            return
+        together = self.held.batch()
+        together.stream("s", values, self.now)
+        together.put("things", "k", b"v")
+        self.run(together.commit())
+
+    def stored(self, stream: str = "s") -> list[bytes]:
+        found = self.held.inner.streams.streams
+        return [decode(record.value).payload for record in found[stream].records] if stream in found else []
+
+    # -- out
+
+    def reader(
+        self,
+        name: str = "car",
+        offset: str = "",
+        *,
+        stream: str = "s",
+        qos: int = 1,
+        version: int = 5,
+        window: int = 4,
+        **more: Any,
+    ) -> Client:
+        """A client that reads a stream, from where it says."""
+        client = self.client(name, version, receive_maximum=window, **more)
+        if not client.connack.session_present:
+            read(client, f"$stream/{stream}", offset, qos)
+        return client
+
+    def mark(self, client: str = "car", offset: str = "") -> Mark:
+        """The place of a subscription."""
+        found = self.ledger.find(client, "s", offset)
+        assert found is not None
+        return found
+
+    def committed(self, client: str = "car", stream: str = "s") -> int:
+        found = self.ledger.committed(client, stream)
+        assert found is not None
+        return found.offset
+
+    def progress(self) -> dict[str, Any]:
+        """Progress in the store, by stream and client."""
+        found = self.held.records_of(COLLECTION)
+        ends = self.held.inner.records.collections.get(COLLECTION, {})
+        return {
+            key: msgspec.msgpack.decode(value)
+            for key, value in found.items()
+            if not ends[key][1] or ends[key][1] > self.now
+        }
+
+
+def read(client: Client, filter_: str = "$stream/s", offset: str = "", qos: int = 1) -> None:
+    """Subscribe, with a position or without."""
+    answer = client.subscribe(filter_, qos, **({"stream_offset": offset} if offset else {}))
+    assert (min(qos, 1),) == answer.reasons
+
+
+def numbers(messages: list[Publish]) -> list[int]:
+    """Payloads that are numbers."""
+    return [int(message.payload) for message in messages]
+
+
+def offsets(messages: list[Publish]) -> list[int]:
+    return [int(dict(message.properties.user_properties)[OFFSET]) for message in messages]
