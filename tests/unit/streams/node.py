@@ -136,7 +136,7 @@ class StreamsNode(PluginNode):
 
 def read(client: Client, filter_: str = "$stream/s", offset: str = "", qos: int = 1) -> None:
     """Subscribe, with a position or without."""
-    answer = client.subscribe(filter_, qos, **({"stream_offset": offset} if offset else {}))
+    answer = client.subscribe(filter_, qos, stream_offset=offset) if offset else client.subscribe(filter_, qos)
     assert (min(qos, 1),) == answer.reasons
 
 

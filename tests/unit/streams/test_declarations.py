@@ -69,7 +69,7 @@ def test_what_is_refused() -> None:
             return "done"
 
         async def both() -> list[str]:
-            return await asyncio.gather(create(), create())
+            return list(await asyncio.gather(create(), create()))
 
         assert ["done", "stream 'new' is there already (command)"] == node.run(both())
 
