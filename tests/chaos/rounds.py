@@ -240,7 +240,8 @@ class NodeRun(ABC, Generic[Options, Verdict]):
 
     def web(self) -> httpx.AsyncClient:
         """What anybody can read from the node."""
-        return httpx.AsyncClient(base_url=f"http://{self.victim.http}/api/v1/", trust_env=False, timeout=60.0)
+        address, auth = f"http://{self.victim.http}/api/v1/", self.victim.auth
+        return httpx.AsyncClient(base_url=address, headers=auth, trust_env=False, timeout=60.0)
 
     # -- telling
 

@@ -670,7 +670,7 @@ class Run:
             self.findings.by_kind[kind] += words
 
     def _web(self) -> httpx.Client:
-        return httpx.Client(base_url=f"http://{self.node.http}/api/v1/", trust_env=False, timeout=60.0)
+        return self.node.web()
 
     def _accepted(self) -> dict[str, list[str]]:
         """VINs by request, as receipts name them: one for each delivery that the node has taken on."""

@@ -121,6 +121,12 @@ class Victim:
         return self._process.http
 
     @property
+    def auth(self) -> dict[str, str]:
+        """The header that its control port wants."""
+        assert self._process is not None, "there is none"
+        return self._process.auth
+
+    @property
     def is_alive(self) -> bool:
         return self._process is not None and self._process.process is not None and self._process.process.poll() is None
 

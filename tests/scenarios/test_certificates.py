@@ -14,10 +14,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from motorcade.broker.pem import certificate_ends, revocation_lists
-from tests.scenarios.transports import Papers, Ways, make_papers, open_ways, refused_start
+from motorcade.core.errors import ConfigError
+from tests.scenarios.transports import Papers, Ways, make_papers, open_ways
 from tests.scenarios.witness import assert_no_crash, metrics
-from tests.support.node import NodeProcess
-from tests.support.wire import PATIENCE
+from tests.support.local import LocalNode
 
 NOW = dt.datetime.now(dt.UTC).replace(microsecond=0)
 DAY = dt.timedelta(days=1)
@@ -62,7 +62,8 @@ def serial_of(ways: Ways, kind: str) -> int:
 
 
 def reload(ways: Ways) -> httpx.Response:
-    return httpx.post(f"http://{ways.node.http}/api/v1/config/reload", trust_env=False, timeout=PATIENCE)
+    with ways.node.web() as web:
+        return web.post("/config/reload")
 
 
 @pytest.fixture
@@ -153,7 +154,8 @@ def test_a_revocation_list_needs_an_authority_and_must_be_one(papers: Papers) ->
         (f'{papers.ca}crl = "{papers.folder}/nowhere.pem"\n', "nowhere.pem does not exist"),
     ):
         section = f'[listeners.tls]\nbind = "127.0.0.1:0"\n{papers.tls}{lines}'
-        assert told in refused_start(NodeProcess(config=section))
+        with pytest.raises(ConfigError, match=told):
+            LocalNode(section).start()
 
 
 def test_dates_of_files_are_read_as_cryptography_reads_them(papers: Papers) -> None:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import stat
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,30 +17,18 @@ import pytest
 from motorcade.cli.store import _where
 from motorcade.core.errors import ConfigError
 from motorcade.http.token import find_token, own_token, point, read_token, users_listening
-from tests.support.node import ROOT, NodeProcess
+from tests.support.commands import run
+from tests.support.local import LocalNode
 from tests.support.wire import PATIENCE
 
 
-def client(node: NodeProcess, **headers: str) -> httpx.Client:
+def client(node: LocalNode, **headers: str) -> httpx.Client:
     return httpx.Client(base_url=f"http://{node.http}", headers=headers, trust_env=False, timeout=PATIENCE)
-
-
-def command(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "motorcade", *words],
-        env=clean | {"PYTHONPATH": str(ROOT / "src")} | env,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
 
 
 def test_a_node_with_defaults_wants_the_token_that_it_has_written(tmp_path: Path) -> None:
     """Health and metrics stay open; everything else says where the token is. Commands of the same user find it."""
-    with NodeProcess(http=True, token=True) as node:
+    with LocalNode() as node:
         file = node.data / "token"
         assert 0o600 == stat.S_IMODE(file.stat().st_mode)
         with client(node) as stranger:
@@ -56,39 +44,19 @@ def test_a_node_with_defaults_wants_the_token_that_it_has_written(tmp_path: Path
                 assert (401, True) == (answer.status_code, str(file) in answer.json()["message"])
         with client(node, **node.auth) as operator:
             assert 200 == operator.get("/api/v1/clients").status_code
-        found = command("plugin", "list", "--json", "--http", str(node.http), cwd=tmp_path)
-        assert "retained" in found.stdout, found.stderr
+        listing = partial(run, "plugin", "list", "--json", *node.at, cwd=tmp_path)
+        assert "retained" in listing().stdout
         elsewhere = {"XDG_STATE_HOME": str(tmp_path)}
-        lost = command("plugin", "list", "--http", str(node.http), cwd=tmp_path, **elsewhere)
+        lost = listing(env=elsewhere)
         assert (1, True, True) == (lost.returncode, str(file) in lost.stderr, "--token" in lost.stderr)
-        told = command(
-            "plugin",
-            "list",
-            "--json",
-            "--http",
-            str(node.http),
-            cwd=tmp_path,
-            **elsewhere,
-            MOTORCADE_TOKEN=file.read_text(),
-        )
-        assert "retained" in [plugin["name"] for plugin in json.loads(told.stdout)]
-        here = command(
-            "plugin",
-            "list",
-            "--json",
-            "--http",
-            str(node.http),
-            cwd=tmp_path,
-            **elsewhere,
-            MOTORCADE_DATA__DIR=str(node.data),
-        )
-        assert "retained" in here.stdout, here.stderr
+        for more in ({"MOTORCADE_TOKEN": file.read_text()}, {"MOTORCADE_DATA__DIR": str(node.data)}):
+            assert "retained" in [plugin["name"] for plugin in json.loads(listing(env=elsewhere | more).stdout)]
 
 
 def test_loopback_without_a_token_only_if_configured_and_never_to_take_access_away() -> None:
     """And a token that is set may still be shown there."""
     config = '[http]\nrequire_token = false\ntoken = "known"\n[plugins.access]\nanonymous = "allow"\n'
-    with NodeProcess(http=True, token=True, config=config) as node, client(node) as anyone:
+    with LocalNode(config) as node, client(node) as anyone:
         assert 200 == anyone.get("/api/v1/clients").status_code
         refused = anyone.delete("/api/v1/plugins/access")
         assert (403, True) == (refused.status_code, "token" in refused.json()["message"])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from tests.support.node import ROOT, NodeProcess
-from tests.support.wire import PATIENCE, Client
+from tests.support.commands import run
+from tests.support.local import LocalNode
+from tests.support.node import ROOT
+from tests.support.wire import Client
 
 EXAMPLE = ROOT / "examples" / "plugins" / "geofence.py"
 MUNICH = {"lat": 48.1374, "lon": 11.5755, "radius": 2000}
@@ -20,26 +20,24 @@ FAR = json.dumps({"lat": 48.3538, "lon": 11.7861}).encode()  # the airport, 29 k
 
 
 @pytest.fixture
-def node() -> Iterator[NodeProcess]:
-    with NodeProcess(http=True) as running:
+def node() -> Iterator[LocalNode]:
+    with LocalNode() as running:
         yield running
 
 
 @pytest.fixture
-def api(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=PATIENCE) as client:
+def api(node: LocalNode) -> Iterator[httpx.Client]:
+    with node.web() as client:
         yield client
 
 
-def connected(node: NodeProcess, client_id: str) -> Client:
+def connected(node: LocalNode, client_id: str) -> Client:
     client = Client(node)
     assert 0 == client.connect(client_id).reason
     return client
 
 
-def test_it_is_loaded_by_path_and_works_for_clients_that_are_there_already(
-    node: NodeProcess, api: httpx.Client
-) -> None:
+def test_it_is_loaded_by_path_and_works_for_clients_that_are_there_already(node: LocalNode, api: httpx.Client) -> None:
     """Before, nothing; then each change once, retained for those who come later; after unloading, nothing again."""
     with connected(node, "car") as car, connected(node, "watch") as watch:
         watch.subscribe("fleet/+/geofence", 1)
@@ -62,7 +60,7 @@ def test_it_is_loaded_by_path_and_works_for_clients_that_are_there_already(
         watch.expect_nothing()
 
 
-def test_positions_still_reach_their_subscribers(node: NodeProcess, api: httpx.Client) -> None:
+def test_positions_still_reach_their_subscribers(node: LocalNode, api: httpx.Client) -> None:
     """The plugin looks at positions and changes none, not even one it cannot read; that one it counts."""
     api.post("/plugins/geofence", json={"path": str(EXAMPLE), "config": MUNICH}).raise_for_status()
     with connected(node, "car") as car, connected(node, "watch") as watch:
@@ -74,28 +72,22 @@ def test_positions_still_reach_their_subscribers(node: NodeProcess, api: httpx.C
     assert 2 == plugins["geofence"]["counters"]["unreadable"]
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        ({**MUNICH, "radius": 0}, "radius"),
-        ({**MUNICH, "lat": 91}, "lat"),
-        ({**MUNICH, "raduis": 1}, "raduis"),
-        ({"lat": 1, "lon": 1}, "radius"),
-    ],
-)
-def test_a_wrong_configuration_is_refused_by_name(
-    node: NodeProcess, api: httpx.Client, config: dict[str, float], named: str
-) -> None:
+def test_a_wrong_configuration_is_refused_by_name(api: httpx.Client) -> None:
     """The refusal names the key, and nothing of the plugin stays behind."""
-    answer = api.post("/plugins/geofence", json={"path": str(EXAMPLE), "config": config})
-    assert (409, True) == (answer.status_code, named in answer.json()["message"])
-    assert "geofence" not in [plugin["name"] for plugin in api.get("/plugins").json()["data"]]
+    for named, config in (
+        ("radius", {**MUNICH, "radius": 0}),
+        ("lat", {**MUNICH, "lat": 91}),
+        ("raduis", {**MUNICH, "raduis": 1}),
+        ("radius", {"lat": 1, "lon": 1}),
+    ):
+        answer = api.post("/plugins/geofence", json={"path": str(EXAMPLE), "config": config})
+        assert (409, True) == (answer.status_code, named in answer.json()["message"]), config
+        assert "geofence" not in [plugin["name"] for plugin in api.get("/plugins").json()["data"]]
 
 
-def test_the_command_in_its_header_loads_it(node: NodeProcess, api: httpx.Client) -> None:
+def test_the_command_in_its_header_loads_it(node: LocalNode, api: httpx.Client) -> None:
     """What the header tells the reader to type works as it stands, from the root of the repository."""
     (line,) = [line.strip() for line in EXAMPLE.read_text().splitlines() if line.strip().startswith("motorcade plugin")]
-    command = [sys.executable, "-m", *line.split(), "--http", str(node.http)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run(*line.split()[1:], *node.at, cwd=ROOT)
     assert 0 == done.returncode, done.stderr
     assert "geofence" in [plugin["name"] for plugin in api.get("/plugins").json()["data"]]

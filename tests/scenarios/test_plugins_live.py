@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.node import NodeProcess
+from tests.scenarios.witness import wait_until
+from tests.support.local import LocalNode
 from tests.support.wire import PATIENCE, PUBACK, PUBLISH, Client, Packet, ack_packet, publish_packet
 
 NOT_AUTHORIZED = 0x87
@@ -81,16 +81,16 @@ class Witness(Plugin):
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeProcess]:
-    with NodeProcess(http=True) as running:
+def node() -> Iterator[LocalNode]:
+    with LocalNode() as running:
         yield running
 
 
 class Api:
     """The control port, as far as plugins are concerned. What was loaded is unloaded at the end."""
 
-    def __init__(self, node: NodeProcess, folder: Path) -> None:
-        self.web = httpx.Client(base_url=f"http://{node.http}", trust_env=False, timeout=PATIENCE)
+    def __init__(self, node: LocalNode, folder: Path) -> None:
+        self.web = node.web("")
         self.folder = folder
 
     def load(self, name: str, text: str, **config: Any) -> httpx.Response:
@@ -114,7 +114,7 @@ class Api:
 
 
 @pytest.fixture
-def api(node: NodeProcess, tmp_path: Path) -> Iterator[Api]:
+def api(node: LocalNode, tmp_path: Path) -> Iterator[Api]:
     running = Api(node, tmp_path)
     with running.web:
         before = set(running.plugins())
@@ -124,7 +124,7 @@ def api(node: NodeProcess, tmp_path: Path) -> Iterator[Api]:
 
 
 @pytest.fixture
-def connect(node: NodeProcess) -> Iterator[Callable[..., Client]]:
+def connect(node: LocalNode) -> Iterator[Callable[..., Client]]:
     with ExitStack() as stack:
 
         def connected(client_id: str, version: int = 5, **options: Any) -> Client:
@@ -136,13 +136,6 @@ def connect(node: NodeProcess) -> Iterator[Callable[..., Client]]:
 
 
 Connect = Callable[..., Client]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"still waiting for {what}"
-        time.sleep(0.01)
 
 
 # --- messages flow on ---------------------------------------------------------------------------------------------
@@ -192,7 +185,7 @@ class Stream(threading.Thread):
     def goes_on(self, how: str) -> None:
         """Wait for some more messages."""
         at = self.sent
-        until(lambda: self.sent > at + 50 or not self.is_alive(), f"messages {how}")
+        wait_until(lambda: self.sent > at + 50 or not self.is_alive(), f"messages {how}")
 
     def finish(self) -> int:
         self.stopping.set()
@@ -252,20 +245,19 @@ class Guard(Plugin):
 """
 
 
-@pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("text", [OBSERVER, WAITER, GUARD], ids=["observer", "waiter", "guard"])
-def test_a_stream_goes_on_while_plugins_come_and_go(api: Api, connect: Connect, version: int, text: str) -> None:
+def test_a_stream_goes_on_while_plugins_come_and_go(api: Api, connect: Connect, text: str) -> None:
     """Nothing is lost, nothing comes twice, everything in order, each acknowledged once."""
-    watch = connect(f"watch-{version}", version)
+    watch = connect("watch", 4)
     watch.subscribe("stream/#", 1)
     listener = Listener(watch)
-    stream = Stream(connect(f"car-{version}", version), listener)
+    stream = Stream(connect("car", 5), listener)
     listener.start()
     stream.start()
     for _ in range(5):
         stream.goes_on("without the plugin")
         api.must_load("coming", text)
-        until(lambda: api.plugins()["coming"]["counters"].get("publish", 0) > 0, "the plugin to see messages")
+        wait_until(lambda: api.plugins()["coming"]["counters"].get("publish", 0) > 0, "the plugin to see messages")
         stream.goes_on("with the plugin")
         api.unload("coming")
     sent = stream.finish()
@@ -294,7 +286,7 @@ def test_an_observer_sees_every_message_while_it_is_loaded(api: Api, connect: Co
 # --- what hooks see -----------------------------------------------------------------------------------------------
 
 
-def test_hooks_see_what_happens_in_its_order(api: Api, connect: Connect, node: NodeProcess) -> None:
+def test_hooks_see_what_happens_in_its_order(api: Api, connect: Connect, node: LocalNode) -> None:
     record = api.folder / "record"
     api.must_load("witness", WITNESS, file=str(record))
     with Client(node) as car:
@@ -305,8 +297,8 @@ def test_hooks_see_what_happens_in_its_order(api: Api, connect: Connect, node: N
         car.publish("nobody", b"", 0)
         car.unsubscribe("t/#")
         car.disconnect()
-    until(lambda: "session.terminated" in record.read_text(), "the end of the session")
-    until(lambda: "client.disconnected" in record.read_text(), "the end of the client")
+    wait_until(lambda: "session.terminated" in record.read_text(), "the end of the session")
+    wait_until(lambda: "client.disconnected" in record.read_text(), "the end of the client")
     seen = record.read_text().splitlines()
     expected = [
         "client.connect car",
@@ -379,7 +371,7 @@ class Broken(Plugin):
 
 def test_a_plugin_whose_figures_fail_is_shown_without_them(tmp_path: Path) -> None:
     """What operators look at stays readable, and the plugin can be unloaded."""
-    with NodeProcess(http=True) as node:
+    with LocalNode() as node:
         api = Api(node, tmp_path)
         with api.web:
             api.must_load("broken", "class Broken(Plugin):\n    def gauges(self): raise RuntimeError('broken')\n")
@@ -440,7 +432,7 @@ class Leaving(Plugin):
     watch, car = connect("watch"), connect("car")
     watch.subscribe("t", 1)
     car.send(publish_packet("t", b"held", qos=1, packet_id=1))
-    until(lambda: api.plugins()["leaving"]["counters"].get("waiting") == 1, "the client to wait")
+    wait_until(lambda: api.plugins()["leaving"]["counters"].get("waiting") == 1, "the client to wait")
     api.unload("leaving")
     assert b"held" == watch.receive().payload
     assert 1 == car.expect(PUBACK).packet_id
@@ -448,28 +440,34 @@ class Leaving(Plugin):
     assert b"next" == watch.receive().payload
 
 
-@pytest.mark.parametrize("failure", ["raise RuntimeError('broken')", "return True", "await asyncio.Event().wait()"])
-def test_a_broken_access_check_denies_until_it_is_unloaded(api: Api, connect: Connect, failure: str) -> None:
-    car, watch = connect("car"), connect("watch")
-    watch.subscribe("t", 1)
-    api.must_load(
-        "check",
-        f"""
+CHECK = """
 class Check(Plugin):
     @hook("client.authorize", timeout=0.2)
     async def authorize(self, client, action, topic, decision):
         {failure}
-""",
-    )
-    answer = car.publish("t", b"no", 1)
-    assert answer is not None and NOT_AUTHORIZED == answer.reason
-    assert [NOT_AUTHORIZED] == car.subscribe("x", 1).reasons
-    watch.expect_nothing()
-    api.unload("check")
-    watch.subscribe("t", 1)  # the broken check has taken it away
-    answer = car.publish("t", b"yes", 1)
-    assert answer is not None and 0 == answer.reason
-    assert b"yes" == watch.receive().payload
+"""
+
+
+def test_a_broken_access_check_denies_until_it_is_unloaded(api: Api, connect: Connect) -> None:
+    """One that raises, hangs, or answers what is neither yes nor no."""
+    car, watch = connect("car"), connect("watch")
+    for failure in (
+        "raise RuntimeError('broken')",
+        "return True",
+        "return Stop('deny')",
+        "await asyncio.Event().wait()",
+    ):
+        watch.subscribe("t", 1)
+        api.must_load("check", CHECK.format(failure=failure))
+        answer = car.publish("t", b"no", 1)
+        assert answer is not None and NOT_AUTHORIZED == answer.reason, failure
+        assert [NOT_AUTHORIZED] == car.subscribe("x", 1).reasons, failure
+        watch.expect_nothing()
+        api.unload("check")
+        watch.subscribe("t", 1)  # the broken check has taken it away
+        answer = car.publish("t", b"yes", 1)
+        assert answer is not None and 0 == answer.reason, failure
+        assert b"yes" == watch.receive().payload
 
 
 # --- rewriting under access rules ---------------------------------------------------------------------------------
@@ -487,7 +485,7 @@ def test_a_rewritten_topic_passes_the_access_rules(tmp_path: Path) -> None:
     rules = tmp_path / "acl.conf"
     rules.write_text('{allow, all, subscribe, ["#"]}.\n{allow, all, publish, ["in/#", "out/${clientid}/#"]}.\n')
     config = f'[plugins.access]\nanonymous = "allow"\nacl_file = "{rules}"\n'
-    with NodeProcess(http=True, config=config) as node, ExitStack() as stack:
+    with LocalNode(config) as node, ExitStack() as stack:
         api = Api(node, tmp_path)
         stack.enter_context(api.web)
         api.must_load("rewriter", REWRITER)
@@ -511,64 +509,6 @@ def test_a_rewritten_topic_passes_the_access_rules(tmp_path: Path) -> None:
         assert "in/1" == watch.receive().topic
 
 
-# --- wrong configuration ------------------------------------------------------------------------------------------
-
-CONFIGURED = """
-class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: int = 1
-
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    greeting: str
-    inner: Inner = Inner()
-
-class Configured(Plugin):
-    Config: ClassVar = Config
-    @hook("message.publish")
-    def publish(self, client, message): self.context.counters[self.config.greeting] += 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        ({}, "greeting"),
-        ({"greeting": 5}, "greeting"),
-        ({"greeting": "hi", "gretings": 5}, "gretings"),
-        ({"greeting": "hi", "inner": {"limit": "many"}}, "inner.limit"),
-    ],
-)
-def test_a_wrong_configuration_is_refused_by_the_name_of_its_key(
-    api: Api, connect: Connect, config: dict[str, Any], named: str
-) -> None:
-    """Nothing of the plugin stays behind, and clients notice nothing."""
-    car, watch = connect("car"), connect("watch")
-    watch.subscribe("t", 1)
-    answer = api.load("configured", CONFIGURED, **config)
-    assert (409, True) == (answer.status_code, named in answer.json()["message"]), answer.text
-    assert "configured" not in api.plugins()
-    car.publish("t", b"x", 1)
-    assert b"x" == watch.receive().payload
-    api.must_load("configured", CONFIGURED, greeting="hi")
-    car.publish("t", b"y", 1)
-    assert b"y" == watch.receive().payload
-    assert {"hi": 1} == api.plugins()["configured"]["counters"]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("def broken(:", "SyntaxError"),
-        ("class One(Plugin): pass\nclass Two(Plugin): pass", "exactly one"),
-        ("class One(Plugin):\n    async def start(self): raise OSError('no such device')", "no such device"),
-        ("class One(Plugin):\n    @hook('message.publishd')\n    def a(self, *args): pass", "message.publishd"),
-    ],
-)
-def test_a_plugin_that_cannot_be_loaded_says_why(api: Api, text: str, told: str) -> None:
-    answer = api.load("faulty", text)
-    assert (409, True) == (answer.status_code, told in answer.json()["message"]), answer.text
-    assert "faulty" not in api.plugins()
-
-
 AUTHORIZER = """
 class Rules(Plugin):
     @hook("client.authorize")
@@ -587,19 +527,6 @@ def test_rules_that_are_loaded_hold_for_those_who_are_connected(api: Api, connec
     friend.publish("secret/x", b"no longer", 1)
     friend.publish("open/x", b"still", 1)
     assert b"still" == spy.receive().payload
-
-
-UNCLEAR = """
-class Unclear(Plugin):
-    @hook("client.authorize")
-    def authorize(self, client, action, topic, so_far):
-        return Stop("deny") if topic.startswith("unclear/") else None
-"""
-
-
-def test_an_answer_that_is_neither_yes_nor_no_denies(api: Api, connect: Callable[..., Client]) -> None:
-    api.must_load("unclear", UNCLEAR)
-    assert [0x87] == connect("asking").subscribe("unclear/x").reasons
 
 
 def test_a_topic_that_a_plugin_spoils_is_not_the_clients_fault(api: Api, connect: Callable[..., Client]) -> None:
@@ -622,9 +549,9 @@ class Spoiler(Plugin):
 
 def test_clients_of_before_may_retain_though_nobody_keeps_it_now() -> None:
     """Unloading the retained plugin does not cost those their connection who were told that messages are retained."""
-    with NodeProcess(http=True) as node, Client(node) as car, httpx.Client(trust_env=False, timeout=PATIENCE) as web:
+    with LocalNode() as node, Client(node) as car, node.web() as web:
         car.connect("car")
-        assert 200 == web.delete(f"http://{node.http}/api/v1/plugins/retained").status_code
+        assert 200 == web.delete("/plugins/retained").status_code
         car.publish("t", b"", 1, retain=True)
         car.expect_nothing()
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
-import httpx
-
 from motorcade.node import _keep_private
-from tests.support.node import ROOT, NodeProcess
+from tests.support.commands import run, start_process
+from tests.support.local import LocalNode
+from tests.support.node import NodeProcess
 from tests.support.wire import PATIENCE, Client
 
 EVIL = "car\x1b]0;owned\x07\x9b2J"
@@ -26,12 +24,11 @@ def test_the_data_folder_is_closed_and_so_is_every_file_in_it(tmp_path: Path) ->
     data.chmod(0o755)
     old = os.umask(0o022)
     try:
-        with NodeProcess(http=True, token=True, data=data) as node, Client(node) as client:
+        with NodeProcess(http=True, data=data) as node, Client(node) as client:
             assert 0 == client.connect("c").reason
             client.subscribe("a", 1)
-            address = f"http://{node.http}/api/v1/store/backup"
-            body = {"to": str(tmp_path / "copy")}
-            answer = httpx.post(address, json=body, headers=node.auth, trust_env=False, timeout=PATIENCE)
+            with node.web() as web:
+                answer = web.post("/store/backup", json={"to": str(tmp_path / "copy")})
             assert answer.status_code < 300, answer.text
     finally:
         os.umask(old)
@@ -54,14 +51,7 @@ def test_a_folder_that_all_share_is_left_as_it_is(tmp_path: Path) -> None:
 def in_terminal(*words: str, lines: int, then: object = None) -> bytes:
     """What a command writes to a terminal."""
     master, slave = pty.openpty()
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200", "TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "motorcade", *words],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=slave,
-        stderr=slave,
-    )
+    process = start_process(*words, env={"TERM": "xterm"}, stdout=slave, stderr=slave)
     os.close(slave)
     if callable(then):
         threading.Thread(target=then, daemon=True).start()
@@ -81,11 +71,11 @@ def in_terminal(*words: str, lines: int, then: object = None) -> bytes:
 
 def test_no_escape_sequence_of_a_client_reaches_a_terminal() -> None:
     """Client ids in lists, topics and payloads that `sub` prints."""
-    with NodeProcess(http=True) as node, Client(node) as client:
+    with LocalNode() as node, Client(node) as client:
         assert 0 == client.connect(EVIL).reason
         client.subscribe("x/#", 0)
-        listed = in_terminal("client", "list", "--http", str(node.http), lines=3)
-        shown = in_terminal("client", "show", EVIL, "--http", str(node.http), lines=3)
+        listed = in_terminal("client", "list", *node.at, lines=3)
+        shown = in_terminal("client", "show", EVIL, *node.at, lines=3)
 
         def publish() -> None:
             with Client(node) as other:
@@ -127,12 +117,10 @@ url = "https://me:hu/sh6@h/x"
 headers = { Cookie = "hush7" }
 """
     file.write_text(text)
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "motorcade", "config", "show", "--config", str(file)]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    shown = run("config", "show", "--config", file)
     assert "http.require_token = true" in shown.stdout, shown.stderr
     assert "hush" not in shown.stdout + shown.stderr and "sh6" not in shown.stdout
     file.write_text(text.replace("redis://h:1?", "sqlite://u:hush8@h?"))
-    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    refused = run("config", "show", "--config", file)
     assert 1 == refused.returncode and "store.url" in refused.stderr
     assert "hush" not in refused.stdout + refused.stderr

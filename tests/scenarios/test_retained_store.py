@@ -6,12 +6,10 @@ import random
 import time
 from collections import defaultdict
 
-import httpx
 import pytest
 
 from tests.support.stores import Home, both_ends, on_every_store
 from tests.support.wire import (
-    PATIENCE,
     PINGREQ,
     PINGRESP,
     PUBACK,
@@ -172,10 +170,10 @@ def test_the_plugin_has_its_messages_when_it_is_loaded_again(home: Home) -> None
     publisher = home.connect("publisher")
     publisher.publish("a", b"1", 0, retain=True)
     publisher.publish("b", b"1", 2, retain=True)
-    plugin = f"http://{home.node.http}/api/v1/plugins/retained"
-    assert 200 == httpx.delete(plugin, timeout=PATIENCE).status_code
-    assert {} == retained(home, "#")
-    assert httpx.post(plugin, json={}, timeout=PATIENCE).is_success
+    with home.node.web() as web:
+        assert 200 == web.delete("/plugins/retained").status_code
+        assert {} == retained(home, "#")
+        assert web.post("/plugins/retained", json={}).is_success
     publisher = home.connect("another")  # the first was told that nothing is retained here
     publisher.publish("b", b"2", 1, retain=True)
     assert {"a": b"1", "b": b"2"} == retained(home, "#")

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +11,9 @@ from typing import Any
 import pytest
 
 from motorcade import __version__
+from tests.support.commands import Done, run
 from tests.support.flows import acknowledge, lasting
-from tests.support.node import ROOT, NodeProcess
+from tests.support.node import NodeProcess
 from tests.support.redis import RedisServer, wait_until
 from tests.support.wire import Client
 
@@ -26,16 +22,8 @@ LONG_QUEUE = "[session]\nqueue = 1000000\n"
 WAITING = [b"%05d" % number + b"x" * 400 for number in range(30)]
 
 
-def command(*args: object) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "motorcade", "store", *map(str, args)],
-        env=clean | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+def command(*args: object) -> Done:
+    return run("store", *args)
 
 
 def asked(*args: object) -> dict[str, object]:
@@ -154,14 +142,9 @@ def test_copies_made_under_load_are_whole(tmp_path: Path) -> None:
 
 
 def call(node: NodeProcess, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-    data = json.dumps(body).encode() if body is not None else None
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://{node.http}/api/v1/{path}", data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=30.0) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+    with node.web() as web:
+        answer = web.request(method, path, json=body)
+        return answer.status_code, answer.json()
 
 
 def test_the_control_port_says_what_is_wrong_with_a_backup(tmp_path: Path) -> None:
@@ -208,8 +191,8 @@ def test_the_figures_are_on_the_metrics_page(node: NodeProcess) -> None:
     wanted = f'motorcade_store_entries{{engine="rocksdb"}} {len(WAITING)}\n'
 
     def shown() -> str:
-        with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=60) as answer:
-            return str(answer.read(), "utf-8")
+        with node.web("") as web:
+            return web.get("/metrics").text
 
     wait_until(lambda: wanted in shown(), "all messages are counted")
     page = shown()

@@ -1,4 +1,4 @@
-"""What do `$SYS` subscribers of a real node see?"""
+"""What `$SYS` subscribers of a node see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import motorcade
-from tests.support.node import NodeProcess
+from tests.support.local import LocalNode
 from tests.support.wire import PATIENCE, PUBACK, Client, Will
 
 NOT_AUTHORIZED = 0x87
@@ -44,12 +44,12 @@ TREE = {
 
 
 @pytest.fixture
-def node() -> Iterator[NodeProcess]:
-    with NodeProcess(config="[plugins.systopics]\ninterval = 0.1\n") as running:
+def node() -> Iterator[LocalNode]:
+    with LocalNode("[plugins.systopics]\ninterval = 0.1\n") as running:
         yield running
 
 
-def connected(node: NodeProcess, client_id: str, **options: int) -> Client:
+def connected(node: LocalNode, client_id: str, **options: int) -> Client:
     client = Client(node, **options)
     assert 0 == client.connect(client_id).reason
     return client
@@ -68,7 +68,7 @@ def wait_for(watch: Client, topic: str, text: str) -> None:
     raise AssertionError(f"{topic} was {seen!r} to the end, not {text!r}")
 
 
-def test_a_new_subscriber_gets_the_whole_tree_at_once(node: NodeProcess) -> None:
+def test_a_new_subscriber_gets_the_whole_tree_at_once(node: LocalNode) -> None:
     """All customary topics are retained, so that a monitor need not wait for a change."""
     with connected(node, "monitor") as monitor:
         monitor.subscribe("$SYS/#")
@@ -82,7 +82,7 @@ def test_a_new_subscriber_gets_the_whole_tree_at_once(node: NodeProcess) -> None
     assert retained["uptime"].endswith(" seconds")
 
 
-def test_figures_follow_what_happens(node: NodeProcess) -> None:
+def test_figures_follow_what_happens(node: LocalNode) -> None:
     """Clients that come and go, subscriptions, and messages are counted."""
     with connected(node, "monitor") as monitor:
         monitor.subscribe("$SYS/broker/clients/connected")
@@ -100,7 +100,7 @@ def test_figures_follow_what_happens(node: NodeProcess) -> None:
         wait_for(counter, "publish/messages/received", "7")
 
 
-def test_a_wildcard_at_the_start_does_not_see_them(node: NodeProcess) -> None:
+def test_a_wildcard_at_the_start_does_not_see_them(node: LocalNode) -> None:
     """`#` and `+/…` get ordinary messages only."""
     with connected(node, "monitor") as monitor, connected(node, "all") as everything:
         everything.subscribe([("#", 0), ("+/broker/#", 0)])
@@ -110,10 +110,10 @@ def test_a_wildcard_at_the_start_does_not_see_them(node: NodeProcess) -> None:
         everything.expect_nothing()
 
 
-def test_a_client_may_not_speak_for_the_broker(node: NodeProcess) -> None:
-    """MQTT 5 hears `not authorized`, MQTT 3.1.1 is sent away, and nobody sees the forged message."""
+def test_a_client_may_not_speak_for_the_broker(node: LocalNode) -> None:
+    """MQTT 5 hears `not authorized`, MQTT 3.1.1 is sent away, and nobody sees the forged message. Nor by a will."""
     with connected(node, "monitor") as monitor, connected(node, "liar") as liar:
-        monitor.subscribe("$SYS/broker/version")
+        monitor.subscribe([("$SYS/broker/version", 0), ("$SYS/forged", 1), ("lost", 1)])
         assert monitor.receive().retain
         answer = liar.publish("$SYS/broker/version", b"forged", 1, retain=True)
         assert answer is not None and (PUBACK, NOT_AUTHORIZED) == (answer.type, answer.reason)
@@ -121,21 +121,13 @@ def test_a_client_may_not_speak_for_the_broker(node: NodeProcess) -> None:
             with pytest.raises(AssertionError):
                 old.publish("$SYS/broker/version", b"forged", 1)
             old.expect_closed()
+        for topic in ("$SYS/forged", "lost"):
+            lost = Client(node)
+            lost.connect("lost", will=Will(topic, b"will", qos=1, retain=True))
+            lost.abort()
+            if topic == "lost":
+                assert b"will" == monitor.receive().payload
         monitor.expect_nothing()
-
-
-def test_a_will_does_not_speak_for_the_node(node: NodeProcess) -> None:
-    """A lost client's will below `$SYS` is refused like any other message of a client."""
-    watch = connected(node, "watch")
-    watch.subscribe([("$SYS/forged", 1), ("lost", 1)])
-    liar = Client(node)
-    liar.connect("liar", will=Will("$SYS/forged", b"forged", qos=1, retain=True))
-    honest = Client(node)
-    honest.connect("honest", will=Will("lost", b"honest", qos=1))
-    liar.abort()
-    honest.abort()
-    assert b"honest" == watch.receive().payload
-    late = connected(node, "late")
-    late.subscribe("$SYS/forged", 1)
-    late.expect_nothing()
-    watch.expect_nothing()
+        with connected(node, "late") as late:
+            late.subscribe("$SYS/forged", 1)
+            late.expect_nothing()

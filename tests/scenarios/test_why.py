@@ -12,7 +12,7 @@ import pytest
 from motorcade.core.vin import make_vin
 from tests.scenarios.witness import wait_until
 from tests.support import wire
-from tests.support.node import NodeProcess
+from tests.support.local import LocalNode
 
 CONFIG = """\
 [plugins.fanout]
@@ -24,14 +24,14 @@ NUMBERS = count(1)
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeProcess]:
-    with NodeProcess(http=True, config=CONFIG) as running:
+def node() -> Iterator[LocalNode]:
+    with LocalNode(CONFIG) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=wire.PATIENCE) as client:
+def web(node: LocalNode) -> Iterator[httpx.Client]:
+    with node.web() as client:
         yield client
 
 
@@ -78,7 +78,7 @@ def test_it_was_never_there(web: httpx.Client, vin: str) -> None:
     assert "no session" in answer["sentence"]
 
 
-def test_it_is_away(web: httpx.Client, node: NodeProcess, vin: str) -> None:
+def test_it_is_away(web: httpx.Client, node: LocalNode, vin: str) -> None:
     """Since when is told of one that has kept its session."""
     with wire.Client(node) as vehicle:
         vehicle.connect(vin, properties=wire.prop(0x11, 3600))
@@ -89,7 +89,7 @@ def test_it_is_away(web: httpx.Client, node: NodeProcess, vin: str) -> None:
     assert "last seen" in answer["sentence"] and answer["since"] > 0
 
 
-def test_it_is_there_and_does_not_listen(web: httpx.Client, node: NodeProcess, vin: str) -> None:
+def test_it_is_there_and_does_not_listen(web: httpx.Client, node: LocalNode, vin: str) -> None:
     send(web, vin, "deaf")
     with wire.Client(node) as vehicle:
         vehicle.connect(vin)
@@ -98,7 +98,7 @@ def test_it_is_there_and_does_not_listen(web: httpx.Client, node: NodeProcess, v
     assert f"agent/{vin}/proxy/request/+" in answer["sentence"]
 
 
-def test_it_has_not_acknowledged(web: httpx.Client, node: NodeProcess, vin: str) -> None:
+def test_it_has_not_acknowledged(web: httpx.Client, node: LocalNode, vin: str) -> None:
     """Then it has: nothing waits any more, and the last message is told of."""
     send(web, vin, "slow")
     with wire.Client(node) as vehicle:
@@ -114,7 +114,7 @@ def test_it_has_not_acknowledged(web: httpx.Client, node: NodeProcess, vin: str)
     assert "acked" in done["sentence"]
 
 
-def test_it_has_refused(web: httpx.Client, node: NodeProcess, vin: str) -> None:
+def test_it_has_refused(web: httpx.Client, node: LocalNode, vin: str) -> None:
     send(web, vin, "refused")
     with wire.Client(node) as vehicle:
         vehicle.connect(vin)
@@ -125,7 +125,7 @@ def test_it_has_refused(web: httpx.Client, node: NodeProcess, vin: str) -> None:
         assert "once" in answer["sentence"]
 
 
-def test_its_request_is_paused(web: httpx.Client, node: NodeProcess, vin: str) -> None:
+def test_its_request_is_paused(web: httpx.Client, node: LocalNode, vin: str) -> None:
     send(web, vin, "paused")
     assert 200 == web.post("/fanout/requests/paused/pause").status_code
     with wire.Client(node) as vehicle:
@@ -138,7 +138,7 @@ def test_its_request_is_paused(web: httpx.Client, node: NodeProcess, vin: str) -
 
 
 @pytest.mark.parametrize("waits_before", [False, True], ids=["comes later", "waits before"])
-def test_it_takes_no_more_at_a_time(web: httpx.Client, node: NodeProcess, vin: str, waits_before: bool) -> None:
+def test_it_takes_no_more_at_a_time(web: httpx.Client, node: LocalNode, vin: str, waits_before: bool) -> None:
     """A message of another kind fills its window of one."""
     if waits_before:
         send(web, vin, "full")
@@ -159,7 +159,7 @@ def test_it_takes_no_more_at_a_time(web: httpx.Client, node: NodeProcess, vin: s
         assert f"agent/{vin}/proxy/request/full" == vehicle.expect(wire.PUBLISH).topic
 
 
-def test_the_vehicle_in_full(web: httpx.Client, node: NodeProcess, vin: str) -> None:
+def test_the_vehicle_in_full(web: httpx.Client, node: LocalNode, vin: str) -> None:
     """What is in flight, what waits behind it in which order, and what has ended."""
     with wire.Client(node) as vehicle:
         vehicle.connect(vin)

@@ -291,13 +291,3 @@ class Served(NodeProcess):
                 kind = word
                 found[kind] = []
         return found
-
-
-def refused_start(node: NodeProcess) -> str:
-    """Start a node that cannot start; what it says on its way out with exit code 1."""
-    with pytest.raises(AssertionError, match="did not become ready"):
-        node.start()
-    assert node.process is not None
-    assert 1 == node.process.returncode, f"exit code {node.process.returncode}:\n{node.log}"
-    assert "Traceback" not in node.log, node.log
-    return node.log

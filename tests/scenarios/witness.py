@@ -16,7 +16,7 @@ from typing import Self
 
 import psutil
 
-from tests.support.node import NodeProcess
+from tests.support.node import NodeProcess, RunningNode
 from tests.support.wire import Address, Client
 
 #: Seconds a condition may take to become true. Generous: machines that run tests are busy.
@@ -75,7 +75,7 @@ def rss(node: NodeProcess) -> int:
     return int(psutil.Process(node.pid).memory_info().rss)
 
 
-def metrics(node: NodeProcess) -> dict[str, float]:
+def metrics(node: RunningNode) -> dict[str, float]:
     """The node's metrics by series, labels as they are printed."""
     assert node.http is not None, "the node was started without its control port"
     with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=PATIENCE) as answer:
@@ -84,7 +84,7 @@ def metrics(node: NodeProcess) -> dict[str, float]:
     return {series: float(value) for series, value in pairs}
 
 
-def refusals(node: NodeProcess, limit: str) -> float:
+def refusals(node: RunningNode, limit: str) -> float:
     """How often a limit was hit, as the node tells it."""
     return metrics(node)[f'motorcade_limit_refused_total{{limit="{limit}"}}']
 

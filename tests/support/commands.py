@@ -1,18 +1,106 @@
-"""Commands of Motorcade as a person gives them, and what they must say."""
+"""Commands of Motorcade as a person gives them, and what they must say.
+
+    run("queue", "list", stdin="", env=None, cwd=None)     in this process: what a command says and does
+    run_process(…), start_process(…)                       as a process: signals, pipes, terminals, locks
+
+A command in this process takes some ten milliseconds, a process half a second. Both have the same arguments and find
+the same environment: ours, without variables that would configure Motorcade, and with a screen of 200 columns.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import subprocess
+import sys
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import typer
+
+from motorcade import cli, log
+from tests.support.node import ROOT
+
+#: Seconds that a process may take. Generous: machines that run tests are busy.
+PATIENCE = 120.0
+
+#: The commands, put together once: that takes longer than most of them.
+COMMAND_TREE = typer.main.get_command(cli.app)
+
+Done = subprocess.CompletedProcess[str]
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a command, so that a developer's shell does not decide."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
+    wide = {"COLUMNS": "200", "NO_COLOR": "1"}
+    return clean | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"} | wide | (extra or {})
+
+
+def run(*words: object, stdin: str = "", env: dict[str, str] | None = None, cwd: Path | None = None) -> Done:
+    """`motorcade WORDS` in this process."""
+    line = ["motorcade", *map(str, words)]
+    given, out, err = (io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8", "replace") for text in (stdin, "", ""))
+    code: object = None
+    with (
+        patch.object(cli, "app", COMMAND_TREE),
+        patch.object(sys, "argv", line),
+        patch.object(sys, "stdin", given),
+        patch.dict(os.environ, environment(env), clear=True),
+        patch.object(log, "configure"),  # would outlast the command
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    return Done(line, code if isinstance(code, int) else int(code is not None), _written(out), _written(err))
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    buffer = stream.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return buffer.getvalue().decode("utf-8", "replace")
+
+
+def start_process(
+    *words: object, env: dict[str, str] | None = None, cwd: Path | None = None, **streams: Any
+) -> subprocess.Popen[str]:
+    """`motorcade WORDS` as a process; standard streams are pipes unless told otherwise."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    line = [sys.executable, "-m", "motorcade", *map(str, words)]
+    return subprocess.Popen(
+        line, env=environment(env), cwd=cwd, text=True, encoding="utf-8", errors="replace", **(pipes | streams)
+    )
+
+
+def run_process(
+    *words: object, stdin: str | int = "", env: dict[str, str] | None = None, cwd: Path | None = None, **streams: Any
+) -> Done:
+    """`motorcade WORDS` as a process that ends by itself; `stdin` is what it reads, or a file."""
+    text = stdin if isinstance(stdin, str) else None
+    process = start_process(*words, env=env, cwd=cwd, **({} if text is not None else {"stdin": stdin}), **streams)
+    try:
+        out, err = process.communicate(text, PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"{' '.join(map(str, words))} does not end:\n{out}\n{err}") from None
+    return Done(process.args, process.returncode, out, err)
 
 
 class Commands(ABC):
     """Somebody who gives commands."""
 
     @abstractmethod
-    def command(self, *words: object) -> subprocess.CompletedProcess[str]:
+    def command(self, *words: object) -> Done:
         """The command, done or not."""
 
     def done(self, *words: object) -> str:

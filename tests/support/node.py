@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import httpx
+
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,14 +28,17 @@ ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"\bready\b")
 
 #: Plugins of tests are loaded over the control port from temporary folders and from the repository.
-PLUGIN_PATHS = {"MOTORCADE_HTTP__PLUGIN_PATHS": json.dumps([tempfile.gettempdir(), str(ROOT)])}
+PLUGIN_FOLDERS = [tempfile.gettempdir(), str(ROOT)]
+PLUGIN_PATHS = {"MOTORCADE_HTTP__PLUGIN_PATHS": json.dumps(PLUGIN_FOLDERS)}
 
-#: What tests ask over HTTP is seldom about who may ask; those that run with `token=True` show `auth`.
+#: The setting with which the control port wants no token.
 OPEN = {"MOTORCADE_HTTP__REQUIRE_TOKEN": "false"}
 
 #: Seconds a node may take to say `ready`, and to exit after a signal. Generous: machines that run tests are busy.
 START_PATIENCE = 60.0
 STOP_PATIENCE = 60.0
+#: Seconds for an answer of its control port.
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -43,43 +48,26 @@ class Endpoint:
     host: str
     port: int
 
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """From `HOST:PORT`."""
+        host, _, port = text.rpartition(":")
+        return cls(host.strip("[]"), int(port))
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class NodeProcess:
-    """`motorcade serve` under test.
+class RunningNode:
+    """A node as its clients see it: where it listens, and where its data and its token are."""
 
-    `mqtt`, `ws` and `http` are where it listens (`ws` and `http` only when asked for). `config` is the text of a TOML
-    configuration file; `args` are appended to the command line; `env` is added to the environment. With `data` the
-    node keeps its data there (so a second node can go on with it), else in a directory of its own. With `token` the
-    control port wants the token that the node makes, as it does by default.
-    """
+    mqtt: Endpoint
+    http: Endpoint | None = None
 
-    def __init__(
-        self,
-        *args: str,
-        config: str | None = None,
-        data: Path | None = None,
-        env: dict[str, str] | None = None,
-        ws: bool = False,
-        http: bool = False,
-        token: bool = False,
-        host: str = "127.0.0.1",
-    ) -> None:
-        self.args = args
-        self.config = config
-        self.env = ({} if token else OPEN) | (env or {})
-        self.mqtt = Endpoint(host, free_port(host))
-        self.ws = Endpoint(host, free_port(host)) if ws else None
-        self.http = Endpoint(host, free_port(host)) if http else None
+    def __init__(self, data: Path | None = None) -> None:
         self._own = tempfile.TemporaryDirectory(prefix="motorcade-test-")
-        self.data = data if data is not None else Path(self._own.name) / "data"
-        self.process: subprocess.Popen[str] | None = None
-        self.output: list[str] = []
-        self._started = threading.Event()  # it is ready, or it will never be
-        self._ready = False
-        self._reader: threading.Thread | None = None
+        self.folder = Path(self._own.name)
+        self.data = data if data is not None else self.folder / "data"
 
     # An address for MQTT clients.
 
@@ -92,10 +80,58 @@ class NodeProcess:
         return self.mqtt.port
 
     @property
+    def at(self) -> tuple[str, str]:
+        """The option of commands that mean this node."""
+        return ("--http", str(self.http))
+
+    @property
     def auth(self) -> dict[str, str]:
         """The header that the control port wants."""
         path = self.data / "token"
         return {"Authorization": f"Bearer {path.read_text().strip()}"} if path.exists() else {}
+
+    def web(self, path: str = "/api/v1") -> httpx.Client:
+        """A client of the control port, below this path, that shows the token."""
+        assert self.http is not None, "the node was started without its control port"
+        return httpx.Client(base_url=f"http://{self.http}{path}", headers=self.auth, trust_env=False, timeout=PATIENCE)
+
+    def remove(self) -> None:
+        """Remove its folder; data that a test has given stay."""
+        self._own.cleanup()
+
+
+class NodeProcess(RunningNode):
+    """`motorcade serve` under test.
+
+    `mqtt`, `ws` and `http` are where it listens (`ws` and `http` only when asked for). `config` is the text of a TOML
+    configuration file; `args` are appended to the command line; `env` is added to the environment. With `data` the
+    node keeps its data there (so a second node can go on with it), else in a directory of its own. The control port
+    wants the token that the node makes, which `web` shows and commands find; without `token` it is open.
+    """
+
+    def __init__(
+        self,
+        *args: str,
+        config: str | None = None,
+        data: Path | None = None,
+        env: dict[str, str] | None = None,
+        ws: bool = False,
+        http: bool = False,
+        token: bool = True,
+        host: str = "127.0.0.1",
+    ) -> None:
+        super().__init__(data)
+        self.args = args
+        self.config = config
+        self.env = ({} if token else OPEN) | (env or {})
+        self.mqtt = Endpoint(host, free_port(host))
+        self.ws = Endpoint(host, free_port(host)) if ws else None
+        self.http = Endpoint(host, free_port(host)) if http else None
+        self.process: subprocess.Popen[str] | None = None
+        self.output: list[str] = []
+        self._started = threading.Event()  # it is ready, or it will never be
+        self._ready = False
+        self._reader: threading.Thread | None = None
 
     @property
     def pid(self) -> int:
@@ -107,7 +143,7 @@ class NodeProcess:
         line = [sys.executable, "-m", "motorcade", "serve", "--mqtt", str(self.mqtt), "--data", str(self.data)]
         line += ["--ws", str(self.ws or "off"), "--http", str(self.http or "off")]
         if self.config is not None:
-            path = Path(self._own.name) / "motorcade.toml"
+            path = self.folder / "motorcade.toml"
             path.write_text(self.config)
             line += ["--config", str(path)]
         return line + list(self.args)
@@ -119,7 +155,7 @@ class NodeProcess:
         self.process = subprocess.Popen(
             self.command(),
             env=environment | PLUGIN_PATHS | self.env,
-            cwd=self._own.name,
+            cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -170,7 +206,7 @@ class NodeProcess:
     def _finish(self) -> None:
         if self._reader is not None:
             self._reader.join(STOP_PATIENCE)
-        self._own.cleanup()
+        self.remove()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -11,32 +11,22 @@ Plugins of tests are written where only the user of the node may write, as the n
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
 from tests.scenarios.witness import metrics
-from tests.support.commands import Commands
-from tests.support.node import ROOT, NodeProcess
-
-#: Seconds that a request or a command may take. Generous: machines that run tests are busy.
-PATIENCE = 60.0
+from tests.support.commands import Commands, Done, run
+from tests.support.node import RunningNode
 
 
 class Operator(Commands):
     """The control port of a node. `close` unloads nothing: the node ends with the test, or the test cleans up."""
 
-    def __init__(self, node: NodeProcess) -> None:
+    def __init__(self, node: RunningNode) -> None:
         self.node = node
-        self.web = httpx.Client(
-            base_url=f"http://{node.http}/api/v1/", headers=node.auth, trust_env=False, timeout=PATIENCE
-        )
+        self.web = node.web()
         self._folder = tempfile.TemporaryDirectory(prefix="motorcade-plugins-")
         self.folder = Path(self._folder.name)
 
@@ -114,19 +104,9 @@ class Operator(Commands):
 
     # The command line.
 
-    def command(self, *words: object) -> subprocess.CompletedProcess[str]:
+    def command(self, *words: object) -> Done:
         """`motorcade WORDS` with the control port of this node in the environment."""
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
-        return subprocess.run(
-            [sys.executable, "-m", "motorcade", *map(str, words)],
-            env=clean | {"PYTHONPATH": str(ROOT / "src"), "MOTORCADE_HTTP": str(self.node.http), "COLUMNS": "200"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",  # payloads are printed as they are
-            timeout=PATIENCE,
-            check=False,
-        )
+        return run(*words, env={"MOTORCADE_HTTP": str(self.node.http)})
 
 
 def payload_of(message: dict[str, Any]) -> bytes:

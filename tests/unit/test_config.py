@@ -6,6 +6,7 @@ import importlib.metadata
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from motorcade import config
 from motorcade.config import Address, Loaded, PluginSetting
 from motorcade.core.errors import ConfigError
-from motorcade.extension.plugin import GROUP
+from motorcade.extension.declared import BadOptionsError, Name
+from motorcade.extension.plugin import GROUP, Plugin
 from tests.support.node import ROOT
+from tests.support.tables import each_case
 
 Read = Callable[..., Loaded]
 
@@ -59,7 +62,7 @@ def test_the_stronger_source_wins_and_is_named(read: Read) -> None:
     assert "default" == loaded.origin("session.queue_bytes")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "wanted"),
     [
         ("[session]\nwindow = 5\nqueu = 5\n", "motorcade.toml:3: unknown key 'session.queu'; did you mean 'queue'?"),
@@ -101,7 +104,7 @@ def test_an_inline_table_is_named_by_its_line(read: Read) -> None:
         read("\nsession = { windo = 3 }\n")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("variable", "value", "wanted"),
     [
         ("MOTORCADE_SESION__WINDOW", "1", "environment MOTORCADE_SESION__WINDOW: unknown key 'sesion'"),
@@ -179,7 +182,7 @@ def test_built_in_plugins_are_on_and_access_comes_first(read: Read) -> None:
     assert wanted == config.plugins_to_load(loaded.config)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "wanted"),
     [
         (
@@ -226,15 +229,43 @@ def test_an_empty_plugin_section_passes(read: Read) -> None:
 # -- tables by name
 
 
+class BoxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    topics: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  #: what falls into it
+    kind: Literal["wooden", "tin"] = "wooden"  #: of what it is
+    max_messages: Annotated[int, msgspec.Meta(ge=0)] = 10_000  #: then it is shut
+    token: int = 0  #: sounds secret
+
+    def __post_init__(self) -> None:
+        if self.kind == "tin" and self.max_messages > 100_000:
+            raise ValueError("max_messages: a tin box is small")
+
+
+class BoxesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    box: dict[Name, BoxOptions] = {}  #: boxes by name
+
+    def __post_init__(self) -> None:
+        for name, options in self.box.items():
+            if name in options.topics:
+                raise BadOptionsError(f"box {name!r}: topics: a box cannot be in itself")
+            if options.max_messages == 13 and "lucky" not in self.box:
+                raise BadOptionsError(f"box {name!r}: there must be a box 'lucky'")
+
+
+class BoxesPlugin(Plugin):
+    """Boxes."""
+
+    Config: ClassVar[type[msgspec.Struct]] = BoxesConfig
+
+
 @pytest.fixture
 def boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin with such tables is installed."""
     installed = list(importlib.metadata.entry_points(group=GROUP))
-    entry = importlib.metadata.EntryPoint("boxes", "tests.unit.http.boxes:BoxesPlugin", GROUP)
+    entry = importlib.metadata.EntryPoint("boxes", "tests.unit.test_config:BoxesPlugin", GROUP)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [*installed, entry])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "wanted"),
     [
         (

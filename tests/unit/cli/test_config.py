@@ -6,8 +6,6 @@ import json
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from tests.support.node import ROOT
 from tests.unit.cli.conftest import Run
 
@@ -33,14 +31,6 @@ def test_a_bad_file_is_refused_with_line_and_key(run: Run, tmp_path: Path) -> No
         assert "error: file m.toml:2: unknown key 'session.windwo'; did you mean 'window'?\n" == done.stderr
 
 
-def test_a_bad_plugin_table_is_refused_with_its_line(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "m.toml").write_text("[plugins.retained]\n\nmax_mesages = 5\n")
-    for verb in (("config", "check", "m.toml"), ("serve", "--config", "m.toml")):
-        done = run(*verb)
-        assert 1 == done.returncode
-        assert "error: file m.toml:3: unknown key 'plugins.retained.max_mesages'" in done.stderr
-
-
 def test_show_names_origins_and_can_be_read_back(run: Run, tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text("[session]\nwindow = 5\n")
     nowhere = {"MOTORCADE_HTTP": "127.0.0.1:1"}  # whatever else runs on this machine
@@ -62,31 +52,9 @@ def test_the_reference_is_the_page_in_docs(run: Run) -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == run("config", "reference").stdout
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "wanted"),
-    [
-        (("serve", "--nodes", "2"), 2, "--nodes"),
-        (
-            ("serve", "--store", "sqlite://x"),
-            1,
-            "error: command line --store: store.url: 'sqlite://x' does not name a store",
-        ),
-        (("serve", "--mqtt", "1883"), 1, "error: command line --mqtt: listeners.tcp.bind: '1883' is not an address"),
-        (("serve", "--log-level", "loud"), 1, "error: command line --log-level: log.level = 'loud'"),
-        (
-            ("serve", "--http", "0.0.0.0:0"),
-            1,
-            "error: command line --http: http.bind: '0.0.0.0:0' can be reached from outside",
-        ),
-        (("serve", "--config", "none.toml"), 1, "error: cannot read the configuration file none.toml"),
-        (("serve", "--what"), 2, "No such option"),
-        (("config",), 2, ""),
-    ],
-)
-def test_what_cannot_be_served_is_said_at_once(run: Run, args: tuple[str, ...], code: int, wanted: str) -> None:
-    done = run(*args)
-    assert code == done.returncode
-    assert wanted in done.stderr
+def test_a_noun_without_a_verb_is_wrong_usage(run: Run) -> None:
+    done = run("config")
+    assert (2, True) == (done.returncode, "reload" in done.stdout), "and its verbs are told"
 
 
 def test_the_version_is_told(run: Run) -> None:

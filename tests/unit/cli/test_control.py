@@ -10,8 +10,7 @@ import pytest
 
 from motorcade.config import DEFAULT_PLUGINS
 from tests.support import wire
-from tests.support.node import NodeProcess
-from tests.support.ports import free_port
+from tests.support.local import LocalNode
 from tests.unit.cli.conftest import Run
 
 PLUGIN = '''
@@ -29,11 +28,11 @@ class Mine(Plugin):
 
 
 @pytest.fixture
-def address(node: NodeProcess) -> tuple[str, str]:
-    return ("--http", str(node.http))
+def address(node: LocalNode) -> tuple[str, str]:
+    return node.at
 
 
-def test_clients_are_listed_shown_and_sent_away(run: Run, node: NodeProcess, address: tuple[str, str]) -> None:
+def test_clients_are_listed_shown_and_sent_away(run: Run, node: LocalNode, address: tuple[str, str]) -> None:
     name = "a client/with?an odd%name"
     with wire.Client(node) as client:
         assert 0 == client.connect(name).reason
@@ -41,6 +40,7 @@ def test_clients_are_listed_shown_and_sent_away(run: Run, node: NodeProcess, add
         listed = json.loads(run("client", "list", *address, "--json").stdout)
         assert [name] == [entry["client_id"] for entry in listed if entry["client_id"] == name]
         assert name in run("client", "list", *address).stdout
+        assert 1 == len(json.loads(run("client", "list", "--limit", 1, *address, "--json").stdout))
         shown = json.loads(run("client", "show", name, *address, "--json").stdout)
         assert ["some/#"] == [entry["filter"] for entry in shown["subscriptions"]]
         assert re.search(r"subscribed +some/# \(QoS 1\)", run("client", "show", name, *address).stdout)
@@ -49,24 +49,6 @@ def test_clients_are_listed_shown_and_sent_away(run: Run, node: NodeProcess, add
     gone = run("client", "show", name, *address)
     assert 1 == gone.returncode
     assert f"there is no client {name!r}" in gone.stderr
-
-
-def test_the_list_is_read_to_its_last_page(run: Run, node: NodeProcess, address: tuple[str, str]) -> None:
-    """More clients than one page holds; `--limit` stops early."""
-    count = 520
-    clients = []
-    try:
-        for number in range(count):
-            client = wire.Client(node)
-            clients.append(client)
-            client.connect(f"page-{number:04}")
-        listed = json.loads(run("client", "list", *address, "--json").stdout)
-        names = [entry["client_id"] for entry in listed if entry["client_id"].startswith("page-")]
-        assert [f"page-{number:04}" for number in range(count)] == names
-        assert 3 == len(json.loads(run("client", "list", "--limit", 3, *address, "--json").stdout))
-    finally:
-        for client in clients:
-            client.close()
 
 
 def test_plugins_are_loaded_and_unloaded(run: Run, address: tuple[str, str], tmp_path: Path) -> None:
@@ -85,20 +67,9 @@ def test_plugins_are_loaded_and_unloaded(run: Run, address: tuple[str, str], tmp
     assert 1 == run("plugin", "unload", "mine", *address).returncode
 
 
-def test_a_plugin_says_what_is_wrong_with_its_configuration(run: Run, address: tuple[str, str], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    for setting, wanted in (("level=high", "level"), ("colour=1", "colour")):
-        done = run("plugin", "load", "mine", "--path", "mine.py", "--set", setting, *address)
-        assert 1 == done.returncode
-        assert wanted in done.stderr
-    assert 2 == run("plugin", "load", "mine", "--set", "nonsense", *address).returncode
-
-
-def test_reload_reads_the_file_again_and_refuses_a_bad_one(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "reload.toml"
-    file.write_text("[session]\nwindow = 5\n")
-    with NodeProcess("--config", str(file), http=True) as node:
-        address = ("--http", str(node.http))
+def test_reload_reads_the_file_again_and_refuses_a_bad_one(run: Run) -> None:
+    with LocalNode("[session]\nwindow = 5\n") as node:
+        address, file = node.at, node.file
         file.write_text("[session]\nwindow = 6\n")
         assert "session.window has changed" in run("config", "reload", *address).stdout
         file.write_text("[session]\nwindwo = 6\n")
@@ -110,19 +81,8 @@ def test_reload_reads_the_file_again_and_refuses_a_bad_one(run: Run, tmp_path: P
 
 
 def test_a_token_is_asked_for_and_shown(run: Run) -> None:
-    with NodeProcess(http=True, token=True, env={"MOTORCADE_HTTP__TOKEN": "hush"}) as node:
-        address = ("--http", str(node.http))
+    with LocalNode('[http]\ntoken = "hush"\n') as node:
+        address = node.at
         assert 1 == run("client", "list", *address).returncode
         assert 0 == run("client", "list", *address, "--token", "hush").returncode
         assert 0 == run("client", "list", *address, env={"MOTORCADE_TOKEN": "hush"}).returncode
-
-
-def test_no_node_is_said_with_the_address_and_what_to_do(run: Run) -> None:
-    port = free_port()
-    for verb in (("client", "list"), ("plugin", "list"), ("config", "reload"), ("client", "kick", "x")):
-        done = run(*verb, "--http", f"127.0.0.1:{port}")
-        assert 1 == done.returncode
-        assert (
-            f"no node answers at http://127.0.0.1:{port} (Connection refused); start one with `motorcade serve`"
-            in done.stderr
-        )

@@ -1,21 +1,24 @@
-"""`motorcade queue`, `stream` and `capture`, as processes that speak to a real node."""
+"""`motorcade queue`, `stream` and `capture`: the command, the control port and the plugins together.
+
+What only the control port shows is in tests/unit/http/test_declared.py.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import pty
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from motorcade.cli._options import duration
-from tests.support import wire
+from tests.support.commands import run, run_process
+from tests.support.compacted import Compacted
+from tests.support.consumers import connected, fill, subscribe, take, unique
+from tests.support.local import LocalNode
 from tests.support.node import NodeProcess
-from tests.unit.cli.conftest import PATIENCE, Run, environment
+from tests.support.operator import Operator
 
 CONFIG = """\
 [plugins.queues.queue.fixed]
@@ -29,221 +32,204 @@ topics = ["copied/#"]
 to = "stream:fixed"
 """
 
-#: One of each, and an option that can change: noun, arguments of `create`, `KEY=VALUE`.
+#: One of each, and an option that can change: noun, arguments of `create`, key and value.
 NOUNS = [
-    ("queue", ("-t", "a/#", "--topic", "b"), ("max_messages", 5)),
-    ("stream", ("-t", "a/#", "--topic", "b"), ("max_messages", 5)),
-    ("capture", ("-t", "a/#", "--topic", "b", "--to", "stream:fixed"), ("max_pending", 5)),
+    ("queue", (), "max_messages"),
+    ("stream", (), "max_messages"),
+    ("capture", ("--to", "stream:fixed"), "max_pending"),
 ]
-every_noun = pytest.mark.parametrize(("noun", "given", "option"), NOUNS, ids=[row[0] for row in NOUNS])
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeProcess]:
-    with NodeProcess(http=True, config=CONFIG) as running:
+def node() -> Iterator[LocalNode]:
+    with LocalNode(CONFIG) as running:
         yield running
 
 
-@pytest.fixture
-def at(node: NodeProcess) -> tuple[str, str]:
-    return ("--http", str(node.http))
+@pytest.fixture(scope="module")
+def desk(node: LocalNode) -> Iterator[Operator]:
+    with Operator(node) as operator:
+        yield operator
 
 
-@every_noun
-def test_the_life_of_a_declared_thing(
-    run: Run, at: tuple[str, str], noun: str, given: tuple[str, ...], option: tuple[str, int]
-) -> None:
+@pytest.mark.parametrize(("noun", "given", "key"), NOUNS, ids=[row[0] for row in NOUNS])
+def test_the_life_of_a_declared_thing(desk: Operator, noun: str, given: tuple[str, ...], key: str) -> None:
     """Made, listed, shown, changed and deleted: what was not named in a change stays."""
-    made = run(noun, "create", "life", *given, *at)
-    assert (0, f"{noun} 'life' is created\n", "") == (made.returncode, made.stdout, made.stderr)
-    listed = {entry["name"]: entry for entry in json.loads(run(noun, "list", *at, "--json").stdout)}
-    listed.pop("receipts", None)  # a stream of the fan-out's own
-    assert {"fixed": "configuration", "life": "command"} == {name: entry["origin"] for name, entry in listed.items()}
-    table = run(noun, "list", *at).stdout
+    assert f"{noun} 'life' is created\n" == desk.done(noun, "create", "life", "-t", "a/#", "--topic", "b", *given)
+    views = desk.asked(noun, "list")
+    origins = {view["name"]: view["origin"] for view in views if view["name"] != "receipts"}  # the fan-out's own
+    assert {"fixed": "configuration", "life": "command"} == origins
+    table = desk.done(noun, "list")
     assert "a/# b" in table and "fixed" in table
-
-    key, value = option
-    changed = run(noun, "change", "life", "--set", f"{key}={value}", *at)
-    assert (0, f"{noun} 'life' is changed\n", "") == (changed.returncode, changed.stdout, changed.stderr)
-    shown = json.loads(run(noun, "show", "life", *at, "--json").stdout)
-    assert (["a/#", "b"], value) == (shown["topics"], shown[key])
-    lines = dict(line.split(maxsplit=1) for line in run(noun, "show", "life", *at).stdout.splitlines() if " " in line)
-    assert ("a/# b", str(value)) == (lines["topics"], lines[key])
-
-    again = run(noun, "create", "life", *given, *at)
-    assert (1, "") == (again.returncode, again.stdout)
-    assert "already" in again.stderr
-    gone = run(noun, "delete", "life", "--yes", *at)
-    assert (0, f"{noun} 'life' is deleted\n", "") == (gone.returncode, gone.stdout, gone.stderr)
-    assert 1 == run(noun, "show", "life", *at).returncode
+    assert f"{noun} 'life' is changed\n" == desk.done(noun, "change", "life", "--set", f"{key}=5")
+    shown = desk.asked(noun, "show", "life")
+    assert (["a/#", "b"], 5) == (shown["topics"], shown[key])
+    lines = dict(line.split(maxsplit=1) for line in desk.done(noun, "show", "life").splitlines() if " " in line)
+    assert ("a/# b", "5") == (lines["topics"], lines[key])
+    assert "already" in desk.refused(noun, "create", "life", "-t", "a", *given)
+    assert "life" == desk.asked(noun, "delete", "life", "--yes")["name"]
+    assert "life" in desk.refused(noun, "show", "life")
+    # What stands in the configuration is changed there.
+    for verb in (("change", "fixed", "--set", f"{key}=5"), ("delete", "fixed", "--yes")):
+        assert "configuration" in desk.refused(noun, *verb)
+    desk.done(noun, "show", "fixed")
 
 
-@every_noun
-def test_what_stands_in_the_configuration_is_changed_there(
-    run: Run, at: tuple[str, str], noun: str, given: tuple[str, ...], option: tuple[str, int]
-) -> None:
-    for verb in (("change", "fixed", "--set", f"{option[0]}={option[1]}"), ("delete", "fixed", "--yes")):
-        done = run(noun, *verb, *at)
-        assert (1, "") == (done.returncode, done.stdout)
-        assert "configuration" in done.stderr
-    assert 0 == run(noun, "show", "fixed", *at).returncode
-
-
-def test_flags_are_options(run: Run, at: tuple[str, str]) -> None:
+def test_flags_are_options(desk: Operator) -> None:
     """Durations are written as people write them; flags and `--set` say the same."""
-    run("queue", "create", "dead", *at)
+    desk.done("queue", "create", "dead")
     flags = ("--kind", "regular", "--strategy", "random", "--retention", "12h", "--dead-letter", "dead")
-    made = json.loads(run("queue", "create", "flags", "-t", "f", *flags, *at, "--json").stdout)
+    made = desk.asked("queue", "create", "flags", "-t", "f", *flags)
     assert ("regular", "random", 43200, "dead") == tuple(
         made[key] for key in ("kind", "strategy", "retention", "dead_letter")
     )
-    changed = json.loads(run("queue", "change", "flags", "--retention", "0", *at, "--json").stdout)
+    changed = desk.asked("queue", "change", "flags", "--retention", "0")
     assert (0, "random") == (changed["retention"], changed["strategy"])
-    made = json.loads(run("stream", "create", "flags", "-t", "f", "--retention", "1.5d", *at, "--json").stdout)
-    assert 129600 == made["retention"]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("7d", 604800), ("12h", 43200), ("30m", 1800), ("45s", 45), ("45", 45), ("0", 0), ("0.5h", 1800), ("0.5s", 0.5)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert seconds == duration(text)
+    assert 129600 == desk.asked("stream", "create", "flags", "-t", "f", "--retention", "1.5d")["retention"]
+    made = desk.asked("queue", "create", "set", "-t", "x", "--set", "kind=last_value", "--set", "key=property:vin")
+    assert ("last_value", "property:vin") == (made["kind"], made["key"])
+    for text, seconds in {
+        "7d": 604800,
+        "12h": 43200,
+        "30m": 1800,
+        "45s": 45,
+        "45": 45,
+        "0": 0,
+        "0.5h": 1800,
+        "0.5s": 0.5,
+    }.items():
+        assert seconds == duration(text), text
 
 
 @pytest.mark.parametrize("noun", ["queue", "stream"])
-def test_messages_are_read_without_being_taken(run: Run, node: NodeProcess, at: tuple[str, str], noun: str) -> None:
-    """Position, topic and payload as `sub -v` prints them, bytes as they are; as often as one likes."""
-    run(noun, "create", "read", "-t", "read/#", *at)
-    with wire.Client(node) as client:
-        client.connect("reader")
-        for number in range(12):
-            client.publish(f"read/{number}", b"%d" % number, 1)
-        client.publish("read/binary", "Grüße ".encode() + b"\x00\xff", 1)
-    found = json.loads(run(noun, "read", "read", *at, "--json").stdout)
-    assert [*(f"read/{number}" for number in range(12)), "read/binary"] == [entry["topic"] for entry in found]
-    assert ["utf8"] * 12 + ["base64"] == [entry["encoding"] for entry in found]
-    assert {"reader"} == {entry["publisher"] for entry in found}
+def test_messages_are_read_without_being_taken(node: LocalNode, desk: Operator, noun: str) -> None:
+    """Position, topic and payload as `sub -v` prints them, bytes as they are; as often as one likes, page by page."""
+    count, name = 520, unique("read")
+    desk.done(noun, "create", name, "-t", f"{name}/#")
+    fill(node, [*((f"{name}/{number}", b"%d" % number) for number in range(count)), (f"{name}/raw", b"\x00\xff")])
+    found = desk.asked(noun, "read", name, "--limit", 10_000)
+    assert [f"{name}/{number}" for number in (*range(count), "raw")] == [entry["topic"] for entry in found]
+    assert ["utf8"] * count + ["base64"] == [entry["encoding"] for entry in found]
     positions = [entry["position"] for entry in found]
     assert sorted(set(positions)) == positions
-
-    after = run(noun, "read", "read", "--after", positions[4], "--limit", 3, *at)
-    wanted = "".join(f"{positions[number]} read/{number} {number}\n" for number in (5, 6, 7))
-    assert (0, wanted, "") == (after.returncode, after.stdout, after.stderr)
-    raw = subprocess.run(
-        [sys.executable, "-m", "motorcade", noun, "read", "read", "--after", str(positions[-2]), *at],
-        env=environment(),
-        capture_output=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    assert f"{positions[-1]} read/binary Grüße ".encode() + b"\x00\xff\n" == raw.stdout
-    assert found == json.loads(run(noun, "read", "read", *at, "--json").stdout)
+    wanted = "".join(f"{positions[number]} {name}/{number} {number}\n" for number in (5, 6, 7))
+    assert wanted == desk.done(noun, "read", name, "--after", positions[4], "--limit", 3)
+    assert f"{positions[-1]} {name}/raw \x00\ufffd\n" == desk.done(noun, "read", name, "--after", positions[-2])
+    assert 510 == len(desk.done(noun, "read", name, "--limit", 510).splitlines())
+    assert 100 == len(desk.done(noun, "read", name).splitlines())
+    with connected(node) as client:
+        subscribe(client, f"$queue/{name}" if noun == "queue" else f"$stream/{name}/earliest")
+        assert b"0" == take(client, 1)[0].payload
 
 
-def test_more_than_a_page_is_read_page_by_page(run: Run, node: NodeProcess, at: tuple[str, str]) -> None:
-    count = 520
-    run("stream", "create", "pages", "-t", "pages", *at)
-    with wire.Client(node) as client:
-        client.connect("writer")
-        for number in range(count):
-            client.publish("pages", b"%d" % number, 1)
-    everything = json.loads(run("stream", "read", "pages", "--limit", 10_000, *at, "--json").stdout)
-    assert [str(number) for number in range(count)] == [entry["payload"] for entry in everything]
-    assert 510 == len(run("stream", "read", "pages", "--limit", 510, *at).stdout.splitlines())
-    assert 100 == len(run("stream", "read", "pages", *at).stdout.splitlines())
-
-
-def test_a_rule_copies_what_is_published(run: Run, node: NodeProcess, at: tuple[str, str]) -> None:
+def test_a_rule_copies_what_is_published(node: LocalNode, desk: Operator) -> None:
     """From the configuration on; what was copied is read where it went."""
-    with wire.Client(node) as client:
-        client.connect("copied")
-        client.publish("copied/x", b"one", 1)
-    assert "copied/x one\n" in run("stream", "read", "fixed", *at).stdout
-    shown = json.loads(run("capture", "show", "fixed", *at, "--json").stdout)
-    assert "stream:fixed" == shown["to"]
+    fill(node, [("copied/x", b"one")])
+    assert "copied/x one\n" in desk.done("stream", "read", "fixed")
+    assert "stream:fixed" == desk.asked("capture", "show", "fixed")["to"]
 
 
 # -- deleting asks
 
 
-def answered(node: NodeProcess, name: str, answer: str) -> tuple[int, str]:
-    """`motorcade queue delete NAME` on a terminal, where somebody types an answer: exit code and output."""
+def answered(node: LocalNode, answer: str, *words: str) -> tuple[int, str]:
+    """`motorcade queue delete WORDS` on a terminal, where somebody types an answer: exit code and output."""
     ours, theirs = pty.openpty()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "motorcade", "queue", "delete", name, "--http", str(node.http)],
-            env=environment(),
-            stdin=theirs,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
         os.write(ours, answer.encode())
-        out, _ = process.communicate(timeout=PATIENCE)
+        done = run_process("queue", "delete", *words, *node.at, stdin=theirs)
     finally:
         os.close(ours)
         os.close(theirs)
-    return process.returncode, out
+    return done.returncode, done.stdout + done.stderr
 
 
-def test_deleting_asks_on_a_terminal(run: Run, node: NodeProcess, at: tuple[str, str]) -> None:
-    """Only a yes deletes."""
-    run("queue", "create", "asked", "-t", "asked", *at)
-    code, out = answered(node, "asked", "n\n")
-    assert 1 == code
-    assert "Delete queue 'asked' with all messages in it?" in out and "nothing was deleted" in out
-    assert 0 == run("queue", "show", "asked", *at).returncode
-    code, out = answered(node, "asked", "y\n")
+def test_deleting_asks_on_a_terminal(node: LocalNode, desk: Operator) -> None:
+    """Only a yes deletes; without a terminal `--yes` is wanted."""
+    desk.done("queue", "create", "asked", "-t", "asked")
+    Compacted(node, "asked").put(("k", b"1"))
+    for words, what in ((("asked",), "queue 'asked'"), (("asked", "--exclusive"), "the compacted queue of client")):
+        code, out = answered(node, "n\n", *words)
+        assert 1 == code
+        assert f"Delete {what}" in out and "with all messages in it?" in out and "nothing was deleted" in out
+    for flag in ("--declared", "--exclusive"):
+        assert "asked" in desk.done("queue", "list", flag)
+    code, out = answered(node, "y\n", "asked")
     assert 0 == code and "queue 'asked' is deleted" in out
-    assert 1 == run("queue", "show", "asked", *at).returncode
-
-
-def test_without_a_terminal_deleting_wants_yes(run: Run, at: tuple[str, str]) -> None:
-    done = run("queue", "delete", "fixed", *at, stdin="y\n")
-    assert (2, "") == (done.returncode, done.stdout)
-    assert "--yes" in done.stderr
+    done = run("queue", "delete", "fixed", *node.at, stdin="y\n")
+    assert (2, "", True) == (done.returncode, done.stdout, "--yes" in done.stderr)
 
 
 # -- the configuration, and what outlives a node
 
 
-def test_a_reload_declares_changes_and_removes(run: Run, tmp_path: Path) -> None:
-    """At once; a wrong file is refused with its line, and everything stays."""
-    file = tmp_path / "m.toml"
-    file.write_text('[plugins.queues.queue.old]\ntopics = ["old"]\n\n[plugins.queues.queue.stays]\ntopics = ["a"]\n')
-    with NodeProcess("--config", str(file), http=True) as node:
-        at = ("--http", str(node.http))
+def test_a_reload_declares_changes_and_removes() -> None:
+    """At once; a wrong file is refused with its line, and everything stays. Contents stay with a name."""
+    old = '[plugins.queues.queue.old]\ntopics = ["old"]\n\n[plugins.queues.queue.stays]\ntopics = ["a"]\n'
+    new = '[plugins.queues.queue.new]\ntopics = ["new"]\n\n[plugins.queues.queue.stays]\ntopcs = ["b"]\n'
+    with LocalNode(old) as node, Operator(node) as desk:
 
         def queues() -> dict[str, object]:
-            found = json.loads(run("queue", "list", *at, "--json").stdout)
-            return {entry["name"]: entry["topics"] for entry in found}
+            return {entry["name"]: entry["topics"] for entry in desk.asked("queue", "list")}
 
+        fill(node, [("a", b"kept")])
         assert {"old": ["old"], "stays": ["a"]} == queues()
-        file.write_text('[plugins.queues.queue.new]\ntopics = ["new"]\n\n[plugins.queues.queue.stays]\ntopcs = ["b"]\n')
-        refused = run("config", "reload", *at)
-        assert 1 == refused.returncode
-        assert "m.toml:5: unknown key 'plugins.queues.queue.stays.topcs'; did you mean 'topics'?" in refused.stderr
+        node.file.write_text(new)
+        refused = desk.refused("config", "reload")
+        assert "motorcade.toml:5: unknown key 'plugins.queues.queue.stays.topcs'; did you mean 'topics'?" in refused
         assert {"old": ["old"], "stays": ["a"]} == queues()
-        file.write_text(file.read_text().replace("topcs", "topics"))
-        assert 0 == run("config", "reload", *at).returncode
-        assert {"new": ["new"], "stays": ["b"]} == queues()
+        with connected(node) as client:
+            subscribe(client, "$queue/new")  # before it is there
+            node.file.write_text(new.replace("topcs", "topics"))
+            desk.done("config", "reload")
+            assert {"new": ["new"], "stays": ["b"]} == queues()
+            fill(node, [("new", b"x")])
+            assert b"x" == take(client, 1)[0].payload
+        fill(node, [("b", b"more"), ("a", b"no more")])
+        assert ["kept", "more"] == [entry["payload"] for entry in desk.asked("queue", "read", "stays")]
 
 
-def test_what_was_declared_by_command_is_there_after_a_restart(run: Run, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with NodeProcess(http=True, data=data) as node:
-        at = ("--http", str(node.http))
+MISTAKES = [
+    ('[plugins.queues.queue.x]\ntopics = ["t"]\nkind = "best"\n', 3, "kind"),
+    ('[plugins.queues.queue.x]\ntopics = ["t"]\nmax_messages = "many"\n', 3, "max_messages"),
+    ('[plugins.queues.queue.x]\ntopics = ["t"]\n\ncolour = "red"\n', 4, "colour"),
+    ('[plugins.queues.queue."a b"]\ntopics = ["t"]\n', 1, "a b"),
+    ('[plugins.queues.queue.x]\n\ntopics = ["a/#/b"]\n', 3, "a/#/b"),
+    ('[plugins.streams.stream.x]\ntopics = ["t"]\nretention = -1\n', 3, "retention"),
+    ('[plugins.streams.stream.x]\ntopics = "t"\n', 2, "topics"),
+    ('[plugins.streams]\ncolour = "red"\n', 2, "colour"),
+    ('[plugins.capture.rule.x]\ntopics = ["t"]\nto = "nowhere"\n', 3, "nowhere"),
+    ('[plugins.capture.rule.x]\ntopics = ["t"]\n', 1, "to"),
+]
+
+
+def test_a_mistake_in_the_file_is_named_with_its_line(tmp_path: Path) -> None:
+    """`config check`, and `serve` too, say file, line and key, and what is wrong."""
+    for text, line, said in MISTAKES:
+        (tmp_path / "m.toml").write_text(text)
+        for words in (("config", "check", "m.toml"), ("serve", "--config", "m.toml", "--mqtt", "127.0.0.1:0")):
+            done = run(*words, cwd=tmp_path)
+            assert (1, "") == (done.returncode, done.stdout), text
+            assert f"m.toml:{line}:" in done.stderr and said in done.stderr, text
+            assert "Traceback" not in done.stderr, text
+
+
+def test_what_was_declared_by_command_is_there_after_a_restart(tmp_path: Path) -> None:
+    """What is declared in the file later belongs to the file, with its contents."""
+    data, topics = tmp_path / "data", '[plugins.queues.queue.jobs]\ntopics = ["jobs/#"]\nmax_messages = 6\n'
+    with NodeProcess(http=True, data=data) as node, Operator(node) as desk:
         for noun in ("queue", "stream"):
-            assert 0 == run(noun, "create", "kept", "-t", "kept/#", "--set", "max_messages=7", *at).returncode
-        assert 0 == run("capture", "create", "kept", "-t", "x/#", "--to", "stream:kept", *at).returncode
-        node.stop()
-    with NodeProcess(http=True, data=data) as node:
-        at = ("--http", str(node.http))
+            desk.done(noun, "create", "kept", "-t", "kept/#", "--set", "max_messages=7")
+        desk.done("capture", "create", "kept", "-t", "x/#", "--to", "stream:kept")
+        desk.done("queue", "create", "jobs", "-t", "jobs/#")
+        fill(node, [("jobs/a", b"%d" % number) for number in range(5)])
+    with NodeProcess(http=True, data=data, config=topics) as node, Operator(node) as desk:
         for noun, key, value in (
             ("queue", "max_messages", 7),
             ("stream", "max_messages", 7),
             ("capture", "to", "stream:kept"),
         ):
-            shown = json.loads(run(noun, "show", "kept", *at, "--json").stdout)
+            shown = desk.asked(noun, "show", "kept")
             assert ("command", value) == (shown["origin"], shown[key])
+        shown = desk.asked("queue", "show", "jobs")
+        assert ("configuration", 6, 5) == (shown["origin"], shown["max_messages"], shown["messages"])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.cli.conftest import Run
+from tests.support.commands import run_process
 
 
-def test_the_demonstration_plays_every_scene_and_leaves_nothing(run: Run, tmp_path: Path) -> None:
+def test_the_demonstration_plays_every_scene_and_leaves_nothing(tmp_path: Path) -> None:
     """Exit code 0 means that every message it shows was checked; its folder and its node are gone.
 
     The last scene is in tests/pipelines/test_demo_loop.py.
     """
     (tmp_path / "tmp").mkdir()
-    done = run("demo", "--no-spark", env={"TMPDIR": str(tmp_path / "tmp")})
+    done = run_process("demo", "--no-spark", cwd=tmp_path, env={"TMPDIR": str(tmp_path / "tmp")})
     assert 0 == done.returncode, done.stderr
     for scene in (
         "QoS 0, 1 and 2",

@@ -1,78 +1,47 @@
-"""`motorcade dispatch`: what is refused before anything starts, and what is said without a server."""
+"""`motorcade dispatch`: what is said without a server and without a handler; wrong words are in test_words.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from tests.support.commands import run_process
 from tests.support.ports import free_port
 from tests.unit.cli.conftest import Run
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "wanted"),
-    [
-        (("leader", "--redis", "http://x"), 1, "dispatch.redis"),
-        (("leader", "--worker", "nowhere"), 1, "'nowhere' is not HOST:PORT"),
-        (("leader", "--intake", "pipe"), 1, "dispatch.intake"),
-        (("worker", "--listen", "9701"), 1, "'9701' is not HOST:PORT"),
-        (("worker", "--handler", "x"), 1, "'x' is not module:function"),
-        (("worker", "--parallel", "0"), 2, "--parallel"),
-        (("leader", "--config", "none.toml"), 1, "cannot read the configuration file none.toml"),
-        (("leader", "--log-level", "loud"), 1, "--log-level"),
-        (("dead", "retry"), 2, "name entries, or say --all"),
-        (("dead", "retry", "1-1", "--all"), 2, "name entries, or say --all"),
-        (("dead", "list", "--limit", "0"), 2, "--limit"),
-    ],
-)
-def test_what_is_wrong_is_said_at_once(run: Run, args: tuple[str, ...], code: int, wanted: str) -> None:
-    done = run("dispatch", *args)
-    assert code == done.returncode, done.stderr
-    assert wanted in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_mistake_in_the_file_is_named_with_its_line(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "d.toml").write_text("[dispatch]\nleese = 3\n")
-    done = run("dispatch", "leader", "--config", "d.toml")
-    assert (1, "error: file d.toml:2: unknown key 'dispatch.leese'; did you mean 'lease'?\n") == (
-        done.returncode,
-        done.stderr,
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "wanted"),
-    [
-        (None, "absent:handle", "No module named 'absent'"),
-        ("", "mine:handle", "has no 'handle'"),
-        ("handle = 7", "mine:handle", "is int, which cannot be called"),
-        ("import absent_too", "mine:handle", "absent_too"),
-        ("1 / 0", "mine:handle", "ZeroDivisionError"),
-        ("def handle(:", "mine:handle", "SyntaxError"),
-    ],
-)
-def test_a_handler_that_cannot_be_had(run: Run, tmp_path: Path, text: str | None, name: str, wanted: str) -> None:
+def test_a_handler_that_cannot_be_had(run: Run, tmp_path: Path) -> None:
     """Said before anything is listened to, with the name of the handler."""
-    if text is not None:
-        (tmp_path / "mine.py").write_text(text)
-    done = run("dispatch", "worker", "--handler", name)
-    assert 1 == done.returncode
-    assert done.stderr.startswith(f"error: handler '{name}': "), done.stderr
-    assert wanted in done.stderr
-    assert "Traceback" not in done.stderr
+    for name, text, wanted in (
+        ("absent", None, "No module named 'absent'"),
+        ("empty", "", "has no 'handle'"),
+        ("number", "handle = 7", "is int, which cannot be called"),
+        ("needy", "import absent_too", "absent_too"),
+        ("broken", "1 / 0", "ZeroDivisionError"),
+        ("cut", "def handle(:", "SyntaxError"),
+    ):
+        if text is not None:
+            (tmp_path / f"{name}.py").write_text(text)
+        done = run("dispatch", "worker", "--handler", f"{name}:handle")
+        assert 1 == done.returncode, name
+        assert done.stderr.startswith(f"error: handler '{name}:handle': "), done.stderr
+        assert wanted in done.stderr and "Traceback" not in done.stderr, name
 
 
-@pytest.mark.parametrize("words", [("status",), ("dead", "retry", "--all")], ids=" ".join)
-def test_a_server_that_is_not_there(run: Run, words: tuple[str, ...]) -> None:
-    """It is named, and nobody waits for long."""
+def test_a_handler_is_looked_for_in_the_folder_of_the_command(tmp_path: Path) -> None:
+    """Also by the process, whose path is not that of a test."""
+    (tmp_path / "mine.py").write_text("1 / 0")
+    done = run_process("dispatch", "worker", "--handler", "mine:handle", cwd=tmp_path)
+    assert (1, True) == (done.returncode, "ZeroDivisionError" in done.stderr)
+
+
+def test_a_server_that_is_not_there(run: Run) -> None:
+    """It is named, without its password, and nobody waits for long."""
     port = free_port()
-    done = run("dispatch", *words, "--redis", f"redis://:hush@127.0.0.1:{port}?patience=1")
-    assert 1 == done.returncode
-    assert f"127.0.0.1:{port}" in done.stderr
-    assert "hush" not in done.stderr
-    assert "Traceback" not in done.stderr
+    for words in (("status",), ("dead", "retry", "--all")):
+        done = run("dispatch", *words, "--redis", f"redis://:hush@127.0.0.1:{port}?patience=1")
+        assert 1 == done.returncode
+        assert f"127.0.0.1:{port}" in done.stderr
+        assert "hush" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_environment_counts(run: Run) -> None:

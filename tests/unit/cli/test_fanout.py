@@ -1,4 +1,4 @@
-"""`motorcade fanout` and `motorcade vehicle`, as processes that speak to a node whose fan-out is a stand-in.
+"""`motorcade fanout` and `motorcade vehicle` with a node whose fan-out is a stand-in.
 
 The stand-in (tests/unit/http/fanouts.py) refuses, hangs up and waits when it is told to, which the real one does not.
 """
@@ -12,21 +12,19 @@ import pty
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from motorcade.cli import _batches, app
+from motorcade.cli import _batches
 from motorcade.core.vin import check_digit_of, make_vin
 from motorcade.plugins.fanout.batch import check_batch_id
 from tests.support import wire
-from tests.support.node import NodeProcess
-from tests.unit.cli.conftest import PATIENCE, Run, environment
+from tests.support.commands import COMMAND_TREE, PATIENCE, run_process, start_process
+from tests.support.local import LocalNode
+from tests.unit.cli.conftest import Run
 from tests.unit.http import fanouts
 
 CONFIG = f"""\
@@ -40,14 +38,14 @@ PAYLOAD = b"\x00update\xff"
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeProcess]:
-    with NodeProcess(http=True, config=CONFIG) as running:
+def node() -> Iterator[LocalNode]:
+    with LocalNode(CONFIG) as running:
         yield running
 
 
 @pytest.fixture
-def at(node: NodeProcess) -> tuple[str, str]:
-    return ("--http", str(node.http))
+def at(node: LocalNode) -> tuple[str, str]:
+    return node.at
 
 
 def vins(count: int, start: int = 0) -> list[str]:
@@ -71,7 +69,7 @@ def shown(run: Run, *args: object) -> Any:
 
 
 def test_a_list_is_sent_in_batches_and_the_payload_once(
-    run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
+    run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path
 ) -> None:
     """Duplicates count once; what vehicles are sent is the file, byte by byte."""
     targets = vins(450)
@@ -88,7 +86,7 @@ def test_a_list_is_sent_in_batches_and_the_payload_once(
     assert (8, f"replace {PAYLOAD.hex()}") == (entry["size"], entry["publisher"])
 
 
-def test_options_of_a_batch_are_handed_on(run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path) -> None:
+def test_options_of_a_batch_are_handed_on(run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path) -> None:
     (vin,) = vins(1, 1000)
     files = written(tmp_path, [vin])
     options = ("--expires", "12h", "--priority", 7, "--append")
@@ -110,7 +108,7 @@ def test_options_of_a_batch_are_handed_on(run: Run, node: NodeProcess, at: tuple
     assert entry["publisher"].startswith("append ")
 
 
-def test_list_and_payload_may_come_by_a_pipe(run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path) -> None:
+def test_list_and_payload_may_come_by_a_pipe(run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path) -> None:
     """Comments, blank lines and line ends of another system are no vehicles."""
     first, second = vins(2, 1100)
     written(tmp_path, [first])
@@ -167,7 +165,7 @@ def test_a_dry_run_talks_to_nobody(run: Run, tmp_path: Path) -> None:
 
 
 def test_wrong_lines_are_named_and_nothing_is_sent(
-    run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
+    run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path
 ) -> None:
     good = vins(3, 1200)
     lines = [good[0], good[1].lower(), "", good[2][:-1], "LMCAAAAAOIQ000001", *("?" for _ in range(12))]
@@ -195,7 +193,7 @@ def test_the_check_digit_is_checked_where_that_is_wanted(run: Run, tmp_path: Pat
 
 
 def test_a_refused_batch_is_named_and_the_rest_can_be_sent_again(
-    run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
+    run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path
 ) -> None:
     """With the broker's reason; what was accepted before counts, what comes after is not sent."""
     targets = vins(30, 1300)
@@ -221,7 +219,7 @@ def test_a_refused_batch_is_named_and_the_rest_can_be_sent_again(
     assert 29 == shown(run, "fanout", "status", "refused", *at)["targets"]
 
 
-def test_what_was_refused_is_told_in_json_too(run: Run, node: NodeProcess, tmp_path: Path) -> None:
+def test_what_was_refused_is_told_in_json_too(run: Run, node: LocalNode, tmp_path: Path) -> None:
     files = written(tmp_path, [*vins(2, 1400), fanouts.REFUSED])
     done = run("fanout", "send", *files, "--request", "r", "-p", node.port, "--json")
     figures = json.loads(done.stdout)
@@ -234,7 +232,7 @@ def test_what_was_refused_is_told_in_json_too(run: Run, node: NodeProcess, tmp_p
     assert "not welcome" in figures["problems"][0]
 
 
-def test_a_connection_that_ends_leaves_a_batch_in_doubt(run: Run, node: NodeProcess, tmp_path: Path) -> None:
+def test_a_connection_that_ends_leaves_a_batch_in_doubt(run: Run, node: LocalNode, tmp_path: Path) -> None:
     """It is not told as refused: it may be stored."""
     files = written(tmp_path, [*vins(2, 1500), fanouts.HANGS_UP])
     done = run("fanout", "send", *files, "--request", "lost", "-i", "platform", "-p", node.port)
@@ -244,7 +242,7 @@ def test_a_connection_that_ends_leaves_a_batch_in_doubt(run: Run, node: NodeProc
 
 
 def test_a_payload_that_is_refused_is_told_before_any_batch(
-    run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
+    run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path
 ) -> None:
     files = written(tmp_path, vins(1, 1600), b"unwanted")
     done = run("fanout", "send", *files, "--request", "unwanted", "-p", node.port)
@@ -259,7 +257,7 @@ def test_a_payload_that_is_refused_is_told_before_any_batch(
 def test_a_broker_without_fan_out_is_told(run: Run, tmp_path: Path) -> None:
     """Whether somebody listens to the topic or not: batches are not swallowed in silence."""
     files = written(tmp_path, vins(1))
-    with NodeProcess(config="[plugins.fanout]\nenabled = false\n") as plain, wire.Client(plain) as listener:
+    with LocalNode("[plugins.fanout]\nenabled = false\n") as plain, wire.Client(plain) as listener:
         asked = ("fanout", "send", *files, "--request", "x", "-p", plain.port)
         done = run(*asked)
         assert 1 == done.returncode
@@ -271,21 +269,13 @@ def test_a_broker_without_fan_out_is_told(run: Run, tmp_path: Path) -> None:
         assert "batch 1 of 1" in done.stderr and "plugin 'fanout'" in done.stderr
 
 
-def test_a_person_sees_how_far_it_is(node: NodeProcess, tmp_path: Path) -> None:
+def test_a_person_sees_how_far_it_is(node: LocalNode, tmp_path: Path) -> None:
     """A bar on a terminal, which is gone at the end; none of it on standard output."""
     files = written(tmp_path, vins(500, 2000))
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "motorcade", "fanout", "send", *files, "--request", "seen", "-p", str(node.port)],
-        env=environment({"TERM": "xterm"}),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-    )
+    words = ("fanout", "send", *files, "--request", "seen", "-p", node.port)
+    done = run_process(*words, env={"TERM": "xterm"}, cwd=tmp_path, stderr=theirs)
     os.close(theirs)
-    out, _ = process.communicate(timeout=PATIENCE)
     seen = b""
     try:
         while part := os.read(ours, 65536):
@@ -293,22 +283,15 @@ def test_a_person_sees_how_far_it_is(node: NodeProcess, tmp_path: Path) -> None:
     except OSError:  # how a terminal says that the other end is closed
         pass
     os.close(ours)
-    assert (0, "request 'seen': 500 vehicles accepted\n") == (process.returncode, out)
+    assert (0, "request 'seen': 500 vehicles accepted\n") == (done.returncode, done.stdout)
     assert b"vehicles accepted" in seen and b"500/500" in seen
 
 
-def test_an_interrupted_command_says_how_far_it_came(node: NodeProcess, tmp_path: Path) -> None:
+def test_an_interrupted_command_says_how_far_it_came(node: LocalNode, tmp_path: Path) -> None:
     """The batch that the broker is silent about may be stored."""
     files = written(tmp_path, [*vins(3, 2600), fanouts.SILENT])
     to = ("--request", "interrupted", "--batch", "1", "-i", "patient", "-p", str(node.port))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "motorcade", "fanout", "send", *files, *to],
-        env=environment(),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_process("fanout", "send", *files, *to, cwd=tmp_path)
     with wire.Client(node) as listener:
         listener.connect()
         listener.subscribe("test/silent", 1)  # retained: it is told of what happened before, too
@@ -325,7 +308,7 @@ def test_the_commands_of_the_guide_are_commands() -> None:
     page = (Path(__file__).parents[3] / "docs" / "fanout.md").read_text().replace("|\n    motorcade", "|\nmotorcade")
     lines = re.findall(r"^motorcade ((?:fanout|vehicle) [^#|\n]*)", page, re.MULTILINE)
     assert len(lines) > 8
-    root: Any = typer.main.get_command(app)
+    root: Any = COMMAND_TREE
     for line in lines:
         noun, verb, *rest = shlex.split(line)
         command = root.commands[noun].commands[verb]
@@ -336,15 +319,13 @@ def test_the_commands_of_the_guide_are_commands() -> None:
 # -- asking
 
 
-def set_state(node: NodeProcess, request: str, vin: str, state: str) -> None:
+def set_state(node: LocalNode, request: str, vin: str, state: str) -> None:
     with wire.Client(node) as client:
         client.connect()
         client.publish("test/state", f"{request} {vin} {state}".encode(), 1)
 
 
-def test_targets_by_state_can_be_sent_to_again(
-    run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
-) -> None:
+def test_targets_by_state_can_be_sent_to_again(run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path) -> None:
     targets = sorted(vins(5, 3000))
     files = written(tmp_path, targets)
     assert 0 == run("fanout", "send", *files, "--request", "states", "-p", node.port).returncode
@@ -362,7 +343,7 @@ def test_targets_by_state_can_be_sent_to_again(
     assert "request 'again': 2 vehicles accepted\n" == run("fanout", "send", "--vins", "-", *again, stdin=failed).stdout
 
 
-def test_more_than_a_page_of_targets(run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path) -> None:
+def test_more_than_a_page_of_targets(run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path) -> None:
     targets = sorted(vins(5001, 4000))
     files = written(tmp_path, targets)
     assert 0 == run("fanout", "send", *files, "--request", "long", "-p", node.port).returncode
@@ -371,7 +352,7 @@ def test_more_than_a_page_of_targets(run: Run, node: NodeProcess, at: tuple[str,
 
 
 def test_a_request_is_listed_paused_resumed_and_cancelled(
-    run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
+    run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path
 ) -> None:
     files = written(tmp_path, vins(2, 50_000))
     run("fanout", "send", *files, "--request", "decided", "-p", node.port)
@@ -386,39 +367,20 @@ def test_a_request_is_listed_paused_resumed_and_cancelled(
     assert re.search(r"^  accepted +2 \(100\.0 %\)$", told, re.MULTILINE)
 
 
-def test_watching_ends_when_everything_is_final(
-    run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path
-) -> None:
+def test_watching_ends_when_everything_is_final(run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path) -> None:
     first, second = vins(2, 60_000)
     files = written(tmp_path, [first, second])
     run("fanout", "send", *files, "--request", "watched", "-p", node.port)
     set_state(node, "watched", first, "acked")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "motorcade",
-            "fanout",
-            "status",
-            "watched",
-            "--watch",
-            "--interval",
-            "0.1",
-            "--json",
-            *at,
-        ],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ("fanout", "status", "watched", "--watch", "--interval", "0.1", "--json")
+    process = start_process(*words, *at)
     set_state(node, "watched", second, "expired")
     out, err = process.communicate(timeout=PATIENCE)
     assert (0, "") == (process.returncode, err)
     assert {"acked": 1, "expired": 1} == json.loads(out)["states"]
 
 
-def test_a_collection_is_waited_for(run: Run, node: NodeProcess, at: tuple[str, str]) -> None:
+def test_a_collection_is_waited_for(run: Run, node: LocalNode, at: tuple[str, str]) -> None:
     with wire.Client(node) as client:
         client.connect()
         client.publish("test/collected", b"", 1)
@@ -426,7 +388,7 @@ def test_a_collection_is_waited_for(run: Run, node: NodeProcess, at: tuple[str, 
     assert re.search(r"^expired +4$", run("fanout", "gc", *at).stdout, re.MULTILINE)
 
 
-def test_why_and_the_vehicle(run: Run, node: NodeProcess, at: tuple[str, str], tmp_path: Path) -> None:
+def test_why_and_the_vehicle(run: Run, node: LocalNode, at: tuple[str, str], tmp_path: Path) -> None:
     (vin,) = vins(1, 70_000)
     told = run("fanout", "why", vin, *at)
     assert 0 == told.returncode

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,21 +12,14 @@ import pytest
 from motorcade.core.vin import check_vin, make_vin
 from tests.scenarios.witness import wait_until
 from tests.support import wire
-from tests.support.node import NodeProcess
-from tests.unit.cli.conftest import PATIENCE, Run, environment
+from tests.support.commands import PATIENCE, start_process
+from tests.support.local import LocalNode
+from tests.unit.cli.conftest import Run
+
+SIMULATE = ("fleet", "simulate")
 
 
-def start(*args: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "motorcade", "fleet", "simulate", *map(str, args)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def publish(node: NodeProcess, *requests: tuple[str, str]) -> None:
+def publish(node: LocalNode, *requests: tuple[str, str]) -> None:
     """Each to a vehicle that has subscribed, which is waited for."""
     with wire.Client(node) as client:
         client.connect()
@@ -42,8 +33,8 @@ def publish(node: NodeProcess, *requests: tuple[str, str]) -> None:
             wait_until(taken, f"{vin} is subscribed")
 
 
-def test_it_ends_when_so_many_are_acknowledged(node: NodeProcess) -> None:
-    process = start("-n", 3, "--first", 10, "-C", 3, "--json", "--both-versions", "-p", node.port)
+def test_it_ends_when_so_many_are_acknowledged(node: LocalNode) -> None:
+    process = start_process(*SIMULATE, "-n", 3, "--first", 10, "-C", 3, "--json", "--both-versions", "-p", node.port)
     publish(node, *((make_vin(number), "ota") for number in (10, 11, 12)))
     out, err = process.communicate(timeout=PATIENCE)
     assert (0, "") == (process.returncode, err)
@@ -57,8 +48,8 @@ def test_it_ends_when_so_many_are_acknowledged(node: NodeProcess) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_a_report(node: NodeProcess, number: signal.Signals) -> None:
-    process = start("-n", 2, "--first", 20 + number, "--profile", "refusing", "-p", node.port)
+def test_a_signal_ends_it_with_a_report(node: LocalNode, number: signal.Signals) -> None:
+    process = start_process(*SIMULATE, "-n", 2, "--first", 20 + number, "--profile", "refusing", "-p", node.port)
     publish(node, (make_vin(20 + number), "ota"))
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE)
@@ -69,13 +60,13 @@ def test_a_signal_ends_it_with_a_report(node: NodeProcess, number: signal.Signal
     assert "heartbeats" in out
 
 
-def test_it_ends_after_its_time_and_says_what_is_missing(run: Run, node: NodeProcess) -> None:
+def test_it_ends_after_its_time_and_says_what_is_missing(run: Run, node: LocalNode) -> None:
     done = run("fleet", "simulate", "-n", 1, "--first", 60, "--duration", "0.2s", "-C", 5, "-p", node.port)
     assert 1 == done.returncode
     assert "0 of 5 messages were acknowledged" in done.stderr
 
 
-def test_vehicles_of_a_list(run: Run, node: NodeProcess, tmp_path: Path) -> None:
+def test_vehicles_of_a_list(run: Run, node: LocalNode, tmp_path: Path) -> None:
     vins = run("fleet", "vins", "-n", 3, "--first", 70).stdout.split()
     assert [make_vin(number) for number in (70, 71, 72)] == vins
     for vin in vins:
@@ -85,7 +76,7 @@ def test_vehicles_of_a_list(run: Run, node: NodeProcess, tmp_path: Path) -> None
     assert 2 == json.loads(done.stdout)["total"]["vehicles"]
 
 
-def test_a_profile_is_shown_as_a_file_that_works(run: Run, node: NodeProcess, tmp_path: Path) -> None:
+def test_a_profile_is_shown_as_a_file_that_works(run: Run, node: LocalNode, tmp_path: Path) -> None:
     assert "tunnel" in run("fleet", "profiles").stdout
     shown = run("fleet", "profiles", "mixed").stdout
     assert 100 == sum(kind["share"] for kind in tomllib.loads(shown).values())

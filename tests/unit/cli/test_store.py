@@ -14,34 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from motorcade import cli, log
 from motorcade.storage import tables, transfer
 from motorcade.storage.files import Files, write_meta
 from motorcade.storage.ports import Draft
 from motorcade.storage.rocks import RocksStore
-from tests.unit.cli.conftest import PATIENCE, Run, environment
+from tests.support.commands import PATIENCE, environment
+from tests.unit.cli.conftest import Run
 
 PAYLOAD = b"payload " * 100
 NOW = 2_000_000_000.0
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process: there are many, and half a second for each would add up."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(log, "configure", lambda *_: None)  # would outlast the test
-    for name in [name for name in os.environ if name.startswith("MOTORCADE_")]:
-        monkeypatch.delenv(name)
-
-    def run_(*args: object) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["motorcade", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, int(ended.value.code or 0), printed.out, printed.err)
-
-    return run_
 
 
 @pytest.fixture
@@ -114,16 +95,16 @@ def test_what_does_not_agree_is_found(run: Run, path: Path) -> None:
     assert (1, "1 compaction keys, but 0 entries that have one\n") == (done.returncode, done.stdout)
 
 
-@pytest.mark.parametrize("verb", [("check",), ("stats",), ("export", "f")])
-def test_a_later_format_is_refused_by_name(run: Run, path: Path, verb: tuple[str, ...]) -> None:
+def test_a_later_format_is_refused_by_name(run: Run, path: Path) -> None:
     files = Files(path)
     opened = files.open()
     write_meta(opened, tables.META_FORMAT, tables.FORMAT + 1)
     del opened
     files.close()
-    done = run("store", *verb, "--store", f"rocksdb://{path}")
-    assert 1 == done.returncode
-    assert f"has format {tables.FORMAT + 1}, this version of Motorcade knows up to {tables.FORMAT}" in done.stderr
+    for verb in (("check",), ("stats",), ("export", "f")):
+        done = run("store", *verb, "--store", f"rocksdb://{path}")
+        assert 1 == done.returncode
+        assert f"has format {tables.FORMAT + 1}, this version of Motorcade knows up to {tables.FORMAT}" in done.stderr
     # A backup is made whatever the format: it is what one makes before an upgrade.
     assert 0 == run("store", "backup", "copy", "--store", f"rocksdb://{path}").returncode
 
@@ -272,18 +253,18 @@ def test_a_damaged_log_is_salvaged_after_a_copy_was_made(run: Run, path: Path, t
     assert [b"%d" % number for number in range(len(found))] == [body for _, body, _ in found]
 
 
-@pytest.mark.parametrize("verb", [("check",), ("stats",), ("export", "f"), ("backup", "d"), ("import", "f")])
-def test_a_store_that_forgets_has_nothing_to_look_after(run: Run, verb: tuple[str, ...]) -> None:
-    done = run("store", *verb, "--store", "memory://")
-    assert 1 == done.returncode
-    assert "memory:// keeps nothing that outlives its node" in done.stderr
+def test_a_store_that_forgets_has_nothing_to_look_after(run: Run) -> None:
+    for verb in (("check",), ("stats",), ("export", "f"), ("backup", "d"), ("import", "f")):
+        done = run("store", *verb, "--store", "memory://")
+        assert 1 == done.returncode
+        assert "memory:// keeps nothing that outlives its node" in done.stderr
 
 
-@pytest.mark.parametrize("verb", [("check",), ("stats",), ("export", "f"), ("backup", "d")])
-def test_a_directory_without_a_store_is_refused_and_left_alone(run: Run, tmp_path: Path, verb: tuple[str, ...]) -> None:
-    done = run("store", *verb, "--store", "rocksdb://nowhere")
-    assert (1, f"error: there is no store at {tmp_path / 'nowhere'}\n") == (done.returncode, done.stderr)
-    assert [] == list(tmp_path.iterdir())
+def test_a_directory_without_a_store_is_refused_and_left_alone(run: Run, tmp_path: Path) -> None:
+    for verb in (("check",), ("stats",), ("export", "f"), ("backup", "d")):
+        done = run("store", *verb, "--store", "rocksdb://nowhere")
+        assert (1, f"error: there is no store at {tmp_path / 'nowhere'}\n") == (done.returncode, done.stderr)
+        assert [] == list(tmp_path.iterdir())
 
 
 def test_a_store_that_another_process_has_is_told_from_one_that_a_node_has(run: Run, path: Path) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.support.local import LocalNode
 from tests.support.node import NodeProcess
 from tests.unit.cli.conftest import Run
 
 NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[NodeProcess]:
+    """A process: it locks its store."""
+    with NodeProcess(http=True) as running:
+        yield running
 
 
 def test_the_store_of_the_running_node_is_meant(run: Run, node: NodeProcess, tmp_path: Path) -> None:
@@ -35,8 +46,8 @@ def test_without_a_node_the_folder_is_meant_and_told(run: Run, tmp_path: Path) -
 
 
 def test_a_node_that_keeps_its_store_elsewhere_says_so(run: Run) -> None:
-    with NodeProcess("--store", "memory://", http=True, token=True) as node:
-        asked = [run(*words, "--http", str(node.http)) for words in (("store", "stats"), ("fanout", "report", "r"))]
+    with LocalNode() as node:
+        asked = [run(*words, *node.at) for words in (("store", "stats"), ("fanout", "report", "r"))]
     for done in asked:
         assert 1 == done.returncode
         assert f"at http://{node.http} keeps its store in memory" in done.stderr and "--store URL" in done.stderr

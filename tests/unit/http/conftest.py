@@ -1,19 +1,66 @@
-"""The control port of the `node` of the file that asks for it."""
+"""The control port of a node: of one as it comes, over a socket, or of a broker alone, in memory.
+
+node, web      a node in a thread, and a client below /api/v1; files that need another one have their own
+control        a broker without listeners, in the loop of the test
+in_memory      a client of its control port without sockets and threads
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.node import NodeProcess
+from motorcade.broker.broker import Broker
+from motorcade.broker.limits import Limits, SessionOptions
+from motorcade.broker.plane import BrokerOptions, Plane
+from motorcade.control import Control, NodeState, ReloadView
+from motorcade.core.guid import GuidFactory
+from motorcade.extension.hooks import Hooks
+from motorcade.extension.plugin import Plugins
+from motorcade.http.app import make_app
+from tests.support.local import LocalNode
 
-PATIENCE = 60.0  # seconds: machines that run tests are busy
+PATIENCE = 60.0  #: seconds: machines that run tests are busy
 
 
 @pytest.fixture(scope="module")
-def web(node: NodeProcess) -> Iterator[httpx.Client]:
-    address = f"http://{node.http}/api/v1"
-    with httpx.Client(base_url=address, headers=node.auth, trust_env=False, timeout=PATIENCE) as client:
+def node() -> Iterator[LocalNode]:
+    with LocalNode() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def web(node: LocalNode) -> Iterator[httpx.Client]:
+    with node.web() as client:
         yield client
+
+
+@pytest.fixture
+async def control(tmp_path: Path) -> Control:
+    """Of a node that is ready, without listeners."""
+    plane = Plane(BrokerOptions("n"), SessionOptions(), Limits(), Hooks(), GuidFactory("n", 1), time.time())
+    broker = Broker(plane, asyncio.get_running_loop())
+
+    async def reload() -> ReloadView:
+        return ReloadView(applied=[], restart=[], changed=[])
+
+    made = Control(broker, Plugins(broker, plane.hooks, tmp_path, plane.shared.sources), reload)
+    made.state = NodeState.READY
+    return made
+
+
+def in_memory(control: Control, *, raise_app_exceptions: bool = True) -> httpx.AsyncClient:
+    app = make_app(control, asyncio.get_running_loop())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=raise_app_exceptions)
+    return httpx.AsyncClient(base_url="http://localhost", transport=transport)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - another thread changes it
+            await asyncio.sleep(0.01)

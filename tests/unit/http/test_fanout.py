@@ -14,10 +14,10 @@ from motorcade.core.receipt import State
 from motorcade.core.vin import make_vin
 from motorcade.http.api.fanout import MAX_BATCH, MOST_TARGETS
 from tests.scenarios.witness import wait_until
-from tests.support.node import NodeProcess
+from tests.support.local import LocalNode
+from tests.support.tables import each_case
 from tests.support.wire import Client
 from tests.unit.http.answers import pages, refused
-from tests.unit.http.conftest import PATIENCE
 from tests.unit.http.fanouts import BROKEN, NOW, REFUSED
 
 CONFIG = f"""\
@@ -31,8 +31,8 @@ VIN = make_vin(1)
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeProcess]:
-    with NodeProcess(http=True, config=CONFIG) as running:
+def node() -> Iterator[LocalNode]:
+    with LocalNode(CONFIG) as running:
         yield running
 
 
@@ -91,7 +91,7 @@ def test_what_is_sent_arrives_as_it_was_meant(web: httpx.Client) -> None:
     assert (413, "PAYLOAD_TOO_LARGE") == refused(larger)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("batch", "wanted"),
     [
         ({}, "ids"),
@@ -105,7 +105,6 @@ def test_what_is_sent_arrives_as_it_was_meant(web: httpx.Client) -> None:
         ({"ids": [VIN], "data": "", "expires": 5}, "expires"),
         ({"ids": [VIN, REFUSED], "data": ""}, "not welcome"),
     ],
-    ids=["empty", "nobody", "nothing", "number", "lower", "base64", "encoding", "mode", "unknown", "by the fan-out"],
 )
 def test_a_wrong_batch_is_answered_with_words(web: httpx.Client, batch: dict[str, Any], wanted: str) -> None:
     answer = web.post("/fanout/requests/wrong/send", json=batch)
@@ -114,7 +113,7 @@ def test_a_wrong_batch_is_answered_with_words(web: httpx.Client, batch: dict[str
     assert 404 == web.get("/fanout/requests/wrong").status_code
 
 
-def test_targets_come_page_by_page_and_by_state(web: httpx.Client, node: NodeProcess) -> None:
+def test_targets_come_page_by_page_and_by_state(web: httpx.Client, node: LocalNode) -> None:
     vins = sorted(make_vin(number) for number in range(100, 125))
     web.post("/fanout/requests/pages/send", json={"ids": vins, "data": "x"})
     with Client(node) as client:
@@ -141,7 +140,7 @@ def test_requests_come_page_by_page(web: httpx.Client) -> None:
     assert all(size == 2 for size in sizes[:-1])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("query", "wanted"),
     [
         ({"limit": "0"}, "limit must be a number from 1"),
@@ -155,13 +154,6 @@ def test_a_wrong_query_is_answered_with_words(web: httpx.Client, query: dict[str
     answer = web.get("/fanout/requests/pages/targets", params=query)
     assert (400, "BAD_REQUEST") == refused(answer)
     assert wanted in answer.json()["message"]
-
-
-def test_decisions_are_answered_with_what_became_of_them(web: httpx.Client) -> None:
-    web.post("/fanout/requests/decided/send", json={"ids": [VIN], "data": "x"})
-    for verb, status in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
-        assert status == web.post(f"/fanout/requests/decided/{verb}").json()["status"]
-        assert status == web.get("/fanout/requests/decided").json()["status"]
 
 
 def test_what_is_not_there_is_not_found(web: httpx.Client) -> None:
@@ -181,22 +173,7 @@ def test_a_store_that_does_not_answer_is_503(web: httpx.Client) -> None:
     assert (503, "UNAVAILABLE") == refused(web.get(f"/fanout/requests/{BROKEN}"))
 
 
-def test_a_vehicle_and_why(web: httpx.Client) -> None:
-    vin = make_vin(77)
-    why = web.get(f"/vehicles/{vin}/why").json()
-    assert (vin, "not_known") == (why["vin"], why["reason"])
-    assert why["sentence"].endswith(".") and why["next"].endswith(".")
-    web.post("/fanout/requests/vehicle/send", json={"ids": [vin], "data": "x"})
-    view = web.get(f"/vehicles/{vin}").json()
-    assert (1, ["vehicle"], "offline") == (
-        view["pending"],
-        [entry["request_id"] for entry in view["waiting"]],
-        view["why"]["reason"],
-    )
-    assert f"agent/{vin}/proxy/request/+" == view["filter"]
-
-
-@pytest.mark.parametrize("vin", ["nope", "a%2Fb", VIN.lower(), VIN + "X"])
+@each_case("vin", ["nope", "a%2Fb", VIN.lower(), VIN + "X"])
 def test_what_is_no_vin_is_said(web: httpx.Client, vin: str) -> None:
     for path in (f"/vehicles/{vin}", f"/vehicles/{vin}/why"):
         answer = web.get(path)
@@ -204,7 +181,7 @@ def test_what_is_no_vin_is_said(web: httpx.Client, vin: str) -> None:
         assert "is no VIN" in answer.json()["message"]
 
 
-def test_a_collection_runs_in_the_background(web: httpx.Client, node: NodeProcess) -> None:
+def test_a_collection_runs_in_the_background(web: httpx.Client, node: LocalNode) -> None:
     """Nobody waits for it; one at a time; how it ended can be asked for."""
     assert (404, "NOT_FOUND") == refused(web.get("/fanout/gc"))
     started = web.post("/fanout/gc")
@@ -221,10 +198,7 @@ def test_a_collection_runs_in_the_background(web: httpx.Client, node: NodeProces
 
 
 def test_a_node_without_fan_out_says_which_plugin_to_load() -> None:
-    with (
-        NodeProcess(http=True, config="[plugins.fanout]\nenabled = false\n") as node,
-        httpx.Client(base_url=f"http://{node.http}/api/v1", trust_env=False, timeout=PATIENCE) as web,
-    ):
+    with LocalNode("[plugins.fanout]\nenabled = false\n") as node, node.web() as web:
         for answer in (
             web.get("/fanout/requests"),
             web.get("/fanout/requests/x"),

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from motorcade import tasks
-from motorcade.broker.broker import Broker
-from motorcade.broker.limits import Limits, SessionOptions
-from motorcade.broker.plane import BrokerOptions, Plane
-from motorcade.control import Control, NodeState, ReloadView
-from motorcade.core.guid import GuidFactory
-from motorcade.extension.hooks import Hooks
-from motorcade.extension.plugin import Plugins
-from motorcade.http import server as http_server
+from motorcade.control import Control, NodeState
 from motorcade.http.metrics import families, render
-from motorcade.http.server import HttpServer
 from motorcade.storage import redis_writer, writer
 from motorcade.storage.files import Files, Tables
 from motorcade.storage.housekeeping import Housekeeping
@@ -30,22 +20,8 @@ from motorcade.storage.ports import Draft, Durability, Store, StoreError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
 from tests.support.redis import RedisServer
-
-PATIENCE = 60.0  # seconds: machines that run tests are busy
-
-
-@pytest.fixture
-async def control(tmp_path: Path) -> Control:
-    """A node that is ready, without listeners."""
-    plane = Plane(BrokerOptions("n"), SessionOptions(), Limits(), Hooks(), GuidFactory("n", 1), time.time())
-    broker = Broker(plane, asyncio.get_running_loop())
-
-    async def reload() -> ReloadView:
-        return ReloadView(applied=[], restart=[], changed=[])
-
-    made = Control(broker, Plugins(broker, plane.hooks, tmp_path, plane.shared.sources), reload)
-    made.state = NodeState.READY
-    return made
+from tests.unit.http.answers import refused
+from tests.unit.http.conftest import PATIENCE, in_memory, until
 
 
 async def serve(control: Control, store: Store) -> Housekeeping:
@@ -56,11 +32,8 @@ async def serve(control: Control, store: Store) -> Housekeeping:
 
 @pytest.fixture
 async def web(control: Control) -> AsyncIterator[httpx.AsyncClient]:
-    server = HttpServer(control, "127.0.0.1", 0)
-    await server.start()
-    async with httpx.AsyncClient(base_url=f"http://{server.address}", trust_env=False, timeout=PATIENCE) as client:
+    async with in_memory(control) as client:
         yield client
-    await server.stop()
 
 
 async def reasons(web: httpx.AsyncClient) -> str:
@@ -72,12 +45,6 @@ async def reasons(web: httpx.AsyncClient) -> str:
     assert 503 == answer.status_code and int(answer.headers["retry-after"]) > 0
     text: str = answer.json()["message"]
     return text
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - another thread changes it
-            await asyncio.sleep(0.01)
 
 
 async def page(control: Control) -> dict[str, float]:
@@ -252,97 +219,25 @@ async def test_a_node_is_not_ready_while_a_background_task_stands_still(
     task.cancel()
 
 
-# -- connections that never finish
+async def test_a_node_that_starts_or_stops_is_alive_but_not_ready(control: Control, web: httpx.AsyncClient) -> None:
+    """Load balancers hear 503 and when to ask again."""
+    for state in (NodeState.STARTING, NodeState.STOPPING):
+        control.state = state
+        assert 200 == (await web.get("/healthz")).status_code
+        for path in ("/readyz", "/status"):
+            answer = await web.get(path)
+            assert (503, "UNAVAILABLE") == refused(answer)
+            assert int(answer.headers["retry-after"]) > 0
 
 
-async def test_half_open_requests_do_not_starve_the_probes(
-    control: Control, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More connections than the server has places, none of which ever sends a whole request."""
-    monkeypatch.setattr(http_server, "REQUEST_PATIENCE", 3600.0)
-    await serve(control, MemoryStore())
-    host, port = web.base_url.host, web.base_url.port
-    assert port is not None
-    held: list[socket.socket] = []
-    try:
-        for number in range(3 * http_server.MAX_CONNECTIONS):
-            held.append(socket.create_connection((host, port)))
-            if number % 3:
-                held[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * (number % 7))
-            await asyncio.sleep(0)
-        for _ in range(5):
-            assert not await reasons(web)
-    finally:
-        for one in held:
-            one.close()
+async def test_a_failure_of_ours_is_told_without_details(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller hears that something went wrong; what it was stands in the log only."""
 
+    async def broken() -> None:
+        raise ZeroDivisionError("inner details")
 
-async def test_unfinished_bodies_do_not_starve_the_probes(
-    control: Control, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Heads are complete, so each is a request under way."""
-    monkeypatch.setattr(http_server, "REQUEST_PATIENCE", 3600.0)
-    await serve(control, MemoryStore())
-    host, port = web.base_url.host, web.base_url.port
-    assert port is not None
-    head = b"POST /api/v1/plugins/x HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    held: list[socket.socket] = []
-    try:
-        for _ in range(3 * http_server.MAX_CONNECTIONS):
-            held.append(socket.create_connection((host, port)))
-            held[-1].sendall(head + b"Content-Length: 100\r\n\r\n{")
-            await asyncio.sleep(0)
-        for _ in range(5):
-            assert not await reasons(web)
-    finally:
-        for one in held:
-            one.close()
-
-
-async def test_connections_in_use_are_kept_however_many_silent_ones_come(
-    control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the address that has most, the one goes that waits longest; a client that asks now and then keeps its own."""
-    monkeypatch.setattr(http_server, "REQUEST_PATIENCE", 3600.0)
-    server = HttpServer(control, "127.0.0.1", 0)
-    await server.start()
-    host, _, port = server.address.rpartition(":")
-    reader, client = await asyncio.open_connection(host, int(port))
-    held: list[socket.socket] = []
-    for _ in range(4):
-        client.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b" 200 " in await reader.readline()
-        await reader.readuntil(b'{"status":"ok"}')
-        held += [socket.create_connection((host, int(port))) for _ in range(http_server.MAX_CONNECTIONS // 2)]
-        await asyncio.sleep(0)
-    client.close()
-    for one in held:
-        one.close()
-    await server.stop()
-
-
-async def test_a_server_whose_thread_has_ended_begins_again(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "FIRST_PAUSE", 0.01)
-    on_tick, broken = http_server._Server.on_tick, [True]
-
-    async def breaks(server: http_server._Server, counter: int) -> bool:
-        if broken:
-            broken.pop()
-            raise RuntimeError("a defect")
-        return await on_tick(server, counter)
-
-    server = HttpServer(control, "127.0.0.1", 0, supervisor=control._broker.supervisor)
-    await server.start()
-    monkeypatch.setattr(http_server._Server, "on_tick", breaks)
-    await until(lambda: control._broker.supervisor.failures["http.server"] > 0)
-    async with httpx.AsyncClient(base_url=f"http://{server.address}", trust_env=False, timeout=PATIENCE) as web:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                try:
-                    assert 200 == (await web.get("/healthz")).status_code
-                    break
-                except httpx.ConnectError:
-                    await asyncio.sleep(0.01)
-        answer = await web.get("/readyz")
-        assert "http.server" in answer.text, "until it has run for a while"
-    await server.stop()
+    monkeypatch.setattr(control, "node", broken)
+    async with in_memory(control, raise_app_exceptions=False) as web:
+        answer = await web.get("/api/v1/node")
+    assert (500, "INTERNAL_SERVER_ERROR") == refused(answer)
+    assert "inner details" not in answer.text

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from importlib.metadata import entry_points
 
-import httpx
-
 from motorcade.extension.metrics import MAX_LABELS, Counts, Measure, by_name, declared, same
 from motorcade.extension.plugin import Plugin
 from motorcade.http.metrics import render
 from tests.scenarios.witness import wait_until
-from tests.support.node import ROOT, NodeProcess
-from tests.unit.http.conftest import PATIENCE
+from tests.support.local import LocalNode
+from tests.support.node import ROOT
 
 CONFIG = """\
 [store]
@@ -51,13 +49,13 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     bounds: dict[str, int] = {}
 
     def scrape() -> bool:
-        text = httpx.get(f"http://{node.http}/metrics", trust_env=False, timeout=PATIENCE).text
+        text = web.get("/metrics").text
         served.update(line.split()[2] for line in text.splitlines() if line.startswith("# TYPE "))
         figures.update(re.findall(r'motorcade_plugin_gauge{plugin="[a-z]+",name="([a-z_]+)"}', text))
         bounds.update((table, int(size)) for table, size in LIMIT.findall(text))
         return "motorcade_store_entries" in served
 
-    with NodeProcess(http=True, config=CONFIG) as node:
+    with LocalNode(CONFIG, store="rocksdb://") as node, node.web("") as web:
         wait_until(scrape, "the first round of housekeeping is done")
     assert set() == {name for name in served - told if not re.fullmatch("motorcade_[a-z]+_events_total", name)}
     assert told - served <= LATER
