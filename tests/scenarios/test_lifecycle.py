@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.scenarios.transports import CONFIG, KINDS, Papers, Ways, every_kind, make_papers, open_ways
+from tests.scenarios.transports import CONFIG, KINDS, Papers, Ways, make_papers, open_ways
 from tests.scenarios.witness import SLACK, assert_no_crash, metrics, rss, wait_until
+from tests.support.commands import run
 from tests.support.flows import SESSION_EXPIRY, numbered
 from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, Endpoint, NodeProcess
 from tests.support.ports import free_port
@@ -67,6 +68,10 @@ def assert_clean_exit(node: NodeProcess) -> None:
     assert 0 == exits(node), node.log
     for sign in COMPLAINTS:
         assert sign not in node.log, node.log
+
+
+#: Plain TCP, and WebSocket frames within TLS.
+plain_and_wrapped = pytest.mark.parametrize("kind", ["tcp", "wss"])
 
 
 class Watched:
@@ -116,16 +121,18 @@ class Watched:
 # --- stopping -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_clients_are_told_and_the_node_exits_with_0(papers: Papers, number: signal.Signals) -> None:
-    """MQTT 5 clients hear 0x8B, older ones are closed; by whatever way they came."""
+def test_clients_are_told_and_the_node_exits_with_0(papers: Papers) -> None:
+    """MQTT 5 clients hear 0x8B, older ones are closed; by whatever way they came. Open requests hold nothing up."""
     ways = open_ways(papers)
     with ways.node as node, ExitStack() as stack:
         clients = [stack.enter_context(ways.client(kind, version)) for kind in KINDS for version in (3, 4, 5)]
         for index, client in enumerate(clients):
             assert 0 == client.connect(f"c{index}").reason
         strangers = [stack.enter_context(ways.client(kind)) for kind in KINDS]  # they have not sent CONNECT
-        os.kill(node.pid, number)
+        assert node.http is not None
+        control = [stack.enter_context(socket.create_connection((node.http.host, node.http.port))) for _ in range(2)]
+        control[0].sendall(b"POST /api/v1/plugins/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        os.kill(node.pid, signal.SIGTERM)
         for client in clients:
             told = [(packet.type, packet.reason) for packet in client.expect_closed()]
             assert told == ([(DISCONNECT, SHUTTING_DOWN)] if client.version == 5 else [])
@@ -146,7 +153,7 @@ def test_clients_may_be_told_where_to_go() -> None:
         assert_clean_exit(node)
 
 
-@every_kind
+@plain_and_wrapped
 def test_what_is_under_way_is_written_before_the_end(papers: Papers, kind: str) -> None:
     """A reader that is so far behind that the node has begun to drop gets all that was not dropped, then DISCONNECT."""
     ways = open_ways(papers, more=f"{CONFIG}[broker]\ndrain_timeout = {STOP_PATIENCE}\n")
@@ -169,7 +176,7 @@ def test_what_is_under_way_is_written_before_the_end(papers: Papers, kind: str) 
         assert_clean_exit(node)
 
 
-@every_kind
+@plain_and_wrapped
 def test_a_client_that_does_not_read_does_not_hold_up_the_end(papers: Papers, kind: str) -> None:
     """Its output is waited for no longer than `drain_timeout`; a second signal changes nothing."""
     more = "[broker]\ndrain_timeout = 1.0\n[limits]\nstall_timeout = 600.0\n"
@@ -270,25 +277,6 @@ def test_a_killed_node_is_replaced_on_the_same_ports_at_once(papers: Papers) -> 
                     client.expect_nothing()
 
 
-def test_the_statistics_topics_appear() -> None:
-    """`$SYS` is there for a client that connects right after the start, and goes on."""
-    with NodeProcess(config="[plugins.systopics]\ninterval = 1\n") as node, Client(node) as client:
-        assert 0 == client.connect("c").reason
-        client.subscribe("$SYS/broker/#", 0)
-        seen: set[str] = set()
-        uptimes: set[bytes] = set()
-
-        def more() -> bool:
-            message = client.receive()
-            seen.add(message.topic)
-            if message.topic == "$SYS/broker/uptime":
-                uptimes.add(message.payload)
-            wanted = {"$SYS/broker/version", "$SYS/broker/clients/connected", "$SYS/broker/messages/received"}
-            return wanted <= seen and len(uptimes) > 1
-
-        wait_until(more, "version, clients and messages, and an uptime that grows")
-
-
 # --- SIGHUP -------------------------------------------------------------------------------------------------------
 
 
@@ -328,14 +316,7 @@ def test_sighup_takes_a_good_file_and_refuses_a_broken_one() -> None:
 def test_logs_are_json_and_hold_no_passwords(tmp_path: Path) -> None:
     """At the most talkative level, with log-ins that work and fail, and strangers: each line parses, none tells."""
     needle = "needle-in-the-log"
-    subprocess.run(
-        [sys.executable, "-m", "motorcade", "passwd", "passwords", "alice", "--password-stdin"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        input=needle.encode(),
-        check=True,
-        capture_output=True,
-    )
+    assert 0 == run("passwd", "passwords", "alice", "--password-stdin", stdin=needle, cwd=tmp_path).returncode
     config = tmp_path / "motorcade.toml"
     config.write_text(f"""
 [log]

@@ -22,6 +22,7 @@ from motorcade.mqtt.properties import Properties
 from tests.support import wire
 from tests.support.node import NodeProcess
 from tests.support.ports import free_port
+from tests.support.tables import each_case
 
 PATIENCE = 60.0  # seconds: machines that run tests are busy
 
@@ -41,8 +42,8 @@ async def within() -> AsyncIterator[None]:
 # --- with a node ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [4, 5])
-@pytest.mark.parametrize("transport", ["tcp", "ws"])
+@each_case("version", [4, 5])
+@each_case("transport", ["tcp", "ws"])
 async def test_messages_of_every_qos_arrive_once_and_in_order(node: NodeProcess, version: int, transport: str) -> None:
     """QoS 0, 1 and 2 both ways, over TCP and WebSocket, in both versions."""
     assert node.ws is not None
@@ -281,7 +282,7 @@ async def scripted(*scripts: Callable[[Peer], Awaitable[None]], version: int = 5
     assert not waiting, "nobody came for the next script"
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@each_case("version", [4, 5])
 async def test_a_refusal_carries_its_reason(version: int) -> None:
     async def refuse(peer: Peer) -> None:
         await peer.accept(reason=5 if version == 4 else 0x87)
@@ -348,7 +349,7 @@ async def test_a_sender_that_gives_up_does_not_block_the_next() -> None:
             await senders[0]
 
 
-@pytest.mark.parametrize("qos", [1, 2])
+@each_case("qos", [1, 2])
 async def test_what_was_not_acknowledged_is_sent_again(qos: int) -> None:
     """The state of a lost connection goes to the next one: same packet id, DUP set [MQTT-4.4.0-1]."""
     ids: list[int | None] = []
@@ -439,7 +440,7 @@ async def test_a_refused_message_raises() -> None:
                 await client.publish("a/b", b"x", qos)
 
 
-@pytest.mark.parametrize("reason", [0x00, 0x99])
+@each_case("reason", [0x00, 0x99])
 async def test_what_an_acknowledgement_says_besides_is_told(reason: int) -> None:
     """Before the future ends, whether the message was taken or refused."""
 
@@ -492,7 +493,7 @@ async def test_topic_aliases_of_the_broker_are_understood() -> None:
         assert ["long/topic", "long/topic"] == [(await anext(client)).topic, (await anext(client)).topic]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("garbage", "reason"),
     [
         (b"\x00\x00", 0x81),  # packet type 0

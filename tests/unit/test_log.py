@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from motorcade import log
+from tests.support.tables import each_case
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
     assert "u" == lines(stream)[0]["user"]
 
 
-@pytest.mark.parametrize("format_", ["console", "json"])
+@each_case("format_", ["console", "json"])
 def test_urls_headers_and_tracebacks_hide_secrets_too(format_: str) -> None:
     """No local variables are shown with a traceback: they hold what clients have sent."""
     stream = io.StringIO()
@@ -75,7 +76,7 @@ def test_urls_headers_and_tracebacks_hide_secrets_too(format_: str) -> None:
     assert "ValueError" in stream.getvalue() and "require_token" in stream.getvalue()
 
 
-@pytest.mark.parametrize("format_", ["console", "json"])
+@each_case("format_", ["console", "json"])
 def test_clients_do_not_speak_to_the_terminal(format_: str) -> None:
     stream = io.StringIO()
     log.configure("info", format_, stream)

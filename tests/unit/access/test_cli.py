@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from motorcade.cli.acl import app as acl_app
 from motorcade.cli.passwd import passwd
 from motorcade.plugins.access.passwords import PasswordFile
+from tests.support.tables import each_case
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "access"
 
@@ -73,7 +74,7 @@ def test_cases_may_be_toml(rules: Path, tmp_path: Path) -> None:
     assert 1 == run("acl", "test", rules, cases).exit_code
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     ["", "publish a allow", "- read a allow", "- publish a maybe", "usr=a publish a allow", '- publish "a allow'],
 )
@@ -132,7 +133,7 @@ def test_passwd_deletes(tmp_path: Path) -> None:
     assert "there is no user 'alice'" in again.stderr
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("args", "stdin", "code"),
     [
         (("alice", "--password-stdin"), "\n", 1),

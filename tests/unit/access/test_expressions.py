@@ -13,6 +13,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.plugins.access import aclfile
 from motorcade.plugins.access.expressions import MAX_SUBJECT, Expression, ExpressionError, SubjectError
 from motorcade.plugins.access.rules import Action
+from tests.support.tables import each_case
 
 from .conftest import Start
 
@@ -38,7 +39,7 @@ def test_it_matches_what_re_matches(pattern: str, subject: str, fold: bool) -> N
     assert (re.search(text, subject) is not None) == Expression(text).search(subject)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(.*)*b", "(a*)*(a*)*(a*)*$", "^(([a-z])+.)+[A-Z]([a-z])+$"])
+@each_case("pattern", ["(a+)+$", "(a|aa)+$", "(.*)*b", "(a*)*(a*)*(a*)*$", "^(([a-z])+.)+[A-Z]([a-z])+$"])
 def test_no_name_makes_an_expression_slow(pattern: str) -> None:
     """Of a long name each character is one step over sets of instructions, however often the expression nests."""
     expression = Expression(pattern)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from motorcade.core.topic import matches
 from motorcade.plugins.access.filters import covers, overlaps
+from tests.support.tables import each_case
 
 # "z" stands in no filter below, so `+` is never the same as all names tried.
 NAMES = ("", "a", "b", "z", "$s")
@@ -53,7 +53,7 @@ def test_overlaps_agrees_with_trying_every_topic(one: str, other: str) -> None:
     assert overlaps(one, other) == overlaps(other, one)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("wide", "narrow", "expected"),
     [
         ("a/+", "a/b", True),

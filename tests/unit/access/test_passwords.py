@@ -18,6 +18,7 @@ from motorcade.core.errors import AccessFileError
 from motorcade.extension.hooks import Allow, Deny
 from motorcade.plugins.access import passwords
 from motorcade.plugins.access.passwords import PasswordFile
+from tests.support.tables import each_case
 
 from .conftest import Start
 
@@ -44,7 +45,7 @@ def test_a_password_is_hashed_with_argon2id_of_the_documented_cost(tmp_path: Pat
 
 
 @needs_mosquitto
-@pytest.mark.parametrize("algorithm", ["sha512-pbkdf2", "sha512"])
+@each_case("algorithm", ["sha512-pbkdf2", "sha512"])
 def test_files_of_mosquitto_passwd_are_read(tmp_path: Path, algorithm: str) -> None:
     file = tmp_path / "passwords"
     file.touch()
@@ -96,7 +97,7 @@ def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     assert {f"u{i}" for i in range(6)} == set(PasswordFile.load(file).users)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "line",
     [
         "alice",
@@ -138,7 +139,7 @@ def test_no_text_is_a_hash_by_accident(text: str) -> None:
         passwords.parse_hash(text)
 
 
-@pytest.mark.parametrize("user", ["", "a:b", "#a", "a\nb", " a", "a\0"])
+@each_case("user", ["", "a:b", "#a", "a\nb", " a", "a\0"])
 def test_names_that_would_break_the_file_are_refused(tmp_path: Path, user: str) -> None:
     with pytest.raises(AccessFileError):
         passwords.set_password(tmp_path / "passwords", user, b"x")

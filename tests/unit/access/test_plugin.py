@@ -13,6 +13,7 @@ from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import AccessFileError, PluginError
 from motorcade.extension.hooks import Allow, Callback, Deny, Stop
 from motorcade.plugins.access.memory import WINDOW, Failures, SuccessCache
+from tests.support.tables import each_case
 
 from .conftest import Start
 
@@ -33,7 +34,7 @@ def passwords(file: Path, **more: Any) -> dict[str, Any]:
 # --- nobody decided ---
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("anonymous", "host", "kind"),
     [
         ("loopback", "127.0.0.1", Allow),
@@ -43,13 +44,13 @@ def passwords(file: Path, **more: Any) -> dict[str, Any]:
         ("deny", "127.0.0.1", Deny),
     ],
 )
-@pytest.mark.parametrize("chain", [True, False])
+@each_case("chain", [True, False])
 async def test_anonymous_clients(start: Start, file: Path, anonymous: str, host: str, kind: type, chain: bool) -> None:
     node = await start(authentication=[passwords(file)] if chain else [], anonymous=anonymous)
     assert isinstance(await node.authenticate(ClientInfo("c1", None, host)), kind)
 
 
-@pytest.mark.parametrize(("chain", "kind"), [(True, Deny), (False, Allow)])
+@each_case(("chain", "kind"), [(True, Deny), (False, Allow)])
 async def test_a_backend_ends_the_trust_in_loopback(start: Start, file: Path, chain: bool, kind: type) -> None:
     node = await start(authentication=[passwords(file)] if chain else [])
     assert isinstance(await node.authenticate(ClientInfo("c1", None, "127.0.0.1")), kind)
@@ -99,7 +100,7 @@ async def test_backends_are_asked_in_order_until_one_decides(start: Start, file:
 CAR = Certificate("car-7", "CN=car-7,O=Fleet", ("car-7.example", "x.example"), not_after=9_999_999_999.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "username", "client_id"),
     [
         ({}, "car-7", None),
@@ -217,9 +218,7 @@ async def test_rules_decide_and_superusers_skip_them(start: Start, tmp_path: Pat
     assert node.authorize(client, "subscribe", "#")
 
 
-@pytest.mark.parametrize(
-    ("no_match", "text", "expected"), [("deny", "x", False), ("allow", "x", True), ("allow", "", False)]
-)
+@each_case(("no_match", "text", "expected"), [("deny", "x", False), ("allow", "x", True), ("allow", "", False)])
 async def test_no_match(start: Start, tmp_path: Path, no_match: str, text: str, expected: bool) -> None:
     rules = tmp_path / "acl.conf"
     rules.write_text('{allow, {user, "x"}, all, all}.' if text else "")
@@ -256,7 +255,7 @@ async def test_commands_to_the_fleet_need_a_rule_as_soon_as_clients_log_in(
 # --- files that are wrong ---
 
 
-@pytest.mark.parametrize(
+@each_case(
     "options",
     [
         {"acl_file": "BROKEN"},

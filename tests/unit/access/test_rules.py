@@ -15,6 +15,7 @@ from motorcade.core.errors import AccessFileError
 from motorcade.plugins.access import aclfile, terms
 from motorcade.plugins.access.aclfile import Format
 from motorcade.plugins.access.rules import Action, Rule, first_match
+from tests.support.tables import each_case
 
 SEED = """
 {allow, {user, "dashboard"}, subscribe, ["$SYS/#"]}.
@@ -35,7 +36,7 @@ def who(*, user: str | None = None, client: str = "c1", host: str = "192.0.2.1",
     return ClientInfo(client, user, host, **more)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("client", "action", "asked", "expected"),
     [
         (who(user="dashboard"), "subscribe", "$SYS/#", True),
@@ -55,7 +56,7 @@ def test_the_rules_of_the_design_do_what_they_say(client: ClientInfo, action: st
     assert expected == may(SEED, client, action, asked)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "client", "matches"),
     [
         ("all", who(), True),
@@ -87,7 +88,7 @@ def test_who_a_rule_is_about(text: str, client: ClientInfo, matches: bool) -> No
     assert matches == may(f"{{allow, {text}, all, all}}.", client, "publish", "t")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("topic", "client", "action", "asked", "expected"),
     [
         ("a/+", who(), "publish", "a/b", True),
@@ -120,7 +121,7 @@ def test_topics_of_an_allow_rule(topic: str, client: ClientInfo, action: str, as
     assert expected == may(f'{{allow, all, all, ["{topic}"]}}.', client, action, asked)
 
 
-@pytest.mark.parametrize("asked", ["secret/#", "#", "+/keys", "secret/+/x", "secret", "$share/g/+/#"])
+@each_case("asked", ["secret/#", "#", "+/keys", "secret/+/x", "secret", "$share/g/+/#"])
 def test_no_wide_subscription_slips_past_a_narrow_deny(asked: str) -> None:
     assert not may('{deny, all, subscribe, ["secret/#"]}. {allow, all}.', who(), "subscribe", asked)
 
@@ -141,7 +142,7 @@ def test_no_match_denies_unless_the_switch_says_otherwise() -> None:
     assert may(text, who(), "publish", "t", no_match=True)
 
 
-@pytest.mark.parametrize("text", ["", "  \n", "% nothing but words\n", "# nothing\n"])
+@each_case("text", ["", "  \n", "% nothing but words\n", "# nothing\n"])
 def test_a_file_without_rules_denies_everything(text: str) -> None:
     """Even with the switch: an emptied file must not open the broker."""
     assert not may(text, who(host="127.0.0.1"), "publish", "t", no_match=True)
@@ -151,7 +152,7 @@ def test_a_malformed_share_is_refused() -> None:
     assert [False] * 3 == [may("{allow, all}.", who(), "subscribe", f) for f in ("$share", "$share/g", "$share//a")]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "line", "words"),
     [
         ("{allow, all}", 1, "expected '.' at the end of the rule, found the end of the file"),
@@ -275,7 +276,7 @@ pattern read to/%c/#
 """
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("client", "action", "asked", "expected"),
     [
         (who(), "subscribe", "public/#", True),
@@ -299,7 +300,7 @@ def test_mosquitto_files_are_read(client: ClientInfo, action: str, asked: str, e
     assert expected == may(text, client, action, asked)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "line", "words_"),
     [
         (MOSQUITTO, 7, "bad topic filter"),

@@ -14,6 +14,7 @@ import pytest
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import PluginError
 from motorcade.extension.hooks import Allow, Deny
+from tests.support.tables import each_case
 
 from .conftest import Start
 
@@ -105,7 +106,7 @@ async def test_deny_denies_and_ignore_passes_on(start: Start, service: Service) 
     assert isinstance(await node.log_in("alice", "secret"), Deny)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("status", "answer"),
     [
         (500, b'{"result": "allow"}'),
@@ -122,6 +123,7 @@ async def test_anything_else_refuses(start: Start, service: Service, status: int
     node = await start(authentication=ask(service), anonymous="allow")
     service.status, service.answer = status, answer
     service.headers = {"Location": service.url}
+    service.asked.clear()
     refused = await node.log_in("alice", "secret")
     assert "SERVER_UNAVAILABLE" == refused.reason.name
     assert 1 == len(service.asked)
@@ -170,7 +172,7 @@ async def test_too_many_questions_at_once_hear_that_the_server_is_busy(start: St
     assert [Allow(), Allow()] == await asyncio.gather(*waiting)
 
 
-@pytest.mark.parametrize("url", ["", "ftp://127.0.0.1/", "127.0.0.1", "http://"])
+@each_case("url", ["", "ftp://127.0.0.1/", "127.0.0.1", "http://"])
 async def test_a_bad_url_does_not_start(start: Start, url: str) -> None:
     with pytest.raises(PluginError):
         await start(authentication=[{"type": "http", "url": url}])

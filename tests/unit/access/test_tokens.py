@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import PluginError
 from motorcade.extension.hooks import Allow, Deny
+from tests.support.tables import each_case
 
 from .conftest import Node, Start
 
@@ -56,7 +57,7 @@ async def test_a_token_without_a_name_proves_none(start: Start) -> None:
     assert "" == answer.username
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("claims", "options"),
     [
         ({"exp": 1_000_000_000}, {}),
@@ -94,7 +95,7 @@ async def test_a_token_is_for_one_client_id(start: Start) -> None:
         assert "CLIENT_IDENTIFIER_NOT_VALID" == (await show(node, wrong)).reason.name
 
 
-@pytest.mark.parametrize(
+@each_case(
     "token",
     [
         jwt.encode({"sub": "u"}, "another secret, also more than thirty-two bytes", "HS256"),
@@ -174,7 +175,7 @@ async def test_a_token_with_rules_is_held_to_them_where_there_is_no_file(start: 
     assert [True, False] == [node.authorize(client, "publish", topic) for topic in ("a", "b")]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "options",
     [
         {"algorithms": ["HS256"]},

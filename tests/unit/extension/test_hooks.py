@@ -12,6 +12,7 @@ import pytest
 from motorcade.core.errors import HookError, TopicError
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import MOST_LEVELS, POINTS, STOP, Allow, Callback, Chain, Continue, Deny, Hooks, Stop
+from tests.support.tables import each_case
 
 FOLDS = [name for name, point in POINTS.items() if point.fold]
 OBSERVERS = [name for name, point in POINTS.items() if not point.fold]
@@ -57,8 +58,8 @@ def test_higher_priority_first_and_ties_in_order_of_registration() -> None:
     assert ["b", "e", "a", "c", "d"] == seen
 
 
-@pytest.mark.parametrize("waiting", [False, True], ids=["plain", "coroutine"])
-@pytest.mark.parametrize(
+@each_case("waiting", [False, True])
+@each_case(
     ("answer", "result", "second_called_with"),
     [
         (None, "start2", "start"),
@@ -169,8 +170,8 @@ def test_a_raising_observer_is_counted_and_skipped() -> None:
     assert ([1, 1, 1], 3) == (seen, broken.errors)
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("point", [name for name in FOLDS if name not in (*ACCESS, "message.nack")])
+@each_case("failure", FAILURES)
+@each_case("point", [name for name in FOLDS if name not in (*ACCESS, "message.nack")])
 async def test_a_failing_fold_callback_is_counted_and_skipped(point: str, failure: Any) -> None:
     hooks = Hooks()
     broken = add(hooks, point, failure, 1, timeout=0.01)
@@ -179,8 +180,8 @@ async def test_a_failing_fold_callback_is_counted_and_skipped(point: str, failur
     assert 1 == broken.errors
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("point", ACCESS)
+@each_case("failure", FAILURES)
+@each_case("point", ACCESS)
 async def test_a_failing_access_check_denies(point: str, failure: Any) -> None:
     """And nobody behind it is asked: a later callback must not undo the refusal."""
     hooks = Hooks()
@@ -203,8 +204,8 @@ async def test_a_failing_access_check_denies(point: str, failure: Any) -> None:
         assert refusal is False
 
 
-@pytest.mark.parametrize("answer", [True, False, "yes", Allow(), 1])
-@pytest.mark.parametrize("point", ACCESS)
+@each_case("answer", [True, False, "yes", Allow(), 1])
+@each_case("point", ACCESS)
 def test_an_answer_of_the_wrong_kind_denies_too(point: str, answer: object) -> None:
     """A check that says True where it should say Stop(True) is broken, and a broken check lets nobody in."""
     hooks = Hooks()
@@ -243,7 +244,7 @@ def test_an_unknown_point_is_refused_with_the_known_ones() -> None:
         add(Hooks(), "message.publishh", raises)
 
 
-@pytest.mark.parametrize("point", OBSERVERS)
+@each_case("point", OBSERVERS)
 def test_observers_must_be_plain_functions(point: str) -> None:
     hooks = Hooks()
     with pytest.raises(HookError, match="plain function"):
@@ -259,7 +260,7 @@ def test_nobody_waits_for_a_message_that_is_handed_back() -> None:
         add(Hooks(), "message.nack", hangs)
 
 
-@pytest.mark.parametrize("more", [{"topics": ("a",)}, {"retained_only": True}])
+@each_case("more", [{"topics": ("a",)}, {"retained_only": True}])
 def test_only_publish_can_be_narrowed(more: dict[str, Any]) -> None:
     for point in POINTS:
         if point != "message.publish":
@@ -318,7 +319,7 @@ def test_changes_are_told() -> None:
     assert [True, False] == seen
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("topic", "ordinary", "retained"),
     [
         ("a/b", ["all", "some"], ["all", "some", "kept", "kept some"]),
@@ -363,7 +364,7 @@ def test_topics_that_concern_the_same_callbacks_share_their_chains() -> None:
     assert hooks.publish_chains("1/b")[0] is left
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("others", "taken"),
     [
         ([], True),
@@ -372,7 +373,6 @@ def test_topics_that_concern_the_same_callbacks_share_their_chains() -> None:
         ([{"topics": ("b/+", "+/x")}], False),
         ([{"topics": ("$A/w/+",)}], False),
     ],
-    ids=["alone", "with one for all topics", "with one for all of them", "with a wildcard", "with one for a part"],
 )
 def test_topics_below_a_level_are_taken_if_all_have_the_same_callbacks(
     others: list[dict[str, Any]], taken: bool

@@ -18,6 +18,7 @@ from motorcade.core.errors import PluginError
 from motorcade.extension.hooks import POINTS
 from motorcade.extension.plugin import Plugins, available
 from motorcade.tasks import Tasks
+from tests.support.tables import each_case
 from tests.unit.plugins.hub import MemoryHub
 
 GREETER = """
@@ -153,7 +154,7 @@ async def test_an_edited_module_of_a_package_is_read_again(plugins: Plugins, tmp
         await plugins.unload("pack")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "told"),
     [
         ("def broken(:\n", "SyntaxError"),
@@ -195,7 +196,7 @@ async def test_a_name_is_loaded_once(plugins: Plugins, hub: MemoryHub, tmp_path:
 # --- configuration ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "told"), [({"greting": "x"}, "greting"), ({"limit": "many"}, "limit"), ({"greeting": 1}, "greeting")]
 )
 async def test_a_wrong_key_is_named(
