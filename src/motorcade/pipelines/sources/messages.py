@@ -220,19 +220,15 @@ class Messages:
         found = unpack(page.values)
         if found is None or 2 * len(found.rows) < len(page.values):
             return self._decoded(page)[1]
-        if len(found.rows) == len(page.values):
-            usual = page
-            others = None
-        else:
-            usual = _some(page, found.rows.tolist())
-            others = self._decoded(_some(page, np.flatnonzero(~found.fine).tolist()))
+        usual = page if len(found.rows) == len(page.values) else _some(page, found.rows.tolist())
         try:
             batch = found.batch(self._names, usual.offsets, usual.times)
         except pa.ArrowInvalid:
             return self._decoded(page)[1]  # somewhere text is none: this way finds out where
-        if others is None or not others[0]:
+        if usual is page:
             return batch
-        return columns.merged([(usual.offsets, batch), others])
+        others = self._decoded(_some(page, np.flatnonzero(~found.fine).tolist()))
+        return columns.merged([(usual.offsets, batch), others]) if others[0] else batch
 
     def _decoded(self, page: Page) -> tuple[Sequence[int], pa.RecordBatch]:
         """The same, one by one; with the offsets of those that could be read."""
