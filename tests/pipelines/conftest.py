@@ -8,14 +8,20 @@ queries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
 
+from motorcade.cli import _pipeline, app
 from motorcade.pipelines import session
+from motorcade.pipelines.sources.shelf import shelf
 from tests.support.redis import RedisCluster, RedisServer
+
+Command = Callable[..., Result]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,18 +35,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     place = tmp_path_factory.mktemp("spark")
-    started = session.start(
-        "local[2,2]",
-        {
-            "spark.driver.memory": "1g",
-            "spark.ui.enabled": "false",
-            "spark.sql.warehouse.dir": str(place / "warehouse"),
-            "spark.local.dir": str(place / "local"),
-            "spark.sql.streaming.metricsEnabled": "false",
-            "spark.log.level": "ERROR",
-        },
-        name="motorcade-tests",
-    )
+    settings = {
+        "spark.driver.memory": "1g",
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.log.level": "ERROR",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "worker_start"), prepend=os.pathsep)
+        started = session.start("local[2,2]", settings, name="motorcade-tests")
     yield started
     started.stop()
 
@@ -52,6 +57,26 @@ def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
     for query in running:
         query.stop()
     assert [] == running, "the test left queries running"
+
+
+@pytest.fixture
+def command(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`motorcade …` in this process and in the folder of the test, with the session that there is.
+
+    That a command starts and ends a Java of its own is tested where processes are (test_runner_process.py).
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "start", lambda *_: spark)
+    monkeypatch.setattr(session, "stop", lambda *_: None)
+    monkeypatch.setattr(_pipeline, "_hush", lambda _: None)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(autouse=True)
+def _put_back() -> Iterator[None]:
+    """Close the stores that this process has opened for reading."""
+    yield
+    shelf.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -44,9 +45,8 @@ SOURCE = ("--schema", "schema.toml", "--data", "data")
 INGEST = ("pipeline", "run", "ingest", "--lake", "lake", "--checkpoint", "run", *SOURCE)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_wrong_usage_is_exit_code_2_and_leaves_nothing(here: Path) -> None:
+    cases: list[tuple[tuple[str, ...], str]] = [
         ((*AUDIENCE, "--table", "fleet"), "write NAME=PATH"),
         ((*AUDIENCE, "--table", "fleet=nowhere.csv"), "there is no file or folder nowhere.csv"),
         ((*AUDIENCE, "--table", "fleet=fleet.csv", "--option", "sep=;"), "write NAME.OPTION=VALUE"),
@@ -55,32 +55,26 @@ INGEST = ("pipeline", "run", "ingest", "--lake", "lake", "--checkpoint", "run", 
         ((*INGEST, "--stream", "log", "--on-trimmed", "x"), "--on-trimmed: 'x' is none of fail, skip"),
         ((*INGEST, "--stream", "log", "--if-missing", "x"), "--if-missing: 'x' is none of fail, empty"),
         ((*INGEST, "--redis-stream", "log"), "--redis-stream: the store must be redis://"),
-        (
-            (*INGEST, "--stream", "log", "--lake", "/proc/lake"),
-            "/proc/lake cannot be written: nothing can be",
-        ),
+        ((*INGEST, "--stream", "log", "--lake", "/proc/lake"), "/proc/lake cannot be written: nothing can be"),
         ((*INGEST, "--stream", "log", "--lake", "payload/x"), "payload is no folder"),
         ((*SEND, "--rest", "nowhere/rest"), "nowhere/rest cannot be written: there is no folder"),
         (("fanout", "report", "r1", "--data", "data", "--master", "here"), "none of local, local[N]"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2_and_leaves_nothing(here: Path, words: tuple[str, ...], says: str) -> None:
-    ended = motorcade(*words)
-    assert (2, True) == (ended.exit_code, says in ended.stderr), ended.stderr
-    assert not (here / "run").exists()
+    ]
+    for words, says in cases:
+        ended = motorcade(*words)
+        assert (2, True) == (ended.exit_code, says in ended.stderr), (says, ended.stderr)
+        assert not (here / "run").exists()
 
 
-def test_a_stream_that_is_not_there_is_told_before_a_folder_belongs_to_it(here: Path) -> None:
+def test_a_stream_that_is_not_there_is_told_before_a_folder_belongs_to_it(
+    here: Path, redis_server: RedisServer
+) -> None:
     ended = motorcade(*INGEST, "--stream", "lag")
     assert isinstance(ended.exception, PipelineError)
     said = str(ended.exception)
     assert said.startswith("the stream 'lag' has no record in rocksdb://")
     assert ": there is no such stream (with records there are: log), or nothing has come to it yet; `motorcade" in said
     assert "`--if-missing empty` waits for the first record; with `--config FILE`, streams" in said
-    assert not (here / "run").exists()
-
-
-def test_so_is_a_stream_of_redis(here: Path, redis_server: RedisServer) -> None:
     redis_server.empty()
     ended = motorcade(*INGEST, "--redis-stream", "messages:processed", "--store", redis_server.url)
     assert isinstance(ended.exception, PipelineError)
@@ -98,22 +92,20 @@ to = "redis-stream:copied"
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "there"),
-    [
-        ("stream", "quiet", True),
-        ("stream", "copied", False),
-        ("redis_stream", "copied", True),
-        ("redis_stream", "quiet", False),
-    ],
-)
-def test_a_stream_that_the_configuration_declares_is_there_without_a_record(
-    here: Path, kind: str, name: str, there: bool
-) -> None:
-    (here / "motorcade.toml").write_text(CONFIG)
-    where = _where(None, here / "motorcade.toml", "data", None, None)
-    assert there == _pipeline_ingest._is_declared(here / "motorcade.toml", where, kind, name)
-    assert not _pipeline_ingest._is_declared(None, where, kind, name), "who does not name it does not know it"
+def test_a_stream_that_the_configuration_declares_is_there_without_a_record(here: Path) -> None:
+    file = here / "motorcade.toml"
+    file.write_text(CONFIG)
+    where = _where(None, file, "data", None, None)
+    declared = {("stream", "quiet"), ("redis_stream", "copied")}
+    for kind, name in product(("stream", "redis_stream"), ("quiet", "copied")):
+        assert ((kind, name) in declared) == _pipeline_ingest._is_declared(file, where, kind, name), (kind, name)
+        assert not _pipeline_ingest._is_declared(None, where, kind, name), "who does not name it does not know it"
+    # A rule of another Redis says nothing of this one.
+    file.write_text(f'{CONFIG}redis = "redis://127.0.0.1:1"\n')
+    places = {url: _where(url, file, None, None, None) for url in ("redis://127.0.0.1:1", "redis://127.0.0.1:2")}
+    assert [True, False] == [
+        _pipeline_ingest._is_declared(file, where, "redis_stream", "copied") for where in places.values()
+    ]
 
 
 def test_so_is_one_that_is_declared_in_the_store(here: Path) -> None:
@@ -127,15 +119,6 @@ def test_so_is_one_that_is_declared_in_the_store(here: Path) -> None:
         assert not _pipeline_ingest._is_there(where, "stream", "quiet"), "it is being deleted"
         lake.do(lambda store: store.records.put("stream", "quiet", b"damaged"))
         assert not _pipeline_ingest._is_there(where, "stream", "quiet")
-
-
-def test_a_rule_of_another_redis_says_nothing_of_this_one(here: Path) -> None:
-    file = here / "motorcade.toml"
-    file.write_text(f'{CONFIG}redis = "redis://127.0.0.1:1"\n')
-    places = {url: _where(url, file, None, None, None) for url in ("redis://127.0.0.1:1", "redis://127.0.0.1:2")}
-    assert [True, False] == [
-        _pipeline_ingest._is_declared(file, where, "redis_stream", "copied") for where in places.values()
-    ]
 
 
 def test_the_store_of_a_command_is_the_same_in_whatever_folder_its_workers_are(here: Path) -> None:

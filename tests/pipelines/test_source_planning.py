@@ -1,4 +1,7 @@
-"""What Spark asks of the source, asked by hand: offsets, partitions and batches, on every engine, without Spark."""
+"""What Spark asks of the source, asked by hand: offsets, partitions and batches, without Spark.
+
+Where the answer depends on what a store says of its streams, every engine is asked (`every_lake`).
+"""
 
 from __future__ import annotations
 
@@ -35,17 +38,26 @@ from tests.support.redis import RedisServer
 ALL = ReadAllAvailable()
 
 
-@pytest.fixture(autouse=True)
-def _put_back() -> Iterator[None]:
-    """Stores that this process has opened for reading."""
-    yield
-    shelf.close()
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[Lake]:
+    with Lake(f"rocksdb://{tmp_path / 'store'}") as opened:
+        yield opened
 
 
 @pytest.fixture
-def lake(url: str) -> Iterator[Lake]:
+def every_lake(url: str) -> Iterator[Lake]:
     with Lake(url) as opened:
         yield opened
+
+
+@pytest.fixture
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers look at the store whenever they are asked."""
+    monkeypatch.setattr(messages, "FRESH", 0.0)
+    monkeypatch.setattr(natives, "FRESH", 0.0)
+
+
+fresh = pytest.mark.usefixtures("_fresh")
 
 
 def sent(part: Any) -> Any:
@@ -85,7 +97,8 @@ def offsets(rows: list[dict[str, Any]]) -> list[int]:
 # -- reading
 
 
-def test_a_row_has_what_the_record_has(lake: Lake) -> None:
+def test_a_row_has_what_the_record_has(every_lake: Lake) -> None:
+    lake = every_lake
     lake.append("s", [record.encode(message(1)), record.encode(message(2, username="me", content_type="text"))], NOW)
     properties = (("a", "1"), ("a", "2"))
     lake.append("s", [record.encode(message(3, user_properties=properties, retain=True))], NOW + 0.123456)
@@ -110,15 +123,17 @@ def test_a_row_has_what_the_record_has(lake: Lake) -> None:
     assert datetime.fromtimestamp(NOW + 0.123456, UTC) == third["time"]
 
 
-def test_partitions_cover_every_row_once(lake: Lake) -> None:
+def test_partitions_cover_every_row_once_and_none_that_comes_during_the_read(lake: Lake) -> None:
     lake.fill("s", 2500)
     reader = batch_reader(lake.url, rows_per_partition="400")
     parts = reader.partitions()
+    lake.fill("s", 100, first=2501)
     assert 7 == len(parts)
     assert list(range(1, 2501)) == offsets(rows_of(reader, parts))
 
 
-def test_beginning_and_end_can_be_chosen(lake: Lake) -> None:
+def test_beginning_and_end_can_be_chosen(every_lake: Lake) -> None:
+    lake = every_lake
     lake.fill("s", 10, now=NOW)
     lake.fill("s", 10, first=11, now=NOW + 100)
     between = datetime.fromtimestamp(NOW + 50, UTC).isoformat()
@@ -127,15 +142,9 @@ def test_beginning_and_end_can_be_chosen(lake: Lake) -> None:
     assert list(range(1, 11)) == offsets(read(lake.url, ending=between))
     assert [] == read(lake.url, starting="latest")
     assert list(range(1, 21)) == offsets(read(lake.url, ending="1000"))
-    assert [] == read(lake.url, starting="8", ending="3")
-
-
-def test_what_comes_during_a_read_is_not_in_it(lake: Lake) -> None:
-    lake.fill("s", 100)
-    reader = batch_reader(lake.url)
-    parts = reader.partitions()
-    lake.fill("s", 100, first=101)
-    assert list(range(1, 101)) == offsets(rows_of(reader, parts))
+    assert [] == read(lake.url, starting="8", ending="3") == read(lake.url, starting="21")
+    with pytest.raises(PipelineError, match="ends at offset 20; it cannot be read from 50 on"):
+        read(lake.url, starting="50")
 
 
 def test_only_the_columns_of_the_schema_are_made(lake: Lake) -> None:
@@ -199,19 +208,13 @@ def test_a_record_that_cannot_be_read_is_named(lake: Lake) -> None:
     assert [] == read(lake.url, on_damaged="skip", starting="3", ending="4")
 
 
-def test_a_read_beyond_the_end_is_refused(lake: Lake) -> None:
-    lake.fill("s", 10)
-    with pytest.raises(PipelineError, match="ends at offset 10; it cannot be read from 50 on"):
-        read(lake.url, starting="50")
-    assert [] == read(lake.url, starting="11")
-
-
 # -- following
 
 
-def test_a_stream_is_followed_in_batches(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+@fresh
+def test_a_stream_is_followed_in_batches(every_lake: Lake) -> None:
     """Each batch begins where the one before ended; none is larger than the limit; at the end nothing moves."""
-    monkeypatch.setattr(messages, "FRESH", 0.0)
+    lake = every_lake
     lake.fill("s", 250)
     reader = stream_reader(lake.url, max_rows="100", rows_per_partition="30")
     limit = reader.getDefaultReadLimit()
@@ -248,8 +251,8 @@ def test_a_batch_is_the_same_after_a_restart(lake: Lake) -> None:
     assert 250 == len(rows_of(again, same))
 
 
-def test_a_backfill_ends_where_the_stream_ended_when_it_began(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "FRESH", 0.0)
+@fresh
+def test_a_backfill_ends_where_the_stream_ended_when_it_began(lake: Lake) -> None:
     lake.fill("s", 50)
     reader = stream_reader(lake.url)
     start = reader.initialOffset()
@@ -260,8 +263,10 @@ def test_a_backfill_ends_where_the_stream_ended_when_it_began(lake: Lake, monkey
     assert 50 == reader.latestOffset({"offset": 50}, ReadMaxRows(20))["offset"]
 
 
-def test_history_that_was_trimmed_is_an_error_that_says_so(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "FRESH", 0.0)
+@fresh
+def test_history_that_was_trimmed_is_an_error_or_skipped(every_lake: Lake) -> None:
+    """How many are missing is told; what is missing does not count as rows of a batch."""
+    lake = every_lake
     lake.fill("s", 100)
     reader = stream_reader(lake.url)
     start = reader.initialOffset()
@@ -275,23 +280,16 @@ def test_history_that_was_trimmed_is_an_error_that_says_so(lake: Lake, monkeypat
     with pytest.raises(TrimmedError, match="offsets 10 to 60"):
         read(lake.url, starting="10")
     assert list(range(61, 101)) == offsets(read(lake.url, starting="earliest"))
-
-
-def test_history_that_was_trimmed_can_be_skipped(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many are missing is told; what is missing does not count as rows of a batch."""
-    monkeypatch.setattr(messages, "FRESH", 0.0)
-    lake.fill("s", 100)
-    reader = stream_reader(lake.url, on_trimmed="skip", rows_per_partition="25")
-    start = reader.initialOffset()
-    lake.trim("s", records=40)
-    end = reader.latestOffset(start, ReadMaxRows(10))
+    skipping = stream_reader(lake.url, on_trimmed="skip", rows_per_partition="25")
+    end = skipping.latestOffset(start, ReadMaxRows(10))
     assert 70 == end["offset"]
     with capture_logs() as logs:
-        assert list(range(61, 71)) == offsets(rows_of(reader, reader.partitions(start, end)))
+        assert list(range(61, 71)) == offsets(rows_of(skipping, skipping.partitions(start, end)))
     assert 60 == sum(entry["skipped"] for entry in logs if entry["event"] == "stream_trimmed")
 
 
-def test_a_trim_between_planning_and_reading_is_noticed(lake: Lake) -> None:
+def test_a_trim_between_planning_and_reading_is_noticed(every_lake: Lake) -> None:
+    lake = every_lake
     lake.fill("s", 100)
     reader = stream_reader(lake.url, rows_per_partition="50")
     start = reader.initialOffset()
@@ -308,28 +306,20 @@ def test_a_trim_between_planning_and_reading_is_noticed(lake: Lake) -> None:
     assert [50, 20] == [entry["skipped"] for entry in logs]
 
 
-def test_a_stream_that_was_made_anew_is_noticed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "FRESH", 0.0)
-    lake.fill("s", 100)
-    reader = stream_reader(lake.url)
-    assert 100 == reader.latestOffset(reader.initialOffset(), ALL)["offset"]
-    lake.do(lambda store: store.streams.drop("s"))
-    lake.fill("s", 10)
-    with pytest.raises(PipelineError, match=r"ends at offset 10, but was read up to 100.*new checkpoint"):
-        reader.latestOffset({"offset": 100}, ALL)
-
-
-def test_a_stream_that_was_made_anew_and_has_grown_is_noticed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another process too, which has the offset from a checkpoint."""
-    monkeypatch.setattr(messages, "FRESH", 0.0)
+@fresh
+def test_a_stream_that_was_made_anew_is_noticed(every_lake: Lake) -> None:
+    """Also when it has grown, and by another process, which has the offset from a checkpoint."""
+    lake = every_lake
     lake.fill("s", 100)
     reader = stream_reader(lake.url)
     end = reader.latestOffset(reader.initialOffset(), ALL)
     lake.fill("s", 50, first=101)
-    again = stream_reader(lake.url)
-    assert 150 == again.latestOffset(end, ALL)["offset"]
+    assert 150 == stream_reader(lake.url).latestOffset(end, ALL)["offset"]
     lake.do(lambda store: store.streams.drop("s"))
-    lake.fill("s", 200, first=1001)
+    lake.fill("s", 10)
+    with pytest.raises(PipelineError, match=r"ends at offset 10, but was read up to 100.*new checkpoint"):
+        reader.latestOffset(end, ALL)
+    lake.fill("s", 190, first=1001)
     another = stream_reader(lake.url)
     with pytest.raises(PipelineError, match=r"another record at offset 100 than the one that was read.*new checkpoint"):
         another.latestOffset(end, ALL)
@@ -363,7 +353,8 @@ def test_a_split_is_even_and_whole(after: int, count: int, rows: int) -> None:
 # -- mailboxes
 
 
-def test_what_waits_is_listed(lake: Lake) -> None:
+def test_what_waits_is_listed(every_lake: Lake) -> None:
+    lake = every_lake
     vehicles = [f"fanout:{number:04}" for number in range(300)]
     lake.do(lambda store: store.mailboxes.append(vehicles, Draft(b"body", b"p" * 1000, key=b"k"), NOW))
     lake.do(lambda store: store.mailboxes.append(vehicles[:1], Draft(b"soon", expires_at=NOW + 5), NOW + 1))
@@ -397,8 +388,7 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.fixture
-def server(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
-    monkeypatch.setattr(natives, "FRESH", 0.0)
+def server(redis_server: RedisServer, _fresh: None) -> RedisServer:
     redis_server.empty()
     return redis_server
 
@@ -448,26 +438,22 @@ def test_a_redis_stream_is_followed_in_batches(server: RedisServer) -> None:
     assert [2501, 2502, 2503, 2504, 2505] == numbers(rows_of(reader, reader.partitions(start, end)))
 
 
-@pytest.mark.parametrize("starting", ["earliest", "latest", "1000005-2", "1970-01-01T00:16:40.005Z"])
-def test_a_redis_stream_begins_where_it_is_told(server: RedisServer, starting: str) -> None:
+def test_a_redis_stream_is_read_from_where_to_where_it_is_told(server: RedisServer) -> None:
     fill(server, 100)
-    reader = native(server, starting=starting)
-    start = reader.initialOffset()
+    beginnings = {"earliest": 1, "latest": 101, "1000005-2": 22, "1970-01-01T00:16:40.005Z": 20}
+    readers = {starting: native(server, starting=starting) for starting in beginnings}
+    starts = {starting: reader.initialOffset() for starting, reader in readers.items()}
     fill(server, 10, first=101)
-    found = numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL))))
-    first = {"earliest": 1, "latest": 101, "1000005-2": 22}.get(starting, 20)
-    assert list(range(first, 111)) == found
-    assert first - 1 == start["entries"]
-
-
-def test_a_read_of_a_redis_stream_ends_where_it_is_told(server: RedisServer) -> None:
-    fill(server, 100)
+    for starting, first in beginnings.items():
+        reader, start = readers[starting], starts[starting]
+        found = numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL))))
+        assert (list(range(first, 111)), first - 1) == (found, start["entries"]), starting
     source = MotorcadeDataSource(
         {"store": server.url, "redis_stream": "s", "starting": "1000002", "ending": "1000003-1"}
     )
-    reader = source.reader(source.schema())
-    assert isinstance(reader, BatchReader)
-    assert list(range(8, 14)) == numbers(rows_of(reader, reader.partitions()))
+    bounded = source.reader(source.schema())
+    assert isinstance(bounded, BatchReader)
+    assert list(range(8, 14)) == numbers(rows_of(bounded, bounded.partitions()))
 
 
 def test_entries_that_were_trimmed_are_counted(server: RedisServer) -> None:
@@ -520,7 +506,7 @@ def test_a_trim_of_a_redis_stream_after_the_planning_is_noticed(server: RedisSer
     assert list(range(52, 101)) == numbers(rows_of(reader, [second]))[-49:]
 
 
-def test_a_redis_stream_that_is_not_there(server: RedisServer) -> None:
+def test_a_redis_stream_that_is_not_there_or_is_none_is_told(server: RedisServer) -> None:
     with pytest.raises(PipelineError, match=r"Redis stream 's' is not there.*nothing has come.*if_missing=empty"):
         native(server).initialOffset()
     reader = native(server, if_missing="empty")
@@ -528,6 +514,9 @@ def test_a_redis_stream_that_is_not_there(server: RedisServer) -> None:
     assert start == reader.latestOffset(start, ReadMaxRows(10))
     fill(server, 3)
     assert [1, 2, 3] == numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ReadMaxRows(10)))))
+    server.client.set("s", "text")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        native(server).initialOffset()
 
 
 def test_a_redis_stream_that_was_made_anew_is_noticed(server: RedisServer) -> None:
@@ -554,12 +543,6 @@ def test_a_redis_stream_may_begin_in_the_future(server: RedisServer) -> None:
     assert start == reader.latestOffset(start, ALL)
     server.client.xadd("s", {"payload": b"21"}, id="2000000-0")
     assert [21] == numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL))))
-
-
-def test_another_type_under_the_key_is_told(server: RedisServer) -> None:
-    server.client.set("s", "text")
-    with pytest.raises(StoreError, match="WRONGTYPE"):
-        native(server).initialOffset()
 
 
 def test_an_id_too_large_for_an_offset_is_told() -> None:

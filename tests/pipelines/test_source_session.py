@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from motorcade.pipelines import PipelineError, session
+from tests.support.cases import refusal
 from tests.support.ports import free_port
 
 
@@ -23,41 +24,36 @@ def java(place: Path, says: str) -> str:
     return str(place)
 
 
-@pytest.mark.parametrize(
-    ("says", "version"),
-    [('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "25" 2025-09-16', 25)],
-)
-def test_a_java_that_is_new_enough(says: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", java(tmp_path, says))
-    assert version == session.check_java()
+def test_a_java_that_is_new_enough_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, says in ((17, 'openjdk version "17.0.15" 2025-04-15'), (25, 'openjdk version "25" 2025-09-16')):
+        monkeypatch.setenv("JAVA_HOME", java(tmp_path / str(version), says))
+        assert version == session.check_java()
 
 
-@pytest.mark.parametrize(
-    ("says", "told"),
-    [
-        ('java version "1.8.0_402"', "it is Java 8"),
-        ('openjdk version "11.0.2" 2019-01-15', "it is Java 11"),
-        ("hello", "asked for its version, it says 'hello'"),
-    ],
-)
-def test_a_java_that_is_not(says: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_not_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which one was tried, why that one, what is wrong with it, and what helps; wherever it was found."""
-    home = java(tmp_path, says)
-    monkeypatch.setenv("JAVA_HOME", home)
-    with pytest.raises(PipelineError) as caught:
-        session.start()
-    assert (
-        f"Spark needs Java 17 or newer. {home}/bin/java (of JAVA_HOME={home}) is no such Java: {told}. Set JAVA_HOME "
-        "to the folder of another one, which has bin/java in it, or unset it if the `java` of PATH will do"
-    ) == str(caught.value)
-    monkeypatch.delenv("JAVA_HOME")
-    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
-    with pytest.raises(PipelineError) as caught:
-        session.check_java()
-    assert (
-        f"Spark needs Java 17 or newer. {home}/bin/java (the first one of PATH; JAVA_HOME is not set) is no such Java: "
-        f"{told}. Install one (Debian: apt-get install openjdk-17-jre-headless), and set JAVA_HOME to its folder"
-    ) == str(caught.value)
+    path = os.environ["PATH"]
+    for number, (says, told) in enumerate(
+        (
+            ('java version "1.8.0_402"', "it is Java 8"),
+            ('openjdk version "11.0.2" 2019-01-15', "it is Java 11"),
+            ("hello", "asked for its version, it says 'hello'"),
+        )
+    ):
+        home = java(tmp_path / str(number), says)
+        monkeypatch.setenv("JAVA_HOME", home)
+        assert (
+            f"Spark needs Java 17 or newer. {home}/bin/java (of JAVA_HOME={home}) is no such Java: {told}. Set "
+            "JAVA_HOME to the folder of another one, which has bin/java in it, or unset it if the `java` of PATH will "
+            "do"
+        ) == refusal(PipelineError, session.start)
+        monkeypatch.delenv("JAVA_HOME")
+        monkeypatch.setenv("PATH", f"{home}/bin:{path}")
+        assert (
+            f"Spark needs Java 17 or newer. {home}/bin/java (the first one of PATH; JAVA_HOME is not set) is no such "
+            f"Java: {told}. Install one (Debian: apt-get install openjdk-17-jre-headless), and set JAVA_HOME to its "
+            "folder"
+        ) == refusal(PipelineError, session.check_java)
 
 
 def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +61,8 @@ def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     home = Path(java(tmp_path / "jdk", 'openjdk version "21"'))
     for wrong, why in ((tmp_path / "jkd", "there is no such folder"), (home / "bin", "there is no bin/java in it")):
         monkeypatch.setenv("JAVA_HOME", str(wrong))
-        with pytest.raises(PipelineError) as caught:
-            session.check_java()
-        assert f"{wrong}/bin/java (of JAVA_HOME={wrong}) cannot be run: {why}. Set JAVA_HOME" in str(caught.value)
+        said = refusal(PipelineError, session.check_java)
+        assert f"{wrong}/bin/java (of JAVA_HOME={wrong}) cannot be run: {why}. Set JAVA_HOME" in said
     (home / "bin" / "java").chmod(0o644)
     monkeypatch.setenv("JAVA_HOME", str(home))
     with pytest.raises(PipelineError, match=r"cannot be run: Permission denied\. Set JAVA_HOME"):
@@ -77,30 +72,17 @@ def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PipelineError) as caught:
-        session.check_java()
     assert (
         "Spark needs Java 17 or newer. There is no `java` in PATH, and JAVA_HOME is not set. Install one (Debian: "
         "apt-get install openjdk-17-jre-headless), and set JAVA_HOME to its folder if it is not in PATH"
-    ) == str(caught.value)
+    ) == refusal(PipelineError, session.check_java)
 
 
-@pytest.mark.parametrize(
-    ("master", "here"),
-    [
-        ("local[2]", True),
-        ("local-cluster[2,1,1024]", True),
-        ("spark://127.0.0.1:7077", True),
-        ("spark://localhost", True),
-        ("spark://[::1]:7077", True),
-        ("spark://127.0.0.1:7077,10.0.0.2:7077", False),
-        ("spark://master.example:7077", False),
-        ("yarn", False),
-        ("k8s://https://127.0.0.1:6443", False),  # its pods are elsewhere
-    ],
-)
-def test_which_clusters_are_on_this_machine(master: str, here: bool) -> None:
-    assert here == session.is_here(master)
+def test_which_clusters_are_on_this_machine() -> None:
+    here = ["local[2]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "spark://localhost", "spark://[::1]:7077"]
+    away = ["spark://127.0.0.1:7077,10.0.0.2:7077", "spark://master.example:7077", "yarn"]
+    away.append("k8s://https://127.0.0.1:6443")  # its pods are elsewhere
+    assert here == [master for master in [*here, *away] if session.is_here(master)]
 
 
 def test_a_master_that_does_not_answer_is_named() -> None:
@@ -109,9 +91,7 @@ def test_a_master_that_does_not_answer_is_named() -> None:
         session.check_master(master)
     with pytest.raises(PipelineError, match="'spark://host:port' is no master; write spark://HOST:PORT"):
         session.check_master("spark://host:port")
-
-
-def test_one_master_that_answers_is_enough() -> None:
+    # One that answers is enough.
     with socket.create_server(("127.0.0.1", 0)) as server:
         session.check_master(f"spark://127.0.0.1:{free_port()},127.0.0.1:{server.getsockname()[1]}")
     session.check_master("yarn")  # which is found by its configuration
