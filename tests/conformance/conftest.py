@@ -1,7 +1,8 @@
 """Fixtures of the conformance tests: one node for all of them, raw clients that are closed at the end.
 
 `MOTORCADE_TEST_BROKER=HOST:PORT` runs the suite against a broker that is running already. Tests share that broker, so
-each takes its own topics and client ids from `name`.
+each takes its own topics and client ids from `name`. Where time must pass, and for packets that break the rules, the
+broker is one in memory (`virtual`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.node import Endpoint, NodeProcess
+from tests.support.virtual_wire import VirtualBroker
 from tests.support.wire import PATIENCE, Address, Client, Packet
 
 Open = Callable[..., Client]
@@ -26,15 +29,39 @@ CONFIG = f"[limits]\nconnect_timeout = {2 * PATIENCE}\n"
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Address]:
-    """A broker with its default configuration, but for the time that a CONNECT may take."""
-    running = os.environ.get("MOTORCADE_TEST_BROKER")
-    if running:
-        host, _, port = running.rpartition(":")
-        yield Endpoint(host, int(port))
-        return
-    with NodeProcess(config=CONFIG) as node:
-        yield node
+def node() -> Iterator[NodeProcess]:
+    """A node with its default configuration, but for the time that a CONNECT may take."""
+    with NodeProcess(config=CONFIG, ws=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def broker(request: pytest.FixtureRequest) -> Address:
+    """Where that node listens, or the broker that is running already."""
+    host, _, port = os.environ.get("MOTORCADE_TEST_BROKER", "").rpartition(":")
+    if port:
+        return Endpoint(host, int(port))
+    running: NodeProcess = request.getfixturevalue("node")
+    return running
+
+
+@pytest.fixture(scope="session")
+def talkative(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """A node that lets nobody publish to `secret/#`, with the plugin of talkative_plugin.py."""
+    rules = tmp_path_factory.mktemp("rules") / "acl.conf"
+    rules.write_text('{deny, all, publish, ["secret/#"]}.\n{allow, all}.\n')
+    plugin = Path(__file__).with_name("talkative_plugin.py")
+    config = f'[plugins.access]\nacl_file = "{rules}"\n\n[plugins.talkative]\npath = "{plugin}"\n'
+    with NodeProcess(config=config) as running:
+        yield running
+
+
+@pytest.fixture
+def virtual() -> Iterator[VirtualBroker]:
+    """A broker in memory whose time passes when it is told, with retained messages."""
+    with VirtualBroker() as running:
+        running.load("retained")
+        yield running
 
 
 @pytest.fixture

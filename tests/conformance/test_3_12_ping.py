@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import every_version
 from tests.support.clauses import clause
-from tests.support.refusals import BROKEN, refused
-from tests.support.wire import PINGREQ, PINGRESP, PUBLISH, SUBACK, Client, packet, publish_packet, subscribe_packet
+from tests.support.wire import PINGREQ, PINGRESP, PUBLISH, SUBACK, Client, publish_packet, subscribe_packet
 
 Connect = Callable[..., Client]
 
 
 @clause(v3="MQTT-3.12.4-1", v5="MQTT-3.12.4-1")
-@pytest.mark.parametrize("version", (3, 4, 5))
+@every_version
 def test_pingreq_is_answered(connect: Connect, version: int) -> None:
     """Each PINGREQ gets one PINGRESP of two bytes [MQTT-3.12.4-1]."""
     client = connect(version=version)
@@ -24,7 +22,7 @@ def test_pingreq_is_answered(connect: Connect, version: int) -> None:
 
 
 @clause(v3="MQTT-3.12.4-1", v5="MQTT-3.12.4-1")
-@pytest.mark.parametrize("version", (3, 4, 5))
+@every_version
 def test_pingreq_is_answered_without_a_keep_alive(connect: Connect, version: int) -> None:
     """A client may ping whenever it likes, also when it asked for no keep alive [MQTT-3.12.4-1]."""
     client = connect(version=version, keepalive=0)
@@ -32,7 +30,7 @@ def test_pingreq_is_answered_without_a_keep_alive(connect: Connect, version: int
 
 
 @clause(v3="MQTT-3.12.4-1", v5="MQTT-3.12.4-1")
-@pytest.mark.parametrize("version", (3, 4, 5))
+@every_version
 def test_pingreq_among_other_packets_is_answered(connect: Connect, name: str, version: int) -> None:
     """PINGREQ between other packets in one write is answered once, and so are they [MQTT-3.12.4-1]."""
     client = connect(version=version)
@@ -41,12 +39,3 @@ def test_pingreq_among_other_packets_is_answered(connect: Connect, name: str, ve
     )
     assert {SUBACK, PINGRESP, PUBLISH} == {client.recv().type for _ in range(3)}
     client.expect_nothing()
-
-
-@clause(v3="MQTT-4.8.0-1", v5="MQTT-4.13.1-1")
-@pytest.mark.parametrize("version", (4, 5))
-def test_pingreq_has_no_body(connect: Connect, version: int) -> None:
-    """A PINGREQ with bytes behind its header is malformed [MQTT-4.13.1-1]."""
-    client = connect(version=version)
-    client.send(packet(0xC0, b"\x00"))
-    refused(client, *BROKEN)

@@ -6,22 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.cases import both_versions, each
 from tests.support.clauses import clause
 from tests.support.refusals import PROTOCOL_ERROR, refused
+from tests.support.virtual_wire import VirtualBroker
 from tests.support.wire import (
     PUBACK,
     PUBLISH,
     PUBREC,
     PUBREL,
     Client,
-    Will,
     ack_packet,
     disconnect_packet,
     prop,
     publish_packet,
 )
 
-VERSIONS = (4, 5)
 Connect = Callable[..., Client]
 
 EXPIRY = 0x11
@@ -45,15 +45,6 @@ def join(connect: Connect) -> Connect:
     return joined
 
 
-def let_time_pass(connect: Connect, name: str, seconds: int) -> None:
-    """Return when `seconds` have passed for the broker: a will that was delayed by them has arrived."""
-    observer = connect(f"{name}observer")
-    observer.subscribe(f"{name}/clock")
-    will = Will(f"{name}/clock", b"", properties=prop(0x18, seconds))
-    connect(f"{name}clock", properties=prop(EXPIRY, 300), will=will).close()
-    observer.expect(PUBLISH)
-
-
 # --- clean start and clean session --------------------------------------------------------------------------------
 
 
@@ -61,8 +52,8 @@ def let_time_pass(connect: Connect, name: str, seconds: int) -> None:
     v3=("MQTT-3.1.2-4", "MQTT-3.1.4-3", "MQTT-3.2.2-2", "MQTT-3.2.2-3", "MQTT-4.1.0-1"),
     v5=("MQTT-3.1.2-5", "MQTT-3.1.2-6", "MQTT-3.1.2-23", "MQTT-3.1.4-4", "MQTT-3.2.2-3"),
 )
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("end", ("disconnect", "close", "abort"))
+@both_versions
+@each(end=("disconnect", "close", "abort"))
 def test_a_session_is_made_kept_and_resumed(connect: Connect, join: Connect, name: str, version: int, end: str) -> None:
     """Subscriptions survive the connection, and CONNACK tells new sessions from old ones [MQTT-3.1.2-5]."""
     first = join(name, version=version)
@@ -76,7 +67,7 @@ def test_a_session_is_made_kept_and_resumed(connect: Connect, join: Connect, nam
 
 
 @clause(v3=("MQTT-3.1.2-5", "MQTT-4.1.0-1"), v5=("MQTT-3.1.2-5", "MQTT-3.1.2-23"))
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_messages_for_an_absent_client_are_stored(connect: Connect, join: Connect, name: str, version: int) -> None:
     """QoS 1 and 2 messages wait in the session, in order, at the QoS that was granted [MQTT-3.1.2-5]."""
     away = join(name, version=version)
@@ -96,7 +87,7 @@ def test_messages_for_an_absent_client_are_stored(connect: Connect, join: Connec
 
 
 @clause(v3=("MQTT-3.1.2-4", "MQTT-4.1.0-1"), v5=("MQTT-3.1.2-5", "MQTT-3.1.2-23"))
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_unfinished_exchanges_go_on_in_the_resumed_session(
     connect: Connect, join: Connect, name: str, version: int
 ) -> None:
@@ -123,7 +114,7 @@ def test_unfinished_exchanges_go_on_in_the_resumed_session(
 
 
 @clause(v3=("MQTT-3.1.2-6", "MQTT-3.2.2-1"), v5=("MQTT-3.1.2-4", "MQTT-3.2.2-2"))
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_clean_start_discards_the_old_session(connect: Connect, join: Connect, name: str, version: int) -> None:
     """Subscriptions, stored messages and unfinished exchanges of the old session are gone [MQTT-3.1.2-4]."""
     first = join(name, version=version)
@@ -140,7 +131,7 @@ def test_a_clean_start_discards_the_old_session(connect: Connect, join: Connect,
 
 
 @clause(v3="MQTT-3.1.2-6")
-@pytest.mark.parametrize("end", ("disconnect", "close"))
+@each(end=("disconnect", "close"))
 def test_a_clean_session_ends_with_its_connection(connect: Connect, name: str, end: str) -> None:
     """State of a clean session is not found by a later CONNECT without Clean Session [MQTT-3.1.2-6]."""
     first = connect(name, version=4, clean=True)
@@ -153,7 +144,7 @@ def test_a_clean_session_ends_with_its_connection(connect: Connect, name: str, e
 
 
 @clause(v5=("MQTT-3.1.2-23", "MQTT-4.1.0-2", "MQTT-3.2.2-3"))
-@pytest.mark.parametrize("properties", (b"", prop(EXPIRY, 0)), ids=("absent", "zero"))
+@each(properties=(b"", prop(EXPIRY, 0)))
 def test_without_an_expiry_the_session_ends_with_its_connection(connect: Connect, name: str, properties: bytes) -> None:
     """A session expiry of zero or none means that nothing is kept, also without Clean Start [MQTT-4.1.0-2]."""
     first = connect(name, clean=False, properties=properties)
@@ -171,7 +162,7 @@ def test_a_clean_start_may_begin_a_session_that_is_kept(connect: Connect, name: 
 
 
 @clause(v3="MQTT-3.1.2-7")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_retained_messages_outlive_the_session(connect: Connect, name: str, version: int) -> None:
     """Retained messages stay when the session that published them ends and when it is discarded [MQTT-3.1.2-7]."""
     publisher = connect(name, version=version)
@@ -187,17 +178,24 @@ def test_retained_messages_outlive_the_session(connect: Connect, name: str, vers
 # --- duration -----------------------------------------------------------------------------------------------------
 
 
+def lives(virtual: VirtualBroker, client_id: str) -> bool:
+    """Whether there is a session of this client; asking ends it."""
+    client = virtual.connect(client_id, clean=False)
+    client.disconnect()
+    return present(client)
+
+
 @clause(v3="MQTT-4.1.0-2", v5="MQTT-4.1.0-1")
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_session_lasts_as_long_as_its_connection(connect: Connect, name: str, version: int) -> None:
+@both_versions
+def test_a_session_lasts_as_long_as_its_connection(virtual: VirtualBroker, version: int) -> None:
     """State stays while the connection is open, however short the session may live afterwards [MQTT-4.1.0-1]."""
     properties = prop(EXPIRY, 1) if version == 5 else b""
-    client = connect(name, version=version, clean=True, keepalive=0, properties=properties)
-    client.subscribe(f"{name}/t", 1)
-    connect(version=version).publish(f"{name}/t", b"early", 1)
+    client = virtual.connect(version=version, clean=True, keepalive=0, properties=properties)
+    client.subscribe("t", 1)
+    virtual.connect(version=version).publish("t", b"early", 1)
     early = client.expect(PUBLISH)
-    let_time_pass(connect, name, 3)
-    connect(version=version).publish(f"{name}/t", b"late", 1)
+    virtual.let_pass(3600)
+    virtual.connect(version=version).publish("t", b"late", 1)
     late = client.expect(PUBLISH)
     assert b"late" == late.payload
     assert early.packet_id != late.packet_id  # the first one is still in flight
@@ -205,44 +203,27 @@ def test_a_session_lasts_as_long_as_its_connection(connect: Connect, name: str, 
 
 
 @clause(v5="MQTT-4.1.0-2")
-def test_a_session_ends_when_its_expiry_is_over(connect: Connect, join: Connect, name: str) -> None:
-    """After the session expiry interval nothing of the session is left [MQTT-4.1.0-2]."""
-    expired = join(f"{name}short", version=5, expiry=1)
-    expired.subscribe(f"{name}/t", 1)
-    expired.close()
-    join(f"{name}long", version=5, expiry=300).close()
-    let_time_pass(connect, name, 3)
-    assert not present(join(f"{name}short", version=5))
-    assert present(join(f"{name}long", version=5))
+def test_a_session_ends_when_its_expiry_is_over(virtual: VirtualBroker) -> None:
+    """The interval counts from the end of each connection, and each CONNECT sets its own [MQTT-4.1.0-2]."""
+    for client_id, *expiries in (("short", 10), ("long", 300), ("longer", 10, 300), ("shorter", 300, 10)):
+        for expiry in expiries:
+            virtual.connect(client_id, clean=False, properties=prop(EXPIRY, expiry)).close()
+            virtual.let_pass(1)
+    virtual.let_pass(12)
+    assert [False, True, True, False] == [lives(virtual, name) for name in ("short", "long", "longer", "shorter")]
 
 
-@clause(v5="MQTT-4.1.0-2")
-def test_the_expiry_starts_anew_with_each_connection(connect: Connect, join: Connect, name: str) -> None:
-    """Each CONNECT sets its own expiry, counted from the end of that connection [MQTT-4.1.0-2]."""
-    join(name, version=5, expiry=1).close()
-    join(name, version=5, expiry=300).close()
-    let_time_pass(connect, name, 3)
-    assert present(join(name, version=5))
-
-
-def test_disconnect_may_end_the_session(join: Connect, name: str) -> None:
-    """A session expiry of zero in DISCONNECT replaces that of the CONNECT."""
-    client = join(name, version=5, expiry=300)
-    client.disconnect(0, prop(EXPIRY, 0))
-    assert not present(join(name, version=5))
-
-
-def test_disconnect_may_shorten_and_lengthen_the_session(connect: Connect, join: Connect, name: str) -> None:
-    """DISCONNECT may set another session expiry when the CONNECT had one."""
-    join(f"{name}shorter", version=5, expiry=300).disconnect(0, prop(EXPIRY, 1))
-    join(f"{name}longer", version=5, expiry=1).disconnect(0, prop(EXPIRY, 300))
-    let_time_pass(connect, name, 3)
-    assert not present(join(f"{name}shorter", version=5))
-    assert present(join(f"{name}longer", version=5))
+def test_disconnect_may_end_shorten_and_lengthen_the_session(virtual: VirtualBroker) -> None:
+    """A session expiry in DISCONNECT replaces that of the CONNECT, if that had one."""
+    for client_id, first, then in (("ended", 300, 0), ("shorter", 300, 10), ("longer", 10, 300)):
+        virtual.connect(client_id, properties=prop(EXPIRY, first)).disconnect(0, prop(EXPIRY, then))
+    assert not lives(virtual, "ended")
+    virtual.let_pass(12)
+    assert [False, True] == [lives(virtual, client_id) for client_id in ("shorter", "longer")]
 
 
 @clause(v5="MQTT-4.13.1-1")
-@pytest.mark.parametrize("properties", (b"", prop(EXPIRY, 0)), ids=("absent", "zero"))
+@each(properties=(b"", prop(EXPIRY, 0)))
 def test_disconnect_may_not_prolong_a_session_of_no_length(connect: Connect, name: str, properties: bytes) -> None:
     """An expiry in DISCONNECT after none in CONNECT is a protocol error and keeps nothing [MQTT-4.13.1-1]."""
     client = connect(name, properties=properties)
@@ -263,8 +244,8 @@ def test_a_lowered_expiry_is_told(connect: Connect, name: str) -> None:
 
 
 @clause(v3="MQTT-3.1.4-2", v5=("MQTT-3.1.4-3", "MQTT-3.14.4-2", "MQTT-4.13.2-1"))
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("clean", (True, False), ids=("clean", "resumed"))
+@both_versions
+@each(clean=(True, False))
 def test_a_second_client_takes_the_place_of_the_first(
     connect: Connect, join: Connect, name: str, version: int, clean: bool
 ) -> None:
@@ -297,7 +278,7 @@ def test_a_take_over_works_between_versions(connect: Connect, join: Connect, nam
 
 
 @clause(v3="MQTT-3.1.4-2", v5="MQTT-3.1.4-3")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_many_take_overs_leave_one_client(join: Connect, name: str, version: int) -> None:
     """Of many clients with one identifier the last one is served and all others are closed [MQTT-3.1.4-3]."""
     clients = [join(name, version=version) for _ in range(10)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import pytest
-
+from tests.support.cases import both_versions, each, each_row, every_qos
 from tests.support.clauses import clause
 from tests.support.refusals import refused
+from tests.support.virtual_wire import VirtualBroker
 from tests.support.wire import (
     CONNACK,
     PUBLISH,
@@ -19,7 +20,6 @@ from tests.support.wire import (
     publish_packet,
 )
 
-VERSIONS = (4, 5)
 Connect = Callable[..., Client]
 Open = Callable[..., Client]
 
@@ -34,25 +34,14 @@ def persistent(version: int) -> bytes:
 
 def observer_of(connect: Connect, name: str, version: int = 5, qos: int = 0) -> Client:
     """A subscriber of everything below the test's topic."""
-    observer = connect(f"{name}observer", version=version)
+    observer = connect(f"{name}observer", version=version, keepalive=0)
     observer.subscribe(f"{name}/#", qos)
     return observer
 
 
-def let_time_pass(connect: Connect, name: str, observer: Client, seconds: int) -> None:
-    """Return when `seconds` have passed for the broker: a will that was delayed by them has arrived."""
-    clock = connect(
-        f"{name}clock",
-        properties=prop(SESSION_EXPIRY, 300),
-        will=Will(f"{name}/clock", b"", properties=prop(WILL_DELAY, seconds)),
-    )
-    clock.close()
-    assert f"{name}/clock" == observer.expect(PUBLISH).topic
-
-
 @clause(v3="MQTT-3.1.2-8", v5=("MQTT-3.1.2-7", "MQTT-3.1.2-8"))
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("end", ("close", "abort"))
+@both_versions
+@each(end=("close", "abort"))
 def test_the_will_is_published_when_the_connection_breaks(connect: Connect, name: str, version: int, end: str) -> None:
     """A connection that ends without DISCONNECT publishes its will [MQTT-3.1.2-8]."""
     observer = observer_of(connect, name, version)
@@ -64,7 +53,7 @@ def test_the_will_is_published_when_the_connection_breaks(connect: Connect, name
 
 
 @clause(v3="MQTT-3.1.2-8", v5=("MQTT-3.1.2-7", "MQTT-3.1.2-8"))
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_the_will_is_published_after_a_protocol_error(connect: Connect, name: str, version: int) -> None:
     """A client that is closed for breaking the rules has not said goodbye [MQTT-3.1.2-8]."""
     observer = observer_of(connect, name, version)
@@ -75,9 +64,7 @@ def test_the_will_is_published_after_a_protocol_error(connect: Connect, name: st
 
 
 @clause(v3=("MQTT-3.1.2-10", "MQTT-3.14.4-3"), v5=("MQTT-3.1.2-10", "MQTT-3.1.2-8", "MQTT-3.14.4-3"))
-@pytest.mark.parametrize(
-    ("version", "reason"), [(3, None), (4, None), (5, None), (5, 0)], ids=("v3", "v4", "v5-short", "v5-reason-0")
-)
+@each_row("version reason", ((3, None), (4, None), (5, None), (5, 0)))
 def test_no_will_after_a_normal_disconnect(connect: Connect, name: str, version: int, reason: int | None) -> None:
     """DISCONNECT, in MQTT 5 with reason 0x00 given or left out, drops the will [MQTT-3.14.4-3]."""
     observer = observer_of(connect, name, version)
@@ -90,7 +77,7 @@ def test_no_will_after_a_normal_disconnect(connect: Connect, name: str, version:
 
 
 @clause(v3="MQTT-3.1.2-10", v5="MQTT-3.1.2-10")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_dropped_will_does_not_come_back_with_the_session(connect: Connect, name: str, version: int) -> None:
     """After DISCONNECT the session has no will, also when it is resumed without one and breaks [MQTT-3.1.2-10]."""
     observer = observer_of(connect, name, version)
@@ -104,7 +91,7 @@ def test_a_dropped_will_does_not_come_back_with_the_session(connect: Connect, na
 
 
 @clause(v3="MQTT-3.1.2-10", v5="MQTT-3.1.2-10")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_will_is_published_once(connect: Connect, name: str, version: int) -> None:
     """A will that was published is forgotten, also when the session goes on and breaks again [MQTT-3.1.2-10]."""
     observer = observer_of(connect, name, version)
@@ -117,7 +104,7 @@ def test_a_will_is_published_once(connect: Connect, name: str, version: int) -> 
 
 
 @clause(v5="MQTT-3.1.2-8")
-@pytest.mark.parametrize("reason", (0x04, 0x80, 0x82, 0x93, 0x97))
+@each(reason=(0x04, 0x80, 0x82, 0x93, 0x97))
 def test_the_will_is_published_after_a_disconnect_with_another_reason(connect: Connect, name: str, reason: int) -> None:
     """DISCONNECT with 0x04 asks for the will, and any reason but 0x00 leaves it in force [MQTT-3.1.2-8]."""
     observer = observer_of(connect, name)
@@ -128,7 +115,7 @@ def test_the_will_is_published_after_a_disconnect_with_another_reason(connect: C
 
 
 @clause(v3="MQTT-3.1.2-12")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_no_will_without_the_flag(connect: Connect, name: str, version: int) -> None:
     """A client without a will leaves silently [MQTT-3.1.2-12]."""
     observer = connect(version=version)
@@ -141,8 +128,8 @@ def test_no_will_without_the_flag(connect: Connect, name: str, version: int) -> 
 
 
 @clause(v3=("MQTT-3.1.2-9", "MQTT-3.1.2-14"), v5="MQTT-3.1.2-12")
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("qos", (0, 1, 2))
+@both_versions
+@every_qos
 def test_the_will_has_the_qos_of_the_flags(connect: Connect, name: str, version: int, qos: int) -> None:
     """Will QoS 0, 1 and 2 are what subscribers get [MQTT-3.1.2-12]."""
     observer = observer_of(connect, name, version, qos=2)
@@ -151,7 +138,7 @@ def test_the_will_has_the_qos_of_the_flags(connect: Connect, name: str, version:
 
 
 @clause(v3="MQTT-3.1.2-16", v5="MQTT-3.1.2-14")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_will_without_retain_is_not_retained(connect: Connect, name: str, version: int) -> None:
     """Who subscribes after the will was published does not get it [MQTT-3.1.2-14]."""
     observer = observer_of(connect, name, version)
@@ -163,7 +150,7 @@ def test_a_will_without_retain_is_not_retained(connect: Connect, name: str, vers
 
 
 @clause(v3="MQTT-3.1.2-17", v5="MQTT-3.1.2-15")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_will_with_retain_is_retained(connect: Connect, name: str, version: int) -> None:
     """Who subscribes after the will was published gets it as a retained message [MQTT-3.1.2-15]."""
     observer = observer_of(connect, name, version)
@@ -176,7 +163,7 @@ def test_a_will_with_retain_is_retained(connect: Connect, name: str, version: in
     late.publish(f"{name}/will", b"", retain=True)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_an_empty_will_is_a_message(connect: Connect, name: str, version: int) -> None:
     """A will message of no bytes is published like any other."""
     observer = observer_of(connect, name, version)
@@ -205,36 +192,31 @@ def test_will_properties_reach_the_subscribers(connect: Connect, name: str) -> N
     assert message.prop(WILL_DELAY) is None
 
 
-def test_the_life_of_a_will_begins_when_it_is_published(connect: Connect, name: str) -> None:
+def test_the_life_of_a_will_begins_when_it_is_published(virtual: VirtualBroker) -> None:
     """A connection longer than the will's Message Expiry Interval does not use it up (chapter 3.1.3.2.4)."""
-    observer = observer_of(connect, name)
-    will = Will(f"{name}/will", b"gone", retain=True, properties=prop(0x02, 1))
-    lost = connect(will=will)
-    let_time_pass(connect, name, observer, 2)
+    observer = observer_of(virtual.connect, "t")
+    lost = virtual.connect(keepalive=0, will=Will("t/will", b"gone", retain=True, properties=prop(0x02, 10)))
+    virtual.let_pass(60)
     lost.close()
-    assert 1 == observer.expect(PUBLISH).prop(0x02)
+    assert 10 == observer.expect(PUBLISH).prop(0x02)
 
 
 @clause(v5="MQTT-3.1.2-8")
-def test_a_delayed_will_comes_after_its_delay(connect: Connect, name: str) -> None:
-    """A will with a delay is held back first and published after the delay [MQTT-3.1.2-8]."""
-    observer = observer_of(connect, name)
-    delayed = Will(f"{name}/delayed", b"later", properties=prop(WILL_DELAY, 1))
-    first = connect(f"{name}1", properties=prop(SESSION_EXPIRY, 300), will=delayed)
-    second = connect(f"{name}2", will=Will(f"{name}/prompt", b"now"))
-    first.close()
-    second.close()
-    assert [f"{name}/prompt", f"{name}/delayed"] == [observer.expect(PUBLISH).topic for _ in range(2)]
-
-
-@clause(v5="MQTT-3.1.2-8")
-@pytest.mark.parametrize("expiry", (0, 1))
-def test_a_delayed_will_comes_when_the_session_ends(connect: Connect, name: str, expiry: int) -> None:
-    """A session that ends before the will delay is over publishes the will at its end [MQTT-3.1.2-8]."""
-    observer = observer_of(connect, name)
-    will = Will(f"{name}/will", b"gone", properties=prop(WILL_DELAY, 3600))
-    connect(properties=prop(SESSION_EXPIRY, expiry), will=will).close()
+@each(delay=(10, 3600), expiry=(0, 30, 300))
+def test_a_delayed_will_comes_after_its_delay_or_with_the_end_of_the_session(
+    virtual: VirtualBroker, delay: int, expiry: int
+) -> None:
+    """A will is held back for its delay, but not beyond the end of its session [MQTT-3.1.2-8]."""
+    observer = observer_of(virtual.connect, "t")
+    will = Will("t/will", b"gone", properties=prop(WILL_DELAY, delay))
+    virtual.connect(properties=prop(SESSION_EXPIRY, expiry), will=will).close()
+    held = min(delay, expiry)
+    if held:
+        virtual.let_pass(held - 0.5)
+        observer.expect_nothing()
+        virtual.let_pass(1)
     assert b"gone" == observer.expect(PUBLISH).payload
+    observer.close()
 
 
 @clause(v5="MQTT-3.1.2-8")
@@ -248,33 +230,28 @@ def test_a_delayed_will_comes_when_a_clean_start_ends_the_session(connect: Conne
 
 
 @clause(v5=("MQTT-3.1.3-9", "MQTT-3.1.2-8"))
-def test_a_new_connection_stops_a_delayed_will(open_client: Open, connect: Connect, name: str) -> None:
-    """A client that comes back to its session in time has not gone [MQTT-3.1.3-9]."""
-    observer = observer_of(connect, name)
-    will = Will(f"{name}/will", b"gone", properties=prop(WILL_DELAY, 1))
-    lost = connect(name, clean=False, properties=prop(SESSION_EXPIRY, 300), will=will)
-    back = open_client()  # so that there is nothing between the end and the return that could take a second
-    lost.close()
-    assert back.connect(name, clean=False, properties=prop(SESSION_EXPIRY, 300)).session_present
-    let_time_pass(connect, name, observer, 2)
+@each(lost=(True, False))
+def test_a_new_connection_stops_a_delayed_will(virtual: VirtualBroker, lost: bool) -> None:
+    """A client that comes back to its session in time, or takes its own place, has not gone [MQTT-3.1.3-9]."""
+    observer = observer_of(virtual.connect, "t")
+    kept: dict[str, Any] = {"clean": False, "keepalive": 0, "properties": prop(SESSION_EXPIRY, 300)}
+    old = virtual.connect("car", will=Will("t/will", b"gone", properties=prop(WILL_DELAY, 10)), **kept)
+    if lost:
+        old.close()
+        virtual.let_pass(9)
+    back = virtual.connect("car", **kept)
+    assert back.connack is not None and back.connack.session_present
+    if not lost:
+        refused(old, 0x8E)
+    virtual.let_pass(60)
     observer.expect_nothing()
-
-
-@clause(v5="MQTT-3.1.3-9")
-def test_a_take_over_stops_a_delayed_will(connect: Connect, name: str) -> None:
-    """Taking one's own place without Clean Start stops the delayed will of the old connection [MQTT-3.1.3-9]."""
-    observer = observer_of(connect, name)
-    will = Will(f"{name}/will", b"gone", properties=prop(WILL_DELAY, 1))
-    old = connect(name, clean=False, properties=prop(SESSION_EXPIRY, 300), will=will)
-    connect(name, clean=False, properties=prop(SESSION_EXPIRY, 300))
-    refused(old, 0x8E)
-    let_time_pass(connect, name, observer, 2)
-    observer.expect_nothing()
+    observer.close()
+    back.close()
 
 
 @clause(v3="MQTT-3.1.2-8", v5="MQTT-3.1.2-8")
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("clean", (True, False), ids=("clean", "resumed"))
+@both_versions
+@each(clean=(True, False))
 def test_a_take_over_publishes_a_will_without_delay(connect: Connect, name: str, version: int, clean: bool) -> None:
     """The connection that is pushed aside is closed without DISCONNECT from its client [MQTT-3.1.2-8]."""
     observer = observer_of(connect, name, version)
@@ -296,7 +273,7 @@ def test_a_disconnect_that_ends_the_session_publishes_a_delayed_will_now(connect
 
 
 @clause(v3="MQTT-3.1.2-8", v5="MQTT-3.1.2-7")
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_the_will_of_a_rejected_connect_is_never_published(
     open_client: Open, connect: Connect, name: str, version: int
 ) -> None:
@@ -310,15 +287,3 @@ def test_the_will_of_a_rejected_connect_is_never_published(
         client.send(connect_packet(name, will=will, properties=prop(0x15, "no-such-method")))
     assert [CONNACK] == [answer.type for answer in client.expect_closed()]
     observer.expect_nothing()
-
-
-@clause(v3="MQTT-3.1.4-1", v5="MQTT-3.1.4-1")
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("topic", ("#", "a/+", "a/#/b", ""), ids=("hash", "plus", "inner-hash", "empty"))
-def test_a_will_topic_is_a_topic_name(open_client: Open, version: int, topic: str) -> None:
-    """A will topic with a wildcard or of no characters is refused with the CONNECT [MQTT-3.1.4-1]."""
-    client = open_client(version)
-    client.send(connect_packet("w", version=version, will=Will(topic, b"x")))
-    seen = client.expect_closed()
-    assert all(answer.type == CONNACK and answer.reason in (0x81, 0x82, 0x90) for answer in seen)
-    assert version == 5 or [] == seen

@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-import pytest
-
+from motorcade.broker.plane import BrokerOptions
+from tests.support.cases import both_versions, every_qos, every_version
 from tests.support.clauses import clause
-from tests.support.node import NodeProcess
-from tests.support.refusals import BROKEN, connect_refused, refused
+from tests.support.refusals import connect_refused, refused
+from tests.support.virtual_wire import VirtualBroker
 from tests.support.wire import (
     CONNACK,
     PUBLISH,
-    PUBREC,
     Address,
     Client,
     Will,
     connect_packet,
     prop,
-    publish_packet,
     subscribe_packet,
 )
 
-VERSIONS = (4, 5)
 Connect = Callable[..., Client]
 Open = Callable[..., Client]
 
-#: Reason codes of table 3-1.
-CONNACK_REASONS = {0x00, *range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, 0x99, 0x9A, 0x9B, 0x9C, 0x9D, 0x9F}
 #: Properties that a CONNACK may have.
-CONNACK_PROPERTIES = {
-    0x11,
-    0x12,
-    0x13,
-    0x15,
-    0x16,
-    0x1A,
-    0x1C,
-    0x1F,
-    0x21,
-    0x22,
-    0x24,
-    0x25,
-    0x26,
-    0x27,
-    0x28,
-    0x29,
-    0x2A,
-}
+CONNACK_PROPERTIES = {*range(0x11, 0x14), 0x15, 0x16, 0x1A, 0x1C, 0x1F, 0x21, 0x22, *range(0x24, 0x2B)}
 
 
 @clause(v3=("MQTT-3.2.0-1", "MQTT-3.2.2-1"), v5=("MQTT-3.2.0-1", "MQTT-3.2.2-1", "MQTT-3.2.2-2"))
-@pytest.mark.parametrize("version", (3, 4, 5))
+@every_version
 def test_connack_comes_first_and_says_success(open_client: Open, name: str, version: int) -> None:
     """The first packet is a CONNACK without reserved bits, without a session and with code 0 [MQTT-3.2.2-2]."""
     client = open_client(version)
@@ -66,7 +42,7 @@ def test_connack_comes_first_and_says_success(open_client: Open, name: str, vers
 
 
 @clause(v3="MQTT-3.2.2-2", v5=("MQTT-3.2.2-1", "MQTT-3.2.2-3"))
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_session_present_is_the_only_flag(connect: Connect, name: str, version: int) -> None:
     """For a session that is there the acknowledge flags are exactly 1 [MQTT-3.2.2-3]."""
     kept = prop(0x11, 300) if version == 5 else b""
@@ -74,26 +50,6 @@ def test_session_present_is_the_only_flag(connect: Connect, name: str, version: 
     client = connect(name, version=version, clean=False, properties=kept)
     assert client.connack is not None
     assert b"\x01\x00" == client.connack.raw[2:4]
-
-
-@clause(v5=("MQTT-3.2.2-6", "MQTT-3.2.2-7", "MQTT-3.2.2-8", "MQTT-4.13.2-1"))
-@pytest.mark.parametrize(
-    "raw",
-    [
-        pytest.param(connect_packet("c", properties=prop(0x15, "no-such-method")), id="method"),
-        pytest.param(connect_packet("c" * 5000), id="client-id"),
-        pytest.param(connect_packet("c", properties=prop(0x21, 0)), id="receive-maximum"),
-        pytest.param(connect_packet("c", will=Will("a/#", b"x")), id="will-topic"),
-        pytest.param(connect_packet("c", username=b"\xff"), id="user-name"),
-    ],
-)
-def test_refusals_have_a_reason_of_the_table(open_client: Open, raw: bytes) -> None:
-    """A refusal has a reason that CONNACK may have, no session, and ends the connection [MQTT-3.2.2-8]."""
-    client = open_client()
-    client.send(raw)
-    answer = connect_refused(client)
-    assert answer is not None
-    assert answer.reason in CONNACK_REASONS
 
 
 @clause(v5="MQTT-3.2.2-6")
@@ -120,7 +76,7 @@ def test_connack_announces_what_the_broker_can_do(connect: Connect) -> None:
 
 
 @clause(v5=("MQTT-3.2.2-9", "MQTT-3.2.2-12"))
-@pytest.mark.parametrize("qos", (0, 1, 2))
+@every_qos
 def test_no_maximum_qos_means_that_all_work(connect: Connect, name: str, qos: int) -> None:
     """A broker that announces no maximum takes every QoS in PUBLISH and in a will [MQTT-3.2.2-9].
 
@@ -146,82 +102,30 @@ def test_subscriptions_of_every_qos_are_granted(connect: Connect, name: str) -> 
 # --- server-side limits -------------------------------------------------------------------------------------------
 
 
-def test_a_packet_above_the_maximum_is_refused(connect: Connect, name: str) -> None:
-    """A packet larger than announced is refused with 0x95 from its length alone."""
-    client = connect()
-    client.send(b"\x30" + b"\x81\x80\x40")  # remaining length 1 MiB + 1, and not one byte of it
-    refused(client, 0x95)
-
-
-@clause(v3="MQTT-4.8.0-2", v5="MQTT-4.13.1-1")
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_connect_that_promises_too_much_is_closed(open_client: Open, version: int) -> None:
-    """Before anybody is let in, a huge length closes the connection at once [MQTT-4.8.0-2]."""
-    client = open_client(version)
-    client.send(b"\x10\xff\xff\xff\x7f" + connect_packet("c", version=version)[2:])
-    assert all(answer.type == CONNACK and answer.reason for answer in client.expect_closed())
-
-
-def test_more_unreleased_messages_than_announced_are_refused(connect: Connect, name: str) -> None:
-    """A client that ignores the announced Receive Maximum is disconnected with 0x93."""
-    client = connect()
-    assert client.connack is not None
-    maximum = client.connack.prop(0x21)
-    for packet_id in range(1, maximum + 1):
-        client.send(publish_packet(f"{name}/t", b"x", qos=2, packet_id=packet_id))
-    assert {PUBREC} == {client.recv().type for _ in range(maximum)}
-    client.send(publish_packet(f"{name}/t", b"x", qos=2, packet_id=maximum + 1))
-    refused(client, 0x93)
-
-
-@clause(v5="MQTT-4.13.1-1")
-@pytest.mark.parametrize("alias", (0, 17, 65_535))
-def test_an_alias_out_of_range_is_refused(connect: Connect, name: str, alias: int) -> None:
-    """Alias 0 and aliases above the announced maximum are refused with 0x94 [MQTT-4.13.1-1]."""
-    client = connect()
-    client.send(publish_packet(name, b"x", properties=prop(0x23, alias)))
-    refused(client, 0x94, *(BROKEN if alias == 0 else ()))
-
-
 # --- brokers that are configured otherwise ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def strict() -> Iterator[Address]:
-    """A broker with a keep alive of its own and without retained messages."""
-    with NodeProcess(config="[broker]\nserver_keep_alive = 2\n\n[plugins.retained]\nenabled = false\n") as node:
-        yield node
-
-
 @clause(v5="MQTT-3.2.2-22")
-def test_the_brokers_keep_alive_is_told_and_used(connect: Connect, strict: Address) -> None:
+def test_the_brokers_keep_alive_is_told_and_used() -> None:
     """A keep alive that the broker imposes stands in CONNACK, and a silent client is closed by it [MQTT-3.2.2-22]."""
-    client = connect(to=strict, keepalive=0)
-    assert client.connack is not None
-    assert 2 == client.connack.prop(0x13)
-    assert [0x8D] == [answer.reason for answer in client.expect_closed()]
+    with VirtualBroker(BrokerOptions(server_keep_alive=20)) as strict:
+        client = strict.connect(keepalive=0)
+        assert client.connack is not None and 20 == client.connack.prop(0x13)
+        strict.let_pass(29)
+        client.expect_nothing()
+        strict.let_pass(31)
+        refused(client, 0x8D)
 
 
 @clause(v5="MQTT-3.2.2-13")
-def test_a_broker_that_cannot_retain_refuses_retained_wills(
-    connect: Connect, open_client: Open, name: str, strict: Address
-) -> None:
+def test_a_broker_that_cannot_retain_refuses_retained_wills() -> None:
     """Without retained messages CONNACK says so, and a retained will is refused with 0x9A [MQTT-3.2.2-13]."""
-    client = connect(to=strict, will=Will(f"{name}/will", b"x"))
-    assert client.connack is not None
-    assert 0 == client.connack.prop(0x25)
-    refused_client = open_client(5, strict)
-    refused_client.send(connect_packet(name, will=Will(f"{name}/will", b"x", retain=True)))
-    connect_refused(refused_client, 0x9A)
-
-
-@pytest.fixture(scope="module")
-def talkative(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    """A broker with a plugin that refuses clients and messages with many words."""
-    plugin = tmp_path_factory.mktemp("plugin") / "talkative.py"
-    plugin.write_text(Path(__file__).with_name("talkative_plugin.py").read_text())
-    with NodeProcess(config=f'[plugins.talkative]\npath = "{plugin}"\n') as node:
-        yield node
+    with VirtualBroker() as forgetful:
+        client = forgetful.connect(will=Will("will", b"x"))
+        assert client.connack is not None and 0 == client.connack.prop(0x25)
+        refused_client = forgetful.open()
+        refused_client.send(connect_packet("c", will=Will("will", b"x", retain=True)))
+        connect_refused(refused_client, 0x9A)
 
 
 @clause(v5="MQTT-3.2.2-19")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import each, every_qos
 from tests.support.clauses import clause
 from tests.support.flows import (
     PROTOCOL_ERROR,
     TOPIC_ALIAS,
     TOPIC_ALIAS_INVALID,
     TOPIC_ALIAS_MAXIMUM,
-    every_qos,
     expect_refused,
     lasting,
     payloads,
@@ -126,38 +124,12 @@ def test_aliases_end_with_the_connection(connect: Connect, name: str) -> None:
     assert [b"before", b"end"] == payloads(receive_until(subscriber, b"end"))
 
 
-@pytest.mark.parametrize("topic", ["with a topic", ""], ids=["topic", "no-topic"])
-@clause(v5="MQTT-3.3.2-8")
-def test_alias_0_is_refused(connect: Connect, topic: str) -> None:
-    """A topic alias of 0 is an invalid alias. [MQTT-3.3.2-8]"""
-    bad = connect()
-    bad.send(publish_packet(topic, b"x", properties=alias(0)))
-    expect_refused(bad, TOPIC_ALIAS_INVALID)
-
-
-@clause(v5="MQTT-3.3.2-9")
-def test_an_alias_above_the_maximum_is_refused(connect: Connect, name: str) -> None:
-    """A topic alias above the maximum of the broker is an invalid alias. [MQTT-3.3.2-9]"""
-    for number in (announced(connect()) + 1, 65535):
-        bad = connect()
-        bad.send(publish_packet(name, b"x", properties=alias(number)))
-        expect_refused(bad, TOPIC_ALIAS_INVALID)
-
-
-@clause(v5="MQTT-3.3.2-12")
-def test_an_alias_that_was_never_given_is_refused(connect: Connect) -> None:
-    """An empty topic name with an alias that stands for nothing is a protocol error. [MQTT-3.3.2-12]"""
-    bad = connect()
-    bad.send(publish_packet("", b"x", properties=alias(1)))
-    expect_refused(bad, PROTOCOL_ERROR, TOPIC_ALIAS_INVALID)
-
-
 # --- to clients ---------------------------------------------------------------------------------------------------
 
 
 @every_qos
-@pytest.mark.parametrize("most", [1, 3, 65535])
-@clause(v5=("MQTT-3.3.2-8", "MQTT-3.3.2-11"))
+@each(most=(1, 3, 65535))
+@clause(v5=("MQTT-3.1.2-26", "MQTT-3.3.2-8", "MQTT-3.3.2-11"))
 def test_aliases_to_a_client_stay_within_its_maximum(connect: Connect, name: str, qos: int, most: int) -> None:
     """No alias is 0 or above the client's maximum, and all of them can be resolved. [MQTT-3.3.2-11]"""
     subscriber, publisher = connect(properties=prop(TOPIC_ALIAS_MAXIMUM, most)), connect()
@@ -171,8 +143,8 @@ def test_aliases_to_a_client_stay_within_its_maximum(connect: Connect, name: str
     assert topics == [message.payload.decode() for message in messages]
 
 
-@pytest.mark.parametrize("properties", [b"", prop(TOPIC_ALIAS_MAXIMUM, 0)], ids=["absent", "zero"])
-@clause(v5="MQTT-3.3.2-11")
+@each(properties=(b"", prop(TOPIC_ALIAS_MAXIMUM, 0)))
+@clause(v5=("MQTT-3.1.2-27", "MQTT-3.3.2-11"))
 def test_a_client_that_allows_no_aliases_gets_none(connect: Connect, name: str, properties: bytes) -> None:
     """Without a Topic Alias Maximum, or with 0, every message carries its topic and no alias. [MQTT-3.3.2-11]"""
     subscriber, publisher = connect(properties=properties), connect()

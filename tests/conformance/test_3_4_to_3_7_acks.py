@@ -6,24 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.cases import each, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
-    CONTENT_TYPE,
-    MALFORMED_PACKET,
     MAXIMUM_PACKET_SIZE,
     PACKET_ID_NOT_FOUND,
-    PROTOCOL_ERROR,
     REASON_STRING,
     RECEIVE_MAXIMUM,
-    SESSION_EXPIRY,
     USER_PROPERTY,
     acknowledge,
-    both_versions,
-    every_version,
-    expect_refused,
     lasting,
     payloads,
-    qos_1_and_2,
     receive_until,
 )
 from tests.support.wire import (
@@ -152,7 +145,7 @@ def test_an_unknown_pubrec_is_answered(connect: Connect) -> None:
 
 
 @every_version
-@pytest.mark.parametrize("kind", [PUBACK, PUBCOMP], ids=["PUBACK", "PUBCOMP"])
+@each(kind=(PUBACK, PUBCOMP))
 def test_an_unknown_last_acknowledgement_is_ignored(connect: Connect, name: str, version: int, kind: int) -> None:
     """PUBACK and PUBCOMP of an unknown packet id change nothing; the specification leaves it to the broker."""
     client, other = connect(version=version), connect(version=version)
@@ -223,11 +216,7 @@ def test_the_shortest_form_means_success(connect: Connect, name: str, version: i
 
 
 @acknowledgements
-@pytest.mark.parametrize(
-    "tail",
-    [b"\x00", b"\x00\x00", bytes([0, len(EXPLAINED)]) + EXPLAINED],
-    ids=["reason", "no-properties", "properties"],
-)
+@each(tail=(b"\x00", b"\x00\x00", bytes([0, len(EXPLAINED)]) + EXPLAINED))
 @clause(v5=("MQTT-3.4.2-1", "MQTT-3.5.2-1", "MQTT-3.6.2-1", "MQTT-3.7.2-1"))
 def test_every_form_of_success_is_understood(connect: Connect, name: str, kind: int, tail: bytes) -> None:
     """The reason code may come alone, with an empty property list, or with properties. [MQTT-3.4.2-1]"""
@@ -237,7 +226,7 @@ def test_every_form_of_success_is_understood(connect: Connect, name: str, kind: 
 
 
 @qos_1_and_2
-@pytest.mark.parametrize("reason", [0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99], ids=hex)
+@each(reason=(0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
 @clause(v5=("MQTT-3.4.2-1", "MQTT-3.5.2-1", "MQTT-4.4.0-2"))
 def test_an_error_settles_the_message(connect: Connect, name: str, qos: int, reason: int) -> None:
     """An error in PUBACK or PUBREC frees packet id and window, without PUBREL and without repetition. [MQTT-4.4.0-2]"""
@@ -284,51 +273,3 @@ def test_pubrel_not_found_frees_the_packet_id(connect: Connect, name: str) -> No
 
 
 # --- what the broker refuses --------------------------------------------------------------------------------------
-
-
-@both_versions
-@pytest.mark.parametrize("flags", [0b0000, 0b0001, 0b0011, 0b0100, 0b1010, 0b1111], ids="{:04b}".format)
-@clause(v3="MQTT-3.6.1-1", v5="MQTT-3.6.1-1")
-def test_wrong_flags_of_pubrel_are_malformed(connect: Connect, name: str, version: int, flags: int) -> None:
-    """PUBREL with flags other than 0010 closes the connection. [MQTT-3.6.1-1]"""
-    client, packet_id = awaiting(connect, name, PUBREL, version)
-    client.send(packet(PUBREL << 4 | flags, packet_id.to_bytes(2, "big")))
-    expect_refused(client, MALFORMED_PACKET)
-
-
-@acknowledgements
-@pytest.mark.parametrize("reason", [0x01, 0x04, 0x7F, 0x8E, 0xFF], ids=hex)
-@clause(v5=("MQTT-3.4.2-1", "MQTT-3.5.2-1", "MQTT-3.6.2-1", "MQTT-3.7.2-1"))
-def test_a_reason_code_of_another_packet_is_refused(connect: Connect, name: str, kind: int, reason: int) -> None:
-    """A reason code that is not listed for the packet closes the connection. [MQTT-3.4.2-1]"""
-    client, packet_id = awaiting(connect, name, kind)
-    client.send(ack_packet(kind, packet_id, reason=reason))
-    expect_refused(client, MALFORMED_PACKET, PROTOCOL_ERROR)
-
-
-@acknowledgements
-@pytest.mark.parametrize(
-    "properties",
-    [prop(CONTENT_TYPE, "a"), prop(SESSION_EXPIRY, 1), prop(REASON_STRING, "a") * 2, prop(REASON_STRING, b"\xff")],
-    ids=["content-type", "session-expiry", "two-reasons", "not-utf8"],
-)
-@clause(v5="MQTT-4.13.1-1")
-def test_wrong_properties_are_refused(connect: Connect, name: str, kind: int, properties: bytes) -> None:
-    """Foreign, repeated and illegal properties of an acknowledgement close the connection. [MQTT-4.13.1-1]"""
-    client, packet_id = awaiting(connect, name, kind)
-    client.send(ack_packet(kind, packet_id, reason=0, properties=properties))
-    expect_refused(client, MALFORMED_PACKET, PROTOCOL_ERROR)
-
-
-@every_version
-@acknowledgements
-@clause(v3="MQTT-4.8.0-1", v5="MQTT-4.13.1-1")
-def test_an_acknowledgement_that_is_cut_short_is_malformed(
-    connect: Connect, name: str, version: int, kind: int
-) -> None:
-    """An acknowledgement without a whole packet id closes the connection. [MQTT-4.13.1-1]"""
-    for body in (b"", b"\x01"):
-        client, _ = awaiting(connect, name, kind, version)
-        client.send(packet(kind << 4 | (2 if kind == PUBREL else 0), body))
-        expect_refused(client, MALFORMED_PACKET)
-        client.close()

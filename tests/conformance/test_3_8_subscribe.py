@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import both_versions, each
 from tests.support.checks import (
-    MALFORMED,
     NO_LOCAL,
-    PROTOCOL_ERROR,
     RETAIN_AS_PUBLISHED,
     RETAIN_NEVER,
-    assert_refused,
-    both_versions,
-    receive_until,
     subscribe_and_take,
 )
 from tests.support.clauses import clause
@@ -23,12 +17,9 @@ from tests.support.wire import (
     PUBLISH,
     SUBACK,
     Client,
-    packet,
     prop,
-    props,
     publish_packet,
     subscribe_packet,
-    utf8,
 )
 
 Connect = Callable[..., Client]
@@ -38,92 +29,13 @@ USER_PROPERTY = 0x26
 SESSION_EXPIRY = 0x11
 
 
-def subscribe_body(*filters: tuple[str | bytes, int], version: int, packet_id: int = 1) -> bytes:
-    """What follows the fixed header of a SUBSCRIBE."""
-    head = packet_id.to_bytes(2, "big") + (props() if version == 5 else b"")
-    return head + b"".join(utf8(name) + bytes([options]) for name, options in filters)
-
-
-@clause(v3="MQTT-3.8.1-1", v5="MQTT-3.8.1-1")
-@both_versions
-@pytest.mark.parametrize("flags", [flags for flags in range(16) if flags != 2])
-def test_reserved_header_bits_end_the_connection(connect: Connect, name: str, version: int, flags: int) -> None:
-    """A SUBSCRIBE whose header flags are not 0010 is malformed [MQTT-3.8.1-1]."""
-    client = connect(version=version)
-    client.send(packet(0x80 | flags, subscribe_body((name, 0), version=version)))
-    assert_refused(client, (MALFORMED,))
-
-
-@clause(v3="MQTT-3.8.3-1", v5="MQTT-3.8.3-1")
-@both_versions
-@pytest.mark.parametrize(
-    "raw", [b"a\xff", b"a/\xc3\x28", b"\xed\xa0\x80", b"\xc0\xaf", b"a\x00b"], ids=lambda raw: raw.hex()
-)
-def test_a_filter_is_well_formed_utf8(connect: Connect, version: int, raw: bytes) -> None:
-    """A filter with stray bytes, a surrogate, an overlong form or U+0000 is malformed [MQTT-3.8.3-1]."""
-    client = connect(version=version)
-    client.send(packet(0x82, subscribe_body((raw, 0), version=version)))
-    assert_refused(client, (MALFORMED, PROTOCOL_ERROR))
-
-
 @clause(v3="MQTT-3.8.3-2")
 @both_versions
-@pytest.mark.parametrize("wildcards", ["+/x", "x/#", "#"])
+@each(wildcards=("+/x", "x/#", "#"))
 def test_wildcards_are_supported(connect: Connect, name: str, version: int, wildcards: str) -> None:
     """The node supports wildcards, so it grants filters that have them; refusing is for others [MQTT-3.8.3-2]."""
     topic_filter = wildcards if wildcards == "#" else f"{name}/{wildcards}"
     assert [1] == connect(version=version).subscribe(topic_filter, 1).reasons
-
-
-@clause(v3="MQTT-3.8.3-3", v5="MQTT-3.8.3-2")
-@both_versions
-def test_a_subscribe_without_filters_ends_the_connection(connect: Connect, version: int) -> None:
-    """An empty payload is a protocol error [MQTT-3.8.3-3] [MQTT-3.8.3-2]."""
-    client = connect(version=version)
-    client.send(subscribe_packet(1, [], version=version))
-    assert_refused(client, (PROTOCOL_ERROR, MALFORMED))
-
-
-@both_versions
-def test_a_filter_without_options_is_malformed(connect: Connect, name: str, version: int) -> None:
-    """A payload that ends before the options byte of its filter ends the connection (3.8.3)."""
-    client = connect(version=version)
-    client.send(packet(0x82, subscribe_body((name, 0), version=version)[:-1]))
-    assert_refused(client, (MALFORMED,))
-
-
-@both_versions
-def test_packet_identifier_zero_ends_the_connection(connect: Connect, name: str, version: int) -> None:
-    """A SUBSCRIBE has a packet identifier other than 0 (2.2.1)."""
-    client = connect(version=version)
-    client.send(subscribe_packet(0, [(name, 0)], version=version))
-    assert_refused(client, (PROTOCOL_ERROR, MALFORMED))
-
-
-@clause(v3="MQTT-3.8.3-4")
-@pytest.mark.parametrize("options", [0x03, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x81])
-def test_a_requested_qos_has_no_other_bits(connect: Connect, name: str, options: int) -> None:
-    """In 3.1.1 the byte behind a filter is 0, 1 or 2; everything else ends the connection [MQTT-3.8.3-4]."""
-    client = connect(version=4)
-    client.send(subscribe_packet(1, [(name, options)], version=4))
-    assert_refused(client, ())
-
-
-@clause(v5="MQTT-3.8.3-5")
-@pytest.mark.parametrize("options", [0x40, 0x80, 0xC1])
-def test_reserved_option_bits_are_malformed(connect: Connect, name: str, options: int) -> None:
-    """Bits 6 and 7 of the subscription options are 0 [MQTT-3.8.3-5]."""
-    client = connect()
-    client.send(subscribe_packet(1, [(name, options)]))
-    assert_refused(client, (MALFORMED,))
-
-
-@pytest.mark.parametrize("options", [0x03, 0x30], ids=["QoS 3", "retain handling 3"])
-def test_undefined_option_values_are_protocol_errors(connect: Connect, name: str, options: int) -> None:
-    """Maximum QoS 3 and Retain Handling 3 do not exist (3.8.3.1)."""
-    client = connect()
-    client.send(subscribe_packet(1, [(name, options)]))
-    assert_refused(client, (PROTOCOL_ERROR, MALFORMED))
 
 
 @clause(v5="MQTT-3.8.3-3")
@@ -175,16 +87,6 @@ def test_no_local_goes_by_client_identifier(connect: Connect, name: str) -> None
     second = connect(name, **lasting)
     assert b"foreign" == second.receive().payload
     second.expect_nothing()
-
-
-@clause(v3=("MQTT-3.8.4-1", "MQTT-3.8.4-2"), v5=("MQTT-3.8.4-1", "MQTT-3.8.4-2"))
-@both_versions
-@pytest.mark.parametrize("packet_id", [1, 2, 255, 256, 65535])
-def test_the_suback_has_the_packet_identifier(connect: Connect, name: str, version: int, packet_id: int) -> None:
-    """Each SUBSCRIBE is answered with a SUBACK of the same packet identifier [MQTT-3.8.4-1] [MQTT-3.8.4-2]."""
-    client = connect(version=version)
-    client.send(subscribe_packet(packet_id, [(name, 0)], version=version))
-    assert packet_id == client.expect(SUBACK).packet_id
 
 
 @both_versions
@@ -302,49 +204,6 @@ def test_a_filter_repeated_in_one_packet_is_replaced(connect: Connect, name: str
     client.expect_nothing()
 
 
-@clause(v3="MQTT-3.8.4-6", v5="MQTT-3.8.4-8")
-@both_versions
-@pytest.mark.parametrize("granted", [0, 1, 2])
-@pytest.mark.parametrize("published", [0, 1, 2])
-def test_delivery_has_the_lower_qos(connect: Connect, name: str, version: int, published: int, granted: int) -> None:
-    """The QoS of a delivery is the lower of published and granted QoS [MQTT-3.8.4-6] [MQTT-3.8.4-8]."""
-    client, other = connect(version=version), connect(version=version)
-    assert [granted] == client.subscribe(name, granted).reasons
-    other.publish(name, b"m", published)
-    assert min(published, granted) == client.receive().qos
-
-
-@clause(v3="MQTT-3.3.5-1", v5="MQTT-3.3.4-2")
-@both_versions
-def test_overlapping_subscriptions_respect_the_highest_qos(connect: Connect, name: str, version: int) -> None:
-    """A message that matches several filters comes once, or once per filter; the best copy has the highest QoS
-    [MQTT-3.3.5-1] [MQTT-3.3.4-2].
-    """
-    client, other = connect(version=version), connect(version=version)
-    client.subscribe([(f"{name}/a", 0), (f"{name}/+", 2), (f"{name}/#", 1)])
-    client.subscribe(f"{name}-end", 0)
-    other.publish(f"{name}/a", b"m", 2)
-    other.publish(f"{name}-end", b"end", 1)
-    copies = sorted(message.qos for message in receive_until(client, b"end"))
-    assert copies in ([2], [0, 1, 2])
-
-
-@clause(v5=("MQTT-3.3.4-3", "MQTT-3.3.4-4", "MQTT-3.3.4-5"))
-def test_overlapping_subscriptions_name_their_identifiers(connect: Connect, name: str) -> None:
-    """One copy carries all identifiers, several copies carry one each; a filter without one adds none
-    [MQTT-3.3.4-3] [MQTT-3.3.4-4] [MQTT-3.3.4-5].
-    """
-    client, other = connect(), connect()
-    client.subscribe(f"{name}/a", 1, properties=prop(SUBSCRIPTION_ID, 1))
-    client.subscribe(f"{name}/+", 1, properties=prop(SUBSCRIPTION_ID, 268_435_455))
-    client.subscribe(f"{name}/#", 1)
-    client.subscribe(f"{name}-end", 0)
-    other.publish(f"{name}/a", b"m", 1)
-    other.publish(f"{name}-end", b"end", 1)
-    copies = sorted(sorted(message.prop_all(SUBSCRIPTION_ID)) for message in receive_until(client, b"end"))
-    assert copies in ([[1, 268_435_455]], [[], [1], [268_435_455]])
-
-
 def test_a_subscription_identifier_counts_for_all_filters_of_its_packet(connect: Connect, name: str) -> None:
     """All filters of one SUBSCRIBE share its identifier; other clients do not see it (3.8.2.1.2)."""
     client, bystander, other = connect(), connect(), connect()
@@ -369,41 +228,10 @@ def test_a_subscription_identifier_is_part_of_the_session(connect: Connect, name
     assert [42] == client.receive().prop_all(SUBSCRIPTION_ID)
 
 
-@pytest.mark.parametrize(
-    "properties",
-    [prop(SUBSCRIPTION_ID, 0), prop(SUBSCRIPTION_ID, 1) + prop(SUBSCRIPTION_ID, 2)],
-    ids=["zero", "twice"],
-)
-def test_a_wrong_subscription_identifier_is_a_protocol_error(connect: Connect, name: str, properties: bytes) -> None:
-    """The identifier is not 0 and does not come twice (3.8.2.1.2)."""
-    client = connect()
-    client.send(subscribe_packet(1, [(name, 0)], properties=properties))
-    assert_refused(client, (PROTOCOL_ERROR,))
-
-
-def test_a_property_of_other_packets_is_refused(connect: Connect, name: str) -> None:
-    """A SUBSCRIBE may carry a subscription identifier and user properties, nothing else (3.8.2.1)."""
-    client = connect()
-    client.send(subscribe_packet(1, [(name, 0)], properties=prop(SESSION_EXPIRY, 1)))
-    assert_refused(client, (MALFORMED, PROTOCOL_ERROR))
-
-
 def test_user_properties_are_accepted(connect: Connect, name: str) -> None:
     """User properties may come several times, with equal names too (3.8.2.1.3)."""
     pair = prop(USER_PROPERTY, ("k", "v"))
     assert [1] == connect().subscribe(name, 1, properties=pair + pair).reasons
-
-
-def test_retain_as_published_keeps_the_flag(connect: Connect, name: str) -> None:
-    """The option decides for each subscriber whether a live message shows its RETAIN flag (3.8.3.1)."""
-    keeps, clears, other = connect(), connect(), connect()
-    keeps.subscribe(name, RETAIN_AS_PUBLISHED)
-    clears.subscribe(name, 0)
-    for retain in (True, False):
-        other.publish(name, b"m", 1, retain=retain)
-        assert retain == keeps.receive().retain
-        assert not clears.receive().retain
-    other.publish(name, b"", 1, retain=True)
 
 
 @both_versions

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
-from tests.support.checks import both_versions
+from tests.support.cases import both_versions, each, every_qos
 from tests.support.clauses import clause
 from tests.support.wire import DISCONNECT, SUBACK, Client, Closed, prop, subscribe_packet
 
@@ -32,7 +30,7 @@ def test_codes_stand_in_the_order_of_the_filters(connect: Connect, name: str, ve
 
 @clause(v3="MQTT-3.9.3-2", v5="MQTT-3.9.3-2")
 @both_versions
-@pytest.mark.parametrize("wrong", ["{}/#/x", "{}/a+", "$share/g", "$share//{}"])
+@each(wrong=("{}/#/x", "{}/a+", "$share/g", "$share//{}"))
 def test_a_suback_uses_defined_codes_only(connect: Connect, name: str, version: int, wrong: str) -> None:
     """Where a wrong filter is answered by a SUBACK, each of its codes is defined for SUBACK [MQTT-3.9.3-2]."""
     client = connect(version=version)
@@ -54,7 +52,7 @@ def test_a_suback_uses_defined_codes_only(connect: Connect, name: str, version: 
 
 @clause(v3="MQTT-3.9.3-2", v5="MQTT-3.9.3-2")
 @both_versions
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@every_qos
 def test_each_qos_is_granted_as_asked(connect: Connect, name: str, version: int, qos: int) -> None:
     """The node supports all three QoS and says so in the SUBACK [MQTT-3.9.3-2]."""
     assert [qos] == connect(version=version).subscribe(name, qos).reasons

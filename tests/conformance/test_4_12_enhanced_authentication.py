@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import itertools
+from collections.abc import Callable
 
 import pytest
 
+from tests.support.cases import each
 from tests.support.clauses import clause
-from tests.support.node import NodeProcess
 from tests.support.refusals import BROKEN, MALFORMED, PROTOCOL_ERROR, connect_refused, refused
 from tests.support.wire import (
     AUTH,
@@ -31,26 +31,19 @@ Connect = Callable[..., Client]
 Begin = Callable[..., Client]
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[Address]:
-    """A broker with the plugin of talkative_plugin.py: method `steps` asks n questions."""
-    plugin = Path(__file__).with_name("talkative_plugin.py")
-    with NodeProcess(config=f'[plugins.talkative]\npath = "{plugin}"\n') as started:
-        yield started
-
-
 def steps(data: bytes, method: str = "steps") -> bytes:
     """Properties of the method with data."""
     return prop(METHOD, method) + prop(DATA, data)
 
 
 @pytest.fixture
-def begin(open_client: Callable[..., Client], node: Address, name: str) -> Begin:
-    """`begin(data, more=b"")`: a client that has sent CONNECT with the method."""
+def begin(open_client: Callable[..., Client], talkative: Address, name: str) -> Begin:
+    """`begin(data, more=b"")`: a client that has sent CONNECT with the method, each with an id of its own."""
+    numbers = itertools.count(1)
 
-    def begun(data: bytes, more: bytes = b"", client_id: str = name) -> Client:
-        client = open_client(5, node)
-        client.send(connect_packet(client_id, properties=steps(data) + more))
+    def begun(data: bytes, more: bytes = b"") -> Client:
+        client = open_client(5, talkative)
+        client.send(connect_packet(f"{name}-{next(numbers)}", properties=steps(data) + more))
         return client
 
     return begun
@@ -71,7 +64,7 @@ def answer(client: Client, number: int, reason: int = CONTINUE) -> None:
 
 
 @clause(v5=("MQTT-4.12.0-2", "MQTT-4.12.0-5", "MQTT-3.15.2-1", "MQTT-3.2.0-1"))
-@pytest.mark.parametrize("questions", (0, 1, 2, 5))
+@each(questions=(0, 1, 2, 5))
 def test_a_client_is_accepted_after_all_questions(begin: Begin, questions: int) -> None:
     """The broker asks with AUTH 0x18 and accepts with CONNACK; both name the method [MQTT-4.12.0-2]."""
     client = begin(b"%d" % questions)
@@ -84,7 +77,7 @@ def test_a_client_is_accepted_after_all_questions(begin: Begin, questions: int) 
 
 
 @clause(v5=("MQTT-4.12.0-4", "MQTT-3.14.0-1"))
-@pytest.mark.parametrize("wrong_at", (0, 1, 2))
+@each(wrong_at=(0, 1, 2))
 def test_a_client_is_refused_at_any_step(begin: Begin, wrong_at: int) -> None:
     """A wrong answer at any point is refused with a CONNACK, and the connection ends [MQTT-4.12.0-4]."""
     client = begin(b"no" if wrong_at == 0 else b"3")
@@ -98,9 +91,9 @@ def test_a_client_is_refused_at_any_step(begin: Begin, wrong_at: int) -> None:
 
 
 @clause(v5=("MQTT-4.12.0-1", "MQTT-3.1.4-2"))
-def test_an_unknown_method_is_refused(open_client: Callable[..., Client], node: Address, name: str) -> None:
+def test_an_unknown_method_is_refused(open_client: Callable[..., Client], talkative: Address, name: str) -> None:
     """A method that no plugin knows gets 0x8C or 0x87 and a closed connection [MQTT-4.12.0-1]."""
-    client = open_client(5, node)
+    client = open_client(5, talkative)
     client.send(connect_packet(name, properties=steps(b"1", "other")))
     connect_refused(client, 0x8C, 0x87)
 
@@ -114,29 +107,16 @@ def test_a_broker_without_methods_refuses_all(open_client: Callable[..., Client]
 
 
 @clause(v5="MQTT-4.12.0-6")
-def test_without_a_method_there_is_no_auth(connect: Connect, node: Address) -> None:
+def test_without_a_method_there_is_no_auth(connect: Connect, talkative: Address) -> None:
     """A client without a method gets no AUTH and no method in its CONNACK [MQTT-4.12.0-6]."""
-    client = connect(to=node)
+    client = connect(to=talkative)
     assert client.connack is not None
     assert client.connack.prop(METHOD) is None and client.connack.prop(DATA) is None
     client.expect_nothing()
 
 
-@clause(v5="MQTT-4.12.0-7")
-@pytest.mark.parametrize("reason", (0x00, CONTINUE, AGAIN), ids=hex)
-def test_auth_without_a_method_is_a_protocol_error(connect: Connect, reason: int) -> None:
-    """A client that named no method must not send AUTH [MQTT-4.12.0-7]."""
-    client = connect()
-    client.send(auth_packet(reason, steps(b"1")))
-    refused(client, *BROKEN)
-
-
 @clause(v5=("MQTT-4.12.0-5", "MQTT-4.12.0-4"))
-@pytest.mark.parametrize(
-    "properties",
-    (prop(METHOD, "other") + prop(DATA, b"answer 1"), prop(DATA, b"answer 1"), b""),
-    ids=("other", "none", "empty"),
-)
+@each(properties=(prop(METHOD, "other") + prop(DATA, b"answer 1"), prop(DATA, b"answer 1"), b""))
 def test_the_method_may_not_change_between_steps(begin: Begin, properties: bytes) -> None:
     """Every AUTH must name the method of the CONNECT [MQTT-4.12.0-5]."""
     client = begin(b"2")
@@ -146,7 +126,7 @@ def test_the_method_may_not_change_between_steps(begin: Begin, properties: bytes
 
 
 @clause(v5="MQTT-3.15.2-1")
-@pytest.mark.parametrize("reason", (0x00, AGAIN, 0x01, 0x80), ids=hex)
+@each(reason=(0x00, AGAIN, 0x01, 0x80))
 def test_only_continue_answers_a_question(begin: Begin, reason: int) -> None:
     """During the first authentication an AUTH of another reason is an error [MQTT-3.15.2-1]."""
     client = begin(b"2")
@@ -157,10 +137,10 @@ def test_only_continue_answers_a_question(begin: Begin, reason: int) -> None:
 
 @clause(v5=("MQTT-3.1.2-30", "MQTT-3.1.4-6"))
 def test_other_packets_during_authentication_have_no_effect(
-    begin: Begin, connect: Connect, node: Address, name: str
+    begin: Begin, connect: Connect, talkative: Address, name: str
 ) -> None:
     """A client that publishes before its CONNACK is refused, and the message goes nowhere [MQTT-3.1.2-30]."""
-    observer = connect(to=node)
+    observer = connect(to=talkative)
     observer.subscribe(f"{name}/t")
     client = begin(b"1")
     challenged(client, 1)
@@ -170,7 +150,7 @@ def test_other_packets_during_authentication_have_no_effect(
 
 
 @clause(v5="MQTT-3.15.1-1")
-@pytest.mark.parametrize("flags", (1, 2, 4, 8, 15))
+@each(flags=(1, 2, 4, 8, 15))
 def test_reserved_flags_of_auth_are_checked(begin: Begin, name: str, flags: int) -> None:
     """An AUTH with flags is malformed, before and after CONNACK [MQTT-3.15.1-1]."""
     raw = auth_packet(CONTINUE, steps(b"answer 1"))
@@ -179,7 +159,7 @@ def test_reserved_flags_of_auth_are_checked(begin: Begin, name: str, flags: int)
     challenged(early, 1)
     early.send(flagged)
     connect_refused(early, MALFORMED)
-    late = begin(b"0", client_id=f"{name}late")
+    late = begin(b"0")
     late.expect(CONNACK)
     late.send(flagged)
     refused(late, MALFORMED)
@@ -210,7 +190,7 @@ def test_a_refusal_during_authentication_fits_the_client(begin: Begin) -> None:
 
 
 @clause(v5=("MQTT-4.12.1-1", "MQTT-4.12.0-5", "MQTT-3.15.2-1"))
-@pytest.mark.parametrize("questions", (0, 1, 3))
+@each(questions=(0, 1, 3))
 def test_a_client_may_authenticate_again(begin: Begin, name: str, questions: int) -> None:
     """AUTH 0x19 starts over: questions with 0x18, the end with 0x00, other packets meanwhile [MQTT-4.12.1-1]."""
     client = begin(b"0")
@@ -228,7 +208,7 @@ def test_a_client_may_authenticate_again(begin: Begin, name: str, questions: int
 
 
 @clause(v5="MQTT-4.12.1-2")
-@pytest.mark.parametrize("questions", (0, 1))
+@each(questions=(0, 1))
 def test_a_failed_re_authentication_ends_the_connection(begin: Begin, questions: int) -> None:
     """A client that cannot authenticate again gets DISCONNECT with the reason [MQTT-4.12.1-2]."""
     client = begin(b"0")
@@ -257,7 +237,7 @@ def test_the_words_of_a_failed_re_authentication_fit_the_client(begin: Begin) ->
 
 
 @clause(v5=("MQTT-4.12.1-1", "MQTT-4.12.0-5"))
-@pytest.mark.parametrize("properties", (steps(b"0", "other"), b""), ids=("other", "none"))
+@each(properties=(steps(b"0", "other"), b""))
 def test_the_method_may_not_change_in_re_authentication(begin: Begin, properties: bytes) -> None:
     """Re-authentication is by the method of the CONNECT [MQTT-4.12.1-1]."""
     client = begin(b"0")
@@ -267,7 +247,7 @@ def test_the_method_may_not_change_in_re_authentication(begin: Begin, properties
 
 
 @clause(v5="MQTT-3.15.2-1")
-@pytest.mark.parametrize("reason", (0x00, CONTINUE, 0x01), ids=hex)
+@each(reason=(0x00, CONTINUE, 0x01))
 def test_re_authentication_starts_with_its_own_reason(begin: Begin, reason: int) -> None:
     """A connected client that was not asked anything may only send AUTH 0x19 [MQTT-3.15.2-1]."""
     client = begin(b"0")

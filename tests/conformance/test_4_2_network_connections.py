@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import both_versions
 from tests.support.clauses import clause
 from tests.support.wire import PUBLISH, Client, publish_packet
 
@@ -13,7 +12,7 @@ Connect = Callable[..., Client]
 
 
 @clause(v5="MQTT-4.2-1")
-@pytest.mark.parametrize("version", (4, 5))
+@both_versions
 def test_tcp_carries_every_byte_in_order(connect: Connect, name: str, version: int) -> None:
     """What is sent over TCP in pieces of any size arrives complete and in order [MQTT-4.2-1]."""
     subscriber, publisher = connect(version=version), connect(version=version)
@@ -30,7 +29,7 @@ def test_tcp_carries_every_byte_in_order(connect: Connect, name: str, version: i
 
 
 @clause(v5="MQTT-4.2-1")
-@pytest.mark.parametrize("version", (4, 5))
+@both_versions
 def test_a_large_message_arrives_whole(connect: Connect, name: str, version: int) -> None:
     """A message of nearly the maximum packet size passes unharmed [MQTT-4.2-1]."""
     subscriber, publisher = connect(version=version), connect(version=version)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import each, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
     MESSAGE_EXPIRY,
     RECEIVE_MAXIMUM,
     USER_PROPERTY,
     acknowledge,
-    every_version,
     lasting,
-    let_pass,
     numbered,
     payloads,
     publish_many,
-    qos_1_and_2,
     receive_until,
 )
+from tests.support.virtual_wire import VirtualBroker
 from tests.support.wire import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Client, ack_packet, prop, publish_packet
 
 Connect = Callable[..., Client]
@@ -70,22 +67,22 @@ def test_messages_in_flight_have_packet_ids_of_their_own(connect: Connect, name:
 
 
 @clause(v3="MQTT-4.3.2-1", v5="MQTT-4.3.2-1")
-def test_a_packet_id_in_use_survives_the_wrap(connect: Connect, name: str) -> None:
-    """After more than 65,535 messages the id of one that is still in flight has not been used again. [MQTT-4.3.2-1]"""
-    subscriber, publisher = connect(version=4), connect(version=4)
-    subscriber.subscribe(name, 1)
-    publisher.publish(name, b"held", 1)
-    held = subscriber.expect(PUBLISH).packet_id
-    rounds, size = 2200, 30
-    batch = b"".join(publish_packet(name, b"x", version=4, qos=1, packet_id=number) for number in range(1, size + 1))
-    for _ in range(rounds):
-        publisher.send(batch)
-        messages = [subscriber.expect(PUBLISH) for _ in range(size)]
-        assert held not in {message.packet_id for message in messages}
-        subscriber.send(b"".join(ack_packet(PUBACK, message.packet_id or 0, version=4) for message in messages))
-        for _ in range(size):
-            publisher.expect(PUBACK)
-    assert rounds * size > 65535
+@each(version=(4, 5), qos=(1, 2))
+def test_a_packet_id_in_use_survives_the_wrap(virtual: VirtualBroker, version: int, qos: int) -> None:
+    """When the ids begin anew, those of messages that are still in flight are not used again. [MQTT-4.3.2-1]"""
+    client_id = f"wrap-{version}-{qos}"
+    subscriber, publisher = virtual.connect(client_id, version=version), virtual.connect(version=version)
+    subscriber.subscribe(client_id, qos)
+    publish_many(publisher, client_id, numbered(3), qos)
+    held = [subscriber.expect(PUBLISH) for _ in range(3)]
+    acknowledge(subscriber, held.pop(1))
+    if qos == 2:
+        subscriber.expect(PUBREL)
+        subscriber.send(ack_packet(PUBCOMP, 2, version=version))
+    virtual.node.plane.registry.sessions[client_id].next_id = 65530
+    publish_many(publisher, client_id, numbered(10), qos)
+    assert [*range(65530, 65536), 2, 4, 5, 6] == [subscriber.expect(PUBLISH).packet_id for _ in range(10)]
+    assert [1, 3] == [message.packet_id for message in held]
 
 
 @every_version
@@ -155,7 +152,7 @@ def test_a_repeated_pubrec_is_answered_with_pubrel_again(connect: Connect, name:
         assert message.packet_id == subscriber.expect(PUBREL).packet_id
 
 
-@pytest.mark.parametrize("reason", [0x00, 0x10], ids=hex)
+@each(reason=(0x00, 0x10))
 @clause(v5="MQTT-4.3.3-4")
 def test_pubrec_below_0x80_is_a_success(connect: Connect, name: str, reason: int) -> None:
     """All reason codes below 0x80 are answered with PUBREL. [MQTT-4.3.3-4]"""
@@ -201,15 +198,15 @@ def test_each_step_is_repeated_until_it_is_acknowledged(connect: Connect, name: 
 
 
 @clause(v5="MQTT-4.3.3-7")
-def test_a_qos_2_message_that_was_sent_does_not_expire(connect: Connect, name: str) -> None:
+def test_a_qos_2_message_that_was_sent_does_not_expire(virtual: VirtualBroker) -> None:
     """Once the PUBLISH is out the flow is finished even after the expiry interval. [MQTT-4.3.3-7]"""
-    subscriber, publisher = connect(f"{name}-s", **lasting(5)), connect()
-    subscriber.subscribe(name, 2)
-    publisher.publish(name, b"short", 2, properties=prop(MESSAGE_EXPIRY, 1))
+    subscriber, publisher = virtual.connect("s", **lasting(5)), virtual.connect()
+    subscriber.subscribe("t", 2)
+    publisher.publish("t", b"short", 2, properties=prop(MESSAGE_EXPIRY, 10))
     assert b"short" == subscriber.expect(PUBLISH).payload
-    let_pass(2.1)
+    virtual.let_pass(11)
     subscriber.close()
-    again = connect(f"{name}-s", **lasting(5))
+    again = virtual.connect("s", **lasting(5))
     message = again.receive()
     assert (b"short", True) == (message.payload, message.dup)
     again.expect_nothing()
@@ -233,7 +230,7 @@ def test_a_qos_2_message_is_taken_in_two_steps(connect: Connect, name: str, vers
 
 
 @every_version
-@pytest.mark.parametrize("dup", [True, False], ids=["dup", "no-dup"])
+@each(dup=(True, False))
 @clause(v3="MQTT-4.3.3-2", v5="MQTT-4.3.3-10")
 def test_a_qos_2_message_is_delivered_once_however_often_it_is_sent(
     connect: Connect, name: str, version: int, dup: bool
@@ -291,7 +288,7 @@ def test_each_client_has_packet_ids_of_its_own(connect: Connect, name: str, vers
 
 
 @every_version
-@pytest.mark.parametrize("properties", [b"", prop(USER_PROPERTY, ("a", "1"))], ids=["plain", "with-properties"])
+@each(properties=(b"", prop(USER_PROPERTY, ("a", "1"))))
 @clause(v3="MQTT-4.3.3-2", v5=("MQTT-4.3.3-10", "MQTT-4.3.3-12"))
 def test_a_run_of_packets_is_taken_like_single_ones(
     connect: Connect, name: str, version: int, properties: bytes
@@ -326,16 +323,17 @@ def test_a_qos_2_message_is_routed_when_it_arrives(connect: Connect, name: str, 
 
 
 @clause(v5="MQTT-4.3.3-13")
-def test_an_expired_qos_2_message_is_still_finished(connect: Connect, name: str) -> None:
+def test_an_expired_qos_2_message_is_still_finished(virtual: VirtualBroker) -> None:
     """PUBREL is answered with success although the message has expired meanwhile. [MQTT-4.3.3-13]"""
-    absent = connect(f"{name}-s", **lasting(5))
-    absent.subscribe(name, 2)
+    absent = virtual.connect("s", **lasting(5))
+    absent.subscribe("t", 2)
     absent.disconnect()
-    publisher = connect()
-    publisher.send(publish_packet(name, b"short", qos=2, packet_id=7, properties=prop(MESSAGE_EXPIRY, 1)))
+    publisher = virtual.connect()
+    short = prop(MESSAGE_EXPIRY, 10)
+    publisher.send(publish_packet("t", b"short", qos=2, packet_id=7, properties=short))
     assert 7 == publisher.expect(PUBREC).packet_id
-    let_pass(2.1)
-    publisher.send(publish_packet(name, b"short", qos=2, packet_id=7, dup=True, properties=prop(MESSAGE_EXPIRY, 1)))
+    virtual.let_pass(11)
+    publisher.send(publish_packet("t", b"short", qos=2, packet_id=7, dup=True, properties=short))
     assert 7 == publisher.expect(PUBREC).packet_id
     publisher.send(ack_packet(PUBREL, 7))
     answer = publisher.expect(PUBCOMP)
@@ -346,9 +344,12 @@ def test_an_expired_qos_2_message_is_still_finished(connect: Connect, name: str)
 
 
 @every_version
-@pytest.mark.parametrize("granted", [0, 1, 2])
-@pytest.mark.parametrize("published", [0, 1, 2])
-@clause(v3=("MQTT-4.3.1-1", "MQTT-4.3.2-1", "MQTT-4.3.3-1"), v5=("MQTT-4.3.1-1", "MQTT-4.3.2-2", "MQTT-4.3.3-2"))
+@each(granted=(0, 1, 2))
+@each(published=(0, 1, 2))
+@clause(
+    v3=("MQTT-3.8.4-6", "MQTT-4.3.1-1", "MQTT-4.3.2-1", "MQTT-4.3.3-1"),
+    v5=("MQTT-3.8.4-8", "MQTT-4.3.1-1", "MQTT-4.3.2-2", "MQTT-4.3.3-2"),
+)
 def test_each_end_has_its_own_flow(connect: Connect, name: str, version: int, published: int, granted: int) -> None:
     """The flow towards a subscriber follows the lower of published and granted QoS. [MQTT-4.3.2-2]"""
     subscriber = connect(version=version)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.cases import both_versions, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
     RECEIVE_MAXIMUM,
     acknowledge,
-    both_versions,
-    every_version,
     lasting,
     numbered,
     payloads,
     publish_many,
-    qos_1_and_2,
     receive_until,
 )
 from tests.support.wire import PUBCOMP, PUBLISH, PUBREL, Client, ack_packet, prop
@@ -24,7 +22,7 @@ Connect = Callable[..., Client]
 
 @every_version
 @qos_1_and_2
-@clause(v3=("MQTT-4.4.0-1", "MQTT-4.6.0-1"), v5="MQTT-4.4.0-1")
+@clause(v3=("MQTT-2.3.1-4", "MQTT-4.4.0-1", "MQTT-4.6.0-1"), v5=("MQTT-2.2.1-5", "MQTT-4.4.0-1"))
 def test_unacknowledged_messages_are_repeated_with_their_ids(
     connect: Connect, name: str, version: int, qos: int
 ) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import both_versions, each, every_qos, every_version
 from tests.support.clauses import clause
 from tests.support.flows import (
     RECEIVE_MAXIMUM,
     acknowledge,
-    both_versions,
-    every_qos,
-    every_version,
     numbered,
     payloads,
     publish_many,
@@ -37,7 +33,7 @@ def test_messages_arrive_in_the_order_of_publishing(connect: Connect, name: str,
 
 
 @every_qos
-@pytest.mark.parametrize("most", [1, 2, 7])
+@each(most=(1, 2, 7))
 @clause(v5=("MQTT-4.6.0-5", "MQTT-4.6.0-6"))
 def test_a_small_window_keeps_the_order(connect: Connect, name: str, qos: int, most: int) -> None:
     """Waiting for acknowledgements does not let a later message pass an earlier one. [MQTT-4.6.0-5]"""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import both_versions, each, qos_1_and_2
 from tests.support.checks import (
     NO_LOCAL,
     PROTOCOL_ERROR,
     assert_filter_refused,
     assert_refused,
-    both_versions,
     subscribe_and_take,
 )
 from tests.support.clauses import clause
@@ -67,7 +65,7 @@ def answer(client: Client, kind: int, message: Packet, reason: int | None = None
 
 @clause(v5=("MQTT-4.8.2-1", "MQTT-4.8.2-2"))
 @both_versions
-@pytest.mark.parametrize("wrong", ["$share//{}", "$share/+/{}", "$share/#/{}", "$share/a+/{}", "$share/a#b/{}"])
+@each(wrong=("$share//{}", "$share/+/{}", "$share/#/{}", "$share/a+/{}", "$share/a#b/{}"))
 def test_a_share_name_is_not_empty_and_has_no_wildcards(connect: Connect, name: str, version: int, wrong: str) -> None:
     """A share name has at least one character and neither + nor # [MQTT-4.8.2-1] [MQTT-4.8.2-2]."""
     assert_filter_refused(connect(version=version), wrong.format(name))
@@ -75,7 +73,7 @@ def test_a_share_name_is_not_empty_and_has_no_wildcards(connect: Connect, name: 
 
 @clause(v5="MQTT-4.8.2-2")
 @both_versions
-@pytest.mark.parametrize("wrong", ["$share/", "$share/{}", "$share/{}/"])
+@each(wrong=("$share/", "$share/{}", "$share/{}/"))
 def test_a_share_name_is_followed_by_a_filter(connect: Connect, name: str, version: int, wrong: str) -> None:
     """$share/ without share name, separator and filter is no subscription [MQTT-4.8.2-2]."""
     assert_filter_refused(connect(version=version), wrong.format(name))
@@ -83,14 +81,14 @@ def test_a_share_name_is_followed_by_a_filter(connect: Connect, name: str, versi
 
 @clause(v5="MQTT-4.8.2-2")
 @both_versions
-@pytest.mark.parametrize("wrong", ["{}/a#", "{}/#/b", "{}+/b"])
+@each(wrong=("{}/a#", "{}/#/b", "{}+/b"))
 def test_the_filter_in_a_shared_filter_obeys_the_rules(connect: Connect, name: str, version: int, wrong: str) -> None:
     """What follows the share name must be a legal topic filter [MQTT-4.8.2-2]."""
     assert_filter_refused(connect(version=version), "$share/g/" + wrong.format(name))
 
 
 @clause(v5="MQTT-4.8.2-1")
-@pytest.mark.parametrize("shape", ["{}/a", "{}/+", "{}/#", "+/{}", "/{}/a", "{}//a", "#"])
+@each(shape=("{}/a", "{}/+", "{}/#", "+/{}", "/{}/a", "{}//a", "#"))
 def test_a_shared_filter_may_use_wildcards_and_empty_levels(connect: Connect, name: str, shape: str) -> None:
     """Legal shared filters of all shapes are granted and match as usual [MQTT-4.8.2-1]."""
     client, other = connect(), connect()
@@ -111,7 +109,7 @@ def test_no_local_on_a_shared_subscription_is_a_protocol_error(connect: Connect,
 
 
 @both_versions
-@pytest.mark.parametrize("qos", [0, 1])
+@each(qos=(0, 1))
 def test_each_message_goes_to_exactly_one_member(connect: Connect, name: str, version: int, qos: int) -> None:
     """Of three members each gets a part, together they get everything once (4.8.2)."""
     members = [connect(version=version) for _ in range(3)]
@@ -186,7 +184,7 @@ def test_a_delivery_names_the_identifier_of_its_member(connect: Connect, name: s
 
 
 @clause(v5="MQTT-4.8.2-3")
-@pytest.mark.parametrize("granted", [0, 1, 2])
+@each(granted=(0, 1, 2))
 def test_the_granted_qos_of_the_member_counts(connect: Connect, name: str, granted: int) -> None:
     """A QoS 2 message arrives with the QoS that its member was granted, whatever the others have [MQTT-4.8.2-3]."""
     client, neighbour, other = connect(), connect(), connect()
@@ -207,7 +205,7 @@ def test_the_granted_qos_of_the_member_counts(connect: Connect, name: str, grant
                 answer(member, PUBACK if qos == 1 else PUBREC, found)
 
 
-@pytest.mark.parametrize("end", ["disconnect", "unsubscribe", "close"])
+@each(end=("disconnect", "unsubscribe", "close"))
 def test_a_member_that_left_gets_nothing_more(connect: Connect, name: str, end: str) -> None:
     """After one of two members is gone the other gets everything (4.8.2)."""
     leaver, stayer, other = connect(f"{name}-leaver"), connect(), connect()
@@ -329,8 +327,8 @@ def test_a_qos2_message_dies_with_the_session_of_its_member(connect: Connect, na
 
 
 @clause(v5="MQTT-4.8.2-6")
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("reason", [UNSPECIFIED_ERROR, NOT_AUTHORIZED])
+@qos_1_and_2
+@each(reason=(UNSPECIFIED_ERROR, NOT_AUTHORIZED))
 def test_a_refused_message_goes_to_nobody_else(connect: Connect, name: str, qos: int, reason: int) -> None:
     """PUBACK or PUBREC with an error ends the message: no other member gets it, nor is it repeated [MQTT-4.8.2-6]."""
     refuser, neighbour, other = connect(), connect(), connect()

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.support.cases import each, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
     RECEIVE_MAXIMUM,
     RECEIVE_MAXIMUM_EXCEEDED,
     acknowledge,
-    every_version,
     expect_refused,
     lasting,
     numbered,
     payloads,
     publish_many,
-    qos_1_and_2,
     receive_until,
 )
 from tests.support.wire import (
@@ -52,7 +49,7 @@ AWAITING_RELEASE = 100
 
 
 @qos_1_and_2
-@pytest.mark.parametrize("most", [1, 2, 10])
+@each(most=(1, 2, 10))
 @clause(v5=("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.9.0-2"))
 def test_the_receive_maximum_of_the_client_is_kept(connect: Connect, name: str, qos: int, most: int) -> None:
     """No more messages are in flight than the client allows; each finished one lets one more out. [MQTT-3.3.4-9]"""
@@ -217,7 +214,7 @@ def test_the_broker_takes_as_many_as_it_announced(connect: Connect, name: str) -
     expect_refused(client, RECEIVE_MAXIMUM_EXCEEDED)
 
 
-@pytest.mark.parametrize("version", [3, 4], ids=["3.1", "3.1.1"])
+@each(version=(3, 4))
 def test_unreleased_messages_of_older_clients_are_bounded(connect: Connect, name: str, version: int) -> None:
     """A client that cannot be told the limit is disconnected at the same one: a decision of this broker."""
     client = connect(version=version)

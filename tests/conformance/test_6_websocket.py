@@ -16,6 +16,7 @@ from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_websocket
 from websockets.typing import Subprotocol
 
+from tests.support.cases import both_versions, each
 from tests.support.clauses import clause
 from tests.support.node import Endpoint, NodeProcess
 from tests.support.wire import (
@@ -28,15 +29,11 @@ from tests.support.wire import (
     SUBACK,
     Address,
     Client,
-    Packet,
     connect_packet,
     disconnect_packet,
-    parse,
     publish_packet,
     subscribe_packet,
 )
-
-both_versions = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
 
 
 class Listeners:
@@ -52,63 +49,49 @@ class Listeners:
 
 
 @pytest.fixture(scope="module")
-def listeners() -> Iterator[Listeners]:
-    running = os.environ.get("MOTORCADE_TEST_WS")
-    if running:
-        host, _, port = running.rpartition(":")
+def listeners(request: pytest.FixtureRequest) -> Listeners:
+    host, _, port = os.environ.get("MOTORCADE_TEST_WS", "").rpartition(":")
+    if port:
         tcp = os.environ.get("MOTORCADE_TEST_BROKER", "").rpartition(":")
-        yield Listeners(Endpoint(host, int(port)), Endpoint(tcp[0], int(tcp[2])) if tcp[2] else None)
-        return
-    with NodeProcess(ws=True) as node:
-        assert node.ws is not None
-        yield Listeners(node.ws, node)
+        return Listeners(Endpoint(host, int(port)), Endpoint(tcp[0], int(tcp[2])) if tcp[2] else None)
+    node: NodeProcess = request.getfixturevalue("node")
+    assert node.ws is not None
+    return Listeners(node.ws, node)
 
 
-class Socket:
-    """One WebSocket to the broker, and the packets that its frames make up."""
+class Frames:
+    """Binary frames of a WebSocket as the link of a `wire.Client`."""
 
-    def __init__(self, connection: ClientConnection, version: int) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
-        self.version = version
-        self.buffer = b""
 
-    def send(self, data: bytes) -> None:
+    def sendall(self, data: bytes) -> None:
         self.connection.send(data)
 
-    def recv(self) -> Packet:
-        """The next packet, wherever the broker has cut its frames."""
-        while (length := self._whole()) == 0:
-            frame = self.connection.recv(timeout=PATIENCE)
+    def recv(self, _most: int) -> bytes:
+        """The next frame that is not empty; empty at the end."""
+        while True:
+            try:
+                frame = self.connection.recv(timeout=PATIENCE)
+            except ConnectionClosed:
+                return b""
             assert isinstance(frame, bytes), "the broker sent a text frame"
-            self.buffer += frame
-        raw, self.buffer = self.buffer[:length], self.buffer[length:]
-        return parse(raw, self.version)
+            if frame:
+                return frame
 
-    def _whole(self) -> int:
-        length = 0
-        for index, digit in enumerate(self.buffer[1:5]):
-            length |= (digit & 0x7F) << 7 * index
-            if digit < 0x80:
-                total = 2 + index + length
-                return total if total <= len(self.buffer) else 0
-        return 0
+    def settimeout(self, seconds: float | None) -> None:
+        """`recv` has its own."""
 
-    def expect(self, kind: int) -> Packet:
-        found = self.recv()
-        assert kind == found.type, f"got {found.name}"
-        return found
+    def close(self) -> None:
+        self.connection.close()
 
-    def expect_closed(self) -> None:
-        """The broker ends the connection; packets that it sends before do not matter."""
-        try:
-            while True:
-                self.connection.recv(timeout=PATIENCE)
-        except ConnectionClosed:
-            pass
 
-    def connect(self, client_id: str) -> None:
-        self.send(connect_packet(client_id, version=self.version))
-        assert 0 == self.expect(CONNACK).reason
+class Socket(Client):
+    """A raw client over a WebSocket."""
+
+    def __init__(self, connection: ClientConnection, version: int) -> None:
+        super().__init__(Frames(connection), version=version)
+        self.connection = connection
 
 
 Open = Callable[..., Socket]
@@ -127,7 +110,7 @@ def dial(listeners: Listeners) -> Iterator[Open]:
 
 
 @clause(v3="MQTT-6.0.0-4", v5="MQTT-6.0.0-4")
-@pytest.mark.parametrize("offered", [["mqtt"], ["other", "mqtt"], ["mqtt", "other"], ["mqttv3.1", "mqtt"]])
+@each(offered=(["mqtt"], ["other", "mqtt"], ["mqtt", "other"], ["mqttv3.1", "mqtt"]))
 def test_the_server_selects_mqtt(listeners: Listeners, offered: list[str]) -> None:
     """Of the sub-protocols that a client offers the broker takes mqtt [MQTT-6.0.0-4]."""
     subprotocols = [Subprotocol(one) for one in offered]
@@ -189,7 +172,7 @@ def test_one_frame_may_hold_many_packets(dial: Open, name: str, version: int) ->
 
 @clause(v3="MQTT-6.0.0-2", v5="MQTT-6.0.0-2")
 @both_versions
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@each(size=(1, 2, 3, 7))
 def test_a_packet_may_be_spread_over_frames(dial: Open, name: str, version: int, size: int) -> None:
     """Packets cut into frames of a few bytes, at any place, are put together again [MQTT-6.0.0-2]."""
     socket = dial(version)
@@ -231,7 +214,7 @@ def test_empty_frames_are_harmless(dial: Open, name: str) -> None:
     socket.expect(PINGRESP)
 
 
-@pytest.mark.parametrize("size", [125, 126, 65535, 65536, 300_000])
+@each(size=(125, 126, 65535, 65536, 300_000))
 def test_large_messages_pass_both_ways(dial: Open, name: str, size: int) -> None:
     """Payloads around the limits of the frame lengths come back complete (6)."""
     socket = dial()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.support.checks import both_versions
+from tests.support.cases import both_versions
 from tests.support.clauses import clause
 from tests.support.node import NodeProcess
 from tests.support.wire import Client
@@ -18,22 +18,23 @@ Connect = Callable[..., Client]
 
 @clause(v3="MQTT-7.0.0-1", v5="MQTT-7.0.0-1")
 @pytest.mark.skipif("MOTORCADE_TEST_BROKER" in os.environ, reason="looks into the process of a node")
-def test_a_node_opens_no_connections_of_its_own() -> None:
+def test_a_node_opens_no_connections_of_its_own(connect: Connect, node: NodeProcess) -> None:
     """A single node connects to no other server, so it need not be a client as well [MQTT-7.0.0-1].
 
     The statement cannot be seen from outside; this holds its condition: all established connections of the node are
     ones that it has accepted on its listener.
     """
-    with NodeProcess() as node, Client(node) as client:
-        client.connect("c")
-        client.subscribe("a/#", 1)
-        client.publish("$x", b"m", 1)
-        established = [
-            connection
-            for connection in psutil.Process(node.pid).net_connections("inet")
-            if connection.status == psutil.CONN_ESTABLISHED
-        ]
-        assert [node.port] == [connection.laddr.port for connection in established]
+    client = connect()
+    client.subscribe("$x/#", 1)
+    client.publish("$x", b"m", 1)
+    established = [
+        connection.laddr.port
+        for connection in psutil.Process(node.pid).net_connections("inet")
+        if connection.status == psutil.CONN_ESTABLISHED
+    ]
+    assert node.ws is not None
+    assert node.port in established
+    assert {node.port, node.ws.port} >= set(established)
 
 
 @clause(v3="MQTT-7.0.0-2", v5="MQTT-7.0.0-2")

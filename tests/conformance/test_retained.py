@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.cases import both_versions, each, each_row, every_qos
 from tests.support.checks import (
     RETAIN_AS_PUBLISHED,
     RETAIN_IF_NEW,
     RETAIN_NEVER,
-    both_versions,
     subscribe_and_take,
 )
 from tests.support.clauses import clause
 from tests.support.wire import (
-    PINGREQ,
-    PINGRESP,
-    PUBLISH,
     Client,
     Packet,
     Will,
     prop,
-    subscribe_packet,
 )
 
 Connect = Callable[..., Client]
@@ -56,7 +51,7 @@ def retained(connect: Connect, topic_filter: str, *, count: int, version: int = 
 
 @clause(v3=("MQTT-3.3.1-5", "MQTT-3.3.1-6", "MQTT-3.3.1-8"), v5=("MQTT-3.3.1-5", "MQTT-3.3.1-9"))
 @both_versions
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@every_qos
 def test_a_new_subscription_gets_the_retained_message(
     connect: Connect, keep: Keep, name: str, version: int, qos: int
 ) -> None:
@@ -76,7 +71,7 @@ def test_a_new_subscription_gets_the_retained_message(
 
 @clause(v3="MQTT-3.3.1-6", v5="MQTT-3.3.1-5")
 @both_versions
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@every_qos
 def test_the_last_retained_message_of_a_topic_counts(
     connect: Connect, keep: Keep, name: str, version: int, qos: int
 ) -> None:
@@ -97,7 +92,7 @@ def test_a_qos0_retained_message_discards_the_old_one(connect: Connect, keep: Ke
 
 @clause(v3=("MQTT-3.3.1-10", "MQTT-3.3.1-11"), v5=("MQTT-3.3.1-6", "MQTT-3.3.1-7"))
 @both_versions
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@every_qos
 def test_an_empty_payload_removes(connect: Connect, keep: Keep, name: str, version: int, qos: int) -> None:
     """An empty retained message removes what was kept, is not kept itself, and still reaches those who listen
     [MQTT-3.3.1-10] [MQTT-3.3.1-11] [MQTT-3.3.1-6] [MQTT-3.3.1-7].
@@ -136,7 +131,7 @@ def test_a_live_delivery_clears_the_flag(connect: Connect, keep: Keep, name: str
 
 
 @clause(v5="MQTT-3.3.1-13")
-@pytest.mark.parametrize("retain", [True, False])
+@each(retain=(True, False))
 def test_retain_as_published(connect: Connect, name: str, retain: bool) -> None:
     """With Retain As Published a live delivery has the flag of the publisher [MQTT-3.3.1-13]."""
     listener, other = connect(), connect()
@@ -147,8 +142,8 @@ def test_retain_as_published(connect: Connect, name: str, retain: bool) -> None:
 
 
 @both_versions
-@pytest.mark.parametrize("granted", [0, 1, 2])
-@pytest.mark.parametrize("kept", [0, 1, 2])
+@each(granted=(0, 1, 2))
+@each(kept=(0, 1, 2))
 def test_the_granted_qos_caps_a_retained_message(
     connect: Connect, keep: Keep, name: str, version: int, kept: int, granted: int
 ) -> None:
@@ -159,9 +154,9 @@ def test_the_granted_qos_caps_a_retained_message(
 
 
 @both_versions
-@pytest.mark.parametrize(
-    ("topic_filter", "expected"),
-    [
+@each_row(
+    "topic_filter expected",
+    (
         ("{}/#", {"", "/a", "/a/x", "/b", "/b/x", "/"}),
         ("{}/+", {"/a", "/b", "/"}),
         ("{}/+/x", {"/a/x", "/b/x"}),
@@ -169,7 +164,7 @@ def test_the_granted_qos_caps_a_retained_message(
         ("+/{}", set()),
         ("{}/b", {"/b"}),
         ("{}/+/+", {"/a/x", "/b/x"}),
-    ],
+    ),
 )
 def test_a_wildcard_subscription_gets_all_that_match(
     connect: Connect, keep: Keep, name: str, version: int, topic_filter: str, expected: set[str]
@@ -271,39 +266,6 @@ def test_a_retained_message_keeps_its_properties(connect: Connect, keep: Keep, n
     )
     assert [("b", "1"), ("a", "2"), ("b", "1")] == message.prop_all(0x26)
     assert b"{}" == retained(connect, name, count=1, version=4)[0].payload
-
-
-@clause(v5="MQTT-3.3.2-6")
-def test_the_expiry_of_a_retained_message_counts_down(connect: Connect, keep: Keep, name: str) -> None:
-    """A later subscriber is told the time that is left, never more than was given [MQTT-3.3.2-6]."""
-    keep(name, b"kept", properties=prop(MESSAGE_EXPIRY, 3600))
-    (message,) = retained(connect, name, count=1)
-    assert 3500 < message.prop(MESSAGE_EXPIRY) <= 3600
-
-
-@clause(v5="MQTT-3.3.2-5")
-@both_versions
-def test_an_expired_retained_message_is_gone(connect: Connect, keep: Keep, name: str, version: int) -> None:
-    """Once its expiry interval has passed a retained message is not sent to new subscribers [MQTT-3.3.2-5]."""
-    keep(name, b"short", properties=prop(MESSAGE_EXPIRY, 1))
-    keep(f"{name}/long", b"long")
-    gone_at = time.monotonic() + 1.2  # nothing tells that a second has passed but a clock
-    while (left := gone_at - time.monotonic()) > 0:
-        time.sleep(left)
-    assert {b"long"} == _payloads_with(connect(version=version), f"{name}/#", b"long")
-
-
-def _payloads_with(client: Client, topic_filter: str, expected: bytes) -> set[bytes]:
-    """Payloads of the retained messages of a filter, read until `expected` and an answer to a PINGREQ are there."""
-    client.send(subscribe_packet(1, [(topic_filter, 0)], version=client.version) + PINGREQ)
-    found: set[bytes] = set()
-    answered = False
-    while not answered or expected not in found:
-        packet = client.recv()
-        answered |= packet.type == PINGRESP
-        if packet.type == PUBLISH:
-            found.add(packet.payload)
-    return found
 
 
 def test_a_retained_will_is_kept(connect: Connect, keep: Keep, name: str) -> None:

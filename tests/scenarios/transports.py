@@ -23,7 +23,7 @@ import trustme
 
 from tests.support.node import Endpoint, NodeProcess
 from tests.support.ports import free_port
-from tests.support.wire import PATIENCE, Client, disconnect_packet
+from tests.support.wire import PATIENCE, Client
 
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 FIN = 0x80
@@ -155,24 +155,13 @@ class AnyClient(Client):
     """`wire.Client` over a socket that is there already."""
 
     def __init__(self, sock: socket.socket | WebSocket, version: int = 5) -> None:
-        self.version = version
-        self.client_id = ""
-        self.connack = None
-        self.last_packet_id = 0
-        self.socket = sock  # type: ignore[assignment]  # a WebSocket has the methods that are used
-        self.buffer = bytearray()
-        self.pending = deque()
-
-    def disconnect(self, reason: int | None = None, properties: bytes = b"") -> None:
-        """As in `Client`, but without half a close, which TLS does not know."""
-        self.send(disconnect_packet(version=self.version, reason=reason, properties=properties))
-        self.expect_closed()
-        self.close()
+        super().__init__(sock, version=version)
 
     @property
     def websocket(self) -> WebSocket:
-        assert isinstance(self.socket, WebSocket)
-        return self.socket
+        found: object = self.socket
+        assert isinstance(found, WebSocket)
+        return found
 
 
 # --- certificates and nodes ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ Versions are the protocol levels: 3 (MQTT 3.1), 4 (MQTT 3.1.1) and 5.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import time
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE = range(1, 9)
 SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ_TYPE, PINGRESP, DISCONNECT, AUTH = range(9, 16)
@@ -371,6 +372,18 @@ def parse(raw: bytes, version: int = 5) -> Packet:
     return found
 
 
+def whole(buffer: bytes | bytearray) -> int:
+    """Length of the first packet in the buffer, 0 while it is incomplete."""
+    length = 0
+    for index, digit in enumerate(buffer[1:5]):
+        length |= (digit & 0x7F) << 7 * index
+        if digit < 0x80:
+            total = 2 + index + length
+            return total if total <= len(buffer) else 0
+    assert len(buffer) < 5, f"remaining length of more than four bytes: {bytes(buffer[:8]).hex(' ')}"
+    return 0
+
+
 class Closed(AssertionError):  # noqa: N818 - a state of the connection that most tests expect
     """The broker closed the connection where a packet was expected."""
 
@@ -385,16 +398,38 @@ class Address(Protocol):
     def port(self) -> int: ...
 
 
-class Client:
-    """One blocking connection that sends what it is told and shows what comes back."""
+class Link(Protocol):
+    """As much of a connected socket as `Client` uses: TLS, WebSocket and a broker in memory have it too."""
 
-    def __init__(self, address: Address, *, version: int = 5) -> None:
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv(self, most: int, /) -> bytes: ...
+
+    def settimeout(self, seconds: float | None, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _connected(to: Address | Link) -> socket.socket:
+    if hasattr(to, "sendall"):
+        return cast("socket.socket", to)  # whoever uses more of a socket than a link has knows what it is
+    connection = socket.create_connection((to.host, to.port), timeout=PATIENCE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+class Client:
+    """One blocking connection that sends what it is told and shows what comes back.
+
+    It connects to an address over TCP, or speaks over a link that is there already.
+    """
+
+    def __init__(self, to: Address | Link, *, version: int = 5) -> None:
         self.version = version
         self.client_id = ""
         self.connack: Packet | None = None  #: set by the `connect` fixture
         self.last_packet_id = 0
-        self.socket = socket.create_connection((address.host, address.port), timeout=PATIENCE)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = _connected(to)
         self.buffer = bytearray()
         self.pending: deque[Packet] = deque()  #: read while something else was awaited; `recv` gives them first
 
@@ -423,23 +458,12 @@ class Client:
     def _read(self, timeout: float = PATIENCE) -> Packet:
         deadline = time.monotonic() + timeout
         while True:
-            length = self._whole()
+            length = whole(self.buffer)
             if length:
                 raw = bytes(self.buffer[:length])
                 del self.buffer[:length]
                 return parse(raw, self.version)
             self._fill(deadline)
-
-    def _whole(self) -> int:
-        """Length of the first packet in the buffer, 0 while it is incomplete."""
-        length = 0
-        for index, digit in enumerate(self.buffer[1:5]):
-            length |= (digit & 0x7F) << 7 * index
-            if digit < 0x80:
-                total = 2 + index + length
-                return total if total <= len(self.buffer) else 0
-        assert len(self.buffer) < 5, f"remaining length of more than four bytes: {bytes(self.buffer[:8]).hex(' ')}"
-        return 0
 
     def _fill(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -559,10 +583,9 @@ class Client:
     def disconnect(self, reason: int | None = None, properties: bytes = b"") -> None:
         """Send DISCONNECT, wait until the broker has closed (so that it has taken note), and close."""
         self.send(disconnect_packet(version=self.version, reason=reason, properties=properties))
-        try:
-            self.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
+        if type(self.socket) is socket.socket:  # TLS and WebSocket do not know half a close
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
         self.expect_closed()
         self.close()
 
