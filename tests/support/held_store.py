@@ -95,6 +95,8 @@ class HeldBatch(MemoryBatch):
 
     def _apply(self) -> list[Appended]:
         self._held.appended.update(self._payloads)
+        if self._held.cut is not None:
+            del self._calls[self._held.cut :]
         return _run(super().commit())
 
 
@@ -178,6 +180,7 @@ class HeldStore:
         self.held_reads = False
         self.streams_too = False  #: also what is appended to and read from streams outside of batches waits
         self.full = False  #: only what removes is done
+        self.cut: int | None = None  #: so many calls of a batch are made, where batches are not atomic
         self.appended: set[tuple[str, bytes]] = set()  #: owners and payloads that have ever been written
 
     @property

@@ -6,6 +6,7 @@ Numbers such as A4, S14 or G6 in the docstrings name rows of the list of behavio
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,12 @@ from tests.unit.fanout.node import (
     topic_of,
 )
 
+OPTIONS: dict[str, Any] = {"ack_timeout": 10.0, "retry_delay": 1.0, "retry_delay_max": 4.0, "max_attempts": 3}
+
 
 @pytest.fixture
 def node() -> Iterator[FanoutNode]:
-    with FanoutNode.on(ack_timeout=10.0, retry_delay=1.0, retry_delay_max=4.0, max_attempts=3) as made:
+    with FanoutNode.on(**OPTIONS) as made:
         yield made
 
 
@@ -335,6 +338,18 @@ def test_each_vehicle_has_its_own_time_to_acknowledge() -> None:
         assert all(car.open for car in cars)
         node.wait(60.0)
         assert not any(car.open for car in cars)
+
+
+def test_another_ack_timeout_holds_for_what_is_in_flight(node: FanoutNode) -> None:
+    """None, a longer one, then the time is over."""
+    car = node.vehicle()
+    node.send([VIN], "a")
+    for timeout in (0.0, 25.0):
+        node.run(node.plugins.reload("fanout", OPTIONS | {"ack_timeout": timeout}))
+        node.wait(11.0)
+        assert {"sent": 1} == node.counts("a")
+    node.wait(4.0)
+    assert {"retried": 1} == node.counts("a") and not car.open
 
 
 def test_a_message_is_acknowledged_also_while_it_waits_for_its_next_attempt(node: FanoutNode) -> None:

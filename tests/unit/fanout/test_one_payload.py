@@ -8,17 +8,19 @@ from pathlib import Path
 from motorcade.core.vin import make_vin
 from motorcade.extension.plugin import Plugins
 from motorcade.plugins.fanout.service import FanoutService
-from motorcade.storage.ports import Store
+from motorcade.storage.rocks import RocksStore
 from tests.unit.broker.memory import MemoryNode
 
 VEHICLES = 200
-REQUESTS = 1000
+REQUESTS = 50
 PAYLOAD = bytes(range(256)) * 16
 IN_FLIGHT = 16
 
 
-async def test_two_hundred_vehicles_and_a_thousand_requests(store: Store) -> None:
+async def test_two_hundred_vehicles_and_fifty_requests(tmp_path: Path) -> None:
     """And another payload is another blob: the figures would show it."""
+    store = RocksStore(tmp_path / "store")
+    await store.open()
     node = MemoryNode(loop=asyncio.get_running_loop())
     plugins = Plugins(node.broker, node.hooks, Path("unused"), node.plane.shared.sources)
     plugins.store = store
@@ -39,3 +41,4 @@ async def test_two_hundred_vehicles_and_a_thousand_requests(store: Store) -> Non
         assert 2 == (await store.figures()).blobs - before.blobs
     finally:
         await plugins.unload_all()
+        await store.close()

@@ -15,16 +15,14 @@ from motorcade.mqtt.packets import Publish
 from motorcade.plugins.fanout.record import BatchRecord, DataRecord, decode_batch, decode_data, encode
 from motorcade.plugins.fanout.tables import BATCHES, DATA, STATE, TRIGGER, UNSWEPT
 from motorcade.storage.memory import MemoryRecords
-from tests.unit.fanout.test_model import ACK_TIMEOUT, OPTIONS, RETENTION, VINS, Machine, Sent
+from tests.unit.fanout.test_model import ACK_TIMEOUT, OPTIONS, RETENTION, VINS, Machine, Sent, judged
 
 
 @pytest.fixture
 def world() -> Iterator[Machine]:
     """A node, three vehicles that are away, a platform. What the model demands in the end is demanded here, too."""
-    machine = Machine()
-    machine.start(atomic=True)
-    yield machine
-    machine.teardown()
+    with judged(Machine()) as machine:
+        yield machine
 
 
 @pytest.fixture
@@ -37,14 +35,6 @@ def unjudged() -> Iterator[Machine]:
     machine.stack.close()
 
 
-def publish(world: Machine, request: str = "r0", which: tuple[int, ...] = (0,)) -> None:
-    world.publish(which=list(which), request=request, two=False, mode=None, priority=0, expires=None, turn=True)
-
-
-def come(world: Machine, which: int = 0) -> None:
-    world.connect(which=which, clean=False, version=5, lasting=True, limit=None, subscribes=True, turn=True)
-
-
 def states(world: Machine, request: str = "r0") -> dict[State, int]:
     found: dict[State, int] = world.run(world.service.status(request)).states
     return found
@@ -52,11 +42,11 @@ def states(world: Machine, request: str = "r0") -> dict[State, int]:
 
 def test_a_cancellation_goes_on_after_a_kill(world: Machine) -> None:
     """Its collection is taken up by the next start, not half an hour later."""
-    publish(world, which=(0, 1, 2))
+    world.publish([0, 1, 2])
     world.store.held_reads = True  # the collection finds nothing out
-    world.cancel(request="r0", turn=True)
+    world.cancel()
     assert {State.ACCEPTED: 3} == states(world)
-    world.kill(written=0)
+    world.kill()
     assert {State.CANCELLED: 3} == states(world)
     assert world.run(world.store.inner.records.get(STATE, UNSWEPT, world.now)) is None, "nothing is left to do"
 
@@ -65,54 +55,54 @@ def test_a_cancellation_goes_on_after_a_kill_though_a_collection_ended_while_it_
     world: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That collection did not know of it, and must not say that everything is done."""
-    publish(world, which=(0, 1, 2))
+    world.publish([0, 1, 2])
     store, records = world.store, world.store.inner.records
 
     async def delete(collection: str, key: str) -> bool:
         return await store.wait(lambda: records.apply_delete(collection, key), removes=True)
 
-    world.hold(writes=True, reads=False)
+    world.hold()
     with monkeypatch.context() as patch:
         patch.setattr(records, "delete", delete)  # behind the writes before it
-        world.cancel(request="r0", turn=True)
-        world.collect(turn=True)
-        world.kill(written=2)
+        world.cancel()
+        world.collect()
+        world.kill(2)
     assert {State.CANCELLED: 3} == states(world)
 
 
 def test_a_collection_waits_only_for_receipts_of_what_happened_before(world: Machine) -> None:
     """A fleet that goes on acknowledging does not hold it up."""
     for which in (0, 1):
-        come(world, which)
-    publish(world, which=(0, 1))
-    world.hold(writes=True, reads=False)
-    world.answer(which=0, refuse=False, turn=True)
+        world.connect(which, subscribes=True)
+    world.publish([0, 1])
+    world.hold()
+    world.answer()
     settled: asyncio.Task[None] = world.loop.create_task(world.plugin.clerk.settle())
     world.go_on()
-    world.answer(which=1, refuse=False, turn=True)
+    world.answer(1)
     assert 2 == world.plugin.clerk.unwritten and not settled.done()
-    world.let_go(1, turn=True)
+    world.let_go(1)
     assert 1 == world.plugin.clerk.unwritten and settled.done()
 
 
 def test_a_late_answer_is_told_however_much_has_ended_since(world: Machine) -> None:
-    come(world)
+    world.connect(subscribes=True)
     for _ in range(2):
-        publish(world)
+        world.publish()
     world.plugin.desk.ended = Lately(1)  # others have taken its place
-    world.answer(which=0, refuse=False, turn=True)
+    world.answer()
     assert [LATE_ACK] == [receipt.reason for receipt in world.receipts() if receipt.reason == LATE_ACK]
 
 
 @pytest.mark.parametrize("outcome", ["refused", "lost", "written"])
 def test_a_late_answer_is_told_behind_the_end_that_has_to_be_written_again(world: Machine, outcome: str) -> None:
-    come(world)
-    publish(world)
-    world.hold(writes=True, reads=False)
-    publish(world)
-    world.let_go(1, turn=True)  # it has replaced the first, and its receipts wait
-    world.answer(which=0, refuse=False, turn=True)
-    world.fail(outcome, turn=True)
+    world.connect(subscribes=True)
+    world.publish()
+    world.hold()
+    world.publish()
+    world.let_go(1)  # it has replaced the first, and its receipts wait
+    world.answer()
+    world.fail(outcome)
     world.work_again()
     world.pass_time(ACK_TIMEOUT)
     told = [receipt.reason for receipt in world.receipts() if receipt.reason]
@@ -120,20 +110,20 @@ def test_a_late_answer_is_told_behind_the_end_that_has_to_be_written_again(world
 
 
 def test_a_cancellation_during_a_collection_has_one_of_its_own(world: Machine) -> None:
-    publish(world, which=(0, 1, 2))
+    world.publish([0, 1, 2])
     world.store.held_reads = True
-    world.collect(turn=True)
-    world.cancel(request="r0", turn=True)
+    world.collect()
+    world.cancel()
     world.work_again()
     world.go_on()
     assert {State.CANCELLED: 3} == states(world)
 
 
 def test_a_pause_behind_a_cancellation_that_is_being_stored_does_not_undo_it(world: Machine) -> None:
-    publish(world)
+    world.publish()
     world.store.held = True
-    world.cancel(request="r0", turn=True)
-    world.pause(request="r0", turn=True)
+    world.cancel()
+    world.pause()
     world.work_again()
     world.go_on()
     assert {State.CANCELLED: 1} == states(world)
@@ -141,26 +131,26 @@ def test_a_pause_behind_a_cancellation_that_is_being_stored_does_not_undo_it(wor
 
 
 def test_a_request_with_nothing_pending_is_complete(world: Machine) -> None:
-    come(world)
-    publish(world, which=(0, 1))
+    world.connect(subscribes=True)
+    world.publish([0, 1])
     view = world.run(world.service.status("r0"))
     assert ("active", 2) == (view.status, view.pending)
-    world.answer(which=0, refuse=False, turn=True)
-    come(world, 1)
-    world.answer(which=1, refuse=False, turn=True)
+    world.answer()
+    world.connect(1, subscribes=True)
+    world.answer(1)
     view = world.run(world.service.status("r0"))
     assert ("complete", 0, view.last_at) == (view.status, view.pending, view.since)
     assert ["complete"] == [found.status for found in world.run(world.service.requests("", 10))]
-    publish(world)
+    world.publish()
     assert "active" == world.run(world.service.status("r0")).status
 
 
 def test_targets_that_are_pending(world: Machine) -> None:
     """Accepted, sent or retried: each with its last receipt, page by page."""
-    come(world)
-    come(world, 1)
-    publish(world, which=(0, 1, 2))
-    world.answer(which=0, refuse=False, turn=True)
+    world.connect(subscribes=True)
+    world.connect(1, subscribes=True)
+    world.publish([0, 1, 2])
+    world.answer()
     found = world.run(world.service.targets("r0", "pending", "", 10))
     assert [(VINS[1], State.SENT), (VINS[2], State.ACCEPTED)] == [(target.vin, target.state) for target in found]
     (first,) = world.run(world.service.targets("r0", "pending", "", 1))
@@ -171,8 +161,8 @@ def test_targets_that_are_pending(world: Machine) -> None:
 def test_a_lowered_retention_holds_for_what_is_stored(unjudged: Machine) -> None:
     """Data and batch ids that were stored when it was longer."""
     world = unjudged
-    world.publish(which=[0], request="r0", two=True, mode=None, priority=0, expires=None, turn=True, named=True)
-    world.publish(which=[1], request="r1", two=True, mode=None, priority=0, expires=None, turn=True)
+    world.publish(two=True, named=True)
+    world.publish([1], "r1", two=True)
     world.pass_time(20.0)
     world.run(world.plugins.reload("fanout", OPTIONS | {"data_retention": 10.0}))
     world.go_on()
@@ -186,28 +176,12 @@ def test_a_lowered_retention_holds_for_what_is_stored(unjudged: Machine) -> None
     assert {State.EXPIRED: 1} == states(world)
 
 
-def test_another_ack_timeout_holds_for_what_is_in_flight(unjudged: Machine) -> None:
-    """None, a longer one, then one that has passed."""
-    world = unjudged
-    come(world)
-    publish(world)
-    car = world.cars[0]
-    for seconds, waits in ((0.0, ACK_TIMEOUT), (3.0 * ACK_TIMEOUT, ACK_TIMEOUT)):
-        world.run(world.plugins.reload("fanout", OPTIONS | {"ack_timeout": seconds}))
-        world.pass_time(waits)
-        assert {State.SENT: 1} == states(world)
-    world.pass_time(ACK_TIMEOUT)
-    assert {State.RETRIED: 1} == states(world)
-    world.pass_time(ACK_TIMEOUT)
-    assert car.peer is None, "its connection is closed, so that its session repeats the packet"
-
-
 def test_what_a_vehicle_has_left_unread_is_repeated_with_dup(world: Machine) -> None:
     """It was sent, though the connection ended before it was read; the model knows that."""
-    come(world)
-    world.publish(which=[0], request="r0", two=False, mode=None, priority=0, expires=None, turn=False)
+    world.connect(subscribes=True)
+    world.publish(turn=False)
     world.node.turn()
-    world.come_again(which=0, limit=1, version=5, away=2.0)
+    world.come_again(limit=1, away=2.0)
     assert [1] == [flying.entry.came for flying in world.cars[0].flying.values()], "once without DUP"
 
 
@@ -216,7 +190,7 @@ def test_what_was_written_since_a_collection_has_looked_stays(
 ) -> None:
     """Old data that is published again, an old id that is used again, while they are about to be removed."""
     world = unjudged
-    world.publish(which=[0], request="r0", two=True, mode=None, priority=0, expires=None, turn=True, named=True)
+    world.publish(two=True, named=True)
     world.pass_time(20.0)
     scan = MemoryRecords.scan
     decoders: dict[str, Callable[[bytes], DataRecord | BatchRecord]] = {DATA: decode_data, BATCHES: decode_batch}
@@ -251,14 +225,14 @@ def test_there_is_no_data_that_was_never_published_however_long_it_is_kept(unjud
 def test_a_paused_request_whose_counts_are_forgotten_can_be_resumed(unjudged: Machine) -> None:
     """It is listed, resumed and cancelled like any other, though `max_requests` has pushed its counts out."""
     world = unjudged
-    come(world)
+    world.connect(subscribes=True)
     for name in ("r0", "r1"):
-        publish(world, name)
-        world.answer(which=0, refuse=False, turn=True)
-        world.pause(request=name, turn=True)
+        world.publish(request=name)
+        world.answer()
+        world.pause(name)
     world.run(world.plugins.reload("fanout", OPTIONS | {"max_requests": 1}))
-    publish(world, "r2")
-    world.answer(which=0, refuse=False, turn=True)
+    world.publish(request="r2")
+    world.answer()
     listed = [(view.request_id, view.status) for view in world.run(world.service.requests("", 10))]
     assert [("r0", "paused"), ("r1", "paused"), ("r2", "complete")] == listed
     assert ["r0"] == [view.request_id for view in world.run(world.service.requests("", 1))]
@@ -266,7 +240,7 @@ def test_a_paused_request_whose_counts_are_forgotten_can_be_resumed(unjudged: Ma
     assert "cancelled" == world.run(world.service.cancel("r1")).status
     assert "active" == world.run(world.service.resume("r0")).status
     world.paused.clear()
-    publish(world)
+    world.publish()
     assert world.cars[0].flying, "nothing holds it"
 
 
@@ -274,13 +248,13 @@ def test_tables_of_requests_shrink(unjudged: Machine) -> None:
     """What was decided goes with the retention of messages, counts go with that of receipts."""
     world = unjudged
     for number in range(20):
-        publish(world, f"q{number}")
+        world.publish(request=f"q{number}")
         world.run(world.service.cancel(f"q{number}"))
     world.go_on()
     desk, ledger = world.plugin.desk, world.plugin.ledger
     assert 20 == len(desk.requests) == len(ledger)
     world.pass_time(1.1 * RETENTION)
-    world.collect(turn=True)
+    world.collect()
     assert not desk.requests and 20 == len(ledger)
     world.run(world.plugins.reload("fanout", OPTIONS | {"receipts_retention": RETENTION}))
     world.go_on()
@@ -290,14 +264,14 @@ def test_tables_of_requests_shrink(unjudged: Machine) -> None:
 def test_histories_do_not_wait(world: Machine) -> None:
     """What is told to wait is what waits: histories are counted, also by the next process, up to their bound."""
     world.run(world.plugins.reload("fanout", OPTIONS | {"history": 3}))
-    come(world)
+    world.connect(subscribes=True)
     for _ in range(5):
-        publish(world)
-        world.answer(which=0, refuse=False, turn=True)
-    publish(world, which=(1, 2))
+        world.publish()
+        world.answer()
+    world.publish([1, 2])
     waiting = world.run(world.store.inner.figures()).entries - world.plugins.history()
     assert (3, 2) == (world.plugins.history(), waiting)
-    world.kill(written=0)
+    world.kill()
     assert 3 == world.plugins.history()
-    world.collect(turn=True)
+    world.collect()
     assert 3 == world.plugins.history()

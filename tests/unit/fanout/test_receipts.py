@@ -23,7 +23,7 @@ from motorcade.plugins.fanout.receipts import Receipts, prefix_of
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Store, StoreError, StoreFullError
-from tests.unit.fanout.office import LOG, Office
+from tests.unit.fanout.bookkeeping import LOG, Bookkeeping
 from tests.unit.plugins.hub import MemoryHub
 from tests.unit.streams.clients import Node
 
@@ -120,36 +120,36 @@ def test_a_prefix_tells_requests_apart_that_begin_alike() -> None:
 
 
 async def test_what_is_written_is_in_the_stream_and_counted(store: Store) -> None:
-    office = await Office.on(store)
-    await office.accepted("task_1", [1, 2])
-    await office.say(State.SENT, "task_1", 1, attempt=1)
-    await office.say(State.ACKED, "task_1", 1, attempt=1)
+    books = await Bookkeeping.on(store)
+    await books.accepted("task_1", [1, 2])
+    await books.say(State.SENT, "task_1", 1, attempt=1)
+    await books.say(State.ACKED, "task_1", 1, attempt=1)
     stored = [
         receipts.decode(record.decode(found.value).payload) for found in await store.streams.read(RECEIPTS, 0, 10)
     ]
     assert [State.ACCEPTED, State.ACCEPTED, State.SENT, State.ACKED] == [receipt.state for receipt in stored]
-    assert {"receipts_accepted": 2, "receipts_sent": 1, "receipts_acked": 1} == dict(office.counters)
-    await office.stop()
+    assert {"receipts_accepted": 2, "receipts_sent": 1, "receipts_acked": 1} == dict(books.counters)
+    await books.stop()
 
 
 async def test_those_who_listen_get_receipts_in_the_order_they_were_stored() -> None:
     store = MemoryStore()
     await store.open()
-    office = await Office.on(store)
-    await office.accepted("task_1", [1, 2])
-    await office.say(State.SENT, "task_1", 2, 1, attempt=1)
-    while office.context.tasks:
-        await asyncio.wait(office.context.tasks)
-    heard = [receipts.decode(message.payload) for message in office.hub.routed]
+    books = await Bookkeeping.on(store)
+    await books.accepted("task_1", [1, 2])
+    await books.say(State.SENT, "task_1", 2, 1, attempt=1)
+    while books.context.tasks:
+        await asyncio.wait(books.context.tasks)
+    heard = [receipts.decode(message.payload) for message in books.hub.routed]
     assert [("accepted", 1), ("accepted", 2), ("sent", 2), ("sent", 1)] == [
         (receipt.state, 1 if receipt.vin == make_vin(1) else 2) for receipt in heard
     ]
-    assert {1} == {message.qos for message in office.hub.routed}
+    assert {1} == {message.qos for message in books.hub.routed}
     stored = [record.decode(found.value) for found in await store.streams.read(RECEIPTS, 0, 10)]
-    assert [(message.topic, message.payload) for message in office.hub.routed] == [
+    assert [(message.topic, message.payload) for message in books.hub.routed] == [
         (found.topic, found.payload) for found in stored
     ]
-    await office.stop()
+    await books.stop()
 
 
 async def test_readers_of_the_stream_are_woken(store: Store) -> None:
@@ -157,14 +157,14 @@ async def test_readers_of_the_stream_are_woken(store: Store) -> None:
     await node.streams.open(RECEIPTS, "fanout")
     dashboard = node.client("dashboard").subscribe("$stream/receipts")
     await node.quiet()
-    office = await Office.on(store)
-    office.context.offer("streams", node.streams)
-    await office.accepted("task_1", [1])
+    books = await Bookkeeping.on(store)
+    books.context.offer("streams", node.streams)
+    await books.accepted("task_1", [1])
     await node.quiet()
-    await office.say(State.SENT, "task_1", 1)
+    await books.say(State.SENT, "task_1", 1)
     await node.quiet()
     assert [State.ACCEPTED, State.SENT] == [receipts.decode(message.payload).state for message in dashboard.received]
-    await office.stop()
+    await books.stop()
     await node.stop()
 
 
@@ -172,49 +172,49 @@ async def test_readers_that_come_later_read_to_the_end(store: Store) -> None:
     """Without another receipt to wake them: from the beginning, from an offset, and from now on."""
     node = await Node.on(store)
     await node.streams.open(RECEIPTS, "fanout")
-    office = await Office.on(store)
-    office.context.offer("streams", node.streams)
-    await office.accepted("task_1", range(10))
-    await office.say(State.SENT, "task_1", 1)
+    books = await Bookkeeping.on(store)
+    books.context.offer("streams", node.streams)
+    await books.accepted("task_1", range(10))
+    await books.say(State.SENT, "task_1", 1)
     earliest = node.client("earliest").subscribe("$stream/receipts/earliest")
     third = node.client("third").subscribe("$stream/receipts", "3")
     latest = node.client("latest").subscribe("$stream/receipts", "latest")
     for session in (earliest, third, latest):
         await session.client.drain()
     assert (11, 9, 0) == (len(earliest.received), len(third.received), len(latest.received))
-    await office.say(State.ACKED, "task_1", 1)
+    await books.say(State.ACKED, "task_1", 1)
     await latest.client.drain()
     assert [State.ACKED] == [receipts.decode(message.payload).state for message in latest.received]
-    await office.stop()
+    await books.stop()
     await node.stop()
 
 
 async def test_a_slow_broker_loses_copies_but_no_receipts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    office = await Office.on(store)
+    books = await Bookkeeping.on(store)
     monkeypatch.setattr(module, "MOST_UNPUBLISHED", 3)
-    await office.accepted("task_1", range(10))
-    assert 7 == office.counters["receipts_not_published"]
-    assert {State.ACCEPTED: 10} == office.states("task_1")
-    await office.stop()
+    await books.accepted("task_1", range(10))
+    assert 7 == books.counters["receipts_not_published"]
+    assert {State.ACCEPTED: 10} == books.states("task_1")
+    await books.stop()
 
 
 async def test_nobody_hears_of_what_is_not_stored(store: Store) -> None:
-    office = await Office.on(store)
-    values = office.receipts.values([office.receipt(State.ACKED, "task_1", 1, 1)])
-    office.receipts.failed(values, StoreFullError("full"))
-    assert [] == office.hub.routed
-    assert 0 == len(office.ledger)
-    assert 0 == office.counters["ledger_doubts"]
-    office.receipts.failed(office.receipts.values([office.receipt(State.ACKED, "task_1", 1, 1)]), StoreError("away"))
-    assert 1 == office.counters["ledger_doubts"]
-    await office.stop()
+    books = await Bookkeeping.on(store)
+    values = books.receipts.values([books.receipt(State.ACKED, "task_1", 1, 1)])
+    books.receipts.failed(values, StoreFullError("full"))
+    assert [] == books.hub.routed
+    assert 0 == len(books.ledger)
+    assert 0 == books.counters["ledger_doubts"]
+    books.receipts.failed(books.receipts.values([books.receipt(State.ACKED, "task_1", 1, 1)]), StoreError("away"))
+    assert 1 == books.counters["ledger_doubts"]
+    await books.stop()
 
 
 async def test_nothing_is_written_for_nobody(store: Store) -> None:
-    office = await Office.on(store)
-    assert [] == await office.write([])
-    await office.accepted("task_1", [])
-    office.receipts.failed([], StoreError("away"))
+    books = await Bookkeeping.on(store)
+    assert [] == await books.write([])
+    await books.accepted("task_1", [])
+    books.receipts.failed([], StoreError("away"))
     assert 0 == (await store.streams.info(RECEIPTS)).last
-    assert 0 == office.counters["ledger_doubts"]
-    await office.stop()
+    assert 0 == books.counters["ledger_doubts"]
+    await books.stop()

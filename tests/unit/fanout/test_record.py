@@ -41,10 +41,10 @@ def test_shorter_records_have_defaults_and_longer_ones_are_read() -> None:
     assert ENTRY == decode_entry(msgspec.msgpack.encode([*msgspec.msgpack.decode(encode(ENTRY)), "later"]))
 
 
-@pytest.mark.parametrize("value", [b"", b"\xff", b"\x91\x02", encode(ENTRY)[:-1], encode(REQUEST)])
-def test_what_is_no_entry_is_refused(value: bytes) -> None:
-    with pytest.raises(RecordError):
-        decode_entry(value)
+def test_what_is_no_entry_is_refused() -> None:
+    for value in (b"", b"\xff", b"\x91\x02", encode(ENTRY)[:-1], encode(REQUEST)):
+        with pytest.raises(RecordError):
+            raise AssertionError(decode_entry(value))
 
 
 def test_an_entry_expires_when_its_time_has_come_if_it_has_one() -> None:

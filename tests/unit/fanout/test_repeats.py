@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, de
 from motorcade.plugins.fanout.repeats import named_of, recovered, vins_of
 from motorcade.plugins.fanout.tables import BATCHES, INGRESS, INTENTS
 from motorcade.storage.ports import StoreError
-from tests.unit.fanout.test_model import RETENTION, VINS, Machine, Sent
+from tests.unit.fanout.test_model import RETENTION, VINS, Machine, Sent, judged
 
 ANSWERED = {"accepted": 3, "duplicates": 0, "replaced": 0}
 
@@ -53,24 +54,20 @@ class World(Machine):
 @pytest.fixture(params=[True, False], ids=["atomic", "in parts"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """What the model demands in the end is demanded here, too."""
-    machine = World()
-    machine.start(atomic=request.param)
-    yield machine
-    machine.teardown()
+    with judged(World(), atomic=request.param) as machine:
+        yield machine
 
 
-@pytest.mark.parametrize("mode", ["replace", "append"])
-@pytest.mark.parametrize("end", ["kill", "fail"])
+@pytest.mark.parametrize(("end", "mode"), [("kill", "replace"), ("fail", "append")])
 def test_stored_in_part_it_goes_to_the_others_when_it_is_sent_again(world: World, end: str, mode: str) -> None:
     """Where a batch is atomic it is stored for all of them, and not once more."""
-    world.hold(True, False)
+    world.hold()
     world.send("1", mode)
     if end == "kill":
         world.kill(int(world.store.atomic), True)
     else:
-        world.fail("part", True)
-        world.hold(False, False)
-        world.let_go(1000, True)
+        world.fail("part")
+        world.work_again()
     left = [] if not world.store.atomic else ["1"]
     assert [["1"], left, left] == [world.has(number) for number in range(3)]
     assert not world.figures
@@ -85,7 +82,7 @@ def test_stored_in_part_it_goes_to_the_others_when_it_is_sent_again(world: World
 def test_stored_in_part_twice(world: World) -> None:
     """The rest of a rest."""
     for _ in range(3):
-        world.hold(True, False)
+        world.hold()
         world.send("1")
         world.kill(int(world.store.atomic), True)
     assert [["1"]] * 3 == [world.has(number) for number in range(3)]
@@ -93,24 +90,24 @@ def test_stored_in_part_twice(world: World) -> None:
     assert ANSWERED | {"repeated": 1} == world.figures[-1]
 
 
-@pytest.mark.parametrize("written", range(6))
-def test_killed_at_any_time_it_is_stored_once(world: World, written: int) -> None:
+def test_killed_at_any_time_it_is_stored_once() -> None:
     """Before anything is stored, with its entries, with its receipts."""
-    world.hold(True, False)
-    world.send("1")
-    world.write(written)
-    world.kill(0)
-    world.send("1")
-    assert [["1"]] * 3 == [world.has(number) for number in range(3)]
-    assert 3 == world.figures[-1]["accepted"]
+    for atomic, written in itertools.product((True, False), range(6)):
+        with judged(World(), atomic=atomic) as world:
+            world.hold()
+            world.send("1")
+            world.write(written)
+            world.kill()
+            world.send("1")
+            assert [["1"]] * 3 == [world.has(number) for number in range(3)], f"{written} writes, atomic: {atomic}"
+            assert 3 == world.figures[-1]["accepted"]
 
 
 def test_what_was_lost_is_not_remembered(world: World) -> None:
-    world.hold(True, False)
+    world.hold()
     world.send("1")
-    world.fail("lost", True)
-    world.hold(False, False)
-    world.let_go(1000, True)
+    world.fail("lost")
+    world.work_again()
     assert not world.store.records_of(BATCHES)
     world.send("1")
     assert [ANSWERED] == world.figures
@@ -118,7 +115,7 @@ def test_what_was_lost_is_not_remembered(world: World) -> None:
 
 def test_the_later_of_two_that_were_not_told_of_stays(world: World) -> None:
     """Both are sent again, in order: the first must not replace the second, which is known already."""
-    world.hold(True, False)
+    world.hold()
     for data in ("1", "2"):
         world.send(data, "replace")
     assert 2 == len(world.store.waiting), "both are on their way into the store"
@@ -131,7 +128,7 @@ def test_the_later_of_two_that_were_not_told_of_stays(world: World) -> None:
 
 
 def test_each_of_two_that_append_is_there(world: World) -> None:
-    world.hold(True, False)
+    world.hold()
     for data in ("1", "2"):
         world.send(data)
     world.kill(2)
@@ -143,12 +140,11 @@ def test_each_of_two_that_append_is_there(world: World) -> None:
 
 def test_the_later_of_two_stays_where_the_first_was_never_stored(world: World) -> None:
     """The store has lost the first, without saying so, and has taken the second."""
-    world.hold(True, False)
+    world.hold()
     for data in ("1", "2"):
         world.send(data, "replace")
-    world.fail("part", True)
-    world.hold(False, False)
-    world.let_go(1000, True)
+    world.fail("part")
+    world.work_again()
     for data in ("1", "2"):
         world.send(data, "replace")
     assert [["2"]] * 3 == [world.has(number) for number in range(3)]
@@ -158,12 +154,11 @@ def test_the_later_of_two_stays_where_the_first_was_never_stored(world: World) -
 
 @pytest.mark.parametrize(("mode", "later"), [("append", "replace"), ("replace", "append")])
 def test_a_later_one_that_would_not_have_replaced_it_keeps_nobody_from_it(world: World, mode: str, later: str) -> None:
-    world.hold(True, False)
+    world.hold()
     world.send("1", mode)
     world.send("2", later)
-    world.fail("part", True)
-    world.hold(False, False)
-    world.let_go(1000, True)
+    world.fail("part")
+    world.work_again()
     world.send("1", mode)
     assert ANSWERED.items() <= world.figures[-1].items()
     others = ["1", "2"] if world.store.atomic else ["2", "1"]
@@ -172,7 +167,7 @@ def test_a_later_one_that_would_not_have_replaced_it_keeps_nobody_from_it(world:
 
 def test_an_earlier_one_is_replaced_where_it_was_not_yet(world: World) -> None:
     world.send("1", "replace")
-    world.hold(True, False)
+    world.hold()
     world.send("2", "replace")
     world.kill(int(world.store.atomic), True)
     left = ["2" if world.store.atomic else "1"]
@@ -183,44 +178,40 @@ def test_an_earlier_one_is_replaced_where_it_was_not_yet(world: World) -> None:
 
 
 def test_a_twin_waits_for_a_batch_that_is_under_way(world: World) -> None:
-    world.hold(True, False)
+    world.hold()
     world.send("1")
     world.send("1")
     world.send("2")
     assert 1 == len(world.store.waiting), "only the first one is being stored"
-    world.fail("lost", True)
-    world.hold(False, False)
-    world.let_go(1000, True)
+    world.fail("lost")
+    world.work_again()
     assert [["1", "2"]] * 3 == [world.has(number) for number in range(3)], "in the order in which they came"
 
 
 def test_sent_again_when_its_id_is_forgotten_while_the_first_still_waits_for_the_store(world: World) -> None:
     """The first one is stored when it is over already; the other is another batch, and each has its receipts."""
-    world.hold(True, False)
+    world.hold()
     world.send("1")
     world.pass_time(RETENTION)
     world.send("1")
-    world.hold(False, False)
-    world.let_go(1000, True)
+    world.work_again()
     assert [ANSWERED] * 2 == world.figures
-    world.collect(True)
+    world.collect()
     assert [["1"]] * 3 == [world.has(number) for number in range(3)]
 
 
 def test_sent_again_just_before_its_id_is_forgotten(world: World) -> None:
     """What was known of it when it came counts, however long the store takes."""
-    world.hold(True, False)
+    world.hold()
     world.send("1")
-    world.fail("part", True)
-    world.hold(False, False)
-    world.let_go(1000, True)
+    world.fail("part")
+    world.work_again()
     world.pass_time(RETENTION - 5.0)
-    world.hold(True, False)
+    world.hold()
     world.send("1")
     world.pass_time(10.0)
-    world.fail("part", True)
-    world.hold(False, False)
-    world.let_go(1000, True)
+    world.fail("part")
+    world.work_again()
     world.send("1")
     assert ANSWERED.items() <= world.figures[-1].items()
 
@@ -234,7 +225,7 @@ def test_a_batch_without_an_id_asks_the_store_for_nothing(world: World, monkeypa
         return await get(collection, key, now)
 
     monkeypatch.setattr(world.store.inner.records, "get", noted)
-    world.publish(which=[0], request="r0", two=False, mode=None, priority=0, expires=None, turn=True)
+    world.publish()
     assert [] == asked
     world.send("7")
     assert [BATCHES] == asked

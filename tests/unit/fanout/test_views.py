@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from motorcade.core.receipt import State
 from motorcade.plugins.fanout import views
@@ -113,18 +111,15 @@ EXAMPLES: list[tuple[Hold, WhyView, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "view", "sentence", "next_"), EXAMPLES, ids=[str(row[0]) for row in EXAMPLES])
-def test_each_reason_has_a_sentence_and_a_next_step(reason: Hold, view: WhyView, sentence: str, next_: str) -> None:
-    assert (VIN, reason) == (view.vin, view.reason)
-    assert sentence in view.sentence
-    assert next_ in view.next
-    for text in (view.sentence, view.next):
-        assert not text[0].islower() and text.endswith(".") and "\n" not in text and "  " not in text
-    assert VIN in view.sentence
-
-
-def test_there_is_an_example_of_every_reason() -> None:
-    assert set(Hold) == {row[0] for row in EXAMPLES}
+def test_each_reason_has_a_sentence_and_a_next_step() -> None:
+    for reason, view, sentence, next_ in EXAMPLES:
+        assert (VIN, reason) == (view.vin, view.reason)
+        assert sentence in view.sentence, view
+        assert next_ in view.next, view
+        for text in (view.sentence, view.next):
+            assert not text[0].islower() and text.endswith(".") and "\n" not in text and "  " not in text, text
+        assert VIN in view.sentence
+    assert set(Hold) == {row[0] for row in EXAMPLES}, "there is an example of every reason"
 
 
 def test_programs_get_the_facts_without_reading_the_sentence() -> None:
@@ -139,19 +134,13 @@ def test_programs_get_the_facts_without_reading_the_sentence() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(-5, "0 s"), (0.4, "0 s"), (59, "59 s"), (60, "1 min"), (5400, "1.5 h"), (86400, "1 d"), (200_000, "2.3 d")],
-)
-def test_a_length_of_time_is_told_as_people_say_it(seconds: float, words: str) -> None:
-    assert words == views.span(seconds)
+def test_a_length_of_time_is_told_as_people_say_it() -> None:
+    words = {-5: "0 s", 0.4: "0 s", 59: "59 s", 60: "1 min", 5400: "1.5 h", 86400: "1 d", 200_000: "2.3 d"}
+    assert words == {seconds: views.span(seconds) for seconds in words}
 
 
-def _page() -> str:
-    return (Path(__file__).parents[3] / "docs" / "fanout.md").read_text()
-
-
-@pytest.mark.parametrize("names", [lambda: list(Hold), lambda: list(State)], ids=["reasons", "states"])
-def test_the_guide_tells_of_every_name(names: Callable[[], list[str]]) -> None:
-    """Of each reason and each state, in a line of a table of its own."""
-    assert [] == [str(name) for name in names() if not re.search(rf"^\| `{name}` \|", _page(), re.MULTILINE)]
+def test_the_guide_tells_of_every_reason_and_state() -> None:
+    """Each in a line of a table of its own."""
+    page = (Path(__file__).parents[3] / "docs" / "fanout.md").read_text()
+    names = [*map(str, Hold), *map(str, State)]
+    assert [] == [name for name in names if not re.search(rf"^\| `{name}` \|", page, re.MULTILINE)]

@@ -16,7 +16,7 @@ from motorcade.plugins.fanout.receipts import Run
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.storage.ports import Batch, StoreError, StoreFullError
 from tests.unit.broker.held_store import HeldStore
-from tests.unit.fanout.office import Office
+from tests.unit.fanout.bookkeeping import Bookkeeping
 
 VINS = [make_vin(number) for number in range(5)]
 AWAY = StoreError("no answer")
@@ -27,8 +27,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY", 0.0)
 
 
-async def _written(office: Office) -> list[Receipt]:
-    records = await office.store.streams.read(RECEIPTS, 0, 100)
+async def _written(books: Bookkeeping) -> list[Receipt]:
+    records = await books.store.streams.read(RECEIPTS, 0, 100)
     return [receipts_.decode(decode_record(record.value).payload) for record in records]
 
 
@@ -41,18 +41,18 @@ def _fill(batch: Batch) -> None:
     batch.put("done", "done", b"")
 
 
-def _store(office: Office, others: Sequence[Receipt] = ()) -> asyncio.Task[None]:
-    return office.spawn(office.receipts.store(_fill, others, Run(VINS, [1] * 5, "task_1", office.hub.time)))
+def _store(books: Bookkeeping, others: Sequence[Receipt] = ()) -> asyncio.Task[None]:
+    return books.spawn(books.receipts.store(_fill, others, Run(VINS, [1] * 5, "task_1", books.hub.time)))
 
 
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.parametrize("outcome", ["refused", "lost", "written", "late"])
 async def test_each_is_there_once_and_counts_once(outcome: str, atomic: bool) -> None:
     store = HeldStore(atomic=atomic)
-    office = await Office.on(store)
+    books = await Bookkeeping.on(store)
     store.held = True
-    other = office.receipt(State.REPLACED, "task_0", 0, 1)
-    writing = _store(office, [other])
+    other = books.receipt(State.REPLACED, "task_0", 0, 1)
+    writing = _store(books, [other])
     for _ in range(3):  # again and again
         await _turns()
         error = StoreFullError("no room") if outcome == "refused" else AWAY
@@ -60,25 +60,25 @@ async def test_each_is_there_once_and_counts_once(outcome: str, atomic: bool) ->
     store.held = False
     store.let_go()
     await asyncio.wait_for(writing, 60)
-    written = await _written(office)
+    written = await _written(books)
     assert [State.ACCEPTED] * 5 + [State.REPLACED] == [receipt.state for receipt in written]
     assert {*VINS} == {receipt.vin for receipt in written}
-    assert {State.ACCEPTED: 5} == office.states("task_1")
-    assert {State.REPLACED: 1} == office.states("task_0")
+    assert {State.ACCEPTED: 5} == books.states("task_1")
+    assert {State.REPLACED: 1} == books.states("task_0")
     assert "done" in store.records_of("done")
-    assert 0 == office.counters["ledger_doubts"]
-    assert office.counters["receipts_not_stored"]
-    await office.ledger.checkpoint()
-    office = await office.crash()
-    assert {State.ACCEPTED: 5} == office.states("task_1")
-    await office.stop()
+    assert 0 == books.counters["ledger_doubts"]
+    assert books.counters["receipts_not_stored"]
+    await books.ledger.checkpoint()
+    books = await books.crash()
+    assert {State.ACCEPTED: 5} == books.states("task_1")
+    await books.stop()
 
 
 async def test_a_part_that_is_there_is_not_written_again() -> None:
     store = HeldStore(atomic=False)
-    office = await Office.on(store)
+    books = await Bookkeeping.on(store)
     store.held = True
-    writing = _store(office)
+    writing = _store(books)
     await _turns()
     stream = store.inner.streams
     whole = stream.apply_append
@@ -91,21 +91,21 @@ async def test_a_part_that_is_there_is_not_written_again() -> None:
     stream.apply_append = whole  # type: ignore[method-assign]
     store.held = False
     await asyncio.wait_for(writing, 60)
-    assert VINS == [receipt.vin for receipt in await _written(office)]
-    assert {State.ACCEPTED: 5} == office.states("task_1")
-    office = await office.crash()
-    assert {State.ACCEPTED: 5} == office.states("task_1")
-    await office.stop()
+    assert VINS == [receipt.vin for receipt in await _written(books)]
+    assert {State.ACCEPTED: 5} == books.states("task_1")
+    books = await books.crash()
+    assert {State.ACCEPTED: 5} == books.states("task_1")
+    await books.stop()
 
 
 async def test_many_that_are_in_doubt_read_the_stream_once() -> None:
     store = HeldStore()
-    office = await Office.on(store)
+    books = await Bookkeeping.on(store)
     for number in range(20):
-        await office.accepted(f"task_{number}", range(3))
+        await books.accepted(f"task_{number}", range(3))
     store.held = True
     writings = [
-        office.spawn(office.receipts.store(_fill, [office.receipt(State.SENT, f"task_{number}", 0)]))
+        books.spawn(books.receipts.store(_fill, [books.receipt(State.SENT, f"task_{number}", 0)]))
         for number in range(20)
     ]
     await _turns()
@@ -122,5 +122,5 @@ async def test_many_that_are_in_doubt_read_the_stream_once() -> None:
     store.held = False
     await asyncio.wait_for(asyncio.gather(*writings), 60)
     assert 1 == offsets.count(0), "it was read from the beginning more than once"
-    assert 80 == len(await _written(office))
-    await office.stop()
+    assert 80 == len(await _written(books))
+    await books.stop()

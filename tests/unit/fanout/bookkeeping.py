@@ -1,9 +1,9 @@
 """Receipts, ledger and queries over a store, without a broker: what the fan-out does with them, in few words.
 
-office = await Office.on(store)
-await office.accepted("task_1", [1, 2, 3])        vehicles by number; each has a mailbox of its own
-await office.say(State.ACKED, "task_1", 1)        its latest delivery
-await office.crash()                              another process on the same store: what was not stored is gone
+books = await Bookkeeping.on(store)
+await books.accepted("task_1", [1, 2, 3])        vehicles by number; each has a mailbox of its own
+await books.say(State.ACKED, "task_1", 1)        its latest delivery
+await books.crash()                              another process on the same store: what was not stored is gone
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.unit.plugins.hub import MemoryHub
 LOG = structlog.stdlib.get_logger("motorcade.plugin")
 
 
-class Office:
+class Bookkeeping:
     """One process of the fan-out, as far as receipts are concerned."""
 
     def __init__(self, store: Store, node: str, max_requests: int) -> None:
@@ -43,11 +43,11 @@ class Office:
 
     @classmethod
     async def on(cls, store: Store, node: str = "n1", max_requests: int = 1000) -> Self:
-        office = cls(store, node, max_requests)
-        await office.ledger.load()
-        return office
+        books = cls(store, node, max_requests)
+        await books.ledger.load()
+        return books
 
-    async def crash(self) -> Office:
+    async def crash(self) -> Bookkeeping:
         """The process is gone, another one begins."""
         await self.stop()
         after = await type(self).on(self.store, "n2", self.ledger.max_requests)
