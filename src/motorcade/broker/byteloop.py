@@ -27,6 +27,8 @@ from motorcade.broker.window import Window
 from motorcade.clock import time
 from motorcade.mqtt import codec
 
+PACKETS_PER_TURN = 2048  #: packets of one client before the others have their turn
+WHOLE_TURN = range(PACKETS_PER_TURN - 1, -1, -1)  #: made once: a read has one packet, mostly
 MAX_DELIVERIES = 32_768  #: copies sent in one run before other connections have their turn
 OTHER_COST = 32  #: copies that one counts as which is not sent at once: queued, encoded on its own, for a shared group
 MAX_RUN = 2048  #: QoS 0 packets taken as one
@@ -65,9 +67,12 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     waits_for: object = None  # what a plugin has said that it waits for
     numbers: list[bytes] = []  # their packet ids
     told_octets = 0  # of those whose answers wait already
-    in_line = session.in_line  # answers wait for the store, and this client's next ones must not pass them
+    line = session.line
+    in_line = (
+        line is not None and line.answers > 0
+    )  # answers wait for the store, and this client's next ones must not pass them
     try:
-        for left in range(budget - 1, -1, -1):  # noqa: B007 - how many more may be taken
+        for left in WHOLE_TURN if budget == PACKETS_PER_TURN else range(budget - 1, -1, -1):  # noqa: B007 - afterwards
             if i >= enough:
                 break
             first = data[i]

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger("motorcade.connection")
 
 MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; many small ones cost more than their bytes
-PACKETS_PER_TURN = 2048  #: packets of one client through the byte loop before the others have their turn
 CHANNEL_COST = 32  #: packets of the byte loop that one through the channel counts as
 FULL_READ = 64 * 1024  #: bytes of a read after which the others have their turn; the event loop would read on
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
@@ -271,7 +270,7 @@ class Connection(asyncio.Protocol):
                 return
             data = b"".join(self._chunks)
             self._chunks = None
-        if self.closing or self.held:
+        if self.closing or self._suspended or self._spent or self._throttled is not None:  # `held`, without a call
             if not self.closing:
                 self._keep(data, len(data))
             return
@@ -315,7 +314,7 @@ class Connection(asyncio.Protocol):
         plane = self.broker.plane
         n = len(data)
         i = 0
-        left = PACKETS_PER_TURN
+        left = byteloop.PACKETS_PER_TURN
         while not self.closing:
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not plane.observed:
