@@ -68,9 +68,8 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     numbers: list[bytes] = []  # their packet ids
     told_octets = 0  # of those whose answers wait already
     line = session.line
-    in_line = (
-        line is not None and line.answers > 0
-    )  # answers wait for the store, and this client's next ones must not pass them
+    # Answers wait for the store, and this client's next ones must not pass them.
+    in_line = line is not None and line.answers > 0
     try:
         for left in WHOLE_TURN if budget == PACKETS_PER_TURN else range(budget - 1, -1, -1):  # noqa: B007 - afterwards
             if i >= enough:
