@@ -17,7 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.dispatch import FIELD, PUBLISHED
+from tests.support.dispatch import PUBLISHED
 from tests.support.redis import RedisCluster, RedisServer
 
 BATCH = 20
@@ -79,7 +79,7 @@ class Feed:
             self._client = self._master()
         line = self._client.pipeline(transaction=False)
         for number in numbers:
-            line.xadd(PUBLISHED, {FIELD: text(number)}, id=f"{number}-1")
+            line.xadd(PUBLISHED, {"payload": text(number)}, id=f"{number}-1")
         line.set(BESIDE, numbers[-1])
         for answer in line.execute(raise_on_error=False):
             if isinstance(answer, redis.RedisError) and IN_PLACE not in str(answer):

@@ -6,14 +6,11 @@ The servers of the shared engine are started once per run (and worker), when the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
-from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Durability, Store
-from motorcade.storage.rocks import RocksStore
-from tests.contracts.engines import Engine, patient
+from motorcade.storage.ports import Store
+from tests.contracts.engines import EmbeddedEngine, Engine, SharedEngine
 from tests.support.redis import RedisCluster, RedisServer, valkey_program
 
 ENGINES = ["memory", "rocksdb", "redis", "valkey", "cluster"]
@@ -40,23 +37,18 @@ def redis_cluster() -> Iterator[RedisCluster]:
         yield cluster
 
 
-def engine_of(name: str, request: pytest.FixtureRequest) -> Engine:
-    match name:
-        case "memory":
-            return Engine(name, MemoryStore, persistent=False, shared=False, atomic=True)
-        case "rocksdb":
-            path: Path = request.getfixturevalue("tmp_path") / "store"
-            return Engine(name, lambda: RocksStore(path), persistent=True, shared=False, atomic=True)
-    servers: RedisServer | RedisCluster = request.getfixturevalue(f"redis_{'server' if name == 'redis' else name}")
-    servers.empty()
-    # A server alone has no replica that could confirm anything.
-    level = Durability.SAFE if name == "cluster" else Durability.FAST
-    return Engine(name, lambda: patient(servers.url, level), persistent=True, shared=True, atomic=False)
-
-
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    return engine_of(request.param, request)
+    name: str = request.param
+    if name == "memory":
+        return Engine(name)
+    made: Engine
+    if name == "rocksdb":
+        made = EmbeddedEngine(name, request.getfixturevalue("tmp_path"))
+    else:
+        made = SharedEngine(name, request.getfixturevalue(f"redis_{'server' if name == 'redis' else name}"))
+    made.empty()
+    return made
 
 
 @pytest.fixture

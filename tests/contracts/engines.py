@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from motorcade.redis.place import RedisOptions
+from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Appended, Bound, Draft, Durability, Entry, Store, Swept
 from motorcade.storage.redis import RedisStore
+from motorcade.storage.rocks import RocksStore
+from tests.support.redis import RedisCluster, RedisServer
 
 T = TypeVar("T")
 
@@ -26,44 +33,15 @@ PAYLOAD = b"payload " * 512
 
 #: Names that are easily mistaken: for separators, patterns, hash tags, escapes, numbers, parts of each other.
 ODD_NAMES = [
-    "a",
-    "ab",
-    "a/b",
-    "/",
-    "//",
-    "%",
-    "%2F",
-    "*",
-    "?",
-    "[a-z]",
-    "\\",
-    "{",
-    "}",
-    "{}",
-    "{a}",
-    "{a}b",
-    "a{b}c",
-    ":",
-    "a:b",
-    "0",
-    "00",
-    " ",
-    " a ",
-    "a\nb",
-    "\x01",
-    "\x7f",
-    "ä",
-    "a\u0308",
-    "車",
-    "🚗",
-    "\uffff",
-    "\U0010ffff",
-    "'",
-    '"',
-    "$SYS",
-    "v" * 1000,
-    "v" * 65535,
-]
+    "a", "ab", "a/b", "/", "//", "%", "%2F", "*", "?", "[a-z]", "\\", "{", "}", "{}", "{a}", "{a}b", "a{b}c", ":",
+    "a:b", "0", "00", " ", " a ", "a\nb", "\x01", "\x7f", "ä", "a\u0308", "車", "🚗", "\uffff", "\U0010ffff", "'",
+    '"', "$SYS", "v" * 1000, "v" * 65535,
+]  # fmt: skip
+
+
+#: Tests for engines that apply a batch as a whole, that keep their data, and that go by `now` in everything.
+atomic = local_clock = pytest.mark.parametrize("engine", ["memory", "rocksdb"], indirect=True)
+persistent = pytest.mark.parametrize("engine", ["rocksdb", "redis", "valkey", "cluster"], indirect=True)
 
 
 def odd_id(name: str) -> str:
@@ -72,20 +50,62 @@ def odd_id(name: str) -> str:
     return text if len(text) < 20 else f"{text[:8]}…{len(name)}"
 
 
-@dataclass(frozen=True)
 class Engine:
     """How to get at one engine. Every store it makes has the same data behind it, where there is any."""
 
-    name: str
-    make: Callable[[], Store]
-    persistent: bool  #: what was written is there after `close` and `open`
-    shared: bool  #: several stores may be open at once
-    atomic: bool  #: batches are seen as a whole or not at all
+    persistent = False  #: what was written is there after `close` and `open`
+    shared = False  #: several stores may be open at once; leases go by the servers' clock, not by `now`
+    atomic = True  #: batches are seen as a whole or not at all
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def make(self) -> Store:
+        return MemoryStore()
+
+    def empty(self) -> None:
+        """Forget all data."""
+
+
+class EmbeddedEngine(Engine):
+    """Directories of RocksDB, one after the other."""
+
+    persistent = True
+
+    def __init__(self, name: str, directory: Path) -> None:
+        super().__init__(name)
+        self.level = Durability.SAFE
+        self._directory = directory
+        self._count = 0
 
     @property
-    def clock_is_argument(self) -> bool:
-        """Leases go by `now` (see `Coordination`)."""
-        return not self.shared
+    def path(self) -> Path:
+        return self._directory / f"store-{self._count}"
+
+    def make(self) -> Store:
+        return RocksStore(self.path, self.level)
+
+    def empty(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._count += 1
+
+
+class SharedEngine(Engine):
+    """A server, or a cluster of them."""
+
+    persistent = shared = True
+    atomic = False
+
+    def __init__(self, name: str, servers: RedisServer | RedisCluster) -> None:
+        super().__init__(name)
+        self._servers = servers
+
+    def make(self) -> RedisStore:
+        # A server alone has no replica that could confirm anything.
+        return patient(self._servers.url, Durability.SAFE if self.name == "cluster" else Durability.FAST)
+
+    def empty(self) -> None:
+        self._servers.empty()
 
 
 def patient(url: str, durability: Durability) -> RedisStore:
@@ -143,6 +163,15 @@ async def sweep(store: Store, now: float, budget: int = 100) -> list[Swept]:
     while (cursor := steps[-1].cursor) is not None:
         assert len(steps) < 100_000, "the sweep does not end"
         steps.append(await store.sweep(now, budget, cursor))
+    return steps
+
+
+async def trim(store: Store, stream: str, budget: int = 1000, **limits: float) -> list[Swept]:
+    """A complete trim, step by step."""
+    steps: list[Swept] = []
+    while not steps or steps[-1].cursor is not None:
+        assert len(steps) < 10_000, "the trim does not end"
+        steps.append(await store.streams.trim(stream, budget=budget, **limits))  # type: ignore[arg-type]
     return steps
 
 

@@ -1,17 +1,17 @@
-"""Mailboxes against a model: any sequence of calls gives what a list per owner would give.
+"""A store against a model: any sequence of calls gives what lists and dictionaries would give.
 
 The model is written down twice as simple as any engine could be; hypothesis looks for a sequence of calls where the two
-differ, and shows the shortest.
+differ, and shows the shortest. Whatever is written down here needs no example beside it: bounds, what is in flight and
+spared, tokens, keys, marks, expiry, sweeps and their budgets, batches in order, records, streams and their trims, blobs
+that are kept, attachments; on engines that keep their data, closed and opened again at any moment.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import pytest
@@ -28,33 +28,77 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import SPARE_ALL, Appended, Bound, Draft, Durability, Entry, MailboxInfo, Store
-from motorcade.storage.rocks import RocksStore
-from tests.contracts.engines import DAY, HOUR, NOW, digest_of, entries, owners, patient, sweep
-from tests.support.redis import RedisCluster, RedisServer
+from motorcade.storage.ports import (
+    SPARE_ALL,
+    Appended,
+    Bound,
+    Draft,
+    Durability,
+    Entry,
+    Formed,
+    MailboxInfo,
+    Store,
+    StreamInfo,
+    StreamRecord,
+)
+from tests.contracts.engines import (
+    DAY,
+    HOUR,
+    NOW,
+    EmbeddedEngine,
+    Engine,
+    digest_of,
+    entries,
+    owners,
+    persistent,
+    scan,
+    sweep,
+    trim,
+)
 
 T = TypeVar("T")
 
 OWNERS = st.sampled_from(["v1", "v2", "v1/v2"])
 PAYLOADS = [b"", b"small", b"a" * 1000, b"b" * 2000]
+CONTENTS = [b"", b"value", bytes(range(256)), b"x" * 40_000]
 BOUNDS = st.one_of(
     st.just(Bound()),
     st.builds(Bound, entries=st.integers(1, 4)),
     st.builds(Bound, octets=st.sampled_from([3, 10, 2500])),
     st.builds(Bound, entries=st.integers(1, 4), octets=st.sampled_from([10, 2500])),
 )
-#: `expires_at` is filled in as seconds from now on; 0: never.
+#: Seconds from now on, when something expires; 0: never.
+ENDS = st.sampled_from([0.0, 0.0, 1.0, 5.0, 2 * HOUR, -1.0])
 DRAFTS = st.builds(
     Draft,
     body=st.binary(max_size=4),
-    payload=st.sampled_from(PAYLOADS),
-    key=st.sampled_from([b"", b"", b"k1", b"k2"]),
-    expires_at=st.sampled_from([0.0, 0.0, 1.0, 5.0, 2 * HOUR]),
+    payload=st.integers(0, 3).map(lambda number: PAYLOADS[number]),
+    key=st.sampled_from([b"", b"", b"k", b"k\x00", b"k\xff/*{}"]),
+    expires_at=ENDS,
     droppable=st.booleans(),
     token=st.sampled_from([b"", b"", b"t1", b"t2"]),
 )
 SPARED = st.sampled_from([0, 0, 0, SPARE_ALL, 1, 3, 5, 8, 12])
-CALLS = st.tuples(st.lists(OWNERS, min_size=1, max_size=3), DRAFTS, BOUNDS, SPARED)
+POSITIONS = st.integers(-1, 20)
+MARKS = st.sampled_from([0, 1, 255])
+
+COLLECTIONS, KEYS = st.sampled_from(["c", "cc"]), st.sampled_from(["k", "k/1", "k/1/2", "*"])
+VALUES = st.integers(0, 3).map(lambda number: CONTENTS[number])  # by number: large ones would be told in full
+
+STREAMS = st.sampled_from(["s", "ss"])
+ROWS = st.lists(VALUES, min_size=1, max_size=5)
+RECORDS = ROWS | ROWS.map(lambda values: Formed([b"<", 0, b"|", 0, b">"], [values]))
+
+APPEND = st.tuples(st.just("append"), st.lists(OWNERS, max_size=3), DRAFTS, BOUNDS, SPARED)
+STEPS = st.one_of(
+    APPEND,
+    APPEND,
+    st.tuples(st.just("acknowledge"), OWNERS, st.lists(POSITIONS, max_size=4)),
+    st.tuples(st.just("mark"), OWNERS, POSITIONS, MARKS),
+    st.tuples(st.just("put"), COLLECTIONS, KEYS, VALUES, ENDS),
+    st.tuples(st.just("delete"), COLLECTIONS, KEYS),
+    st.tuples(st.just("stream"), STREAMS, RECORDS, st.sampled_from([0.0, 0.0, 5.0])),
+)
 
 
 @dataclass
@@ -78,11 +122,13 @@ class ModelBox:
         self.entries = [pair for pair in self.entries if pair[0].position not in positions]
         return before - len(self.entries)
 
-    def append(self, owner: str, draft: Draft, now: float, bound: Bound, position: int, spared: int) -> Appended:
-        """What the answer has to be; `position` is the one to use if the entry stays."""
+    def append(
+        self, owner: str, draft: Draft, now: float, bound: Bound, position: int, spared: int, node: str
+    ) -> Appended:
+        """What the answer has to be; `position` is the one to use if the entry stays, `node` where the owner is."""
         first, known = self.tokens.get(draft.token, (now - HOUR, 0)) if draft.token else (now - HOUR, 0)
         if now < first + HOUR:
-            return Appended(owner, known, repeated=True)
+            return Appended(owner, known, repeated=True, attached=node)
         replaced = next((entry.position for entry, _ in self.entries if draft.key and entry.key == draft.key), 0)
         self.remove({replaced})
         dropped: list[int] = []
@@ -103,88 +149,160 @@ class ModelBox:
                 position = 0
         if draft.token:
             self.tokens[draft.token] = (now, position)
-        return Appended(owner, position, replaced, tuple(dropped), over=position > 0 and self.too_large(bound))
+        over = position > 0 and self.too_large(bound)
+        return Appended(owner, position, replaced, tuple(dropped), attached=node, over=over)
+
+    def mark(self, position: int, mark: int) -> bool:
+        """What is marked never expires."""
+        there = any(entry.position == position for entry, _ in self.entries)
+        self.entries = [
+            (replace(entry, mark=mark, expires_at=0.0 if mark else entry.expires_at), droppable)
+            if entry.position == position
+            else (entry, droppable)
+            for entry, droppable in self.entries
+        ]
+        return there
+
+    def alive(self, now: float) -> list[Entry]:
+        return [entry for entry, _ in self.entries if not entry.expires_at or now < entry.expires_at]
+
+    def sweep(self, now: float) -> list[int]:
+        """The positions that go."""
+        gone = {entry.position for entry, _ in self.entries} - {entry.position for entry in self.alive(now)}
+        self.remove(gone)
+        return sorted(gone)
 
 
-class MailboxMachine(RuleBasedStateMachine):
+@dataclass
+class ModelStream:
+    """A list; offsets are those that the engine has given."""
+
+    records: list[StreamRecord] = field(default_factory=list)
+    last: int = 0
+    time: float = 0.0
+
+    def append(self, values: Sequence[bytes], now: float, offsets: Sequence[int]) -> None:
+        assert len(values) == len(offsets)
+        assert all(before < after for before, after in zip([self.last, *offsets], offsets, strict=False)), offsets
+        self.time, self.last = max(now, self.time), offsets[-1]
+        self.records += [StreamRecord(offset, self.time, value) for offset, value in zip(offsets, values, strict=True)]
+
+    def octets(self) -> int:
+        return sum(len(record.value) for record in self.records)
+
+    def trim(self, before: float, records: int, octets: int) -> tuple[int, int]:
+        """How many go, and their octets."""
+        count, size = len(self.records), self.octets()
+        while self.records and (
+            self.records[0].time < before
+            or (records and len(self.records) > records)
+            or (octets and self.octets() > octets)
+        ):
+            del self.records[0]
+        return count - len(self.records), size - self.octets()
+
+
+class StoreMachine(RuleBasedStateMachine):
     """Any calls, in any order, on one engine."""
 
-    persistent = False
-
-    def make(self) -> Store:
-        return MemoryStore()
+    engine: Engine
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.directory = Path(tempfile.mkdtemp(prefix="motorcade-model-"))
-        self.model: dict[str, ModelBox] = {}
+        self.loop = asyncio.new_event_loop()
         self.now = NOW
-        self.store = self.make()
+        self.boxes: dict[str, ModelBox] = {}
+        self.attached: dict[str, tuple[str, int]] = {}  #: node and epoch
+        self.epochs: dict[str, int] = {}  #: the last one of each owner
+        self.records: dict[tuple[str, str], tuple[bytes, float]] = {}
+        self.streams: dict[str, ModelStream] = {}
+        self.kept: dict[bytes, float] = {}  #: blobs that were put, and how long they are kept
+        self.engine.empty()
+        self.store = self.engine.make()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(call)
+        return self.loop.run_until_complete(call)
 
     def box(self, owner: str) -> ModelBox:
-        return self.model.setdefault(owner, ModelBox())
+        return self.boxes.setdefault(owner, ModelBox())
+
+    def at(self, seconds: float) -> float:
+        return self.now + seconds if seconds else 0.0
 
     @initialize()
     def open(self) -> None:
         self.run(self.store.open())
 
+    # -- writes
+
     def expect(self, owner: str, draft: Draft, bound: Bound, spared: int, answer: Appended) -> None:
-        box = self.box(owner)
-        assert answer == box.append(owner, draft, self.now, bound, answer.position or box.last + 1, spared)
+        box, node = self.box(owner), self.attached.get(owner, ("", 0))[0]
+        wanted = box.append(owner, draft, self.now, bound, answer.position or box.last + 1, spared, node)
+        assert answer == wanted
         if answer.position and not answer.repeated:
             # What was pushed out itself may have used up positions; nothing else may.
             assert answer.position > box.last
             box.last = answer.position
 
-    def dated(self, draft: Draft) -> Draft:
-        return replace(draft, expires_at=self.now + draft.expires_at) if draft.expires_at else draft
+    @rule(call=APPEND)
+    def append(self, call: tuple[str, list[str], Draft, Bound, int]) -> None:
+        _, names, draft, bound, spared = call
+        draft = replace(draft, expires_at=self.at(draft.expires_at))
+        answers = self.run(self.store.mailboxes.append(names, draft, self.now, bound, [spared] * len(names)))
+        for owner, answer in zip(names, answers, strict=True):
+            self.expect(owner, draft, bound, spared, answer)
 
-    @rule(call=CALLS)
-    def append(self, call: tuple[list[str], Draft, Bound, int]) -> None:
-        names, draft, bound, spared = call[0], self.dated(call[1]), call[2], [call[3]] * len(call[0])
-        for owner, answer in zip(
-            names, self.run(self.store.mailboxes.append(names, draft, self.now, bound, spared)), strict=True
-        ):
-            self.expect(owner, draft, bound, call[3], answer)
-
-    @rule(calls=st.lists(CALLS, max_size=5), acknowledged=st.lists(st.tuples(OWNERS, st.integers(1, 12)), max_size=4))
-    def batch(self, calls: list[tuple[list[str], Draft, Bound, int]], acknowledged: list[tuple[str, int]]) -> None:
+    @rule(steps=st.lists(STEPS, max_size=8))
+    def batch(self, steps: list[tuple]) -> None:
+        """Each step sees what the steps before it have done."""
         batch = self.store.batch()
-        for owner, position in acknowledged:
-            batch.acknowledge(owner, [position])
-        for names, draft, bound, spared in calls:
-            batch.append(names, self.dated(draft), self.now, bound, [spared] * len(names))
+        for step in steps:
+            match step:
+                case ("append", names, draft, bound, spared):
+                    draft = replace(draft, expires_at=self.at(draft.expires_at))
+                    batch.append(names, draft, self.now, bound, [spared] * len(names))
+                case ("acknowledge", owner, positions):
+                    batch.acknowledge(owner, iter(positions))
+                case ("mark", owner, position, mark):
+                    batch.mark(owner, position, mark)
+                case ("put", collection, key, value, seconds):
+                    batch.put(collection, key, value, self.at(seconds))
+                case ("delete", collection, key):
+                    batch.delete(collection, key)
+                case ("stream", name, values, ago):
+                    batch.stream(name, values, self.now - ago)
         answers = iter(self.run(batch.commit()))
-        for owner, position in acknowledged:
-            self.box(owner).remove({position})
-        for names, draft, bound, spared in calls:
-            for owner in names:
-                self.expect(owner, self.dated(draft), bound, spared, next(answers))
+        appended: dict[str, Iterator[StreamRecord]] = {}
+        for step in steps:
+            match step:
+                case ("append", names, draft, bound, spared):
+                    draft = replace(draft, expires_at=self.at(draft.expires_at))
+                    for owner in names:
+                        self.expect(owner, draft, bound, spared, next(answers))
+                case ("acknowledge", owner, positions):
+                    self.box(owner).remove(set(positions))
+                case ("mark", owner, position, mark):
+                    self.box(owner).mark(position, mark)
+                case ("put", collection, key, value, seconds):
+                    self.records[collection, key] = value, self.at(seconds)
+                case ("delete", collection, key):
+                    self.records.pop((collection, key), None)
+                case ("stream", name, values, ago):
+                    stream = self.streams.setdefault(name, ModelStream())
+                    if name not in appended:
+                        appended[name] = iter(self.run(self.store.streams.read(name, stream.last, 1000)))
+                    offsets = [next(appended[name]).offset for _ in values]  # the invariant compares the rest
+                    stream.append(values, self.now - ago, offsets)
         assert next(answers, None) is None
 
-    @rule(owner=OWNERS, positions=st.lists(st.integers(0, 20), max_size=6))
+    @rule(owner=OWNERS, positions=st.lists(POSITIONS, max_size=6))
     def acknowledge(self, owner: str, positions: list[int]) -> None:
         count = self.box(owner).remove(set(positions))
-        assert count == self.run(self.store.mailboxes.acknowledge(owner, positions))
+        assert count == self.run(self.store.mailboxes.acknowledge(owner, iter(positions)))
 
-    @rule(owner=OWNERS, position=st.integers(1, 20), mark=st.sampled_from([0, 1, 255]))
+    @rule(owner=OWNERS, position=POSITIONS, mark=MARKS)
     def mark(self, owner: str, position: int, mark: int) -> None:
-        box = self.box(owner)
-        there = any(entry.position == position for entry, _ in box.entries)
-        box.entries = [
-            (self.marked(entry, mark) if entry.position == position else entry, droppable)
-            for entry, droppable in box.entries
-        ]
-        assert there == self.run(self.store.mailboxes.mark(owner, position, mark))
-
-    @staticmethod
-    def marked(entry: Entry, mark: int) -> Entry:
-        """What is marked never expires."""
-        return replace(entry, mark=mark, expires_at=0.0 if mark else entry.expires_at)
+        assert self.box(owner).mark(position, mark) == self.run(self.store.mailboxes.mark(owner, position, mark))
 
     @rule(owner=OWNERS)
     def clear(self, owner: str) -> None:
@@ -194,15 +312,72 @@ class MailboxMachine(RuleBasedStateMachine):
 
     @rule(owner=OWNERS)
     def forget(self, owner: str) -> None:
-        box = self.box(owner)
-        assert len(box.entries) == self.run(self.store.mailboxes.forget(owner))
-        self.model[owner] = ModelBox()
+        assert len(self.box(owner).entries) == self.run(self.store.mailboxes.forget(owner))
+        self.boxes[owner] = ModelBox()
         assert MailboxInfo(0, 0, 0, 0) == self.run(self.store.mailboxes.info(owner))
 
-    @rule(owner=OWNERS, after=st.integers(0, 20), limit=st.integers(0, 5))
-    def read(self, owner: str, after: int, limit: int) -> None:
-        wanted = [entry for entry in self.alive(owner) if entry.position > after][:limit]
-        assert wanted == self.run(self.store.mailboxes.read(owner, after, limit, self.now))
+    @rule(payload=st.integers(2, 3).map(lambda number: PAYLOADS[number]), seconds=st.sampled_from([1.0, 5.0, 2 * HOUR]))
+    def put_blob(self, payload: bytes, seconds: float) -> None:
+        """A later time lengthens, an earlier one changes nothing."""
+        assert digest_of(payload) == self.run(self.store.blobs.put(payload, self.now, self.now + seconds))
+        self.kept[payload] = max(self.kept.get(payload, 0.0), self.now + seconds)
+
+    @rule(collection=COLLECTIONS, key=KEYS, value=VALUES, seconds=ENDS)
+    def put(self, collection: str, key: str, value: bytes, seconds: float) -> None:
+        self.run(self.store.records.put(collection, key, value, self.at(seconds)))
+        self.records[collection, key] = value, self.at(seconds)
+
+    @rule(collection=COLLECTIONS, key=KEYS)
+    def delete(self, collection: str, key: str) -> None:
+        there = key in self.readable(collection)
+        overdue = (collection, key) in self.records and not there
+        answer = self.run(self.store.records.delete(collection, key))
+        assert overdue or answer == there
+        self.records.pop((collection, key), None)
+
+    @rule(name=STREAMS, values=st.just([]) | RECORDS, ago=st.sampled_from([0.0, 0.0, 5.0]))
+    def stream(self, name: str, values: Sequence[bytes], ago: float) -> None:
+        """Clocks of several nodes differ; time never goes back in a stream."""
+        offsets = self.run(self.store.streams.append(name, values, self.now - ago))
+        if values:
+            self.streams.setdefault(name, ModelStream()).append(values, self.now - ago, offsets)
+        assert len(values) == len(offsets)
+
+    @rule(
+        name=STREAMS,
+        age=st.sampled_from([None, None, 0.0, 1.0, 5.0]),
+        records=st.sampled_from([0, 0, 1, 3]),
+        octets=st.sampled_from([0, 0, 1, 10, 300, 40_000]),
+        budget=st.integers(1, 6),
+    )
+    def trim(self, name: str, age: float | None, records: int, octets: int, budget: int) -> None:
+        before = 0.0 if age is None else self.now - age
+        steps = self.run(trim(self.store, name, budget, before=before, records=records, octets=octets))
+        wanted = self.streams.get(name, ModelStream()).trim(before, records, octets)
+        assert wanted == (sum(step.removed for step in steps), sum(step.octets for step in steps))
+        assert all(step.removed <= budget for step in steps)
+
+    @rule(name=STREAMS)
+    def drop(self, name: str) -> None:
+        self.run(self.store.streams.drop(name))
+        self.streams.pop(name, None)
+
+    @rule(owner=OWNERS, node=st.sampled_from(["node-a", "node-b"]))
+    def attach(self, owner: str, node: str) -> None:
+        answer = self.run(self.store.coordination.attach(owner, node))
+        previous = self.attached.get(owner, ("", 0))[0]
+        assert (previous, bool(self.box(owner).entries)) == (answer.previous, answer.pending)
+        assert answer.epoch > self.epochs.get(owner, 0)
+        self.attached[owner], self.epochs[owner] = (node, answer.epoch), answer.epoch
+
+    @rule(owner=OWNERS, of=OWNERS, step=st.sampled_from([0, 0, 0, -1, 1]))
+    def detach(self, owner: str, of: str, step: int) -> None:
+        """With the epoch of the last attach, one that is old or unknown, or somebody else's."""
+        epoch = self.epochs.get(of, 1) + step
+        there = owner in self.attached and self.attached[owner][1] == epoch
+        assert there == self.run(self.store.coordination.detach(owner, epoch))
+        if there:
+            del self.attached[owner]
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0, HOUR]))
     def pass_time(self, seconds: float) -> None:
@@ -212,42 +387,94 @@ class MailboxMachine(RuleBasedStateMachine):
     def sweep(self, budget: int) -> None:
         steps = self.run(sweep(self.store, self.now, budget))
         assert all(step.removed <= budget for step in steps)
-        for owner, box in self.model.items():
-            alive = {entry.position for entry in self.alive(owner)}
-            box.remove({entry.position for entry, _ in box.entries} - alive)
+        gone = [(owner, position) for owner, box in self.boxes.items() for position in box.sweep(self.now)]
+        assert sorted(gone) == sorted(pair for step in steps for pair in step.expired)
+        self.records = {name: one for name, one in self.records.items() if not one[1] or self.now < one[1]}
+        figures = self.run(self.store.figures())
+        wanted = (sum(len(box.entries) for box in self.boxes.values()), len(self.records))
+        assert wanted == (figures.entries, figures.records)
 
-    @precondition(lambda self: self.persistent)
+    @precondition(lambda self: self.engine.persistent)
     @rule()
     def reopen(self) -> None:
         self.run(self.store.close())
-        self.store = self.make()
+        self.store = self.engine.make()
         self.run(self.store.open())
+        if not self.engine.shared:
+            self.attached.clear()  # the node that they were attached to is gone
 
-    def alive(self, owner: str) -> list[Entry]:
-        found = [entry for entry, _ in self.box(owner).entries]
-        return [entry for entry in found if not entry.expires_at or self.now < entry.expires_at]
+    # -- reads
+
+    @rule(owner=OWNERS, after=POSITIONS, limit=st.integers(0, 5))
+    def read(self, owner: str, after: int, limit: int) -> None:
+        wanted = [entry for entry in self.box(owner).alive(self.now) if entry.position > after][:limit]
+        assert wanted == self.run(self.store.mailboxes.read(owner, max(after, 0), limit, self.now))
+
+    @rule(name=STREAMS, number=st.integers(0, 8), limit=st.integers(0, 4), time=st.sampled_from([0.0, 1.0, 5.0, 99.0]))
+    def read_stream(self, name: str, number: int, limit: int, time: float) -> None:
+        """After an offset, and from where a time begins."""
+        stream, read = self.streams.get(name, ModelStream()), self.store.streams.read
+        after = stream.records[number].offset if number < len(stream.records) else stream.last
+        wanted = [record for record in stream.records if record.offset > after][:limit]
+        assert wanted == self.run(read(name, after, limit))
+        later = [record for record in stream.records if record.time >= self.now - time]
+        found = self.run(self.store.streams.find(name, self.now - time))
+        assert later == self.run(read(name, found, 1000))
+        assert found <= stream.last and (later or found == stream.last)
+
+    def readable(self, collection: str) -> dict[str, bytes]:
+        return {
+            key: value
+            for (place, key), (value, end) in self.records.items()
+            if place == collection and (not end or self.now < end)
+        }
+
+    @rule(collection=COLLECTIONS, key=KEYS)
+    def look_up(self, collection: str, key: str) -> None:
+        wanted = self.readable(collection)
+        assert wanted.get(key) == self.run(self.store.records.get(collection, key, self.now))
+        begin_so = {name: value for name, value in wanted.items() if name.startswith(key)}
+        assert begin_so == self.run(scan(self.store, collection, key, self.now))
 
     @invariant()
-    def mailboxes_agree(self) -> None:
-        for owner, box in self.model.items():
-            assert self.alive(owner) == self.run(entries(self.store, owner, self.now))
-            info = self.run(self.store.mailboxes.info(owner))
+    def all_agree(self) -> None:
+        async def compare() -> None:
+            await self.compare_mailboxes()
+            await self.compare_records()
+            await self.compare_streams()
+
+        self.run(compare())
+
+    async def compare_mailboxes(self) -> None:
+        mailboxes, kept = self.store.mailboxes, {payload for payload, until in self.kept.items() if self.now < until}
+        for owner, box in self.boxes.items():
+            assert box.alive(self.now) == await entries(self.store, owner, self.now)
+            info = await mailboxes.info(owner)
             first = box.entries[0][0].position if box.entries else 0
             assert info == MailboxInfo(len(box.entries), box.octets(), first, info.last)
             assert info.last >= box.last
-        assert sorted(owner for owner, box in self.model.items() if box.entries) == self.run(owners(self.store))
+            kept |= {entry.payload for entry, _ in box.entries if len(entry.payload) > 256}
+        assert sorted(owner for owner, box in self.boxes.items() if box.entries) == await owners(self.store)
+        for payload in kept:
+            assert payload == await self.store.blobs.get(digest_of(payload), self.now)
 
-    @invariant()
-    def payloads_are_there(self) -> None:
-        held = {entry.payload for box in self.model.values() for entry, _ in box.entries if len(entry.payload) > 256}
-        for payload in held:
-            assert payload == self.run(self.store.blobs.get(digest_of(payload), self.now))
+    async def compare_records(self) -> None:
+        for collection in {place for place, _ in self.records}:
+            assert self.readable(collection) == await scan(self.store, collection, now=self.now)
+
+    async def compare_streams(self) -> None:
+        streams = self.store.streams
+        assert sorted(self.streams) == sorted(await streams.names())
+        for name, stream in self.streams.items():
+            assert stream.records == await streams.read(name, 0, 1000)
+            first = stream.records[0].offset if stream.records else 0
+            assert StreamInfo(first, stream.last, len(stream.records), stream.octets()) == await streams.info(name)
 
     def teardown(self) -> None:
         """In the end the store is sound, and empty when all is taken out of it."""
         try:
             assert [] == self.run(self.store.check())
-            for owner in self.model:
+            for owner in self.boxes:
                 self.run(self.store.mailboxes.clear(owner))
             self.run(sweep(self.store, self.now + DAY))
             assert (0, 0) == self.run(self.store.blobs.count())
@@ -255,55 +482,79 @@ class MailboxMachine(RuleBasedStateMachine):
             assert [] == self.run(self.store.check())
         finally:
             self.run(self.store.close())
-            self.runner.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self.loop.close()
 
 
-class RocksMailboxMachine(MailboxMachine):
-    """The same with files, closed and opened again in between."""
-
-    persistent = True
-
-    def make(self) -> Store:
-        return RocksStore(self.directory / "store")
+# -- the same, by the hundred
 
 
-EVERY_TIME = settings(
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
+@persistent
+async def test_long_batches_give_what_they_give_in_memory(store: Store) -> None:
+    """Hundreds of steps in one call, which servers do quickly; the engine that is compared with has its model above."""
+    reference = MemoryStore()
+    await reference.open()
+    for seed in range(30):
+        dice, now = Random(seed), NOW + seed * HOUR / 2
+        steps = [random_step(dice, now) for _ in range(100)]
+        answers, found = [], []
+        for one in (store, reference):
+            batch = one.batch()
+            for method, arguments in steps:
+                getattr(batch, method)(*arguments)
+            answers.append(await batch.commit())
+            await sweep(one, now + 10)
+            found.append([(await entries(one, owner, now), await one.mailboxes.info(owner)) for owner in BOXES])
+        for step, (mine, theirs) in enumerate(zip(*answers, strict=True)):
+            assert mine == theirs, f"seed {seed}, answer {step}"
+        assert found[0] == found[1], f"seed {seed}"
+        assert [] == await store.check()
+    await reference.close()
 
-TestMemoryModel = MailboxMachine.TestCase
-TestMemoryModel.settings = settings(EVERY_TIME, max_examples=100, stateful_step_count=40)
 
-TestRocksModel = RocksMailboxMachine.TestCase
-TestRocksModel.settings = settings(EVERY_TIME, max_examples=20, stateful_step_count=30)
+BOXES = ["v1", "v2", "v1/v2"]
 
 
-def machine_over(servers: RedisServer | RedisCluster, level: Durability) -> type[MailboxMachine]:
-    class RedisMailboxMachine(MailboxMachine):
-        persistent = True
+def random_step(dice: Random, now: float) -> tuple[str, tuple[Any, ...]]:
+    """Mostly appends to mailboxes that are full."""
+    owner = dice.choice(BOXES)
+    if dice.random() < 0.2:
+        return "acknowledge", (owner, dice.sample(range(60), 5))
+    if dice.random() < 0.1:
+        return "mark", (owner, dice.randrange(60), dice.choice((0, 1, 255)))
+    draft = Draft(
+        bytes(dice.randrange(4)),
+        dice.choice(PAYLOADS),
+        dice.choice((b"", b"", b"k", b"k\x00", b"k\xff/*{}")),
+        dice.choice((0.0, 0.0, now + 5, now + 2 * HOUR, now - 1)),
+        dice.random() < 0.3,
+        dice.choice((b"", b"", b"", b"t%d" % dice.randrange(9))),
+    )
+    bound = Bound(dice.choice((0, 0, 1, 3, 8)), dice.choice((0, 0, 0, 3, 10, 2500, 6000)))
+    owners_ = dice.sample(BOXES, dice.choice((1, 1, 2, 3)))
+    spared = [dice.choice((0, 0, SPARE_ALL, dice.randrange(60))) for _ in owners_]
+    return "append", (owners_, draft, now, bound, spared)
 
-        def __init__(self) -> None:
-            servers.empty()
-            super().__init__()
 
-        def make(self) -> Store:
-            return patient(servers.url, level)
-
-    return RedisMailboxMachine
+#: How often, and how long: as much as an engine does in a few seconds.
+EXAMPLES = {"memory": (60, 40), "rocksdb": (15, 30), "redis": (15, 30), "valkey": (4, 30), "cluster": (5, 30)}
 
 
 @pytest.mark.timeout(600)
-def test_redis_model(redis_server: RedisServer) -> None:
-    """The same with a server."""
-    machine = machine_over(redis_server, Durability.FAST)
-    run_state_machine_as_test(machine, settings=settings(EVERY_TIME, max_examples=20, stateful_step_count=30))
+def test_any_calls_in_any_order(engine: Engine) -> None:
+    class Machine(StoreMachine):
+        pass
 
-
-@pytest.mark.timeout(600)
-def test_cluster_model(redis_cluster: RedisCluster) -> None:
-    """The same with six of them, where payloads and entries are in different places."""
-    machine = machine_over(redis_cluster, Durability.SAFE)
-    run_state_machine_as_test(machine, settings=settings(EVERY_TIME, max_examples=5, stateful_step_count=30))
+    Machine.engine = engine
+    if isinstance(engine, EmbeddedEngine):
+        engine.level = Durability.FAST  # a sync for every call would take longer than all else
+    examples, steps = EXAMPLES[engine.name]
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )

@@ -15,13 +15,24 @@ from hypothesis import strategies as st
 
 from motorcade.storage import transfer
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Bound, Draft, Durability, Store, StoreError
+from motorcade.storage.ports import Bound, Draft, Store, StoreError
 from motorcade.storage.redis import RedisStore
-from motorcade.storage.rocks import RocksStore
 from motorcade.storage.transfer_memory import MemorySource, MemoryTarget
 from motorcade.storage.transfer_redis import RedisSource, RedisTarget
 from motorcade.storage.transfer_rocks import RocksSource, RocksTarget
-from tests.contracts.engines import HOUR, NOW, PAYLOAD, append, entries, owners, patient, scan, sweep
+from tests.contracts.engines import (
+    HOUR,
+    NOW,
+    PAYLOAD,
+    EmbeddedEngine,
+    Engine,
+    SharedEngine,
+    append,
+    entries,
+    owners,
+    scan,
+    sweep,
+)
 from tests.support.redis import RedisCluster, RedisServer
 
 ENGINES = ["memory", "rocksdb", "redis", "cluster"]
@@ -30,23 +41,20 @@ ENGINES = ["memory", "rocksdb", "redis", "cluster"]
 class Place:
     """Where a store of one engine is; empty again with every `fresh`."""
 
-    def __init__(self, name: str, directory: Path, servers: RedisServer | RedisCluster | None) -> None:
-        self.name = name
-        self._directory = directory
-        self._servers = servers
-        self._count = 0
+    def __init__(self, engine: Engine) -> None:
+        self.name = engine.name
+        self._engine = engine
         self._memory: MemoryStore | None = None
         self.fresh()
 
     @property
     def path(self) -> Path:
-        return self._directory / f"{self.name}-{self._count}"
+        assert isinstance(self._engine, EmbeddedEngine)
+        return self._engine.path
 
     def fresh(self) -> None:
-        self._count += 1
         self._memory = None
-        if self._servers is not None:
-            self._servers.empty()
+        self._engine.empty()
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
@@ -56,16 +64,12 @@ class Place:
                 await self._memory.open()
             yield self._memory  # stays open: it is all there is
             return
-        store = RocksStore(self.path) if self._servers is None else self._redis()
+        store = self._engine.make()
         await store.open()
         try:
             yield store
         finally:
             await store.close()
-
-    def _redis(self) -> RedisStore:
-        assert self._servers is not None
-        return patient(self._servers.url, Durability.FAST if self.name == "redis" else Durability.SAFE)
 
     async def export(self, now: float = NOW) -> bytes:
         out = io.BytesIO()
@@ -98,8 +102,9 @@ class Place:
 
 @pytest.fixture
 def places(tmp_path: Path, redis_server: RedisServer, redis_cluster: RedisCluster) -> dict[str, Place]:
-    servers: dict[str, RedisServer | RedisCluster] = {"redis": redis_server, "cluster": redis_cluster}
-    return {name: Place(name, tmp_path, servers.get(name)) for name in ENGINES}
+    shared = [SharedEngine("redis", redis_server), SharedEngine("cluster", redis_cluster)]
+    engines = [Engine("memory"), EmbeddedEngine("rocksdb", tmp_path / "stores"), *shared]
+    return {engine.name: Place(engine) for engine in engines}
 
 
 def contents(file: bytes) -> dict[str, object]:
@@ -261,41 +266,28 @@ async def moved(place: Place, file: bytes) -> None:
     await place.load(file)
 
 
-async def test_positions_and_tokens_of_appends_go_on(place: Place) -> None:
+async def test_mailboxes_and_streams_go_on_where_they_were(place: Place) -> None:
+    """Positions and tokens of appends, keys, marks and droppable entries, offsets after what was trimmed."""
     async with place.store() as store:
         for body in (b"1", b"2", b"3"):
-            await append(store, "v", Draft(body, token=b"t" + body))
-        await store.mailboxes.clear("v")
-        await append(store, "w", Draft(b"1"))
-    await moved(place, await place.export())
-    async with place.store() as store:
-        repeated = await append(store, "v", Draft(b"2", token=b"t2"), NOW + 1)
-        assert (2, True) == (repeated.position, repeated.repeated)
-        assert 4 == (await append(store, "v", Draft(b"4"))).position
-        assert 2 == (await append(store, "w", Draft(b"2"))).position
-
-
-async def test_keys_marks_and_droppable_entries_stay_what_they_were(place: Place) -> None:
-    async with place.store() as store:
+            await append(store, "cleared", Draft(body, token=b"t" + body))
+        await store.mailboxes.clear("cleared")
         await append(store, "v", Draft(b"kept"))
         await append(store, "v", Draft(b"qos 0", droppable=True))
         await append(store, "v", Draft(b"old value", key=b"k"))
         await store.mailboxes.mark("v", 1, 7)
-    await moved(place, await place.export())
-    async with place.store() as store:
-        assert [7, 0, 0] == [entry.mark for entry in await entries(store, "v")]
-        assert 3 == (await append(store, "v", Draft(b"new value", key=b"k"))).replaced
-        assert (2,) == (await append(store, "v", Draft(b"one more"), bound=Bound(entries=3))).dropped
-
-
-async def test_streams_go_on_after_what_was_trimmed(place: Place) -> None:
-    async with place.store() as store:
         await store.streams.append("part", [b"1", b"2", b"3"], NOW + 5)
         await store.streams.trim("part", records=1)
         await store.streams.append("all", [b"1", b"2"], NOW)
         await store.streams.trim("all", before=NOW + 1)
     await moved(place, await place.export())
     async with place.store() as store:
+        repeated = await append(store, "cleared", Draft(b"2", token=b"t2"), NOW + 1)
+        assert (2, True) == (repeated.position, repeated.repeated)
+        assert 4 == (await append(store, "cleared", Draft(b"4"))).position
+        assert [7, 0, 0] == [entry.mark for entry in await entries(store, "v")]
+        assert 3 == (await append(store, "v", Draft(b"new value", key=b"k"))).replaced
+        assert (2,) == (await append(store, "v", Draft(b"one more"), bound=Bound(entries=3))).dropped
         assert {"part", "all"} == set(await store.streams.names())
         assert [4] == await store.streams.append("part", [b"4"], NOW)
         assert [3] == await store.streams.append("all", [b"3"], NOW)
@@ -328,6 +320,9 @@ async def test_what_expires_still_does_and_payloads_go_with_their_last_entry(pla
 
 
 async def test_large_mailboxes_and_streams_come_in_parts(place: Place) -> None:
+    async with place.store():
+        pass
+    assert not any(transfer.verify(io.BytesIO(await place.export()))[1].values()), "an empty store can be told"
     async with place.store() as store:
         batch = store.batch()
         for number in range(1203):
@@ -346,13 +341,6 @@ async def test_large_mailboxes_and_streams_come_in_parts(place: Place) -> None:
         assert expected == await entries(store, "v")
         assert 1203 == (await store.streams.info("s")).records
         assert [] == await store.check()
-
-
-async def test_an_empty_store_can_be_told(place: Place) -> None:
-    async with place.store():
-        pass
-    file = await place.export()
-    assert not any(transfer.verify(io.BytesIO(file))[1].values())
 
 
 # -- files
@@ -417,12 +405,12 @@ async def test_an_embedded_store_is_there_as_a_whole_or_not_at_all(places: dict[
     assert [] == list(place.path.parent.iterdir())
 
 
-@pytest.mark.parametrize("name", ["redis", "cluster"])
-async def test_a_shared_store_that_was_filled_in_part_opens_no_more(places: dict[str, Place], name: str) -> None:
-    place = places[name]
-    async with place.store() as store:
-        assert isinstance(store, RedisStore)
-        await RedisTarget(store, NOW).load(transfer.Records("one", [("key", b"value", 0.0)]))
-    with pytest.raises(StoreError, match="was not finished"):
-        async with place.store():
-            pass
+async def test_a_shared_store_that_was_filled_in_part_opens_no_more(places: dict[str, Place]) -> None:
+    for name in ("redis", "cluster"):
+        place = places[name]
+        async with place.store() as store:
+            assert isinstance(store, RedisStore)
+            await RedisTarget(store, NOW).load(transfer.Records("one", [("key", b"value", 0.0)]))
+        with pytest.raises(StoreError, match="was not finished"):
+            async with place.store():
+                pass

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.scenarios.witness import Witness, guarded, rss
-from tests.support.dispatch import dispatch_redis, place, place_of
+from tests.support.dispatch import dispatch_redis, place_of
 from tests.support.fanout import Platform
 from tests.support.node import NodeProcess
 from tests.support.operator import Operator
 from tests.support.stores import cluster_redis, home, lone_redis
 
-__all__ = ["cluster_redis", "dispatch_redis", "home", "lone_redis", "place", "place_of"]
+__all__ = ["cluster_redis", "dispatch_redis", "home", "lone_redis", "place_of"]
 
 
 @pytest.fixture(scope="module")

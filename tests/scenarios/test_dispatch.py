@@ -1,27 +1,25 @@
-"""Dispatcher and workers: what goes in comes out once, and everybody speaks the frames of the description.
+"""Dispatchers and workers as processes: a day in their life, and what they do when somebody is killed.
 
-Real leaders, workers and Redis servers; where a test plays one side itself, it does so over a socket, with frames that
-are written from the description alone (tests/support/frames.py).
+What leaders and workers do beyond that is tested in one process, where time need not be waited for
+(tests/unit/dispatch); many kills of all kinds, counted, are in tests/chaos.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from functools import partial
+from pathlib import Path
 
-import pytest
-
-from tests.support import frames
+from tests.support.consumers import connected
 from tests.support.dispatch import (
-    PENDING,
+    LOCK,
     PROCESSED,
     PUBLISHED,
     STEADY,
+    WORKERS,
     Daemon,
     Place,
     PlaceOf,
@@ -30,55 +28,179 @@ from tests.support.dispatch import (
     texts,
     wait_until,
 )
-from tests.support.frames import Actor, acknowledge
+from tests.support.node import NodeProcess
+from tests.support.ports import free_port
 from tests.support.redis import RedisCluster, RedisServer
 
-# -- from one stream to the other
+LEADING = "dispatch_leading"
+
+#: A user's module: what it does is decided by files in the folder where workers run.
+HANDLER = """
+import asyncio, pathlib
+
+async def handle(message):
+    pathlib.Path(f"begun-{message['n']}").touch()
+    while pathlib.Path("wait").exists():
+        await asyncio.sleep(0.02)
+    if message["n"] % 10 == 3 and not pathlib.Path("mended").exists():
+        raise RuntimeError("out of order")
+    return message
+"""
 
 
-def test_every_message_is_processed_once(place: Place) -> None:
-    """Published before and after the leader comes; two workers share them; only the results are left."""
-    place.publish(*numbered(300))
-    workers = [place.worker(), place.worker()]
+def registered(place: Place) -> set[str]:
+    return {name.decode() for name in place.redis.zrange(WORKERS, 0, -1)}
+
+
+def worker_with_handler(place: Place) -> Daemon:
+    (place.folder / "handler.py").write_text(HANDLER)
+    return place.worker("--handler", "handler:handle", parallel=50)
+
+
+def begun(place: Place) -> int:
+    """How many messages handlers have begun to work on."""
+    return len(list(place.folder.glob("begun-*")))
+
+
+def test_a_day_of_dispatcher_and_workers(place_of: PlaceOf) -> None:
+    """Two workers share what is published; what fails is put aside, shown, mended and tried again; all is told."""
+    place = place_of(max_deliveries=2, retry_pause=0.01, report=0.2, **STEADY | {"lease": 4.0})
+    status = place.asked("status")
+    assert ("", None, 0, 0, []) == tuple(status[key] for key in ("leader", "view", "lag", "dead", "registered"))
+    assert "nobody" in place.done("status")
+
+    place.publish(*numbered(100))
+    workers = [worker_with_handler(place), worker_with_handler(place)]
     leader = place.leader()
     for worker in workers:
         leader.wait_event("dispatch_worker_connected", worker=worker.name)
-    place.publish(*numbered(300, 300))
-    entries = place.wait_processed(600)
-    assert list(range(600)) == numbers(place)
+    assert {worker.name for worker in workers} == registered(place)
+    place.publish(*numbered(100, 100), b"no json")
+    wait_until(lambda: 21 == len(place.dead()), "what fails is put aside")
+    entries = place.wait_processed(180)
+    assert [number for number in range(200) if number % 10 != 3] == numbers(place)
     ids = [fields[b"id"].decode() for _, fields in entries]
-    assert 600 == len(set(ids))
-    assert all(str(uuid.UUID(one)) == one for one in ids)
-    shares = Counter(fields[b"worker"].decode() for _, fields in entries)
-    assert {worker.name for worker in workers} == set(shares)
-    assert not place.dead()
+    assert 180 == len(set(ids)) and all(str(uuid.UUID(one)) == one for one in ids)
+    assert {worker.name for worker in workers} == {fields[b"worker"].decode() for _, fields in entries}
     wait_until(lambda: 0 == place.redis.xlen(PUBLISHED), "what is finished is removed")
 
+    # Operators look at it.
+    wait_until(lambda: place.asked("status")["view"]["acknowledged"] >= 180, "the leader tells about itself")
+    status = place.asked("status")
+    assert f"{socket.gethostname()}:{leader.pid}" == status["leader"]
+    assert 1 == status["epoch"] == status["view"]["epoch"] and 0 < status["lease_left"] <= 4.0
+    assert (0, 0, 21, 180) == tuple(status[key] for key in ("lag", "pending", "dead", "processed"))
+    assert {worker.name for worker in workers} == set(status["registered"])
+    text = place.done("status")
+    assert all(worker.name in text for worker in workers) and re.search(r"epoch +1\b", text), text
+    for daemon, event in ((leader, "dispatch_rate"), (workers[0], "dispatch_worker_rate")):
+        assert any(line["messages_per_second"] > 0 for line in daemon.events(event)), event
 
-def test_published_entries_may_be_left_for_other_readers(place_of: PlaceOf) -> None:
-    place = place_of(keep_published=True)
+    # Dead letters are mended and tried again.
+    letters = place.asked("dead", "list")
+    broken = [letter for letter in letters if "RuntimeError: out of order" in letter["reason"]]
+    (odd,) = [letter for letter in letters if "JSON" in letter["reason"]]
+    assert (20, "no json", {2}) == (len(broken), odd["payload"], {letter["deliveries"] for letter in letters})
+    assert "out of order" in place.done("dead", "list")
+    assert [letters[1]["entry"]] == [
+        one["entry"] for one in place.asked("dead", "list", "-n", "1", "--after", letters[0]["entry"])
+    ]
+    (place.folder / "mended").touch()
+    assert {"retried": 1} == place.asked("dead", "retry", broken[0]["entry"])
+    place.wait_processed(181)
+    assert broken[0]["entry"] in place.refused("dead", "retry", broken[0]["entry"])
+    place.done("dead", "retry", "--all")
+    place.wait_processed(200)
+    assert list(range(200)) == numbers(place)
+    wait_until(lambda: ["no json"] == [one["payload"] for one in place.asked("dead", "list")], "put aside again")
+
+
+def test_workers_that_are_stopped_hang_or_are_killed(place_of: PlaceOf) -> None:
+    """One that is stopped finishes what it has begun; what others had goes to somebody else, and is there once."""
+    place = place_of(stop_patience=30.0, **STEADY | {"ack_timeout": 2.0, "max_deliveries": 100})
+    leader = place.leader()
+    stopped = worker_with_handler(place)
+    (place.folder / "wait").touch()
+    (place.folder / "mended").touch()
+    place.publish(*numbered(10))
+    wait_until(lambda: 10 == begun(place), "it has begun")
+    (place.folder / "wait").unlink()
+    stopped.stop()
+    place.wait_processed(10)
+    assert not registered(place), "who is stopped leaves"
+    killed, paused, other = (worker_with_handler(place) for _ in range(3))
+    for worker in (killed, paused, other):
+        leader.wait_event("dispatch_worker_connected", worker=worker.name)
+    (place.folder / "wait").touch()
+    place.publish(*numbered(30, 10))
+    wait_until(lambda: 40 == begun(place), "all have begun")
+    killed.kill()
+    paused.pause()
+    (place.folder / "wait").unlink()
+    place.wait_processed(40)
+    paused.resume()
+    place.publish(*numbered(60, 40))
+    place.wait_processed(100)
+    assert list(range(100)) == numbers(place)
+    assert not place.dead()
+    wait_until(lambda: killed.name not in registered(place), "who was killed is gone with its lease")
+
+
+def test_a_leader_that_is_killed_is_replaced(place_of: PlaceOf) -> None:
+    """With its messages under their ids, those that were on their way to workers too; nothing is lost or done twice."""
+    place = place_of(lease=0.5, ack_timeout=60.0, remember=300.0)
+    worker = worker_with_handler(place)
+    (place.folder / "wait").touch()
+    (place.folder / "mended").touch()
+    first = place.leader()
+    first.wait_event(LEADING)
+    second = place.leader()
+    place.publish(*numbered(30))
+    wait_until(lambda: begun(place) >= 10, "it has begun")
+    first.kill()
+    second.wait_event(LEADING)
+    place.publish(*numbered(30, 30))
+    (place.folder / "wait").unlink()
+    place.wait_processed(60)
+    assert list(range(60)) == numbers(place)
+    assert worker.running
+    assert first.events(LEADING)[0]["epoch"] < second.events(LEADING)[0]["epoch"]
+
+
+def test_redis_that_is_killed_and_comes_back(place_of: PlaceOf, dispatch_redis: RedisServer) -> None:
+    """Leader and worker go on when it is there again."""
+    place = place_of(lease=0.5)
     place.worker()
     place.leader()
-    place.publish(*numbered(50))
-    place.wait_processed(50)
-    assert 50 == place.redis.xlen(PUBLISHED)
+    place.publish(*numbered(20))
+    place.wait_processed(20)
+    dispatch_redis.kill()
+    dispatch_redis.start()
+    place.publish(*numbered(20, 20))
+    wait_until(lambda: numbers(place)[-20:] == list(range(20, 40)), "work goes on")
+    assert len(texts(place)) == len(set(texts(place)))
 
 
-def test_two_identical_messages_are_two_messages(place: Place) -> None:
-    """And the `message_id` within them has no meaning."""
-    text = b'{"message_id": "8e1ff7f6-8d0c-4a54-8f4b-0a3f8e0d3c55"}'
-    assert 54 == len(text)
-    place.worker()
-    place.leader()
-    place.publish(*[text] * 20)
-    entries = place.wait_processed(20)
-    assert [text] * 20 == texts(place)
-    assert 20 == len({fields[b"id"] for _, fields in entries})
-    assert all(b"8e1ff7f6" not in fields[b"id"] for _, fields in entries)
+def test_redis_that_is_not_there_at_the_start(tmp_path: Path) -> None:
+    """Said at once where it should be, and waited for or refused: never a traceback."""
+    port = free_port()
+    daemons = [Daemon([part, "--redis", f"redis://127.0.0.1:{port}?patience=1"], tmp_path) for part in PARTS]
+    try:
+        for daemon in daemons:
+            daemon.launch()
+        for daemon in daemons:
+            wait_until(lambda: not daemon.running or f"127.0.0.1:{port}" in daemon.log, "it says so")  # noqa: B023
+            assert f"127.0.0.1:{port}" in daemon.log and "Traceback" not in daemon.log, daemon.log
+    finally:
+        for daemon in daemons:
+            daemon.kill()
 
 
-def test_a_cluster(place_of: PlaceOf) -> None:
-    """The keys of the dispatcher lie on different servers."""
+PARTS = ("leader", "worker")
+
+
+def test_a_cluster_whose_keys_lie_on_different_servers() -> None:
+    """The leader is killed, too."""
     with RedisCluster(masters=3, replicas=0) as cluster, Place(cluster, lease=0.5) as place:
         place.publish(*numbered(200))
         place.worker()
@@ -86,279 +208,30 @@ def test_a_cluster(place_of: PlaceOf) -> None:
         first, second = place.leader(), place.leader()
         place.wait_processed(200)
         place.publish(*numbered(200, 200))
-        leader = first if first.events("dispatch_leading") else second
+        leader = first if first.events(LEADING) else second
         leader.kill()
         place.publish(*numbered(200, 400))
         place.wait_processed(600)
         assert list(range(600)) == numbers(place)
 
 
-def test_which_field_is_the_message(place: Place) -> None:
-    """`payload`, `message` or `data`; the only field; else all fields as one object."""
-    fields: list[dict[str, bytes]] = [
-        {"payload": b'{"a": 1}', "topic": b"t", "guid": b"g"},
-        {"message": b'{"a": 2}'},
-        {"data": b'{"a": 3}', "other": b"x"},
-        {"whatever": b'{"a": 4}'},
-        {"a": b"5", "b": b"6"},
-    ]
-    for entry in fields:
-        place.redis.xadd(PUBLISHED, entry)
-    place.worker()
-    place.leader()
-    place.wait_processed(5)
-    assert [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4}, {"a": "5", "b": "6"}] == [json.loads(text) for text in texts(place)]
-
-
-def test_other_names(place_of: PlaceOf) -> None:
-    """Two dispatchers with a prefix of their own know nothing of each other."""
-    mine, theirs = place_of(prefix="mine:"), place_of(prefix="theirs:")
-    for one in (mine, theirs):
-        one.worker()
-        one.leader()
-    mine.redis.xadd("mine:" + PUBLISHED, {"payload": b'{"n": 1}'})
-    wait_until(lambda: mine.redis.xlen("mine:" + PROCESSED), "it is processed")
-    assert not mine.redis.exists("theirs:" + PROCESSED, PROCESSED)
-
-
-# -- the leader, seen by a worker
-
-
-def test_the_frame_of_a_message(place: Place) -> None:
-    """Version 1, command 0, a length in network order, UUID, colon and the message; nothing else."""
-    raw = bytearray()
-    text = b'{"message_id": "8e1ff7f6-8d0c-4a54-8f4b-0a3f8e0d3c55"}'
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(30)
-        place.leader(workers=[f"127.0.0.1:{listener.getsockname()[1]}"])
-        place.publish(text)
-        with closing(listener.accept()[0]) as connection:
-            connection.settimeout(30)
-            while len(raw) < 6 + 36 + 1 + 54:
-                data = connection.recv(4096)
-                assert data, f"closed after {bytes(raw)!r}"
-                raw += data
-            assert bytes([1, 0, 0, 0, 0, 91]) == raw[:6]
-            identifier = raw[6:42].decode()
-            assert str(uuid.UUID(identifier)) == identifier
-            assert b":" + text == raw[42:]
-            connection.sendall(bytes([1, 1, 0, 0, 0, 36]) + identifier.encode())
-            place.wait_idle()
-
-
-def test_a_message_is_pending_before_it_is_sent(place: Place) -> None:
-    """Its id in the sorted set, with the time."""
-    with Actor() as worker:
-        place.leader(workers=[worker.name])
-        place.publish(*numbered(3))
-        for got in worker.wait_for(3):
-            score = place.redis.zscore(PENDING, got.id)
-            seconds, _ = place.redis.time()
-            assert score is not None
-            assert abs(score / 1000 - seconds) < 60
-        worker.stop()
-
-
-def test_messages_go_round(place_of: PlaceOf) -> None:
-    """Three workers that have room get equal parts, however the messages come in."""
-    place = place_of(**STEADY)
-    with Actor() as one, Actor() as two, Actor() as three:
-        actors = (one, two, three)
-        leader = place.leader(workers=[actor.name for actor in actors])
-        for actor in actors:
-            leader.wait_event("dispatch_worker_connected", worker=actor.name)
-        for first, end in ((0, 1), (1, 5), (5, 36)):
-            place.publish(*numbered(end - first, first))
-            wait_until(partial(_have, actors, end), "all are sent")
-        assert [12, 12, 12] == [len(actor.got) for actor in actors]
-        leader.kill()
-
-
-def _have(actors: Iterable[Actor], count: int) -> bool:
-    return count == sum(len(actor.got) for actor in actors)
-
-
-def test_the_leader_does_not_look_into_messages(place: Place) -> None:
-    """What is no JSON reaches a worker as it is; parsing is the workers' work."""
-    odd = [b"no json", b"", b"\x00\xff\x00:", b'{"a": 1']
-    with Actor(acknowledge) as worker:
-        place.leader(workers=[worker.name])
-        place.publish(*odd)
-        worker.wait_for(4)
-        assert odd == [one.text for one in worker.got]
-        place.wait_idle()
-
-
-def test_acknowledgements_come_as_they_come(place: Place) -> None:
-    """Byte by byte, and many in one piece."""
-
-    def slowly(connection: socket.socket, works: list[frames.Work]) -> None:
-        data = b"".join(frames.ack(one.id) for one in works)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for position in range(min(len(data), 100)):
-            connection.send(data[position : position + 1])
-        connection.sendall(data[100:])
-
-    with Actor(slowly) as worker:
-        place.leader(workers=[worker.name])
-        place.publish(*numbered(40))
-        worker.wait_for(40)
-        place.wait_idle()
-        assert 40 == len(set(worker.ids)) == len(worker.ids)
-
-
-def test_no_answer_in_time(place_of: PlaceOf) -> None:
-    """Another worker gets it, under the same id; whoever is late is thanked all the same."""
-    place = place_of(ack_timeout=0.5)
-    with Actor() as silent:
-        place.leader(workers=[silent.name])
-        place.publish(*numbered(5))
-        silent.wait_for(5)
-        worker = place.worker()
-        entries = place.wait_processed(5)
-        assert set(silent.ids) == {fields[b"id"].decode() for _, fields in entries}
-        assert {worker.name.encode()} == {fields[b"worker"] for _, fields in entries}
-
-
-def test_a_worker_has_as_much_as_its_window(place_of: PlaceOf) -> None:
-    """What exceeds it waits in Redis, not in the leader."""
-    place = place_of(window=10, **STEADY)
-    with Actor() as slow:
-        place.leader(workers=[slow.name])
-        place.publish(*numbered(100))
-        slow.wait_for(10)
-        status = place.status()
-        assert 10 == len(slow.got)
-        assert (90, 10) == (status["lag"], status["pending"]), status
-        # Nine answers are room for nine more.
-        for connection in list(slow._sockets):
-            acknowledge(connection, slow.got[:9])
-        slow.wait_for(19)
-        assert 19 == len(set(slow.ids))
-
-
-# -- a worker, seen by the leader
-
-
-class Leader:
-    """A leader played by a test."""
-
-    def __init__(self, worker: Daemon) -> None:
-        host, port = worker.name.split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=30)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.buffer = bytearray()
-
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def acks(self, count: int) -> list[str]:
-        found: list[str] = []
-        while len(found) < count:
-            data = self.socket.recv(65536)
-            assert data, f"closed after {len(found)} acknowledgements"
-            self.buffer += data
-            for command, payload in frames.split(self.buffer):
-                assert frames.ACK == command
-                found.append(payload.decode())
-        return found
-
-    def closed(self) -> bool:
-        """Whether the worker ends the connection; what it says before does not matter."""
-        try:
-            while self.socket.recv(65536):
-                pass
-        except ConnectionResetError:
-            pass
-        return True
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-def new_id() -> str:
-    return str(uuid.uuid4())
-
-
-@pytest.fixture(scope="module")
-def standing(dispatch_redis: RedisServer) -> Iterator[tuple[Place, Daemon]]:
-    """A worker for all tests of this part, and the place where it writes."""
-    with Place(dispatch_redis, prefix="standing:") as place:
-        yield place, place.worker()
-
-
-def written(place: Place, *identifiers: str) -> list[bytes]:
-    """What the standing worker has written under these ids, oldest first."""
-    entries = place.redis.xrange("standing:" + PROCESSED)
-    return [fields[b"payload"] for _, fields in entries if fields[b"id"].decode() in identifiers]
-
-
-def test_a_worker_acknowledges_what_is_written(standing: tuple[Place, Daemon]) -> None:
-    place, worker = standing
-    with closing(Leader(worker)) as leader:
-        identifier = new_id()
-        leader.send(frames.process(identifier, b'{"n": 7}'))
-        assert [identifier] == leader.acks(1)
-        assert [b'{"n": 7}'] == written(place, identifier)
-
-
-def test_frames_in_pieces_and_in_one(standing: tuple[Place, Daemon]) -> None:
-    place, worker = standing
-    with closing(Leader(worker)) as leader:
-        split, merged = new_id(), [new_id() for _ in range(500)]
-        for byte in frames.process(split, b'{"n": 1}'):
-            leader.send(bytes([byte]))
-        leader.send(b"".join(frames.process(one, b'{"n": 2}') for one in merged))
-        assert {split, *merged} == set(leader.acks(501))
-        assert 501 == len(written(place, split, *merged))
-
-
-def test_one_id_is_one_entry(standing: tuple[Place, Daemon]) -> None:
-    """Sent twice to one worker and once to another, as after a time-out: everybody is acknowledged."""
-    place, one = standing
-    two = place.worker()
-    with closing(Leader(one)) as first, closing(Leader(two)) as second:
-        identifier = new_id()
-        first.send(frames.process(identifier, b"{}") * 2)
-        assert [identifier] * 2 == first.acks(2)
-        second.send(frames.process(identifier, b"{}"))
-        assert [identifier] == second.acks(1)
-        assert [b"{}"] == written(place, identifier)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        frames.frame(0, b"x", version=2),
-        frames.frame(9, b"x"),
-        frames.HEAD.pack(1, 0, 2**31),
-        frames.frame(0, b"no identifier at all, however long it is"),
-        frames.frame(0, new_id().encode() + b";{}"),
-    ],
-    ids=["version", "command", "length", "identifier", "separator"],
-)
-def test_a_worker_ends_a_conversation_that_it_does_not_understand(
-    standing: tuple[Place, Daemon], broken: bytes
-) -> None:
-    """It says why in its log, and serves others as before."""
-    _, worker = standing
-    before = len(worker.events("dispatch_leader_cut_off"))
-    with closing(Leader(worker)) as good, closing(Leader(worker)) as bad:
-        bad.send(broken)
-        assert bad.closed()
-        identifier = new_id()
-        good.send(frames.process(identifier, b"{}"))
-        assert [identifier] == good.acks(1)
-    wait_until(lambda: len(worker.events("dispatch_leader_cut_off")) > before, "it says why")
-
-
-def test_several_leaders_at_once(standing: tuple[Place, Daemon]) -> None:
-    """An old one and a new one: each gets the answers to what it has sent."""
-    place, worker = standing
-    with closing(Leader(worker)) as old, closing(Leader(worker)) as new:
-        ids = {leader: [new_id() for _ in range(50)] for leader in (old, new)}
-        for leader, own in ids.items():
-            leader.send(b"".join(frames.process(one, b"{}") for one in own))
-        for leader, own in ids.items():
-            assert set(own) == set(leader.acks(50))
-        assert 100 == len(written(place, *ids[old], *ids[new]))
+def test_from_vehicles_to_workers(place_of: PlaceOf) -> None:
+    """Telemetry over MQTT, a capture rule of the broker, the dispatcher, a worker; over a stream and over a channel."""
+    places = {intake: place_of(intake=intake, prefix=f"{intake}:", **STEADY) for intake in ("stream", "channel")}
+    rules = ""
+    for intake, place in places.items():
+        place.worker()
+        place.leader().wait_event(LEADING)
+        rules += f'[plugins.capture.rule.{intake}]\ntopics = ["fleet/+/telemetry"]\nredis = "{place.url}"\n'
+        rules += f'to = "redis-{intake}:{intake}:{PUBLISHED}"\n'
+    client, channel = places["channel"].redis, f"channel:{PUBLISHED}"
+    wait_until(lambda: dict(client.pubsub_numsub(channel))[channel.encode()], "it listens")
+    with NodeProcess(config=rules) as node, connected(node) as vehicle:
+        for text in numbered(50):
+            vehicle.publish("fleet/WVWZZZ1JZXW000001/telemetry", text, 1)
+        for intake in places:
+            key = f"{intake}:{PROCESSED}"
+            wait_until(lambda: 50 == client.xlen(key), f"all are processed over a {intake}")  # noqa: B023
+            found = Counter(json.loads(fields[b"payload"])["n"] for _, fields in client.xrange(key))
+            assert Counter(range(50)) == found
+    assert client.exists(f"stream:{LOCK}", f"channel:{LOCK}") == 2, "each has a leader of its own"

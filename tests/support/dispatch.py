@@ -40,18 +40,14 @@ from tests.support.redis import RedisCluster, RedisServer
 #: Seconds until something that should happen has happened. Generous: machines that run tests are busy.
 PATIENCE = 60.0
 
-#: Options of tests that count deliveries or terms: nobody loses a message or its office only because the machine has
-#: let it wait for some seconds. Whoever dies is noticed all the same, by the end of its connections.
+#: Options of tests that count deliveries: nobody loses a message or its office only because the machine has let it wait
+#: for some seconds. Whoever dies is noticed all the same, by the end of its connections.
 STEADY: dict[str, Any] = {"lease": 30.0, "ack_timeout": 60.0, "remember": 300.0}
-
-#: The same for those who look at what a leader tells about itself: it does so four times in a lease.
-TELLING: dict[str, Any] = STEADY | {"lease": 4.0}
 
 SHOWN = 40  # last lines of a log
 
 PUBLISHED, PROCESSED, PENDING, DEAD = "messages:published", "messages:processed", "messages:pending", "messages:dead"
 LOCK, WORKERS = "distributed_leader_lock", "consumer:ids"
-FIELD = "payload"  #: of an entry of the published stream: the message
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -240,10 +236,10 @@ class Place(Commands):
 
     # What is in Redis.
 
-    def publish(self, *texts: bytes, field: str = FIELD) -> None:
+    def publish(self, *texts: bytes) -> None:
         line = self.redis.pipeline(transaction=False)
         for text in texts:
-            line.xadd(PUBLISHED, {field: text})
+            line.xadd(PUBLISHED, {"payload": text})
         line.execute()
 
     def processed(self) -> list[Entry]:
@@ -275,14 +271,6 @@ class Place(Commands):
 
     def dead(self) -> list[Entry]:
         return list(self.redis.xrange(DEAD))
-
-    def status(self) -> dict[str, Any]:
-        return dict(self.asked("status"))
-
-    def told(self) -> dict[str, dict[str, Any]]:
-        """The workers that the leader has told about: what `status` reads, without a process each time."""
-        view = json.loads(self.redis.get(f"{{{LOCK}}}:state") or '{"workers": []}')
-        return {worker["worker"]: worker for worker in view["workers"]}
 
     # The end.
 
@@ -332,12 +320,6 @@ def place_of(dispatch_redis: RedisServer) -> Iterator[PlaceOf]:
     with contextlib.ExitStack() as stack:
         stack.callback(show, places)  # when all have ended; pytest prints it if the test has failed
         yield make
-
-
-@pytest.fixture
-def place(place_of: PlaceOf) -> Place:
-    """The same, with everybody steady."""
-    return place_of(**STEADY)
 
 
 def connect(backing: RedisServer | RedisCluster) -> Any:

@@ -98,9 +98,9 @@ def test_a_reason_is_cut() -> None:
     assert "ä" * (MAX_REASON // 2) == reason
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
+def test_what_a_worker_does_not_take() -> None:
+    """What came well before it is not lost."""
+    for data, why in (
         (frame(2, PROCESS, IDS[0] + b":{}"), "version 2"),
         (frame(0, PROCESS, IDS[0] + b":{}"), "version 0"),
         (frame(1, 2, IDS[0] + b":{}"), "command 2"),
@@ -115,18 +115,15 @@ def test_a_reason_is_cut() -> None:
         (frame(1, PROCESS, IDS[0][:8] + b"00" + IDS[0][9:13] + IDS[0][14:] + b":{}"), "no UUID"),
         (frame(1, PROCESS, b"\xff" * 36 + b":{}"), "no UUID"),
         (frame(1, PROCESS, b" " * 36 + b":{}"), "no UUID"),
-    ],
-)
-def test_what_a_worker_does_not_take(data: bytes, why: str) -> None:
+    ):
+        with pytest.raises(FrameError, match=why) as found:
+            MessageReader(MAX).feed(process_frames(IDS[1:3], [b"{}", b"[]"]) + data + process_frames([IDS[4]], [b"{}"]))
+        assert (IDS[1:3], [b"{}", b"[]"]) == found.value.before
+
+
+def test_what_a_leader_does_not_take() -> None:
     """What came well before it is not lost."""
-    with pytest.raises(FrameError, match=why) as found:
-        MessageReader(MAX).feed(process_frames(IDS[1:3], [b"{}", b"[]"]) + data + process_frames([IDS[4]], [b"{}"]))
-    assert (IDS[1:3], [b"{}", b"[]"]) == found.value.before
-
-
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
+    for data, why in (
         (frame(9, ACK, IDS[0]), "version 9"),
         (frame(1, PROCESS, IDS[0] + b":{}"), "command 0"),
         (frame(1, 2, IDS[0]), "command 2"),
@@ -135,13 +132,10 @@ def test_what_a_worker_does_not_take(data: bytes, why: str) -> None:
         (frame(1, ACK, b"", 0), "too short"),
         (frame(1, REJECT, b"", 2**31), "longer"),
         (b"GET / HTTP/1.1\r\n", "version 71"),
-    ],
-)
-def test_what_a_leader_does_not_take(data: bytes, why: str) -> None:
-    """What came well before it is not lost."""
-    with pytest.raises(FrameError, match=why) as found:
-        AnswerReader().feed(ack_frames(IDS[:5]) + data)
-    assert (IDS[:5], [], []) == found.value.before
+    ):
+        with pytest.raises(FrameError, match=why) as found:
+            AnswerReader().feed(ack_frames(IDS[:5]) + data)
+        assert (IDS[:5], [], []) == found.value.before
 
 
 @given(st.binary(max_size=200))

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import structlog
 import trustme
+from msgspec.structs import replace
 
 from motorcade.core.errors import ConfigError
-from motorcade.dispatch.calls import Calls
 from motorcade.dispatch.frames import ack_frames, process_frames
 from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
 from motorcade.dispatch.leader import Leader, run_leader
-from motorcade.dispatch.links import Fault, State
+from motorcade.dispatch.links import CONNECT_TIMEOUT, Fault, State
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.security import leader_security, worker_security
-from motorcade.dispatch.worker import MAX_STRANGERS, Worker, run_worker
+from motorcade.dispatch.worker import HANDSHAKE_TIME, MAX_STRANGERS, run_worker
 from tests.support.redis import RedisServer
-from tests.unit.dispatch.peers import acknowledge, peer, running, until
-from tests.unit.dispatch.test_leader import is_empty, leading, numbered, publish
-from tests.unit.dispatch.test_worker import IDS
+from tests.support.standing_clock import clock, turn, until
+from tests.unit.dispatch.rig import IDS, PROCESSED, acknowledge, is_empty, leading, numbered, peer, publish, working
 
 SECRET, OTHER = b"correct horse battery staple", b"another secret of some length"
 
@@ -66,9 +63,8 @@ def test_another_secret_is_refused_by_whoever_sees_it_first() -> None:
     assert not worker.done
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
+def test_what_is_no_handshake_is_refused() -> None:
+    for said, why in (
         (process_frames(IDS[:1], [b"{}"]), "has not shown that it knows the secret"),
         (ack_frames(IDS[:1]), "has not shown that it knows the secret"),
         (b"\x01\x41\x00\x00\x00\x00", "has not shown"),
@@ -76,12 +72,10 @@ def test_another_secret_is_refused_by_whoever_sees_it_first() -> None:
         (b"\x01\x42\x00\x00\x00\x20" + bytes(32), "has not shown"),
         (b"GET / HTTP/1.1\r\n", "version 71"),
         (refused_frame("I do not like you"), "refused: I do not like you"),
-    ],
-)
-def test_what_is_no_handshake_is_refused(said: bytes, why: str) -> None:
-    for leads in (True, False):
-        with pytest.raises(HandshakeError, match=why):
-            Handshake(SECRET, leads=leads).feed(said)
+    ):
+        for leads in (True, False):
+            with pytest.raises(HandshakeError, match=why):
+                Handshake(SECRET, leads=leads).feed(said)
 
 
 def test_nobody_gets_through_with_what_he_was_sent() -> None:
@@ -109,26 +103,14 @@ def known(options: DispatchOptions, tmp_path: Path) -> DispatchOptions:
 def with_secret(options: DispatchOptions, file: Path, secret: bytes) -> DispatchOptions:
     file.write_bytes(secret + b"\n")
     file.chmod(0o600)
-    return msgspec.structs.replace(options, secret_file=str(file))
-
-
-@asynccontextmanager
-async def working(options: DispatchOptions) -> AsyncIterator[Worker]:
-    """A worker whose inside can be looked at."""
-    calls = Calls(options)
-    await calls.open()
-    worker = Worker(calls, options, None)
-    async with running(worker.run):
-        await until(lambda: not worker.name.endswith(":0"), "listening")
-        yield worker
-    await calls.close()
+    return replace(options, secret_file=str(file))
 
 
 async def processed(server: RedisServer, leader: Leader, count: int) -> None:
     publish(server, *numbered(count))
     await until(lambda: leader.book.acknowledged == count, "acknowledged")
     await until(lambda: is_empty(server), "finished")
-    assert count == server.command("XLEN", "messages:processed")
+    assert count == server.command("XLEN", PROCESSED)
 
 
 async def test_messages_flow_between_those_who_know_it(known: DispatchOptions, server: RedisServer) -> None:
@@ -150,59 +132,48 @@ async def test_who_does_not_know_it_gets_nothing(
     publish(server, *numbered(3))
     for workers, leaders, why in pairs:
         with structlog.testing.capture_logs() as logs:
-            hasty = msgspec.structs.replace(leaders, cut_off=0.01)
-            async with working(workers) as worker, leading(hasty) as leader:
-                await until(
-                    lambda: sum(link.faults[Fault.SECRET] for link in leader.links.values()) >= 2, "tried again"
-                )
+            async with working(workers) as worker, leading(replace(leaders, cut_off=0.01)) as leader:
+                faults = lambda: sum(link.faults[Fault.SECRET] for link in leader.links.values())  # noqa: E731
+                await until(lambda: faults() >= 2 and worker.strangers >= 2, "tried again, and counted")  # noqa: B023
                 assert why in leader.view().workers[0].problem
-                await until(lambda: worker.strangers >= 2, "counted")
                 assert 0 == leader.buried == leader.book.acknowledged
         refused = [event for event in logs if event["event"] == "dispatch_leader_refused"]
         assert 1 == len(refused), "told once in a while, however often it happens"
         assert any(event["event"] == "dispatch_worker_cut_off" and why in event["detail"] for event in logs)
-    assert 0 == server.command("XLEN", "messages:processed")
+    assert 0 == server.command("XLEN", PROCESSED)
     async with working(known), leading(known) as leader:
         await until(lambda: leader.book.acknowledged == 3, "nothing is lost")
 
 
 async def test_a_worker_of_the_seed_gets_nothing_from_a_leader_with_a_secret(
-    known: DispatchOptions, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    known: DispatchOptions, server: RedisServer
 ) -> None:
     """It says nothing, or hangs up; without a secret it works as ever."""
-    monkeypatch.setattr("motorcade.dispatch.links.CONNECT_TIMEOUT", 0.2)
     publish(server, *numbered(3))
-    async with peer() as worker, leading(msgspec.structs.replace(known, cut_off=0.01), worker) as leader:
-        await until(lambda: worker.name in leader.links and leader.links[worker.name].faults[Fault.SECRET], "refused")
+    async with peer() as worker, leading(known, worker) as leader:
+        await turn(CONNECT_TIMEOUT + 0.1)
+        assert 1 == leader.links[worker.name].faults[Fault.SECRET]
         assert State.CONNECTED is not leader.links[worker.name].state
         assert "does not ask for the secret" in leader.links[worker.name].problem
         assert [] == worker.messages
-    async with peer(acknowledge) as worker, leading(msgspec.structs.replace(known, secret_file=""), worker) as leader:
+    async with peer(acknowledge) as worker, leading(replace(known, secret_file=""), worker) as leader:
         await until(lambda: leader.book.acknowledged == 3, "acknowledged")
 
 
-async def test_strangers_do_not_keep_leaders_out(
-    known: DispatchOptions, server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_strangers_do_not_keep_leaders_out(known: DispatchOptions, server: RedisServer) -> None:
     """As many connections as anybody likes: those that say nothing are closed, the oldest first, or in time."""
     async with working(known) as worker:
         host, _, port = worker.name.rpartition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_STRANGERS + 20)]
-        await until(lambda: worker.strangers >= 20, "the oldest are closed")
-        assert len(worker.waiting) <= MAX_STRANGERS
-        assert not worker.wires
+        await clock().quiet()
+        assert (20, MAX_STRANGERS, set()) == (worker.strangers, len(worker.waiting), worker.wires)
         async with leading(known) as leader:
             await processed(server, leader, 10)
+        await turn(HANDSHAKE_TIME)
+        assert not worker.waiting and MAX_STRANGERS + 20 <= worker.strangers
+        assert b"has not shown in time that it knows the secret" in await silent[-1][0].read()
         for _, writer in silent:
             writer.close()
-        await until(lambda: not worker.waiting, "forgotten")
-        monkeypatch.setattr("motorcade.dispatch.worker.HANDSHAKE_TIME", 0.01)
-        strangers = worker.strangers
-        reader, writer = await asyncio.open_connection(host, int(port))
-        async with asyncio.timeout(60):
-            assert b"has not shown in time that it knows the secret" in await reader.read()
-        writer.close()
-        assert strangers + 1 == worker.strangers
 
 
 # -- TLS
@@ -222,9 +193,9 @@ def papers(tmp_path: Path) -> dict[str, str]:
 
 async def test_messages_flow_over_tls(known: DispatchOptions, server: RedisServer, papers: dict[str, str]) -> None:
     """With certificates on both sides, or on the worker's only; with the secret and without."""
-    both = msgspec.structs.replace(known, tls_cert=papers["cert"], tls_key=papers["key"], tls_ca=papers["ca"])
-    mine = msgspec.structs.replace(both, secret_file="", tls_ca="")
-    yours = msgspec.structs.replace(both, secret_file="", tls_cert="", tls_key="")
+    both = replace(known, tls_cert=papers["cert"], tls_key=papers["key"], tls_ca=papers["ca"])
+    mine = replace(both, secret_file="", tls_ca="")
+    yours = replace(both, secret_file="", tls_cert="", tls_key="")
     for number, (workers, leaders) in enumerate([(both, both), (mine, yours)]):
         server.empty()
         async with working(workers) as worker, leading(leaders) as leader:
@@ -238,8 +209,8 @@ async def test_messages_flow_over_tls(known: DispatchOptions, server: RedisServe
 async def test_a_certificate_that_is_not_trusted_is_refused(
     known: DispatchOptions, server: RedisServer, papers: dict[str, str]
 ) -> None:
-    workers = msgspec.structs.replace(known, tls_cert=papers["cert"], tls_key=papers["key"])
-    leaders = msgspec.structs.replace(known, tls_ca=papers["foreign"])
+    workers = replace(known, tls_cert=papers["cert"], tls_key=papers["key"])
+    leaders = replace(known, tls_ca=papers["foreign"])
     publish(server, *numbered(3))
     async with working(workers), leading(leaders) as leader:
         await until(lambda: leader.links and next(iter(leader.links.values())).problem, "refused")
@@ -247,27 +218,22 @@ async def test_a_certificate_that_is_not_trusted_is_refused(
         assert 0 == leader.book.acknowledged
 
 
-@pytest.mark.parametrize(
-    ("set_", "says"),
-    [
+async def test_what_is_wrong_is_told_before_anything_begins(options: DispatchOptions, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_text("short")
+    for given, says in (
         ({"secret_file": "/nowhere/secret"}, "dispatch.secret_file: cannot read /nowhere/secret"),
-        ({"secret_file": "short"}, r"dispatch.secret_file: .*short has 5 bytes; a secret has 16 or more"),
+        ({"secret_file": str(short)}, r"dispatch.secret_file: .*short has 5 bytes; a secret has 16 or more"),
         ({"tls_ca": "/nowhere"}, "dispatch.tls_c"),
         ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, "dispatch.tls_c"),
-    ],
-)
-async def test_what_is_wrong_is_told_before_anything_begins(
-    set_: dict[str, str], says: str, options: DispatchOptions, tmp_path: Path
-) -> None:
-    (tmp_path / "short").write_text("short")
-    given = {name: str(tmp_path / value) if value == "short" else value for name, value in set_.items()}
-    wrong = msgspec.structs.replace(options, **given)
-    for load in (leader_security, worker_security):
-        with pytest.raises(ConfigError, match=says):
-            load(wrong)
-    for run in (run_leader, run_worker):
-        with pytest.raises(ConfigError, match=says):
-            await run(wrong, stop=asyncio.Event())
+    ):
+        wrong = replace(options, **given)
+        for load in (leader_security, worker_security):
+            with pytest.raises(ConfigError, match=says):
+                load(wrong)
+        for run in (run_leader, run_worker):
+            with pytest.raises(ConfigError, match=says):
+                await run(wrong, stop=asyncio.Event())
 
 
 def test_a_certificate_needs_its_key() -> None:

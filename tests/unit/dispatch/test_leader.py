@@ -2,86 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
-import msgspec
 import pytest
+import redis as redis_client
+from msgspec.structs import replace
 
 from motorcade.core.errors import StoreError
-from motorcade.dispatch.calls import Calls
-from motorcade.dispatch.election import Election
 from motorcade.dispatch.frames import ack_frames, reject_frame, return_frames
-from motorcade.dispatch.leader import Leader, run_leader
+from motorcade.dispatch.leader import run_leader
 from motorcade.dispatch.links import FIRST_WINDOW, Fault
-from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.status import dead_list, dead_retry, status
+from motorcade.dispatch.views import Rate
 from tests.support.redis import RedisServer
-from tests.unit.dispatch.peers import Peer, acknowledge, peer, running, until
+from tests.support.standing_clock import clock, turn, until
+from tests.unit.dispatch.rig import (
+    BURIED,
+    DEAD,
+    DELIVERIES,
+    LOCK,
+    PENDING,
+    PUBLISHED,
+    WORKERS,
+    Peer,
+    acknowledge,
+    is_empty,
+    leading,
+    numbered,
+    peer,
+    publish,
+    redis,
+    running,
+)
+from tests.unit.storage_redis.proxy import Relay
 
-PUBLISHED, PENDING, DEAD = "messages:published", "messages:pending", "messages:dead"
 STATE = "{distributed_leader_lock}:state"
 
 
-def publish(server: RedisServer, *messages: bytes) -> list[bytes]:
-    return [server.command("XADD", PUBLISHED, "*", "payload", message) for message in messages]
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    return [b"%d" % number for number in range(start, start + count)]
-
-
-def is_empty(server: RedisServer) -> bool:
-    """Nothing is left of what was published."""
-    groups = server.command("XINFO", "GROUPS", PUBLISHED)
-    facts = [group if isinstance(group, dict) else dict(zip(group[::2], group[1::2], strict=True)) for group in groups]
-    return (
-        server.command("XLEN", PUBLISHED) == 0
-        and server.command("ZCARD", PENDING) == 0
-        and server.command("EXISTS", "{messages:pending}:deliveries", "{messages:dead}:ids") == 0
-        and all((fact.get("pending") or fact.get(b"pending") or 0) == 0 for fact in facts)
-    )
-
-
-@asynccontextmanager
-async def leading(options: DispatchOptions, *workers: Peer) -> AsyncIterator[Leader]:
-    """A leader whose inside can be looked at."""
-    options = msgspec.structs.replace(options, workers=tuple(worker.name for worker in workers))
-    async with AsyncExitStack() as stack:
-        calls = Calls(options)
-        await calls.open()
-        stack.push_async_callback(calls.close)
-        election = Election(calls, options)
-        term = await election.campaign(asyncio.Event())
-        assert term is not None
-        leader = Leader(calls, election, term, options)
-        async with running(leader.lead):  # type: ignore[arg-type] # that it tells why it has ended is no harm
-            yield leader
-        await election.release()
-
-
 async def test_messages_reach_a_worker_and_are_finished(options, server) -> None:
+    """Whatever they are: the leader does not look into them, and equal ones are several messages."""
+    odd = [b"no json", b"", b"\x00\xff\x00:", b'{"a": 1', *[b'{"message_id":"1"}'] * 3]
     async with peer(acknowledge) as worker, leading(options, worker) as leader:
-        publish(server, *numbered(1000))
-        await until(lambda: leader.book.acknowledged == 1000, "acknowledged")
-        assert sorted(numbered(1000)) == sorted(worker.texts)
-        assert 1000 == len(set(worker.ids))
+        publish(server, *numbered(1000), *odd)
+        await until(lambda: leader.book.acknowledged == 1007, "acknowledged")
+        assert sorted([*numbered(1000), *odd]) == sorted(worker.texts)
+        assert 1007 == len(set(worker.ids))
         await until(lambda: is_empty(server), "finished")
 
 
-async def test_what_is_trimmed_from_the_intake_is_told(options, server, monkeypatch) -> None:
+async def test_what_is_trimmed_from_the_intake_is_told(options, server) -> None:
     """Before anybody could read it, and what an earlier leader has read and nobody has finished."""
-    monkeypatch.setattr("motorcade.dispatch.leader.COUNT_INTERVAL", 0.01)
-    async with peer() as worker, leading(msgspec.structs.replace(options, stop_patience=0.01), worker) as leader:
+    async with peer() as worker, leading(options, worker) as leader:
         publish(server, *numbered(10))
         await until(lambda: len(worker.messages) == 10, "sent")
         assert (0, 0) == (leader.view().trimmed, leader.view().unfinished)
-    server.command("XTRIM", PUBLISHED, "MAXLEN", "4")
+    redis(server, "XTRIM", PUBLISHED, "MAXLEN", "4")
     async with leading(options) as leader:  # there is no worker
         publish(server, *numbered(10, 10))
-        server.command("XTRIM", PUBLISHED, "MAXLEN", "3")
+        redis(server, "XTRIM", PUBLISHED, "MAXLEN", "3")
         await until(lambda: leader.view().trimmed == 7, "counted while nothing can be read")
     async with peer(acknowledge) as worker, leading(options, worker) as leader:
         await until(lambda: leader.view().unfinished == 10, "found when it is claimed")
@@ -89,14 +68,6 @@ async def test_what_is_trimmed_from_the_intake_is_told(options, server, monkeypa
         await until(lambda: leader.view().trimmed == 7, "once")
     found = await status(options)
     assert (7, 10, 0) == (found.trimmed, found.unfinished, found.lag)
-
-
-async def test_equal_messages_are_two_messages(options, server) -> None:
-    """And what a message says about itself means nothing."""
-    async with peer(acknowledge) as worker, leading(options, worker):
-        publish(server, *[b'{"message_id":"1"}'] * 3)
-        await until(lambda: len(worker.messages) == 3, "arrived")
-        assert 3 == len(set(worker.ids))
 
 
 async def test_workers_take_turns(options, server) -> None:
@@ -140,18 +111,35 @@ async def test_pending_is_stored_before_a_worker_gets_it(options, server) -> Non
 
 
 async def test_who_does_not_answer_loses_the_message_to_another(options, server) -> None:
-    """Under the same id, and it is counted."""
-    options = msgspec.structs.replace(options, ack_timeout=0.2, remember=10.0)
+    """Under the same id, counted; when nobody ever answers, it is put aside with that reason."""
+    options = replace(options, max_deliveries=3)
     async with peer() as silent, peer() as other, leading(options, silent, other) as leader:
         await until(lambda: len(leader._order) == 2, "connected")
         publish(server, b"1")
-        await until(lambda: silent.messages and other.messages, "both have it")
-        assert silent.ids[0] == other.ids[0]
-        deliveries = server.command("HGET", "{messages:pending}:deliveries", silent.ids[0])
-        assert b"1" == deliveries
+        await turn(options.ack_timeout - 1)
+        assert 1 == len(silent.messages + other.messages)
+        await turn(2)
+        assert [(1, 1), silent.ids] == [(len(silent.ids), len(other.ids)), other.ids]
+        assert b"1" == server.command("HGET", DELIVERIES, silent.ids[0])
         holder = other if leader.links[other.name].held else silent
         holder.say(ack_frames(holder.ids[-1:]))
         await until(lambda: is_empty(server), "finished")
+        publish(server, b"2")
+        await until(lambda: leader.buried == 1, "given up", within=4 * options.ack_timeout)
+        (letter,) = await dead_list(options)
+        assert (b"2", 3, True) == (letter.payload, letter.deliveries, letter.reason.startswith(("overdue", "hung")))
+
+
+async def test_who_does_not_read_holds_nobody_up(options, server) -> None:
+    """A worker that hangs with a full socket is cut off in time; another one does its work."""
+    options = replace(options, window=10_000, window_bytes=50_000_000)
+    async with peer() as stuck, peer(acknowledge) as other, leading(options, stuck) as leader:
+        stuck.reads = False
+        publish(server, *[b'"%b"' % (b"x" * 100_000)] * 60)
+        await until(lambda: leader.links[stuck.name].held, "it has got something")
+        redis(server, "ZADD", WORKERS, 99_999_999_999_999, other.name)
+        await until(lambda: leader.book.acknowledged == 60, "done by the other")
+        assert 1 == leader.links[stuck.name].faults[Fault.HUNG] == leader.view().workers[0].faults.get("hung", 1)
 
 
 async def test_what_a_lost_worker_had_goes_to_another_at_once(options, server) -> None:
@@ -159,15 +147,14 @@ async def test_what_a_lost_worker_had_goes_to_another_at_once(options, server) -
         await until(lambda: len(leader._order) == 2, "connected")
         publish(server, *numbered(10))
         await until(lambda: len(dying.messages) == 5, "its share has come")
-        assert dying.writer is not None
-        dying.writer.close()
+        dying.hang_up()
         await until(lambda: leader.book.acknowledged == 10, "all acknowledged")
         assert sorted(numbered(10)) == sorted(other.texts)
         await until(lambda: is_empty(server), "finished")
 
 
 async def test_what_is_refused_too_often_is_put_aside_with_the_reason(options, server) -> None:
-    options = msgspec.structs.replace(options, max_deliveries=3, retry_pause=0.01)
+    options = replace(options, max_deliveries=3)
     refuse = lambda ids: b"".join(reject_frame(id_, "ValueError: no wheels") for id_ in ids)  # noqa: E731
     async with peer(refuse) as worker, leading(options, worker) as leader:
         publish(server, b'{"wheels": 0}')
@@ -201,26 +188,25 @@ async def test_a_message_that_kills_workers_is_found_before_its_neighbours_suffe
 
 async def test_a_worker_that_has_never_done_anything_condemns_nothing(options, server) -> None:
     """It hangs up on everything; whoever comes later finds all messages."""
-    options = msgspec.structs.replace(options, max_deliveries=2, retry_pause=0.01)
+    options = replace(options, max_deliveries=2)
     async with peer() as bad, peer(acknowledge) as good:
 
         def hang_up(_ids: list[bytes]) -> bytes:
-            assert bad.writer is not None
-            bad.writer.transport.abort()
+            bad.hang_up()
             return b""
 
         bad.answer = hang_up
         publish(server, *numbered(20))
         async with leading(options, bad) as leader:
             await until(lambda: bad.connections > 4, "it has hung up a few times")
-            server.command("ZADD", "consumer:ids", 99_999_999_999_999, good.name)
+            redis(server, "ZADD", WORKERS, 99_999_999_999_999, good.name)
             await until(lambda: leader.book.acknowledged == 20, "acknowledged")
             assert 0 == leader.buried
 
 
 async def test_a_good_message_proves_the_worker_that_a_bad_one_kills(options, server) -> None:
     """One worker, and poison first: its neighbours get their turn, then the poison counts."""
-    options = msgspec.structs.replace(options, max_deliveries=2, retry_pause=0.01)
+    options = replace(options, max_deliveries=2)
     async with peer() as worker:
         worker.answer = lambda ids: die_of_poison(worker, ids)
         publish(server, b"poison", *numbered(10))
@@ -230,15 +216,14 @@ async def test_a_good_message_proves_the_worker_that_a_bad_one_kills(options, se
 
 def die_of_poison(worker: Peer, ids: list[bytes]) -> bytes:
     if b"poison" in worker.texts[-len(ids) :]:
-        assert worker.writer is not None
-        worker.writer.transport.abort()
+        worker.hang_up()
         return b""
     return ack_frames(ids)
 
 
 async def test_what_is_given_back_is_not_counted(options, server) -> None:
     """However often."""
-    options = msgspec.structs.replace(options, max_deliveries=2, retry_pause=0.0001)
+    options = replace(options, max_deliveries=2)
     async with peer(return_frames) as worker, leading(options, worker) as leader:
         publish(server, b"1")
         await until(lambda: len(worker.messages) > 10, "sent again and again")
@@ -248,7 +233,7 @@ async def test_what_is_given_back_is_not_counted(options, server) -> None:
 
 
 async def test_what_is_too_large_is_put_aside(options, server) -> None:
-    options = msgspec.structs.replace(options, max_message=1000)
+    options = replace(options, max_message=1000)
     async with peer(acknowledge) as worker, leading(options, worker) as leader:
         publish(server, b"1", b"x" * 1001, b"2")
         await until(lambda: leader.buried == 1 and leader.book.acknowledged == 2, "all done")
@@ -260,7 +245,6 @@ async def test_what_is_too_large_is_put_aside(options, server) -> None:
 
 async def test_a_new_leader_sends_what_the_old_one_had_under_the_same_ids(options, server) -> None:
     """Also what the old one had read and not sent to anybody."""
-    options = msgspec.structs.replace(options, stop_patience=0.05)
     publish(server, *numbered(40))
     async with peer() as silent:
         async with leading(options, silent):
@@ -275,21 +259,20 @@ async def test_a_new_leader_sends_what_the_old_one_had_under_the_same_ids(option
 
 async def test_taking_over_is_tried_again_when_it_fails(options, server) -> None:
     """Nothing is forgotten between claiming and sending."""
-    options = msgspec.structs.replace(options, stop_patience=0.05)
     publish(server, *numbered(5))
     async with peer() as silent, leading(options, silent):
         await until(lambda: len(silent.messages) == 5, "arrived")
-    server.command("SET", "{messages:pending}:deliveries", "no hash")
+    redis(server, "SET", DELIVERIES, "no hash")
     async with peer(acknowledge) as worker, leading(options, worker) as leader:
         await until(lambda: leader.intake._size and leader._claim_all, "claimed, and failed")
         assert ([], {}) == (worker.messages, leader.book.open)
-        server.command("DEL", "{messages:pending}:deliveries")
+        redis(server, "DEL", DELIVERIES)
         await until(lambda: leader.book.acknowledged == 5, "acknowledged")
 
 
 async def test_deliveries_are_counted_over_leaders(options, server) -> None:
     """What the old leader has counted is not forgotten; that it was lost does not count."""
-    options = msgspec.structs.replace(options, max_deliveries=3, retry_pause=0.01, stop_patience=0.05)
+    options = replace(options, max_deliveries=3)
     refusals = 2
 
     def refuse_twice(ids: list[bytes]) -> bytes:
@@ -311,15 +294,15 @@ async def test_deliveries_are_counted_over_leaders(options, server) -> None:
 
 async def test_what_was_given_up_and_not_cleared_is_given_up_once(options, server) -> None:
     """A leader that was killed between the two has written the letter; the next one only clears the rest."""
-    options = msgspec.structs.replace(options, max_deliveries=1, stop_patience=0.05)
+    options = replace(options, max_deliveries=1)
     publish(server, b"1")
     async with peer() as worker:
         async with leading(options, worker):
             await until(lambda: worker.messages, "arrived")
         id_ = worker.ids[0]
-        server.command("HSET", "{messages:pending}:deliveries", id_, 1)
+        server.command("HSET", DELIVERIES, id_, 1)
         server.command("XADD", DEAD, "7-1", "id", id_, "payload", "1", "reason", "r", "deliveries", 1)
-        server.command("HSET", "{messages:dead}:ids", id_, "7-1")
+        server.command("HSET", BURIED, id_, "7-1")
         async with leading(options, worker) as leader:
             await until(lambda: leader.buried, "given up")
             await until(lambda: is_empty(server), "finished")
@@ -327,12 +310,12 @@ async def test_what_was_given_up_and_not_cleared_is_given_up_once(options, serve
 
 
 async def test_a_stopped_leader_waits_for_what_is_on_its_way(options, server) -> None:
-    options = msgspec.structs.replace(options, stop_patience=60.0)
+    options = replace(options, stop_patience=60.0)
     publish(server, *numbered(5))
     async with peer() as worker:
         async with leading(options, worker) as leader:
             await until(lambda: len(worker.messages) == 5, "arrived")
-            asyncio.get_running_loop().call_later(0.2, lambda: worker.say(ack_frames(worker.ids)))
+            clock().call_later(50.0, lambda: worker.say(ack_frames(worker.ids)))
         assert 5 == leader.book.acknowledged
         assert is_empty(server)
 
@@ -342,38 +325,59 @@ async def test_a_leader_whose_fence_has_fallen_does_nothing_more(options, server
     async with peer() as worker, leading(options, worker) as leader:
         publish(server, *numbered(5))
         await until(lambda: len(worker.messages) == 5, "arrived")
-        for key in (PUBLISHED, PENDING, DEAD, "consumer:ids"):
-            server.command("SET", f"{{{key}}}:fence", "99 host:1:ab")
+        for key in (PUBLISHED, PENDING, DEAD, WORKERS):
+            redis(server, "SET", f"{{{key}}}:fence", "99 host:1:ab")
         worker.say(ack_frames(worker.ids))
         await until(lambda: leader.links[worker.name].state == "closed", "it has ended")
         assert (5, 5) == (server.command("XLEN", PUBLISHED), server.command("ZCARD", PENDING))
 
 
 async def test_a_lost_answer_loses_nothing(options, server) -> None:
-    """Connections break off all the time; what was read in vain is found again."""
-    async with peer(acknowledge) as worker, leading(options, worker) as leader:
-        for start in range(0, 600, 20):
-            publish(server, *numbered(20, start))
-            server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            await asyncio.sleep(0.02)
-        await until(lambda: {b"%d" % number for number in range(600)} == set(worker.texts), "all have come")
-        assert 600 == len(set(worker.ids))
-        await until(lambda: is_empty(server), "finished")
-        assert leader.book.acknowledged >= 600
+    """Redis has done it, and the leader never heard of it; or the connections break off. Nothing is found twice."""
+    for intake in ("stream", "channel"):
+        server.empty()
+        async with Relay(server.host, server.port) as relay, peer(acknowledge) as worker:
+            through = replace(options, intake=intake, redis=f"redis://127.0.0.1:{relay.port}")
+            async with leading(through, worker) as leader:
+                await until(lambda: heard(server, leader.channel), "somebody listens")
+                for start in range(0, 600, 20):
+                    relay.lose_next(start % 3)
+                    send(server, intake, *numbered(20, start))
+                    await turn(0.1)
+                    if intake == "stream" and start % 100 == 0:
+                        redis(server, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                relay.lose_next(0)
+                await until(lambda: set(numbered(600)) == set(worker.texts), "all have come")
+                assert 600 == len(set(worker.ids))
+                await turn(60.0)
+                assert leader.book.acknowledged >= 600 and not leader.book.open
+            assert relay.lost > 10
+
+
+def heard(server: RedisServer, channel: object) -> bool:
+    return channel is None or bool(server.client.pubsub_numsub(PUBLISHED)[0][1])
+
+
+def send(server: RedisServer, intake: str, *messages: bytes) -> None:
+    if intake == "stream":
+        publish(server, *messages)
+        return
+    for message in messages:
+        redis(server, "PUBLISH", PUBLISHED, message)
 
 
 async def test_a_stream_that_is_deleted_begins_anew(options, server) -> None:
     async with peer(acknowledge) as worker, leading(options, worker) as leader:
         publish(server, *numbered(3))
         await until(lambda: leader.book.acknowledged == 3, "acknowledged")
-        server.command("DEL", PUBLISHED)
+        redis(server, "DEL", PUBLISHED)
         publish(server, b"3")
         await until(lambda: leader.book.acknowledged == 4, "acknowledged")
         assert 4 == len(set(worker.ids))
 
 
 async def test_what_other_readers_want_stays(options, server) -> None:
-    options = msgspec.structs.replace(options, keep_published=True)
+    options = replace(options, keep_published=True)
     async with peer(acknowledge) as worker, leading(options, worker) as leader:
         publish(server, *numbered(10))
         await until(lambda: leader.book.acknowledged == 10, "acknowledged")
@@ -386,8 +390,8 @@ async def test_what_other_readers_want_stays(options, server) -> None:
 
 async def test_what_nobody_needs_any_more_is_swept(options, server) -> None:
     """Ids that a failover has brought back, and marks that a leader was killed before it could remove."""
-    beside = [PENDING, "{messages:pending}:deliveries", "{messages:dead}:ids"]
-    server.command("ZADD", beside[0], 1, "stray")
+    beside = [PENDING, DELIVERIES, BURIED]
+    redis(server, "ZADD", beside[0], 1, "stray")
     server.command("HSET", beside[1], "stray", 1)
     server.command("HSET", beside[2], "stray", "7-1")
     async with peer(acknowledge) as worker, leading(options, worker):
@@ -396,12 +400,12 @@ async def test_what_nobody_needs_any_more_is_swept(options, server) -> None:
 
 async def test_messages_of_a_channel(options, server) -> None:
     """Stored before they are handed out; taken over by the next leader."""
-    options = msgspec.structs.replace(options, intake="channel", stop_patience=0.05)
+    options = replace(options, intake="channel")
     async with peer() as worker:
         async with leading(options, worker):
-            await until(lambda: server.command("PUBLISH", PUBLISHED, b"0") == 1, "somebody listens")
+            await until(lambda: redis(server, "PUBLISH", PUBLISHED, b"0") == 1, "somebody listens")
             for message in numbered(30, 1):
-                server.command("PUBLISH", PUBLISHED, message)
+                redis(server, "PUBLISH", PUBLISHED, message)
             await until(lambda: server.command("XLEN", "messages:received") == 31, "all stored")
         async with leading(options, worker) as leader:
             worker.answer = acknowledge
@@ -415,28 +419,25 @@ async def test_messages_of_a_channel(options, server) -> None:
 
 
 async def test_a_channel_with_too_much_waiting_drops_and_counts(options, server) -> None:
-    options = msgspec.structs.replace(options, intake="channel", max_received=10)
+    options = replace(options, intake="channel", max_received=10)
     async with leading(options) as leader:
-        await until(lambda: server.command("PUBLISH", PUBLISHED, b"0") == 1, "somebody listens")
+        await until(lambda: redis(server, "PUBLISH", PUBLISHED, b"0") == 1, "somebody listens")
         for message in numbered(30, 1):
-            server.command("PUBLISH", PUBLISHED, message)
+            redis(server, "PUBLISH", PUBLISHED, message)
         channel = leader.channel
         assert channel is not None
         await until(lambda: channel.received + channel.dropped == 31, "all seen")
         assert (10, 10, 21) == (server.command("XLEN", "messages:received"), channel.received, channel.dropped)
 
 
-async def test_status_tells_who_leads_who_works_and_what_waits(
-    options, server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("motorcade.dispatch.leader.RENEWALS", 200)  # it tells about itself whenever it renews
+async def test_status_tells_who_leads_who_works_and_what_waits(options, server) -> None:
     publish(server, *numbered(50))
     before = await status(options)
     assert ("", 0, 50, None) == (before.leader, before.epoch, before.lag, before.view)
     async with peer() as worker, leading(options, worker) as leader:
         await until(lambda: len(worker.messages) == FIRST_WINDOW, "the window is full")
         await until(lambda: b'"in_flight":16' in (server.command("GET", STATE) or b""), "the leader has told")
-        await until(lambda: server.command("ZCARD", "consumer:ids") == 1, "the worker is on the roll")
+        await until(lambda: server.command("ZCARD", WORKERS) == 1, "the worker is on the roll")
         seen = await status(options)
         assert seen.view is not None
         assert (worker.name,) == seen.registered
@@ -456,20 +457,73 @@ async def test_status_tells_who_leads_who_works_and_what_waits(
 
 
 async def test_candidates_wait_for_their_turn(options, server) -> None:
-    """One leads; when it is stopped, the other one goes on within a moment."""
+    """One leads, for as long as it lives; when it is stopped, the other one goes on within a moment."""
     async with peer(acknowledge) as worker:
-        options = msgspec.structs.replace(options, workers=(worker.name,))
+        options = replace(options, workers=(worker.name,))
         names: list[str] = []
-        first = running(lambda stop: run_leader(options, stop=stop, ready=names.append))
-        second = running(lambda stop: run_leader(options, stop=stop, ready=names.append))
+        rates: list[Rate] = []
+        first = running(lambda stop: run_leader(options, stop=stop, ready=names.append, report=rates.append))
+        second = running(lambda stop: run_leader(options, stop=stop, ready=names.append, report=rates.append))
         async with second:
             async with first:
                 await until(lambda: len(names) == 2, "both are candidates")
                 publish(server, *numbered(10))
-                await until(lambda: len(worker.messages) == 10, "arrived")
+                await turn(2 * options.lease)
+                assert (10, b"1") == (len(worker.messages), server.command("GET", EPOCH))
+                assert 10 == sum(rate.messages for rate in rates), "messages per second are told"
             publish(server, *numbered(10, 10))
-            await until(lambda: len(worker.messages) == 20, "goes on")
-    await until(lambda: server.command("EXISTS", "distributed_leader_lock") == 0, "nobody leads")
+            await until(lambda: len(worker.messages) == 20, "goes on", within=5.0)
+    assert not server.command("EXISTS", LOCK), "nobody leads"
+
+
+EPOCH = "{distributed_leader_lock}:epoch"
+
+
+async def test_a_lock_that_somebody_has_taken_away(options, server) -> None:
+    """Whoever overwrites the key is respected: the leader stands back, and leads again when it is free."""
+    async with peer(acknowledge) as worker:
+        options = replace(options, workers=(worker.name,))
+        async with running(lambda stop: run_leader(options, stop=stop)):
+            await until(lambda: server.command("GET", EPOCH) == b"1", "it leads")
+            redis(server, "SET", LOCK, "somebody else")
+            await turn(2 * options.lease)
+            publish(server, b"1")
+            await turn(2 * options.lease)
+            assert (b"somebody else", []) == (server.command("GET", LOCK), worker.messages)
+            redis(server, "DEL", LOCK)
+            await until(lambda: worker.messages, "it leads again")
+            assert b"2" == server.command("GET", EPOCH)
+
+
+async def test_nothing_that_an_old_leader_has_said_can_be_said_again(options, server, monkeypatch) -> None:
+    """Every script that it has sent is sent again after somebody else has begun to lead: nothing may change by it."""
+    options = replace(options, max_deliveries=1)
+    refuse = lambda ids: b"".join(reject_frame(id_, "no") for id_ in ids)  # noqa: E731
+    spoken: list[tuple[Any, ...]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(type(clock()), "heard", lambda _loop, words: spoken.append(words))
+        async with peer(acknowledge) as worker, peer(refuse) as other, leading(options, worker, other) as leader:
+            publish(server, *numbered(20))
+            await until(lambda: leader.book.acknowledged and leader.buried, "some are done, some are put aside")
+            await until(lambda: is_empty(server), "finished")
+            await turn(2 * options.lease)
+    async with peer() as silent, leading(options, silent):
+        publish(server, *numbered(10))
+        await until(lambda: len(silent.messages) == 10, "sent")
+        before = contents(server)
+        scripts = [words for words in spoken if words[0] == "EVALSHA"]
+        for words in scripts:
+            try:
+                server.command(*words)
+            except redis_client.ResponseError:
+                pass
+            assert before == contents(server), words[:6]
+        assert len({words[1] for words in scripts}) > 8
+
+
+def contents(server: RedisServer) -> dict[bytes, bytes]:
+    """Everything a leader may write."""
+    return {key: server.command("DUMP", key) for key in server.command("KEYS", "*")}
 
 
 def test_faults_are_named() -> None:
@@ -482,18 +536,19 @@ def test_faults_are_named() -> None:
 async def test_a_dead_letter_that_cannot_be_sent_back_stays(options, server) -> None:
     """Until it can; and then it is sent once, however often that is asked for."""
     server.command("XADD", DEAD, "1-1", "id", "x", "payload", "{}", "reason", "r", "deliveries", "1")
-    server.command("SET", PUBLISHED, "no stream")
+    redis(server, "SET", PUBLISHED, "no stream")
     with pytest.raises(StoreError):
         await dead_retry(options)
     assert 1 == server.command("XLEN", DEAD)
-    server.command("DEL", PUBLISHED)
+    redis(server, "DEL", PUBLISHED)
     assert 1 == await dead_retry(options)
     assert (0, 0, 1) == (await dead_retry(options), server.command("XLEN", DEAD), server.command("XLEN", PUBLISHED))
 
 
-@pytest.mark.parametrize("wanted", [["nobody"], ["1-1", "nobody"]])
-async def test_a_dead_letter_that_is_not_there(wanted: list[str], options, server) -> None:
-    server.command("XADD", DEAD, "1-1", "id", "x", "payload", "{}", "reason", "r", "deliveries", "1")
-    with pytest.raises(StoreError, match="nobody"):
-        await dead_retry(options, wanted)
-    assert len(wanted) - 1 == server.command("XLEN", PUBLISHED)
+async def test_a_dead_letter_that_is_not_there(options, server) -> None:
+    for wanted in (["nobody"], ["1-1", "nobody"]):
+        server.command("XADD", DEAD, "1-1", "id", "x", "payload", "{}", "reason", "r", "deliveries", "1")
+        with pytest.raises(StoreError, match="nobody"):
+            await dead_retry(options, wanted)
+        assert len(wanted) - 1 == server.command("XLEN", PUBLISHED)
+        server.empty()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -11,12 +13,11 @@ from motorcade.redis.slots import slot_of
 NAMES = ("published", "received", "processed", "pending", "dead", "lock", "registry")
 
 
-@pytest.mark.parametrize("prefix", ["", "fleet:", "fleet:{eu}:"])
-@pytest.mark.parametrize("name", NAMES)
-def test_what_stands_beside_a_key_is_where_the_key_is(prefix: str, name: str) -> None:
-    options = DispatchOptions(prefix=prefix)
-    assert slot_of(options.key(name)) == slot_of(options.beside(name, "fence"))
-    assert options.key(name) != options.beside(name, "fence")
+def test_what_stands_beside_a_key_is_where_the_key_is() -> None:
+    for prefix, name in itertools.product(("", "fleet:", "fleet:{eu}:"), NAMES):
+        options = DispatchOptions(prefix=prefix)
+        assert slot_of(options.key(name)) == slot_of(options.beside(name, "fence")), (prefix, name)
+        assert options.key(name) != options.beside(name, "fence")
 
 
 def test_names_are_those_of_the_contract() -> None:
@@ -26,9 +27,8 @@ def test_names_are_those_of_the_contract() -> None:
     assert ("distributed_leader_lock", "consumer:ids") == (options.key("lock"), options.key("registry"))
 
 
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
+def test_what_makes_no_sense_is_refused() -> None:
+    for values, why in (
         ({"redis": "http://x"}, "redis: must be"),
         ({"workers": ["a:1", "b"]}, "workers: 'b' is not"),
         ({"listen": "a:70000"}, "listen: 'a:70000' is not"),
@@ -41,8 +41,6 @@ def test_names_are_those_of_the_contract() -> None:
         ({"window": 0}, ">= 1"),
         ({"intake": "kafka"}, "kafka"),
         ({"windows": 1}, "windows"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(values: dict[str, object], why: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=why):
-        msgspec.convert(values, DispatchOptions)
+    ):
+        with pytest.raises(msgspec.ValidationError, match=why):
+            msgspec.convert(values, DispatchOptions)

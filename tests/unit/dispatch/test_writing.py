@@ -10,6 +10,7 @@ from motorcade.core.errors import StoreDamagedError, StoreError, StoreFullError
 from motorcade.dispatch.calls import WRITE, Calls, StaleError
 from motorcade.dispatch.options import DispatchOptions
 from tests.support.redis import RedisServer
+from tests.support.standing_clock import until
 
 KEYS = [
     "messages:processed",
@@ -123,6 +124,7 @@ async def test_a_server_that_was_restarted_is_asked_again(own_server: RedisServe
         await asyncio.to_thread(own_server.stop)
         again = asyncio.create_task(write(calls, "a", "b"))
         await asyncio.to_thread(own_server.start)
+        await until(again.done, "it is there again")
         assert 1 == await again
         own_server.command("SCRIPT", "FLUSH")
         assert 0 == await write(calls, "a", "b")
