@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from motorcade.cli import _pipeline, app
-from motorcade.pipelines import session
+from motorcade.pipelines import runner, session
 from motorcade.pipelines.sources.shelf import shelf
+from tests.pipelines import queries
 from tests.support.redis import RedisCluster, RedisServer
 
 Command = Callable[..., Result]
@@ -51,7 +52,8 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
 
 
 @pytest.fixture
-def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
+def spark(spark_session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
+    monkeypatch.setattr(runner, "STARTS", queries.STARTS)
     yield spark_session
     running = spark_session.streams.active
     for query in running:

@@ -11,11 +11,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from motorcade.core import record
+from motorcade.core.message import Message
 from motorcade.pipelines import audit, receipts
 from motorcade.pipelines.sources import columns
 from motorcade.pipelines.sources.bodies import Bodies
 from motorcade.pipelines.sources.datasource import columns_of
 from motorcade.pipelines.sources.options import Kind
+from tests.pipelines.lake import Lake
 
 #: The beginning of an hour, in seconds since the epoch.
 START = 1_790_002_800.0
@@ -53,6 +56,12 @@ def records(rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> list[tupl
     return made
 
 
+def store(lake: Lake, rows: Iterable[dict[str, Any] | bytes]) -> None:
+    """Append them to the stream, as a node would."""
+    messages = [Message(topic, payload, 1) for _, topic, payload in records(rows)]
+    lake.append("receipts", [record.encode(message) for message in messages])
+
+
 def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> DataFrame:
     """The stream as the source reads it for receipts, with what it has parsed."""
     made = records(rows, first)
@@ -60,7 +69,7 @@ def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: i
     assert isinstance(schema, StructType)
     payloads = pa.array([payload for _, _, payload in made], pa.binary())
     parsed = Bodies(columns_of(Kind.STREAM, schema).json).column(payloads)
-    return _frame(spark, [record[:2] for record in made], "offset LONG, topic STRING", json=parsed)
+    return _frame(spark, [row[:2] for row in made], "offset LONG, topic STRING", json=parsed)
 
 
 def unparsed(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: int = 1) -> DataFrame:

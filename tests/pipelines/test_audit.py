@@ -11,12 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from motorcade.cli.pipeline import _tell_verdict
-from motorcade.core import record
-from motorcade.core.message import Message
 from motorcade.core.receipt import FINAL
 from motorcade.pipelines.audit import Problem, Verdict, audit, judged, run
 from tests.pipelines.lake import Lake
-from tests.pipelines.receipts_made import mailboxes, moment, stream, told
+from tests.pipelines.receipts_made import mailboxes, moment, store, stream, told
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -152,10 +150,7 @@ def test_a_request_of_which_there_is_nothing_was_not_audited(
     """A mistyped name must not look like a clean audit, neither to a person nor to a script."""
     url = f"rocksdb://{tmp_path / 'store'}"
     with Lake(url) as lake:
-        lake.append(
-            "receipts",
-            [record.encode(Message("$SDV-FANOUT/receipt/r1/A", json.dumps(told("A.1", "accepted", 0)).encode(), 1))],
-        )
+        store(lake, [told("A.1", "accepted", 0)])
     verdict = run(spark, url, request="r1x")
     assert (1, False, 0) == (verdict.exit_code, verdict.clean, verdict.wrong)
     _tell_verdict(verdict, "the store", as_json=False)

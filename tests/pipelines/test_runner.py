@@ -9,7 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from motorcade.pipelines import PipelineError, failures, runner, status
 from motorcade.pipelines.folder import Folder
 from motorcade.pipelines.runner import Batch, Kind, Trigger
 from tests.pipelines.lake import Lake
+from tests.support.cases import refusal
 from tests.support.redis import RedisServer
 
 pytestmark = pytest.mark.timeout(240)
@@ -90,18 +93,23 @@ def test_what_spark_fails_at_before_there_is_a_query_is_noted(spark: SparkSessio
     assert "[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELEC'." == found["error"]
 
 
-@pytest.mark.parametrize("place", ["hdfs://host/run", "s3a://bucket/run", "file:/tmp/run", ""])
-def test_a_folder_is_a_folder(place: str) -> None:
-    with pytest.raises(PipelineError, match="folder"):
-        Folder(place, "copy", {})
-
-
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_folder_of_a_run_is_left_alone(tmp_path: Path) -> None:
+    for place in ("hdfs://host/run", "s3a://bucket/run", "file:/tmp/run", ""):
+        with pytest.raises(PipelineError, match="folder"):
+            Folder(place, "copy", {})
     (tmp_path / "letter").write_text("dear")
     with pytest.raises(PipelineError, match=r"has other files in it \(letter\)"), Folder(tmp_path, "copy", {}):
         pass
     with pytest.raises(PipelineError, match="Not a directory"), Folder(tmp_path / "letter" / "run", "copy", {}):
         pass
+    for manifest, words in (
+        ("{", "is no JSON"),
+        ("[]", "holds no object"),
+        ('{"v": 99, "pipeline": "copy"}', "is of version 99"),
+    ):
+        (tmp_path / "pipeline.json").write_text(manifest)
+        with pytest.raises(PipelineError, match=words), Folder(tmp_path, "copy", {}):
+            pass
 
 
 def test_a_run_that_was_killed_before_it_wrote_anything_is_no_obstacle(tmp_path: Path) -> None:
@@ -110,16 +118,6 @@ def test_a_run_that_was_killed_before_it_wrote_anything_is_no_obstacle(tmp_path:
     with Folder(tmp_path, "copy", {}):
         pass
     assert "copy" == status.look(tmp_path)["pipeline"]
-
-
-@pytest.mark.parametrize(
-    ("manifest", "words"),
-    [("{", "is no JSON"), ("[]", "holds no object"), ('{"v": 99, "pipeline": "copy"}', "is of version 99")],
-)
-def test_a_manifest_that_is_none(manifest: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "pipeline.json").write_text(manifest)
-    with pytest.raises(PipelineError, match=words), Folder(tmp_path, "copy", {}):
-        pass
 
 
 def test_notes_stay_until_the_next(tmp_path: Path) -> None:
@@ -186,12 +184,8 @@ def test_a_query_is_followed_to_its_end_and_gone_on_with(spark: SparkSession, st
 def test_a_query_may_be_followed_in_any_thread(spark: SparkSession, store: str, tmp_path: Path) -> None:
     """Spark looks for sources in the session that is active in a thread; signals are left to the main one."""
     query = rows(spark, store).writeStream.format("noop")
-    outcomes: list[runner.Outcome] = []
-    with Folder(tmp_path / "run", "copy", {}) as folder:
-        thread = threading.Thread(target=lambda: outcomes.append(runner.follow(query, folder, ONCE)))
-        thread.start()
-        thread.join()
-    assert [500] == [outcome.rows for outcome in outcomes]
+    with Folder(tmp_path / "run", "copy", {}) as folder, ThreadPoolExecutor(1) as thread:
+        assert 500 == thread.submit(runner.follow, query, folder, ONCE).result().rows
 
 
 def test_the_lag_behind_a_redis_stream_is_a_number_of_entries(
@@ -222,49 +216,55 @@ def later(act: Callable[[], None], when: threading.Event) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize(
-    ("trigger", "code"),
-    [(ONCE, 130), (Trigger(Kind.INTERVAL, 0.1), 0), (Trigger(Kind.CONTINUOUS), 0)],
-    ids=["once", "interval", "continuous"],
-)
-def test_a_signal_lets_a_query_go_without_harm(
-    trigger: Trigger, code: int, spark: SparkSession, store: str, tmp_path: Path
-) -> None:
-    """In the middle of a batch, which the next run does again."""
-    inside, lake = threading.Event(), str(tmp_path / "lake")
-    number = signal.SIGINT if trigger.ends else signal.SIGTERM
-    handler = signal.getsignal(number)
-    later(lambda: os.kill(os.getpid(), number), inside)
+def test_a_signal_lets_a_query_go_without_harm(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    """In the middle of a batch, which the next run does again: once, at an interval, continuously, and to the end."""
+    lake = str(tmp_path / "lake")
+    held: set[int] = set()  #: batches that were under way when the signal came
 
     def hold(frame: DataFrame, batch: int) -> None:
-        if batch == 1 and not inside.is_set():
+        if batch not in {0, *held} and len(held) < 3:
+            held.add(batch)
             inside.set()
             frame.select(F.udf(lambda _: time.sleep(600))("topic")).collect()  # works until it is interrupted
         frame.write.parquet(f"{lake}/{batch}", mode="overwrite")
 
     query = rows(spark, store, max_rows=100).writeStream.foreachBatch(hold)
+    for number, trigger, code in (
+        (signal.SIGINT, ONCE, 130),
+        (signal.SIGTERM, Trigger(Kind.INTERVAL, 0.1), 0),
+        (signal.SIGTERM, Trigger(Kind.CONTINUOUS), 0),
+    ):
+        inside, handler = threading.Event(), signal.getsignal(number)
+        later(partial(os.kill, os.getpid(), number), inside)
+        with Folder(tmp_path / "run", "copy", {}) as folder:
+            outcome = runner.follow(query, folder, trigger)
+        assert (False, 1, 100, code) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code), trigger
+        assert handler is signal.getsignal(number)
+        assert "stopped" == status.look(tmp_path / "run")["state"]
     with Folder(tmp_path / "run", "copy", {}) as folder:
-        outcome = runner.follow(query, folder, trigger)
-        assert (False, 1, 100, code) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
-    assert handler is signal.getsignal(number)
-    assert "stopped" == status.look(tmp_path / "run")["state"]
-    with Folder(tmp_path / "run", "copy", {}) as folder:
-        assert 400 == runner.follow(query, folder, ONCE).rows
-    assert 500 == spark.read.parquet(f"{lake}/*").select("offset").distinct().count()
+        assert 200 == runner.follow(query, folder, ONCE).rows
+    assert {1, 2, 3} == held
+    written = spark.read.parquet(f"{lake}/*")
+    assert 500 == written.count() == written.select("offset").distinct().count()
 
 
 Making = Callable[[SparkSession, str, Path], DataStreamWriter]
+
+
+def files(spark: SparkSession, place: Path) -> DataFrame:
+    """A query that needs no process of the source's: 500 topics."""
+    if not (place / "files").exists():
+        spark.range(1, 501, numPartitions=1).selectExpr("concat('v/', id % 7, '/t') AS topic").write.parquet(
+            str(place / "files")
+        )
+    return spark.readStream.schema("topic STRING").parquet(str(place / "files"))
 
 
 def _raising(error: Exception) -> Making:
     def fail(_frame: DataFrame, _batch: int) -> None:
         raise error
 
-    return lambda spark, store, _place: rows(spark, store).writeStream.foreachBatch(fail)
-
-
-def _selecting(*expressions: str) -> Making:
-    return lambda spark, store, _place: rows(spark, store).selectExpr(*expressions).writeStream.format("noop")
+    return lambda spark, _store, place: files(spark, place).writeStream.foreachBatch(fail)
 
 
 def _in_a_task(spark: SparkSession, store: str, _place: Path) -> DataStreamWriter:
@@ -275,67 +275,69 @@ def _in_a_task(spark: SparkSession, store: str, _place: Path) -> DataStreamWrite
     return rows(spark, store).select(fail("topic")).writeStream.format("noop")
 
 
-def _into_a_file(spark: SparkSession, store: str, place: Path) -> DataStreamWriter:
+def _into_a_file(spark: SparkSession, _store: str, place: Path) -> DataStreamWriter:
     (place / "file").write_text("")
-    return rows(spark, store).writeStream.format("parquet").option("path", str(place / "file" / "lake"))
+    return files(spark, place).writeStream.format("parquet").option("path", str(place / "file" / "lake"))
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (_raising(PipelineError("the lake is full: make room")), "the lake is full: make room"),
-        (_raising(ValueError("of\ntwo lines")), "ValueError: of two lines"),
-        (_in_a_task, "nothing is known of v/1/t; ask somebody else"),
-        (
-            _selecting("int(topic)"),
-            '[CAST_INVALID_INPUT] The value \'v/1/t\' of the type "STRING" cannot be cast to "INT"',
-        ),
-        (
-            lambda spark, store, _place: rows(spark, store, stream="nope").writeStream.format("noop"),
-            "the stream 'nope' has no record in this store: there is no such stream (with records there are: log), or",
-        ),
-        (_into_a_file, "ParentNotDirectoryException: Parent path is not a directory: file:"),
-    ],
-    ids=["ours", "another", "in_a_task", "sql", "no_stream", "sink"],
-)
-def test_a_failure_is_told_in_the_innermost_words(
-    make: Making, words: str, spark: SparkSession, store: str, tmp_path: Path
-) -> None:
-    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
-        runner.follow(make(spark, store, tmp_path), folder, ONCE)
-    said = str(failure.value)
-    assert said.startswith(f"the pipeline copy failed: {words}")
-    assert not [sign for sign in ("\n", "\tat ", "java.", "SQLSTATE", "Traceback", "Streaming Query") if sign in said]
-    found = status.look(tmp_path / "run")
-    assert "failed" == found["state"]
-    assert found["error"].startswith(words)
+FAILURES: dict[str, tuple[Making, str]] = {
+    "ours": (_raising(PipelineError("the lake is full: make room")), "the lake is full: make room"),
+    "another": (_raising(ValueError("of\ntwo lines")), "ValueError: of two lines"),
+    "in_a_task": (_in_a_task, "nothing is known of v/1/t; ask somebody else"),
+    "sql": (
+        lambda spark, _store, place: files(spark, place).selectExpr("int(topic)").writeStream.format("noop"),
+        '[CAST_INVALID_INPUT] The value \'v/1/t\' of the type "STRING" cannot be cast to "INT"',
+    ),
+    "no_stream": (
+        lambda spark, store, _place: rows(spark, store, stream="nope").writeStream.format("noop"),
+        "the stream 'nope' has no record in this store: there is no such stream (with records there are: log), or",
+    ),
+    "sink": (_into_a_file, "ParentNotDirectoryException: Parent path is not a directory: file:"),
+}
 
 
-@pytest.mark.parametrize("failures", [runner.STARTS - 1, runner.STARTS])
+def test_a_failure_is_told_in_the_innermost_words(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    for name, (make, words) in FAILURES.items():
+        with Folder(tmp_path / name, "copy", {}) as folder:
+            said = refusal(PipelineError, runner.follow, make(spark, store, tmp_path), folder, ONCE)
+        assert said.startswith(f"the pipeline copy failed: {words}"), (name, said)
+        assert not [
+            sign for sign in ("\n", "\tat ", "java.", "SQLSTATE", "Traceback", "Streaming Query") if sign in said
+        ]
+        found = status.look(tmp_path / name)
+        assert "failed" == found["state"], name
+        assert found["error"].startswith(words), (name, found["error"])
+
+
 def test_a_query_that_the_machine_was_too_busy_for_is_started_again(
-    failures: int, spark: SparkSession, store: str, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some times. The words are Spark's; here another part of the query says them."""
-    started: list[bool] = []
+    monkeypatch.setattr(runner, "STARTS", 3)
+    for failing in (runner.STARTS - 1, runner.STARTS):
+        started: list[bool] = []
+        with Folder(tmp_path / str(failing), "copy", {}) as folder, capture_logs() as said:
+            start = partial(_too_busy, spark, folder, tmp_path, failing, started)
+            if failing < runner.STARTS:
+                assert runner.follow(start, folder, ONCE).done
+            else:
+                with pytest.raises(PipelineError, match="the machine is too busy"):
+                    runner.follow(start, folder, ONCE)
+        assert runner.STARTS == len(started)
+        assert ["pipeline_starts_again"] * (runner.STARTS - 1) == [entry["event"] for entry in said]
 
-    def start() -> Any:
-        def batch(frame: DataFrame, _number: int) -> None:
-            if len(started) <= failures:
-                raise RuntimeError("Python worker failed to connect back.")
-            frame.count()
 
-        started.append(True)
-        query = rows(spark, store).writeStream.foreachBatch(batch).trigger(availableNow=True)
-        return query.option("checkpointLocation", folder.spark).start()
+def _too_busy(spark: SparkSession, folder: Folder, place: Path, failing: int, started: list[bool]) -> Any:
+    """Start a query that fails so often."""
 
-    with Folder(tmp_path / "run", "copy", {}) as folder, capture_logs() as said:
-        if failures < runner.STARTS:
-            assert runner.follow(start, folder, ONCE).done
-        else:
-            with pytest.raises(PipelineError, match="the machine is too busy"):
-                runner.follow(start, folder, ONCE)
-    assert runner.STARTS == len(started)
-    assert ["pipeline_starts_again"] * (runner.STARTS - 1) == [entry["event"] for entry in said]
+    def batch(frame: DataFrame, _number: int) -> None:
+        if len(started) <= failing:
+            raise RuntimeError("Python worker failed to connect back.")
+        frame.count()
+
+    started.append(True)
+    query = files(spark, place).writeStream.foreachBatch(batch).trigger(availableNow=True)
+    return query.option("checkpointLocation", folder.spark).start()
 
 
 def test_a_column_that_is_not_there_is_told_without_the_plan(spark: SparkSession, store: str, tmp_path: Path) -> None:
@@ -364,33 +366,23 @@ def test_a_mistake_of_ours_keeps_its_traceback(spark: SparkSession, tmp_path: Pa
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    raise\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_of_a_text_the_innermost_words_are_told() -> None:
+    for text, words in (
         (f"{TRACE}motorcade.x.StoreError: redis://a:secret@host: gone", "redis://***@host: gone"),
         (f"{TRACE}AssertionError\n SQLSTATE: 38000", "AssertionError"),
         (f"{TRACE}KeyError: 'a'\n\nDuring handling …\n{TRACE}x.ValueError: b\n\tat a.b(C.java)", "ValueError: b"),
         ("[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: full SQLSTATE: XXKST", "full"),
         ("a.b.SparkException: Job aborted.\n\tat a.b(C.java:1)\nCaused by: java.io.IOException: No space", "No space"),
         ("x" * 1000, "x" * failures.MAX_WORDS + " …"),
-    ],
-    ids=["password", "no_words", "chained", "stream", "cause", "long"],
-)
-def test_words_of_texts(text: str, words: str) -> None:
-    assert words == failures.of_text(text)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
+    ):
+        assert words == failures.of_text(text)
+    for error in (
         Py4JNetworkError("Answer from Java side is empty"),
         Py4JError("An error occurred while calling o182.defaultParallelism"),
         ConnectionRefusedError(111, "no"),
-    ],
-)
-def test_java_that_is_gone_is_told(error: Exception) -> None:
-    assert failures.is_known(error)
-    assert failures.words(error).startswith("Spark's Java has ended")
+    ):
+        assert failures.is_known(error)
+        assert failures.words(error).startswith("Spark's Java has ended")
 
 
 def test_a_process_of_sparks_that_is_gone_is_told(spark: SparkSession, store: str, tmp_path: Path) -> None:
@@ -408,7 +400,7 @@ def test_a_process_of_sparks_that_is_gone_is_told(spark: SparkSession, store: st
     assert str(failure.value).startswith(f"the pipeline copy failed after 1 batches: {failures.HELPER_GONE}")
 
 
-def test_work_that_is_no_query_is_repeated_until_it_is_stopped(tmp_path: Path) -> None:
+def test_work_that_is_no_query_is_repeated_until_it_is_stopped_or_enough(tmp_path: Path) -> None:
     times = 0
 
     def work() -> tuple[int, dict[str, int]]:
@@ -428,7 +420,11 @@ def test_work_that_is_no_query_is_repeated_until_it_is_stopped(tmp_path: Path) -
         assert (True, 1) == (done.done, done.batches)
         times = 3
         assert 130 == runner.repeat(work, folder, ONCE).exit_code
-    assert "stopped" == status.look(tmp_path)["state"]
+        assert "stopped" == folder.status["state"]
+        times = 0
+        enough = runner.repeat(work, folder, Trigger(Kind.INTERVAL, 0.001), enough=lambda: times == 2)
+        assert (True, 2, 2, 0) == (enough.done, enough.batches, enough.rows, enough.exit_code)
+        assert ({"made": 2}, "done") == (folder.status["counts"], folder.status["state"])
 
 
 # -- progress
@@ -459,17 +455,3 @@ def test_a_display_that_changes() -> None:
     for part in ("starting Spark …", "20000 rows, 70000 behind", "100%", "90001 rows; batch 9"):
         assert part in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is there again"
-
-
-def test_what_is_repeated_ends_when_it_is_enough(tmp_path: Path) -> None:
-    times: list[int] = []
-
-    def work() -> tuple[int, dict[str, int]]:
-        times.append(len(times))
-        return len(times), {"wrong": len(times) // 3}
-
-    with Folder(tmp_path, "audit", {}) as folder:
-        trigger = Trigger(Kind.INTERVAL, every=0.001)
-        outcome = runner.repeat(work, folder, trigger, enough=lambda: len(times) == 3)
-        assert (True, 3, 3, 0) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
-        assert ({"wrong": 1}, "done") == (folder.status["counts"], folder.status["state"])

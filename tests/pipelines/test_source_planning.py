@@ -65,16 +65,22 @@ def sent(part: Any) -> Any:
     return pickle.loads(pickle.dumps(part))
 
 
+def source(url: str, **options: str) -> MotorcadeDataSource:
+    """Of the stream `s`, unless options name something else."""
+    kind = {} if {"redis_stream", "mailboxes"} & options.keys() else {"stream": "s"}
+    return MotorcadeDataSource({"store": url, **kind, **options})
+
+
 def batch_reader(url: str, **options: str) -> BatchReader:
-    source = MotorcadeDataSource({"store": url, "stream": "s", **options})
-    reader = source.reader(source.schema())
+    made = source(url, **options)
+    reader = made.reader(made.schema())
     assert isinstance(reader, BatchReader)
     return reader
 
 
 def stream_reader(url: str, **options: str) -> StreamReader:
-    source = MotorcadeDataSource({"store": url, **({} if "redis_stream" in options else {"stream": "s"}), **options})
-    reader = source.streamReader(source.schema())
+    made = source(url, **options)
+    reader = made.streamReader(made.schema())
     assert isinstance(reader, StreamReader)
     return reader
 
@@ -88,6 +94,11 @@ def rows_of(reader: BatchReader | StreamReader, parts: list[Any]) -> list[dict[s
 def read(url: str, **options: str) -> list[dict[str, Any]]:
     reader = batch_reader(url, **options)
     return rows_of(reader, reader.partitions())
+
+
+def follow(reader: StreamReader, start: dict[str, Any]) -> list[dict[str, Any]]:
+    """Everything behind a place."""
+    return rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL)))
 
 
 def offsets(rows: list[dict[str, Any]]) -> list[int]:
@@ -149,10 +160,8 @@ def test_beginning_and_end_can_be_chosen(every_lake: Lake) -> None:
 
 def test_only_the_columns_of_the_schema_are_made(lake: Lake) -> None:
     lake.fill("s", 2)
-    source = MotorcadeDataSource({"store": lake.url, "stream": "s"})
-    full = source.schema()
-    chosen = type(full)([full["payload"], full["offset"]])
-    reader = source.reader(chosen)
+    full = source(lake.url).schema()
+    reader = source(lake.url).reader(type(full)([full["payload"], full["offset"]]))
     assert isinstance(reader, BatchReader)
     (made,) = [made for part in reader.partitions() for made in reader.read(part)]
     assert ["payload", "offset"] == made.schema.names
@@ -359,10 +368,7 @@ def test_what_waits_is_listed(every_lake: Lake) -> None:
     lake.do(lambda store: store.mailboxes.append(vehicles, Draft(b"body", b"p" * 1000, key=b"k"), NOW))
     lake.do(lambda store: store.mailboxes.append(vehicles[:1], Draft(b"soon", expires_at=NOW + 5), NOW + 1))
     lake.do(lambda store: store.mailboxes.append(["fanout-done:1"], Draft(b"other"), NOW))
-    source = MotorcadeDataSource({"store": lake.url, "mailboxes": "fanout:"})
-    reader = source.reader(source.schema())
-    assert isinstance(reader, BatchReader)
-    found = rows_of(reader, reader.partitions())
+    found = read(lake.url, mailboxes="fanout:")
     assert 301 == len(found)
     assert set(vehicles) == {row["owner"] for row in found}
     (first, second) = sorted((row for row in found if row["owner"] == vehicles[0]), key=lambda row: row["position"])
@@ -402,21 +408,13 @@ def test_entries_become_rows(server: RedisServer) -> None:
     server.client.xadd("s", {"c": b""}, id="1760000000001-0")
     reader = native(server)
     start = reader.initialOffset()
-    rows = rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL)))
+    moments = [datetime.fromtimestamp(seconds, UTC) for seconds in (1760000000, 1760000000.001)]
+    ids, fields = ["1760000000000-5", "1760000000001-0"], [[("a", b"1"), ("b", b"\xff")], [("c", b"")]]
+    numbered = [(1760000000000 << 20) + 5, 1760000000001 << 20]
     assert [
-        {
-            "offset": (1760000000000 << 20) + 5,
-            "time": datetime.fromtimestamp(1760000000, UTC),
-            "id": "1760000000000-5",
-            "fields": [("a", b"1"), ("b", b"\xff")],
-        },
-        {
-            "offset": 1760000000001 << 20,
-            "time": datetime.fromtimestamp(1760000000.001, UTC),
-            "id": "1760000000001-0",
-            "fields": [("c", b"")],
-        },
-    ] == rows
+        {"offset": offset, "time": time, "id": id_, "fields": pairs}
+        for offset, time, id_, pairs in zip(numbered, moments, ids, fields, strict=True)
+    ] == follow(reader, start)
 
 
 def test_a_redis_stream_is_followed_in_batches(server: RedisServer) -> None:
@@ -434,8 +432,7 @@ def test_a_redis_stream_is_followed_in_batches(server: RedisServer) -> None:
     assert list(range(1, 2501)) == seen
     assert {"id": "1000625-0", "entries": 2500} == start
     fill(server, 5, first=2501)
-    end = reader.latestOffset(start, ALL)
-    assert [2501, 2502, 2503, 2504, 2505] == numbers(rows_of(reader, reader.partitions(start, end)))
+    assert [2501, 2502, 2503, 2504, 2505] == numbers(follow(reader, start))
 
 
 def test_a_redis_stream_is_read_from_where_to_where_it_is_told(server: RedisServer) -> None:
@@ -446,14 +443,9 @@ def test_a_redis_stream_is_read_from_where_to_where_it_is_told(server: RedisServ
     fill(server, 10, first=101)
     for starting, first in beginnings.items():
         reader, start = readers[starting], starts[starting]
-        found = numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL))))
-        assert (list(range(first, 111)), first - 1) == (found, start["entries"]), starting
-    source = MotorcadeDataSource(
-        {"store": server.url, "redis_stream": "s", "starting": "1000002", "ending": "1000003-1"}
-    )
-    bounded = source.reader(source.schema())
-    assert isinstance(bounded, BatchReader)
-    assert list(range(8, 14)) == numbers(rows_of(bounded, bounded.partitions()))
+        assert (list(range(first, 111)), first - 1) == (numbers(follow(reader, start)), start["entries"]), starting
+    found = read(server.url, redis_stream="s", starting="1000002", ending="1000003-1")
+    assert list(range(8, 14)) == numbers(found)
 
 
 def test_entries_that_were_trimmed_are_counted(server: RedisServer) -> None:
@@ -513,7 +505,7 @@ def test_a_redis_stream_that_is_not_there_or_is_none_is_told(server: RedisServer
     start = reader.initialOffset()
     assert start == reader.latestOffset(start, ReadMaxRows(10))
     fill(server, 3)
-    assert [1, 2, 3] == numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ReadMaxRows(10)))))
+    assert [1, 2, 3] == numbers(follow(reader, start))
     server.client.set("s", "text")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         native(server).initialOffset()
@@ -542,7 +534,7 @@ def test_a_redis_stream_may_begin_in_the_future(server: RedisServer) -> None:
     fill(server, 10, first=11)
     assert start == reader.latestOffset(start, ALL)
     server.client.xadd("s", {"payload": b"21"}, id="2000000-0")
-    assert [21] == numbers(rows_of(reader, reader.partitions(start, reader.latestOffset(start, ALL))))
+    assert [21] == numbers(follow(reader, start))
 
 
 def test_an_id_too_large_for_an_offset_is_told() -> None:
