@@ -12,21 +12,14 @@ from motorcade.redis.slots import slot_of
 from tests.unit.capture.capturing import options, rule
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("stream:telemetry", (Kind.STREAM, "telemetry")),
-        ("redis-stream:messages:published", (Kind.REDIS_STREAM, "messages:published")),
-        ("redis-channel:messages:published", (Kind.REDIS_CHANNEL, "messages:published")),
-    ],
-)
-def test_a_target_is_a_kind_and_a_name(text: str, expected: tuple[Kind, str]) -> None:
-    assert expected == parse_target(text)
+def test_a_target_is_a_kind_and_a_name() -> None:
+    assert (Kind.STREAM, "telemetry") == parse_target("stream:telemetry")
+    assert (Kind.REDIS_STREAM, "messages:published") == parse_target("redis-stream:messages:published")
+    assert (Kind.REDIS_CHANNEL, "messages:published") == parse_target("redis-channel:messages:published")
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
+def test_what_is_wrong_is_named() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"to": "stream:a", "topics": []}, "topics: at least one"),
         ({"to": "stream:a", "topics": ["a/#/b"]}, "topics: 'a/#/b'"),
         ({"to": "stream:a", "topics": [""]}, "topics: ''"),
@@ -45,28 +38,20 @@ def test_a_target_is_a_kind_and_a_name(text: str, expected: tuple[Kind, str]) ->
         ({"to": "stream:a", "topics": ["a"], "max_pending": 0}, "max_pending"),
         ({"to": "stream:a", "topics": ["a"], "max_pendin": 1}, "max_pendin"),
         ({"topics": ["a"]}, "to"),
-    ],
-)
-def test_what_is_wrong_is_named(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(msgspec.ValidationError) as refused:
-        msgspec.convert(given, RuleOptions)
-    assert told in str(refused.value)
-
-
-def test_a_wrong_url_is_refused_without_showing_it() -> None:
+    ]
+    for given, told in wrong:
+        with pytest.raises(msgspec.ValidationError) as refused:
+            msgspec.convert(given, RuleOptions)
+        assert told in str(refused.value)
     with pytest.raises(msgspec.ValidationError) as refused:
         options("redis-stream:a", redis="http://:hush@h")
     assert "hush" not in str(refused.value)
-
-
-def test_names_of_rules_are_checked() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"rule": {"a b": rule("stream:a")}}, CaptureConfig)
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
+def test_a_url_is_shown_without_its_password() -> None:
+    for url, expected in [
         ("", ""),
         ("redis://h:1/2?patience=3", "redis://h:1/2?patience=3"),
         ("redis://:hush@h:1", "redis://:***@h:1"),
@@ -74,18 +59,13 @@ def test_names_of_rules_are_checked() -> None:
         ("rediss+cluster://me:hush@a,b?ca=x.pem", "rediss+cluster://me:***@a,b?ca=x.pem"),
         ("redis://me:hu/sh@h", "redis://me:***@h"),
         ("redis://me:hu@sh@h", "redis://me:***@h"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, expected: str) -> None:
-    assert expected == shown(url)
+    ]:
+        assert expected == shown(url)
 
 
-@pytest.mark.parametrize("key", ["plain", "a:b", "fleet:{eu}:in", "a{b", "{{a}b", "{a}{b}", "ü"])
-def test_a_tag_leads_to_the_place_of_its_key(key: str) -> None:
-    """A cluster keeps `x{TAG}y` where it keeps the key."""
-    assert slot_of(key) == slot_of(f"motorcade:{{{hash_tag(key)}}}:writer")
-
-
-@pytest.mark.parametrize("key", ["a}b", "{}", "{}a{b}"])
-def test_some_keys_have_no_tag(key: str) -> None:
-    assert hash_tag(key) is None
+def test_a_tag_leads_to_the_place_of_its_key() -> None:
+    """A cluster keeps `x{TAG}y` where it keeps the key. Some keys have no tag."""
+    for key in ("plain", "a:b", "fleet:{eu}:in", "a{b", "{{a}b", "{a}{b}", "ü"):
+        assert slot_of(key) == slot_of(f"motorcade:{{{hash_tag(key)}}}:writer"), key
+    for key in ("a}b", "{}", "{}a{b}"):
+        assert hash_tag(key) is None, key

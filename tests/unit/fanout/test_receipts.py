@@ -25,7 +25,7 @@ from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Store, StoreError, StoreFullError
 from tests.unit.fanout.bookkeeping import LOG, Bookkeeping
 from tests.unit.plugins.hub import MemoryHub
-from tests.unit.streams.clients import Node
+from tests.unit.streams.node import StreamsNode
 
 names = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="/+#"), min_size=1)
 vehicles = st.integers(0, MOST_VINS - 1).map(make_vin)
@@ -152,41 +152,26 @@ async def test_those_who_listen_get_receipts_in_the_order_they_were_stored() -> 
     await books.stop()
 
 
-async def test_readers_of_the_stream_are_woken(store: Store) -> None:
-    node = await Node.on(store)
-    await node.streams.open(RECEIPTS, "fanout")
-    dashboard = node.client("dashboard").subscribe("$stream/receipts")
-    await node.quiet()
-    books = await Bookkeeping.on(store)
-    books.context.offer("streams", node.streams)
-    await books.accepted("task_1", [1])
-    await node.quiet()
-    await books.say(State.SENT, "task_1", 1)
-    await node.quiet()
-    assert [State.ACCEPTED, State.SENT] == [receipts.decode(message.payload).state for message in dashboard.received]
-    await books.stop()
-    await node.stop()
+def test_readers_of_the_stream_get_receipts() -> None:
+    """Those that wait are woken; those that come later read to the end, without another receipt to wake them."""
+    with StreamsNode.on() as node:
+        node.run(node.streams.open(RECEIPTS, "fanout"))
+        dashboard = node.reader("dashboard", stream=RECEIPTS)
+        books = node.run(Bookkeeping.on(node.held))
+        books.context.offer("streams", node.streams)
+        node.run(books.accepted("task_1", range(10)))
+        node.run(books.say(State.SENT, "task_1", 1))
+        assert [State.ACCEPTED] * 10 + [State.SENT] == states(dashboard.drain())
+        earliest = node.reader("earliest", stream=f"{RECEIPTS}/earliest")
+        third, latest = (node.reader(f"from {offset}", offset, stream=RECEIPTS) for offset in ("3", "latest"))
+        assert (11, 9, 0) == (len(earliest.drain()), len(third.drain()), len(latest.drain()))
+        node.run(books.say(State.ACKED, "task_1", 1))
+        assert [State.ACKED] == states(latest.drain())
+        node.run(books.stop())
 
 
-async def test_readers_that_come_later_read_to_the_end(store: Store) -> None:
-    """Without another receipt to wake them: from the beginning, from an offset, and from now on."""
-    node = await Node.on(store)
-    await node.streams.open(RECEIPTS, "fanout")
-    books = await Bookkeeping.on(store)
-    books.context.offer("streams", node.streams)
-    await books.accepted("task_1", range(10))
-    await books.say(State.SENT, "task_1", 1)
-    earliest = node.client("earliest").subscribe("$stream/receipts/earliest")
-    third = node.client("third").subscribe("$stream/receipts", "3")
-    latest = node.client("latest").subscribe("$stream/receipts", "latest")
-    for session in (earliest, third, latest):
-        await session.client.drain()
-    assert (11, 9, 0) == (len(earliest.received), len(third.received), len(latest.received))
-    await books.say(State.ACKED, "task_1", 1)
-    await latest.client.drain()
-    assert [State.ACKED] == [receipts.decode(message.payload).state for message in latest.received]
-    await books.stop()
-    await node.stop()
+def states(payloads: list[bytes]) -> list[State]:
+    return [receipts.decode(payload).state for payload in payloads]
 
 
 async def test_a_slow_broker_loses_copies_but_no_receipts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
