@@ -229,7 +229,7 @@ class Machine(PluginWorld[Car]):
                 self.payloads.add(payload)
             return offsets
 
-        streams.apply_append = noted  # type: ignore[method-assign]
+        streams.apply_append = noted  # type: ignore[method-assign,assignment]
 
     def begin(self) -> None:
         self.load("streams", self.options)
