@@ -154,6 +154,8 @@ class Soak:
             f"{floor.descriptors} descriptors, {floor.units} pieces, {floor.lost} of {floor.probes} probes lost",
             flush=True,
         )
+        if load.expired:
+            print(f"  {load.expired} messages had expired when their vehicles came", flush=True)
         for what, count in load.refused.most_common(5):
             print(f"  {count} times {what}", flush=True)
 
