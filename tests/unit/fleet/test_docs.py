@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from motorcade.fleet import PROFILES, Behaviour, Tally
 from motorcade.fleet.profile import read_profile
@@ -66,7 +65,6 @@ async def test_the_example_runs() -> None:
         await example(node.port)
 
 
-@pytest.mark.parametrize("option", re.findall(r"`(--[\w-]+)", PAGE))
-def test_flags_exist(option: str) -> None:
+def test_flags_exist() -> None:
     source = (ROOT / "src" / "motorcade" / "cli" / "fleet.py").read_text()
-    assert f'"{option}"' in source
+    assert [] == [option for option in re.findall(r"`(--[\w-]+)", PAGE) if f'"{option}"' not in source]

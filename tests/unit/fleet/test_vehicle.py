@@ -161,7 +161,13 @@ async def test_a_qos_that_was_not_asked_for_is_a_breach() -> None:
 
 
 async def test_a_message_cut_at_every_byte_is_the_same_message() -> None:
+    """Also a large one, which crosses many reads."""
+    large = bytes(range(256)) * 4000
     async with scene() as s:
+        s.peer.deliver(s.topic("large"), large, 100)
+        await s.peer.next(wire.PUBACK)
+        record = s.vehicle.received.pop()
+        assert (digest_of(large), len(large)) == (record.digest, record.size)
         for number, cut in enumerate((1, 2, 3, 20, 50), start=1):
             raw = s.peer.publish(s.topic("cut"), b"p" * 300, number)
             s.peer.send(raw[:cut])
@@ -174,72 +180,39 @@ async def test_a_message_cut_at_every_byte_is_the_same_message() -> None:
         assert 4 == s.fleet.figures().total.repeated
 
 
-async def test_large_messages_cross_many_reads() -> None:
-    payload = bytes(range(256)) * 4000
-    async with scene() as s:
-        s.peer.deliver(s.topic("large"), payload, 1)
-        await s.peer.next(wire.PUBACK)
-        assert (digest_of(payload), len(payload)) == (s.vehicle.received[0].digest, s.vehicle.received[0].size)
-
-
-async def test_two_at_once_overlap_although_both_are_answered_at_once() -> None:
-    """The second was sent before the broker can have had the answer to the first."""
+async def test_what_is_told_of_messages_that_come_together_again_or_astray() -> None:
+    """Two in one write overlap: the second was sent before the broker can have had the answer to the first."""
     async with scene() as s:
         s.peer.send(s.peer.publish(s.topic("a"), b"x", 1), s.peer.publish(s.topic("b"), b"y", 2))
         assert [1, 2] == [(await s.peer.next(wire.PUBACK)).packet_id for _ in range(2)]
-        assert [0, 1] == [record.waiting for record in s.vehicle.received]
-        assert 1 == s.fleet.figures().total.overlapped
-
-
-async def test_one_after_the_other_does_not_overlap() -> None:
-    async with scene() as s:
-        for number in (1, 2, 3):
-            s.peer.deliver(s.topic(f"r{number}"), b"x", number)
+        properties = wire.prop(USER_PROPERTY, ("delivery-id", "7"))
+        for number, (topic, payload, told) in enumerate(
+            (
+                (s.topic("a"), b"x", b""),
+                (s.topic("a"), b"y", properties),
+                (s.topic("c"), b"x", b""),
+                ("agent/SOMEBODYELSE/proxy/request/a", b"x", b""),
+            ),
+            start=3,
+        ):
+            s.peer.send(wire.publish_packet(topic, payload, qos=1, packet_id=number, properties=told))
             await s.peer.next(wire.PUBACK)
-        assert [0, 0, 0] == [record.waiting for record in s.vehicle.received]
-
-
-async def test_the_same_again_is_repeated_and_another_payload_is_not() -> None:
-    async with scene() as s:
-        for number, (request, payload) in enumerate([("a", b"x"), ("a", b"x"), ("a", b"y"), ("b", b"x")], start=1):
-            s.peer.deliver(s.topic(request), payload, number)
-            await s.peer.next(wire.PUBACK)
-        assert [False, True, False, False] == [record.repeated for record in s.vehicle.received]
-
-
-async def test_what_was_not_acknowledged_may_come_again() -> None:
-    async with scene(Behaviour(heartbeat=0, ignore=1)) as s:
-        s.peer.deliver(s.topic("a"), b"x", 1)
-        await s.until(lambda: len(s.vehicle.received) == 1, "it came")
-        s.peer.deliver(s.topic("a"), b"x", 2)
-        await s.until(lambda: len(s.vehicle.received) == 2, "it came again")
-        assert [(0, False), (1, False)] == [(record.waiting, record.repeated) for record in s.vehicle.received]
+        assert [0, 1, 0, 0, 0, 0] == [record.waiting for record in s.vehicle.received]
+        assert [2] == [at for at, record in enumerate(s.vehicle.received) if record.repeated], "not another payload"
+        assert (("delivery-id", "7"),) == s.vehicle.received[3].user_properties
+        assert "agent/SOMEBODYELSE/proxy/request/a" == s.vehicle.received[-1].request_id
         total = s.fleet.figures().total
-        assert (2, 0, 0) == (total.ignored, total.acked, total.repeated)
+        assert (1, 1, 1) == (total.overlapped, total.repeated, total.strays)
 
 
-async def test_a_stray_is_told_by_its_whole_topic() -> None:
-    async with scene() as s:
-        s.peer.deliver("agent/SOMEBODYELSE/proxy/request/a", b"x", 1)
-        await s.peer.next(wire.PUBACK)
-        assert ["agent/SOMEBODYELSE/proxy/request/a"] == [record.request_id for record in s.vehicle.received]
-        assert 1 == s.fleet.figures().total.strays
-
-
-async def test_user_properties_are_kept() -> None:
-    async with scene() as s:
-        told = wire.prop(USER_PROPERTY, ("delivery-id", "7"))
-        s.peer.send(wire.publish_packet(s.topic("a"), b"x", qos=1, packet_id=1, properties=told))
-        await s.peer.next(wire.PUBACK)
-        assert (("delivery-id", "7"),) == s.vehicle.received[0].user_properties
-
-
-async def test_a_packet_id_in_use_is_a_breach() -> None:
+async def test_what_was_not_acknowledged_may_come_again_but_not_by_a_packet_id_in_use() -> None:
     async with scene(Behaviour(heartbeat=0, ignore=1)) as s:
-        s.peer.deliver(s.topic("a"), b"x", 9)
-        s.peer.deliver(s.topic("b"), b"x", 9)
-        await s.until(lambda: len(s.vehicle.received) == 2, "both came")
-        assert 1 == s.fleet.figures().total.broken
+        for number in (1, 2, 2):
+            s.peer.deliver(s.topic("a"), b"x", number)
+        await s.until(lambda: len(s.vehicle.received) == 3, "all came")
+        assert [(0, False), (1, False)] == [(record.waiting, record.repeated) for record in s.vehicle.received[:2]]
+        total = s.fleet.figures().total
+        assert (3, 0, 0, 1) == (total.ignored, total.acked, total.repeated, total.broken)
 
 
 async def test_memory_of_messages_is_bounded_and_what_is_dropped_is_counted() -> None:
@@ -256,7 +229,7 @@ async def test_memory_of_messages_is_bounded_and_what_is_dropped_is_counted() ->
 # --- how it answers -----------------------------------------------------------------------------------------------
 
 
-async def test_a_refusal_has_its_reason() -> None:
+async def test_a_refusal_has_its_reason_until_it_behaves_otherwise() -> None:
     async with scene(Behaviour(heartbeat=0, refuse=1, reason=0x97)) as s:
         s.peer.deliver(s.topic("a"), b"x", 3)
         ack = await s.peer.next(wire.PUBACK)
@@ -265,6 +238,9 @@ async def test_a_refusal_has_its_reason() -> None:
         record = s.vehicle.received[0]
         assert (0x97, False) == (record.reason, record.acked)
         assert record.answered is not None
+        s.vehicle.behave(Behaviour(heartbeat=0))
+        s.peer.deliver(s.topic("b"), b"x", 4)
+        assert 0 == (await s.peer.next(wire.PUBACK)).reason
 
 
 async def test_mqtt_3_refuses_by_hanging_up_and_comes_back() -> None:
@@ -309,33 +285,18 @@ async def test_a_test_answers_by_itself_and_once() -> None:
         assert (True, False) == (second.acked, first.acked)
 
 
-async def test_behaviour_changes_while_it_runs() -> None:
-    async with scene(Behaviour(heartbeat=0, refuse=1)) as s:
-        s.peer.deliver(s.topic("a"), b"x", 1)
-        assert 0x83 == (await s.peer.next(wire.PUBACK)).reason
-        s.vehicle.behave(Behaviour(heartbeat=0))
-        s.peer.deliver(s.topic("b"), b"x", 2)
-        assert 0 == (await s.peer.next(wire.PUBACK)).reason
-
-
 # --- going and coming ---------------------------------------------------------------------------------------------
 
 
-async def test_goodbye_is_said() -> None:
-    async with scene() as s:
-        await s.vehicle.disconnect()
-        assert wire.disconnect_packet() == await s.peer.closed()
-        assert (State.PARKED, 0, 0) == (
-            s.vehicle.state,
-            s.fleet.figures().total.online,
-            s.fleet.figures().total.lost,
-        )
-
-
-async def test_a_reset_says_nothing() -> None:
-    async with scene() as s:
-        s.vehicle.park(Leave.RESET)
-        assert b"" == await s.peer.closed()
+async def test_goodbye_is_said_and_a_reset_says_nothing() -> None:
+    for leave, said in ((Leave.GOODBYE, wire.disconnect_packet()), (Leave.RESET, b"")):
+        async with scene() as s:
+            s.vehicle.park(leave)
+            assert said == await s.peer.closed()
+            total = s.fleet.figures().total
+            assert (State.PARKED, 0, 0) == (s.vehicle.state, total.online, total.lost)
+            with pytest.raises(FleetError, match="is parked"):
+                await s.vehicle.take_over()
 
 
 async def test_who_falls_silent_keeps_the_connection_and_reads_nothing() -> None:
@@ -418,13 +379,6 @@ async def test_a_second_connection_takes_over_and_both_are_recorded() -> None:
         assert [("old", 1), ("late", 1), ("new", 2)] == [(r.request_id, r.connection) for r in s.vehicle.received]
         total = s.fleet.figures().total
         assert (True, 2, 0, 1) == (s.vehicle.is_online, total.connects, total.lost, total.online)
-
-
-async def test_only_who_is_online_can_be_taken_over() -> None:
-    async with scene() as s:
-        await s.vehicle.disconnect()
-        with pytest.raises(FleetError, match="is parked"):
-            await s.vehicle.take_over()
 
 
 async def test_a_lost_connection_is_told_and_tried_again() -> None:
