@@ -32,7 +32,6 @@ KUBERNETES, YARN = ROOT / "deploy" / "kubernetes", ROOT / "deploy" / "yarn"
 MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
 #: What the manifests show.
 VERBS = {"receipts", "audit", "audience", "ingest"}
-SCRIPTS = [KUBERNETES / "entrypoint", YARN / "pack", YARN / "submit"]
 
 
 def documents(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
@@ -154,8 +153,12 @@ def test_the_kustomization_names_all_files() -> None:
     assert {path.name for path in MANIFESTS} <= listed
 
 
-def test_the_schema_can_be_read() -> None:
+def test_the_schema_and_the_scripts_can_be_read() -> None:
     assert ["position", "heartbeat"] == [one.name for one in schema.read(KUBERNETES / "schema.toml")]
+    for script in (KUBERNETES / "entrypoint", YARN / "pack", YARN / "submit"):
+        assert os.access(script, os.X_OK), script
+        done = run(["bash", "-n", str(script)], {})
+        assert 0 == done.returncode, done.stderr
 
 
 def test_the_image_has_what_it_copies() -> None:
@@ -166,13 +169,6 @@ def test_the_image_has_what_it_copies() -> None:
     uid = re.search(r"^USER (\d+)$", text, re.MULTILINE)
     assert uid is not None and f"--uid {uid[1]} " in text
     assert f"runAsUser: {uid[1]}" in (KUBERNETES / "executor.yaml").read_text()
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_scripts_can_be_read_and_run(script: Path) -> None:
-    assert os.access(script, os.X_OK)
-    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert 0 == done.returncode, done.stderr
 
 
 def motorcade(*words: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -225,8 +221,8 @@ def path() -> str:
 # -- YARN
 
 
-@pytest.mark.parametrize("script", ["pack", "submit"])
-def test_scripts_for_yarn_say_how_they_are_used(script: str) -> None:
-    done = run([str(YARN / script)], {})
-    assert 2 == done.returncode
-    assert f"usage: deploy/yarn/{script} ARCHIVE.tar.gz" in done.stderr
+def test_scripts_for_yarn_say_how_they_are_used() -> None:
+    for script in ("pack", "submit"):
+        done = run([str(YARN / script)], {})
+        assert 2 == done.returncode
+        assert f"usage: deploy/yarn/{script} ARCHIVE.tar.gz" in done.stderr
