@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import pytest
@@ -14,6 +16,7 @@ from motorcade.core.message import Message
 from motorcade.mqtt.packets import Connack, Connect, Packet, Puback, Publish, Will
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.memory import MemoryStore
+from tests.support.cases import each
 from tests.unit.broker.memory import START, MemoryNode, Peer
 
 HOUR = 3600.0
@@ -39,25 +42,25 @@ class Watch:
 # -- the clock
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_the_nodes_clock_never_steps_and_draws_near(step: float) -> None:
-    watch = Watch()
-    clock = watch.clock()
-    watch.pass_time(10)
-    assert 0.0 == clock.check()
-    watch.wall += step
-    assert pytest.approx(START + 10) == clock.time(), "before anybody has looked"
-    watch.pass_time(0.25)
-    assert pytest.approx(step) == clock.check()
-    assert 1 == clock.steps
-    last = clock.time()
-    for _ in range(400):
+def test_the_nodes_clock_never_steps_and_draws_near() -> None:
+    for step in STEPS:
+        watch = Watch()
+        clock = watch.clock()
+        watch.pass_time(10)
+        assert 0.0 == clock.check()
+        watch.wall += step
+        assert pytest.approx(START + 10) == clock.time(), "before anybody has looked"
         watch.pass_time(0.25)
-        assert 0.0 == clock.check(), "once"
-        moved, last = clock.time() - last, clock.time()
-        assert 0.25 * (1 - SLEW) - 1e-3 <= moved <= 0.25 * (1 + SLEW) + 1e-3
-    assert abs(clock.offset) == pytest.approx(abs(step) - 100.25 * SLEW, abs=0.01)
-    assert watch.wall == pytest.approx(clock.time() + clock.offset)
+        assert pytest.approx(step) == clock.check()
+        assert 1 == clock.steps
+        last = clock.time()
+        for _ in range(400):
+            watch.pass_time(0.25)
+            assert 0.0 == clock.check(), "once"
+            moved, last = clock.time() - last, clock.time()
+            assert 0.25 * (1 - SLEW) - 1e-3 <= moved <= 0.25 * (1 + SLEW) + 1e-3
+        assert abs(clock.offset) == pytest.approx(abs(step) - 100.25 * SLEW, abs=0.01)
+        assert watch.wall == pytest.approx(clock.time() + clock.offset)
 
 
 def test_a_step_that_was_taken_back_and_drift_leave_nothing() -> None:
@@ -140,103 +143,111 @@ class World:
         return peer, first, rest
 
 
-@pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watched(patch: pytest.MonkeyPatch) -> Watch:
+    """Let the process's clock read these two."""
     watch = Watch()
     fresh = watch.clock()
     for name in Clock.__slots__:
-        monkeypatch.setattr(CLOCK, name, getattr(fresh, name))
+        patch.setattr(CLOCK, name, getattr(fresh, name))
     return watch
 
 
-@pytest.fixture(params=["memory", "stored"])
-def world(request: pytest.FixtureRequest, watch: Watch) -> World:
-    if request.param == "memory":
-        return World(watch)
-    store = MemoryStore()
-    store.gate.is_open = True
-    return World(watch, store)
+@contextmanager
+def made(stored: bool) -> Iterator[World]:
+    """A node with a clock of its own, with or without a store."""
+    with pytest.MonkeyPatch.context() as patch:
+        watch = watched(patch)
+        store = MemoryStore() if stored else None
+        if store is not None:
+            store.gate.is_open = True
+        yield World(watch, store)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_session_lives_as_long_as_it_was_told(world: World, step: float) -> None:
+@each(stored=(False, True), step=STEPS)
+def test_a_session_lives_as_long_as_it_was_told(stored: bool, step: float) -> None:
     """Neither at once when the clock jumps forward, nor hours longer when it is set back."""
-    for client_id in ("early", "late"):
-        world.node.client(client_id, properties=Properties(session_expiry=100)).close()
-    world.node.turn()
-    world.pass_time(40)
-    world.step(step)
-    world.pass_time(40)
-    _, connack, _ = world.back("early", Properties(session_expiry=100))
-    assert connack.session_present
-    world.pass_time(25)
-    assert "late" not in world.node.plane.registry.sessions
-    assert 1 == world.node.plane.stats.expired_sessions
+    with made(stored) as world:
+        for client_id in ("early", "late"):
+            world.node.client(client_id, properties=Properties(session_expiry=100)).close()
+        world.node.turn()
+        world.pass_time(40)
+        world.step(step)
+        world.pass_time(40)
+        _, connack, _ = world.back("early", Properties(session_expiry=100))
+        assert connack.session_present
+        world.pass_time(25)
+        assert "late" not in world.node.plane.registry.sessions
+        assert 1 == world.node.plane.stats.expired_sessions
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_will_goes_out_after_its_delay(world: World, step: float) -> None:
-    watcher = world.node.client("watcher")
-    world.node.subscribe(watcher, ("w", 0))
-    will = Will("w", b"gone", properties=Properties(will_delay=100))
-    peer = world.node.peer()
-    peer.send(Connect("car", 5, properties=Properties(session_expiry=1000), will=will))
-    world.node.turn()
-    peer.close()
-    world.node.turn()
-    world.step(step)
-    world.pass_time(90)
-    assert [] == watcher.take()
-    world.pass_time(15)
-    assert [b"gone"] == [packet.payload for packet in watcher.take() if isinstance(packet, Publish)]
+@each(stored=(False, True), step=STEPS)
+def test_a_will_goes_out_after_its_delay(stored: bool, step: float) -> None:
+    with made(stored) as world:
+        watcher = world.node.client("watcher")
+        world.node.subscribe(watcher, ("w", 0))
+        will = Will("w", b"gone", properties=Properties(will_delay=100))
+        peer = world.node.peer()
+        peer.send(Connect("car", 5, properties=Properties(session_expiry=1000), will=will))
+        world.node.turn()
+        peer.close()
+        world.node.turn()
+        world.step(step)
+        world.pass_time(90)
+        assert [] == watcher.take()
+        world.pass_time(15)
+        assert [b"gone"] == [packet.payload for packet in watcher.take() if isinstance(packet, Publish)]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_message_that_waits_expires_in_its_own_time(world: World, step: float) -> None:
+@each(stored=(False, True), step=STEPS)
+def test_a_message_that_waits_expires_in_its_own_time(stored: bool, step: float) -> None:
     """And is told what is left of its life, never more than it came with. [MQTT-3.3.2-5], [MQTT-3.3.2-6]"""
-    lasting = Properties(session_expiry=1000)
-    for client_id in ("soon", "late"):
-        car = world.node.client(client_id, properties=lasting)
-        world.node.subscribe(car, ("t", 1))
-        car.close()
-    world.node.turn()
-    publisher = world.node.client("p")
-    publisher.send(Publish("t", b"m", 1, packet_id=1, properties=Properties(message_expiry=100)))
-    world.node.turn()
-    assert isinstance(publisher.take()[0], Puback)
-    world.pass_time(20)
-    world.step(step)
-    peer, _, packets = world.back("soon", lasting)
-    (found,) = [packet for packet in packets if isinstance(packet, Publish)]
-    assert 80 == found.properties.message_expiry, "before anybody has noticed the step"
-    world.pass_time(40)
-    peer.close()
-    world.node.turn()
-    _, _, packets = world.back("soon", lasting)
-    (found,) = [packet for packet in packets if isinstance(packet, Publish)]
-    assert 40 == found.properties.message_expiry or found.dup
-    world.pass_time(45)
-    _, _, packets = world.back("late", lasting)
-    assert not [packet for packet in packets if isinstance(packet, Publish)]
+    with made(stored) as world:
+        lasting = Properties(session_expiry=1000)
+        for client_id in ("soon", "late"):
+            car = world.node.client(client_id, properties=lasting)
+            world.node.subscribe(car, ("t", 1))
+            car.close()
+        world.node.turn()
+        publisher = world.node.client("p")
+        publisher.send(Publish("t", b"m", 1, packet_id=1, properties=Properties(message_expiry=100)))
+        world.node.turn()
+        assert isinstance(publisher.take()[0], Puback)
+        world.pass_time(20)
+        world.step(step)
+        peer, _, packets = world.back("soon", lasting)
+        (found,) = [packet for packet in packets if isinstance(packet, Publish)]
+        assert 80 == found.properties.message_expiry, "before anybody has noticed the step"
+        world.pass_time(40)
+        peer.close()
+        world.node.turn()
+        _, _, packets = world.back("soon", lasting)
+        (found,) = [packet for packet in packets if isinstance(packet, Publish)]
+        assert 40 == found.properties.message_expiry or found.dup
+        world.pass_time(45)
+        _, _, packets = world.back("late", lasting)
+        assert not [packet for packet in packets if isinstance(packet, Publish)]
 
 
-def test_a_step_is_logged_and_counted_once(world: World) -> None:
-    world.pass_time(1)
-    world.step(-HOUR)
-    with patch.object(broker, "log") as log:
-        world.pass_time(2)
-    (line,) = log.warning.mock_calls
-    assert ("clock_stepped",) == line.args and -HOUR == line.kwargs["seconds"]
-    figures = world.node.broker.statistics()
-    assert 1 == figures["clock_steps"] and -HOUR == pytest.approx(figures["clock_offset"], abs=0.1)
-    assert world.node.broker.now() == pytest.approx(START + 3, abs=0.1), "plugins count intervals by this"
-    assert world.node.broker.wall() == pytest.approx(START + 3 - HOUR), "and the ends of tokens by this"
+@each(stored=(False, True))
+def test_a_step_is_logged_and_counted_once(stored: bool) -> None:
+    with made(stored) as world:
+        world.pass_time(1)
+        world.step(-HOUR)
+        with patch.object(broker, "log") as log:
+            world.pass_time(2)
+        (line,) = log.warning.mock_calls
+        assert ("clock_stepped",) == line.args and -HOUR == line.kwargs["seconds"]
+        figures = world.node.broker.statistics()
+        assert 1 == figures["clock_steps"] and -HOUR == pytest.approx(figures["clock_offset"], abs=0.1)
+        assert world.node.broker.now() == pytest.approx(START + 3, abs=0.1), "plugins count intervals by this"
+        assert world.node.broker.wall() == pytest.approx(START + 3 - HOUR), "and the ends of tokens by this"
 
 
 # -- across a restart there is only the system's clock
 
 
-def test_a_clock_that_was_set_back_before_a_restart_makes_no_life_longer(watch: Watch) -> None:
+def test_a_clock_that_was_set_back_before_a_restart_makes_no_life_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watched(monkeypatch)
     store = MemoryStore()
     store.gate.is_open = True
     world = World(watch, store)

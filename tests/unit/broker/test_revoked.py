@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 
 import pytest
 
@@ -28,6 +28,7 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import Properties
+from tests.support.cases import each
 from tests.unit.broker.held_store import HeldStore
 from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing, surviving
 
@@ -89,12 +90,10 @@ class World:
         return self.node.plane.stats.dropped["revoked"]
 
 
-@pytest.fixture(params=[False, True], ids=["memory", "durable"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    durable = bool(request.param)
-    with ExitStack() as stack:
-        node = MemoryNode(SessionOptions(window=2), store=HeldStore() if durable else None)
-        stack.enter_context(standing(node.clock))
+@contextmanager
+def made(durable: bool = True) -> Iterator[World]:
+    node = MemoryNode(SessionOptions(window=2), store=HeldStore() if durable else None)
+    with standing(node.clock):
         yield World(node, durable=durable)
 
 
@@ -117,97 +116,111 @@ def finish(world: World, peer: Peer, packets: list[Packet]) -> list[bytes]:
     return got
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("when", ["connected", "away", "on resume", "killed"])
-def test_what_waits_and_is_in_flight_is_not_delivered(world: World, qos: int, when: str) -> None:
-    peer = world.join()
-    world.node.subscribe(peer, ("secret/#", qos), ("open", qos), ("secret/both", qos))
-    messages = [("secret/a", qos), ("open", qos), ("secret/a", qos), ("secret/both", qos), ("open", qos)]
-    world.publish(*messages)
-    first = peer.take()
-    assert 2 == len(payloads(first))
-    if when == "connected":
-        world.deny("secret/#")
-        assert finish(world, peer, first)[2:] == [b"secret/both 4", b"open 5"]
-        assert 1 == world.dropped
-        return
-    if when == "killed":
-        world.deny("secret/#")
-    peer.close()
-    world.node.turn()
-    if when == "away":
-        world.deny("secret/#")
-    if when == "killed":
-        world.kill()
-    if when == "on resume":
-        world.deny("secret/#", told=False)
-    peer, packets = world.back()
-    expected = [b"open 2", b"secret/both 4", b"open 5"]
-    assert expected == finish(world, peer, packets)
-    world.publish(("open", qos), ("secret/a", qos))
-    assert [b"open 1"] == finish(world, peer, peer.take())
-    session = world.node.plane.registry.sessions["r"]
-    assert not session.inflight and session.revoked is None
-    assert when == "killed" or 2 == world.dropped
+@each(durable=(False, True), qos=(1, 2), when=("connected", "away", "on resume", "killed"))
+def test_what_waits_and_is_in_flight_is_not_delivered(durable: bool, qos: int, when: str) -> None:
+    with made(durable) as world:
+        peer = world.join()
+        world.node.subscribe(peer, ("secret/#", qos), ("open", qos), ("secret/both", qos))
+        messages = [
+            ("secret/a", qos),
+            ("open", qos),
+            ("secret/a", qos),
+            ("secret/both", qos),
+            ("open", qos),
+        ]
+        world.publish(*messages)
+        first = peer.take()
+        assert 2 == len(payloads(first))
+        if when == "connected":
+            world.deny("secret/#")
+            assert finish(world, peer, first)[2:] == [b"secret/both 4", b"open 5"]
+            assert 1 == world.dropped
+            return
+        if when == "killed":
+            world.deny("secret/#")
+        peer.close()
+        world.node.turn()
+        if when == "away":
+            world.deny("secret/#")
+        if when == "killed":
+            world.kill()
+        if when == "on resume":
+            world.deny("secret/#", told=False)
+        peer, packets = world.back()
+        expected = [b"open 2", b"secret/both 4", b"open 5"]
+        assert expected == finish(world, peer, packets)
+        world.publish(("open", qos), ("secret/a", qos))
+        assert [b"open 1"] == finish(world, peer, peer.take())
+        session = world.node.plane.registry.sessions["r"]
+        assert not session.inflight and session.revoked is None
+        assert when == "killed" or 2 == world.dropped
 
 
-def test_the_id_of_a_withdrawn_qos_2_message_is_freed(world: World) -> None:
+@each(durable=(False, True))
+def test_the_id_of_a_withdrawn_qos_2_message_is_freed(durable: bool) -> None:
     """The client may have got it, and would take the next one under this id for the same."""
-    peer = world.join()
-    world.node.subscribe(peer, ("secret", 2))
-    world.publish(("secret", 2))
-    (message,) = peer.take()
-    assert isinstance(message, Publish)
-    peer.close()
-    world.node.turn()
-    world.deny("secret")
-    peer, packets = world.back()
-    assert [Pubrel(message.packet_id)] == packets
-    peer.send(Pubcomp(message.packet_id))
-    world.node.turn()
-    assert not world.node.plane.registry.sessions["r"].inflight
+    with made(durable) as world:
+        peer = world.join()
+        world.node.subscribe(peer, ("secret", 2))
+        world.publish(("secret", 2))
+        (message,) = peer.take()
+        assert isinstance(message, Publish)
+        peer.close()
+        world.node.turn()
+        world.deny("secret")
+        peer, packets = world.back()
+        assert [Pubrel(message.packet_id)] == packets
+        peer.send(Pubcomp(message.packet_id))
+        world.node.turn()
+        assert not world.node.plane.registry.sessions["r"].inflight
 
 
-def test_what_is_in_flight_on_a_living_connection_is_finished(world: World) -> None:
-    peer = world.join()
-    world.node.subscribe(peer, ("secret", 2))
-    world.publish(("secret", 2))
-    (message,) = peer.take()
-    assert isinstance(message, Publish)
-    world.deny("secret")
-    peer.send(Pubrec(message.packet_id))
-    world.node.turn()
-    assert [Pubrel(message.packet_id)] == peer.take()
-    assert 0 == world.dropped
+@each(durable=(False, True))
+def test_what_is_in_flight_on_a_living_connection_is_finished(durable: bool) -> None:
+    with made(durable) as world:
+        peer = world.join()
+        world.node.subscribe(peer, ("secret", 2))
+        world.publish(("secret", 2))
+        (message,) = peer.take()
+        assert isinstance(message, Publish)
+        world.deny("secret")
+        peer.send(Pubrec(message.packet_id))
+        world.node.turn()
+        assert [Pubrel(message.packet_id)] == peer.take()
+        assert 0 == world.dropped
 
 
-def test_a_right_that_is_given_back_delivers_what_is_left(world: World) -> None:
-    peer = world.join()
-    world.node.subscribe(peer, ("secret", 1))
-    world.publish(("secret", 1))
-    (message,) = peer.take()
-    assert isinstance(message, Publish)
-    world.deny("secret")
-    world.denied.clear()
-    peer.send(Subscribe(7, (Subscription("secret", 1),)))
-    world.node.turn()
-    peer.take()
-    peer.close()
-    world.node.turn()
-    assert [message.payload] == payloads(world.back()[1])
+@each(durable=(False, True))
+def test_a_right_that_is_given_back_delivers_what_is_left(durable: bool) -> None:
+    with made(durable) as world:
+        peer = world.join()
+        world.node.subscribe(peer, ("secret", 1))
+        world.publish(("secret", 1))
+        (message,) = peer.take()
+        assert isinstance(message, Publish)
+        world.deny("secret")
+        world.denied.clear()
+        peer.send(Subscribe(7, (Subscription("secret", 1),)))
+        world.node.turn()
+        peer.take()
+        peer.close()
+        world.node.turn()
+        assert [message.payload] == payloads(world.back()[1])
 
 
-def test_what_a_client_unsubscribes_itself_still_arrives(world: World) -> None:
+@each(durable=(False, True))
+def test_what_a_client_unsubscribes_itself_still_arrives(durable: bool) -> None:
     """[MQTT-3.10.4-3]: delivery that has begun is completed."""
-    peer = world.join()
-    world.node.subscribe(peer, ("t", 1))
-    world.publish(("t", 1), ("t", 1))
-    assert 2 == len(peer.take())
-    peer.send(Unsubscribe(3, ("t",)))
-    world.node.turn()
-    peer.close()
-    world.node.turn()
-    assert 2 == len(payloads(world.back()[1]))
+    with made(durable) as world:
+        peer = world.join()
+        world.node.subscribe(peer, ("t", 1))
+        world.publish(("t", 1), ("t", 1))
+        assert 2 == len(peer.take())
+        peer.send(Unsubscribe(3, ("t",)))
+        world.node.turn()
+        peer.close()
+        world.node.turn()
+        assert 2 == len(payloads(world.back()[1]))
 
 
 def test_another_subscription_that_matches_is_enough() -> None:
@@ -220,29 +233,28 @@ def test_another_subscription_that_matches_is_enough() -> None:
 
 @pytest.fixture
 def durable() -> Iterator[World]:
-    with ExitStack() as stack:
-        node = MemoryNode(SessionOptions(window=2), store=HeldStore())
-        stack.enter_context(standing(node.clock))
-        yield World(node, durable=True)
+    with made() as world:
+        yield world
 
 
-@pytest.mark.parametrize("written", [0, 1, 2, 3])
-def test_what_came_under_a_lost_right_is_not_delivered_however_the_node_is_killed(durable: World, written: int) -> None:
+@each(written=(0, 1, 2, 3))
+def test_what_came_under_a_lost_right_is_not_delivered_however_the_node_is_killed(written: int) -> None:
     """Of the writes that follow the change of the rules any number may be done."""
-    world, store = durable, durable.node.store
-    assert isinstance(store, HeldStore)
-    peer = world.join()
-    world.node.subscribe(peer, ("secret", 1), ("open", 1))
-    peer.close()
-    world.node.turn()
-    world.publish(("secret", 1), ("open", 1))
-    store.held = True
-    world.deny("secret")
-    store.held = False
-    store.die(written)
-    world.kill()
-    peer, packets = world.back()
-    assert [b"open 2"] == finish(world, peer, packets)
+    with made() as durable:
+        world, store = durable, durable.node.store
+        assert isinstance(store, HeldStore)
+        peer = world.join()
+        world.node.subscribe(peer, ("secret", 1), ("open", 1))
+        peer.close()
+        world.node.turn()
+        world.publish(("secret", 1), ("open", 1))
+        store.held = True
+        world.deny("secret")
+        store.held = False
+        store.die(written)
+        world.kill()
+        peer, packets = world.back()
+        assert [b"open 2"] == finish(world, peer, packets)
 
 
 class Slow:
