@@ -1,4 +1,4 @@
-"""Do flows that are never finished, and identifiers that are used up, harm anybody but the client they belong to?"""
+"""Do flows that are never finished, and acknowledgements out of place, harm anybody but the client they belong to?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.scenarios.witness import Witness, refusals, rss
+from tests.support.cases import both_versions, each_row
 from tests.support.node import NodeProcess
 from tests.support.refusals import PROTOCOL_ERROR, refused
 from tests.support.wire import (
@@ -26,9 +27,7 @@ from tests.support.wire import (
 
 RECEIVE_MAXIMUM_EXCEEDED, ID_NOT_FOUND = 0x93, 0x92
 AWAITING = 100  #: QoS 2 messages that a client may leave unreleased
-IDS = 65535
 
-both = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
 _numbers = itertools.count(1)
 
 pytestmark = pytest.mark.usefixtures("witness")
@@ -60,7 +59,7 @@ def _hoard(client: Client, topic: str, count: int, payload: bytes = b"h") -> Non
         assert (number, True) == (answer.packet_id, (answer.reason or 0) < 0x80)
 
 
-@both
+@both_versions
 def test_a_client_that_never_releases_qos_2_is_stopped(node: NodeProcess, witness: Witness, version: int) -> None:
     """The message after the last one that may wait for its PUBREL ends the connection, with 0x93 in MQTT 5."""
     before = refusals(node, "max_awaiting_rel")
@@ -72,7 +71,7 @@ def test_a_client_that_never_releases_qos_2_is_stopped(node: NodeProcess, witnes
     assert before + 1 == refusals(node, "max_awaiting_rel")
 
 
-@both
+@both_versions
 def test_hoarding_goes_on_where_it_stopped(node: NodeProcess, witness: Witness, version: int) -> None:
     """Coming back does not give a hoarder a new allowance, releasing does; every message was routed once."""
     name = f"hoarder-{version}-{uuid.uuid4().hex[:6]}"
@@ -110,7 +109,7 @@ def test_many_hoarders_of_large_messages_cost_no_memory(node: NodeProcess, witne
 # --- acknowledgements out of place --------------------------------------------------------------------------------
 
 
-@both
+@both_versions
 def test_acknowledgements_for_nothing_are_harmless(node: NodeProcess, version: int) -> None:
     """Identifiers that are not in use: PUBACK and PUBCOMP are ignored, PUBREC and PUBREL get their answers."""
     with accepted(node, version) as client:
@@ -125,12 +124,8 @@ def test_acknowledgements_for_nothing_are_harmless(node: NodeProcess, version: i
         client.expect_nothing()
 
 
-@both
-@pytest.mark.parametrize(
-    ("granted", "wrong"),
-    [(1, PUBREC), (1, PUBCOMP), (2, PUBACK), (2, PUBCOMP)],
-    ids=["PUBREC for QoS 1", "PUBCOMP for QoS 1", "PUBACK for QoS 2", "PUBCOMP before PUBREC"],
-)
+@both_versions
+@each_row("granted wrong", [(1, PUBREC), (1, PUBCOMP), (2, PUBACK), (2, PUBCOMP)])
 def test_the_wrong_acknowledgement_frees_no_identifier(
     node: NodeProcess, witness: Witness, version: int, granted: int, wrong: int
 ) -> None:
@@ -151,52 +146,7 @@ def test_the_wrong_acknowledgement_frees_no_identifier(
         pass  # a clean start: the session ends
 
 
-# --- packet identifiers -------------------------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.slow
-def test_identifiers_in_use_are_never_handed_out_again(node: NodeProcess, witness: Witness, version: int) -> None:
-    """More messages than there are identifiers go through a window in which some are never acknowledged.
-
-    The held identifiers lie at the beginning and in the middle of the range, so the counter passes them twice; no
-    message may come under an identifier that still waits, nor under 0.
-    """
-    topic = f"wrap/{version}"
-    publisher = accepted(node, version)
-    subscriber = accepted(node, version)
-    held: dict[int, bytes] = {}
-    total = IDS + 3000
-    step = 400
-    try:
-        subscriber.subscribe(topic, 1)
-        for first in range(0, total, step):
-            numbers = range(first, min(first + step, total))
-            burst = b"".join(
-                publish_packet(topic, b"%d" % n, version=version, qos=1, packet_id=n % IDS + 1) for n in numbers
-            )
-            publisher.send(burst)
-            for n in numbers:
-                message = subscriber.expect(PUBLISH)
-                assert message.packet_id
-                assert message.packet_id not in held, f"identifier {message.packet_id} still belongs to a message"
-                assert b"%d" % n == message.payload
-                if n in (0, 1, 5, 30_000, IDS - 10, IDS + 50):
-                    held[message.packet_id] = message.payload
-                else:
-                    subscriber.send(ack_packet(PUBACK, message.packet_id, version=version))
-            for n in numbers:
-                assert n % IDS + 1 == publisher.expect(PUBACK).packet_id
-        assert 6 == len(held)
-        for number in held:
-            subscriber.send(ack_packet(PUBACK, number, version=version))
-        subscriber.expect_nothing()
-    finally:
-        publisher.close()
-        subscriber.close()
-
-
-@both
+@both_versions
 def test_a_full_window_of_unreleased_qos_2_blocks_only_itself(
     node: NodeProcess, witness: Witness, version: int
 ) -> None:

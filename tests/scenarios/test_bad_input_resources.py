@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from tests.scenarios.witness import PATIENCE, guarded, metrics, refusals, rss, wait_until
+from tests.support.cases import each
 from tests.support.node import NodeProcess
 from tests.support.refusals import refused
 from tests.support.wire import (
-    DISCONNECT,
     PINGREQ,
     PUBACK,
     PUBLISH,
@@ -53,7 +53,6 @@ connect_timeout = 60.0
 stall_timeout = 600.0
 """
 
-both = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
 _numbers = itertools.count(1)
 
 
@@ -91,11 +90,10 @@ def deaf(node: NodeProcess, filter_: str, qos: int = 0, version: int = 5) -> Cli
 # --- slow readers -------------------------------------------------------------------------------------------------
 
 
-@both
-def test_a_flood_to_a_subscriber_that_stops_reading_is_dropped(patient: NodeProcess, version: int) -> None:
+def test_a_flood_to_a_subscriber_that_stops_reading_is_dropped(patient: NodeProcess) -> None:
     """QoS 0 messages that a full socket does not take are dropped and counted; others get all of theirs."""
-    with guarded(patient) as witness, deaf(patient, "flood", version=version) as slow, accepted(patient) as flooder:
-        reader = accepted(patient, version)
+    with guarded(patient) as witness, deaf(patient, "flood", version=4) as slow, accepted(patient) as flooder:
+        reader = accepted(patient)
         reader.subscribe("flood")
         before, dropped = rss(patient), _dropped(patient, "slow_consumer")
         highest = before
@@ -140,10 +138,9 @@ def _last(client: Client) -> Packet:
     return message
 
 
-@both
-def test_messages_that_must_wait_wait_within_the_queue(patient: NodeProcess, version: int) -> None:
+def test_messages_that_must_wait_wait_within_the_queue(patient: NodeProcess) -> None:
     """QoS 1 messages for a client that stops reading fill its window and its queue, and no more."""
-    with guarded(patient) as witness, deaf(patient, "wait", 1, version) as slow, accepted(patient) as flooder:
+    with guarded(patient) as witness, deaf(patient, "wait", 1) as slow, accepted(patient) as flooder:
         before = rss(patient)
         for n in range(60):
             flooder.publish("wait", n.to_bytes(4, "big") + b"." * 1_000_000, qos=1)
@@ -171,14 +168,12 @@ def test_a_client_that_takes_nothing_is_sent_away(node: NodeProcess) -> None:
         assert before + 1 == refusals(node, "stall_timeout")
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
+@each(
+    request_=(
         PINGREQ * 4096,
         b"".join(subscribe_packet(n, [("$queue/-", 0)]) for n in range(1, 500)),
         b"".join(publish_packet("nobody", qos=1, packet_id=n) for n in range(1, 500)),
-    ],
-    ids=["PINGREQ", "SUBSCRIBE that is refused", "QoS 1"],
+    )
 )
 def test_a_client_that_asks_and_never_reads_is_not_answered_for_ever(patient: NodeProcess, request_: bytes) -> None:
     """While its socket is full the node reads nothing from it: it feels back-pressure instead of filling our memory."""
@@ -224,20 +219,18 @@ def test_large_retained_messages_go_at_the_readers_pace(patient: NodeProcess) ->
 # --- half-open connections ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "said",
-    [b"", b"\x10", b"\x10\x80", connect_packet("half", version=5)[:9], connect_packet("half", version=4)[:-1]],
-    ids=["nothing", "one byte", "half a length", "half a CONNECT", "all but one byte"],
-)
-def test_a_connection_without_connect_is_closed_in_time(node: NodeProcess, said: bytes) -> None:
+def test_a_connection_without_connect_is_closed_in_time(node: NodeProcess) -> None:
     """Whoever has not finished its CONNECT in time is closed without an answer."""
-    with guarded(node) as witness:
+    said = (b"", b"\x10", b"\x10\x80", connect_packet("half", version=5)[:9], connect_packet("half", version=4)[:-1])
+    with guarded(node) as witness, ExitStack() as stack:
         before = refusals(node, "connect_timeout")
-        with Client(node) as silent:
-            silent.send(said)
-            witness.check()
-            assert [] == silent.expect_closed()
-        assert refusals(node, "connect_timeout") > before
+        silent = [stack.enter_context(Client(node)) for _ in said]
+        for client, part in zip(silent, said, strict=True):
+            client.send(part)
+        witness.check()
+        for client in silent:
+            assert [] == client.expect_closed()
+        assert before + len(said) == refusals(node, "connect_timeout")
 
 
 def test_a_connect_sent_byte_by_byte_does_not_get_more_time(node: NodeProcess) -> None:
@@ -257,29 +250,22 @@ def test_a_connect_sent_byte_by_byte_does_not_get_more_time(node: NodeProcess) -
         wait_until(refused_yet, "a dripping CONNECT is closed")
 
 
-@both
-def test_a_silent_client_is_closed_after_its_keep_alive(node: NodeProcess, version: int) -> None:
-    """A client that promised a keep alive of one second and says nothing is closed, with 0x8D in MQTT 5."""
+def test_a_silent_client_is_closed_after_its_keep_alive(node: NodeProcess) -> None:
+    """Also one that stopped while a packet was half sent; MQTT 5 hears 0x8D (exact times: tests/conformance)."""
     with guarded(node) as witness:
         before = refusals(node, "keep_alive")
-        with accepted(node, version, keepalive=1) as silent:
-            answers = silent.expect_closed()
-        assert [(DISCONNECT, KEEP_ALIVE_TIMEOUT)] * (version == 5) == [(p.type, p.reason) for p in answers]
-        assert before + 1 == refusals(node, "keep_alive")
+        silent = [accepted(node, version, keepalive=1) for version in (4, 5, 5)]
+        silent[2].send(publish_packet("half", b"." * 1000)[:500])
+        for client in silent:
+            with client:
+                refused(client, KEEP_ALIVE_TIMEOUT)
+        assert before + 3 == refusals(node, "keep_alive")
         witness.check()
 
 
-def test_a_client_that_vanished_is_closed_after_its_keep_alive(node: NodeProcess) -> None:
-    """A client that stopped taking part while a packet was half sent is closed like any silent one."""
-    with guarded(node), accepted(node, keepalive=1) as silent:
-        silent.send(publish_packet("half", b"." * 1000)[:500])
-        answers = silent.expect_closed()
-        assert [(DISCONNECT, KEEP_ALIVE_TIMEOUT)] == [(p.type, p.reason) for p in answers]
-
-
-def test_thousands_of_unfinished_connections_are_let_go(node: NodeProcess) -> None:
+def test_many_unfinished_connections_are_let_go(node: NodeProcess) -> None:
     """Idle connections, half of them inside a CONNECT, cost little, hinder nobody, and are all gone in the end."""
-    count = 3000
+    count = 1000
     with guarded(node) as witness:
         before = metrics(node)["motorcade_connections"]
         idle: list[socket.socket] = []
@@ -304,13 +290,12 @@ def test_thousands_of_unfinished_connections_are_let_go(node: NodeProcess) -> No
 # --- small pieces -------------------------------------------------------------------------------------------------
 
 
-@both
-def test_a_large_packet_sent_byte_by_byte_arrives(patient: NodeProcess, version: int) -> None:
+def test_a_large_packet_sent_byte_by_byte_arrives(patient: NodeProcess) -> None:
     """A packet in single bytes is one packet, and costs the node no more than its size."""
-    payload = bytes(range(256)) * 300
-    with guarded(patient) as witness, accepted(patient, version) as dripping:
+    payload = bytes(range(256)) * 100
+    with guarded(patient) as witness, accepted(patient) as dripping:
         before = rss(patient)
-        raw = publish_packet("witness/drip", payload, version=version, qos=1, packet_id=1)
+        raw = publish_packet("witness/drip", payload, qos=1, packet_id=1)
         for at in range(len(raw)):
             dripping.socket.send(raw[at : at + 1])
             if at % 20_000 == 0:
@@ -321,7 +306,7 @@ def test_a_large_packet_sent_byte_by_byte_arrives(patient: NodeProcess, version:
 
 
 def test_many_large_packets_in_small_pieces_cost_their_size(patient: NodeProcess) -> None:
-    """Twenty clients leave a packet of 900 kB unfinished, sent in pieces of two bytes."""
+    """Eight clients leave a packet of 900 kB unfinished, sent in pieces of two bytes."""
     piece, size = b"..", 900_000
     with guarded(patient) as witness, ExitStack() as stack:
         clients = [stack.enter_context(accepted(patient)) for _ in range(8)]
@@ -330,7 +315,7 @@ def test_many_large_packets_in_small_pieces_cost_their_size(patient: NodeProcess
 
         def drip(client: Client) -> None:
             client.send(raw[:20])
-            for _ in range(60_000):
+            for _ in range(20_000):
                 client.socket.send(piece)
 
         threads = [threading.Thread(target=drip, args=(client,)) for client in clients]
@@ -340,16 +325,16 @@ def test_many_large_packets_in_small_pieces_cost_their_size(patient: NodeProcess
             witness.check()
         for thread in threads:
             thread.join()
-        assert rss(patient) < before + 24 * MIB, "8 times 120 kB were sent"
+        assert rss(patient) < before + 24 * MIB, "8 times 40 kB were sent"
 
 
 def test_a_burst_of_tiny_packets_in_one_segment_is_served(patient: NodeProcess) -> None:
-    """A megabyte of PINGREQs between two messages: all are answered, in order, and nobody else waits for long."""
+    """Many PINGREQs between two messages: all are answered, in order, and nobody else waits for long."""
     with guarded(patient) as witness, accepted(patient) as eager:
         eager.subscribe("own")
         sender = threading.Thread(
             target=eager.send,
-            args=(publish_packet("own", b"first") + PINGREQ * 500_000 + publish_packet("own", b"last"),),
+            args=(publish_packet("own", b"first") + PINGREQ * 200_000 + publish_packet("own", b"last"),),
         )
         sender.start()
         witness.check()
@@ -362,7 +347,7 @@ def test_a_burst_of_tiny_packets_in_one_segment_is_served(patient: NodeProcess) 
             rest += eager.recv_some()
         sender.join()
         witness.check()
-        assert 500_000 == pongs + rest.count(b"\xd0\x00")
+        assert 200_000 == pongs + rest.count(b"\xd0\x00")
 
 
 # --- packets that are cheap to send and dear to serve --------------------------------------------------------------
@@ -379,8 +364,8 @@ EXPENSIVE: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("burst", EXPENSIVE.values(), ids=EXPENSIVE.keys())
-def test_expensive_packets_of_one_client_do_not_hold_up_the_others(patient: NodeProcess, burst: bytes) -> None:
+@each(kind=EXPENSIVE)
+def test_expensive_packets_of_one_client_do_not_hold_up_the_others(patient: NodeProcess, kind: str) -> None:
     """While one client sends as fast as it can, a message of another one takes turns, not seconds.
 
     The node may work for five seconds before the witness is served; one that serves a whole read of such packets at
@@ -392,7 +377,7 @@ def test_expensive_packets_of_one_client_do_not_hold_up_the_others(patient: Node
         client.socket.settimeout(20)
         try:
             while not over.is_set():
-                client.socket.sendall(burst)
+                client.socket.sendall(EXPENSIVE[kind])
         except OSError:
             pass
 
@@ -408,7 +393,7 @@ def test_expensive_packets_of_one_client_do_not_hold_up_the_others(patient: Node
         for thread in threads:
             thread.start()
         try:
-            for _ in range(10):
+            for _ in range(4):
                 before = worked(patient)
                 witness.check()
                 assert worked(patient) < before + 5, "the witness had to wait"
@@ -435,12 +420,12 @@ def untouched() -> Iterator[NodeProcess]:
         yield running
 
 
-def test_a_thousand_offenders_leave_nothing_behind(untouched: NodeProcess) -> None:
+def test_many_offenders_leave_nothing_behind(untouched: NodeProcess) -> None:
     """Clients that subscribe, fill their queues and break the rules: sessions, subscriptions and memory come back."""
     figures = ("motorcade_sessions", "motorcade_subscriptions", "motorcade_connections")
     with guarded(untouched) as witness:
         before = metrics(untouched)
-        for _ in range(1000):
+        for _ in range(300):
             with accepted(untouched) as offender:
                 offender.send(subscribe_packet(1, [("crowd/#", 1), (f"own/{offender.client_id}", 2)]))
                 offender.send(publish_packet("crowd/x", b"." * 1000, qos=1, packet_id=1))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.scenarios.witness import Witness, metrics, rss, wait_until
+from tests.support.cases import each
 from tests.support.node import NodeProcess
 from tests.support.wire import CONNACK, PATIENCE, PINGREQ, connect_packet, parse, publish_packet
 
@@ -104,12 +105,12 @@ BAD_HANDSHAKES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("raw", BAD_HANDSHAKES.values(), ids=BAD_HANDSHAKES.keys())
-def test_a_broken_handshake_is_refused(node: NodeProcess, witness: Witness, raw: bytes) -> None:
+@each(what=BAD_HANDSHAKES)
+def test_a_broken_handshake_is_refused(node: NodeProcess, witness: Witness, what: str) -> None:
     """What is no handshake for MQTT gets an HTTP error or nothing, and is closed."""
     with dial(node) as peer:
         try:
-            peer.sendall(raw)
+            peer.sendall(BAD_HANDSHAKES[what])
         except ConnectionError:
             pass
         witness.check()
@@ -117,13 +118,13 @@ def test_a_broken_handshake_is_refused(node: NodeProcess, witness: Witness, raw:
         assert answer == b"" or answer.split(b" ")[1][:1] in (b"4", b"5"), answer[:200]
 
 
-@pytest.mark.parametrize("end", range(1, len(HANDSHAKE), 13))
-def test_a_handshake_cut_short_is_forgotten(node: NodeProcess, end: int) -> None:
+def test_a_handshake_cut_short_is_forgotten(node: NodeProcess) -> None:
     """A peer that leaves inside its handshake leaves nothing."""
-    with dial(node) as peer:
-        peer.sendall(HANDSHAKE[:end])
-        peer.shutdown(socket.SHUT_WR)
-        ends(peer)
+    for end in range(1, len(HANDSHAKE), 13):
+        with dial(node) as peer:
+            peer.sendall(HANDSHAKE[:end])
+            peer.shutdown(socket.SHUT_WR)
+            ends(peer)
     wait_until(lambda: metrics(node)["motorcade_connections"] == 2, "only the witness is connected")
 
 
@@ -153,11 +154,11 @@ BAD_FRAMES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("raw", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
-def test_a_broken_frame_ends_the_connection(node: NodeProcess, witness: Witness, raw: bytes) -> None:
+@each(what=BAD_FRAMES)
+def test_a_broken_frame_ends_the_connection(node: NodeProcess, witness: Witness, what: str) -> None:
     """Frames that break the protocol, or carry bytes that break MQTT, end the connection; nothing is let in."""
     with upgraded(node) as peer:
-        peer.sendall(raw)
+        peer.sendall(BAD_FRAMES[what])
         witness.check()
         assert not _connack_in(ends(peer))
     wait_until(lambda: metrics(node)["motorcade_connections"] == 2, "only the witness is connected")

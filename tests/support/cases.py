@@ -51,7 +51,7 @@ def _looped(cases: list[dict[str, Any]]) -> Callable[[Test], Test]:
                 try:
                     test(**own, **case)
                 except Exception as error:  # noqa: BLE001 - told below, with those of the other cases
-                    error.add_note(f"with {', '.join(f'{key}={value!r}' for key, value in case.items())}")
+                    error.add_note(f"with {', '.join(f'{key}={repr(value)[:100]}' for key, value in case.items())}")
                     failures.append(error)
             if len(failures) == 1:
                 raise failures[0]

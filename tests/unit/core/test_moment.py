@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motorcade.core.moment import seconds_of
+from tests.support.cases import each
 
 ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 TIMES = st.datetimes(datetime(1971, 1, 1), datetime(9998, 1, 1))  # noqa: DTZ001 - the zone comes later
@@ -33,9 +33,8 @@ def test_a_date_is_its_beginning() -> None:
     assert datetime(2026, 11, 15, tzinfo=UTC).timestamp() == seconds_of("2026-11-15")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@each(
+    text=(
         *("", "x", "now", "5", "1790000000", "20261115", "2026-W46", "2026-11", "08:30"),
         *(
             "2026-13-01",
@@ -46,7 +45,7 @@ def test_a_date_is_its_beginning() -> None:
             "2026-11-15T08:30 x",
         ),
         *("1969-12-31", "1970-01-01T00:00+01:00", "٢٠٢٦-11-15", " 2026-11-15", "0001-01-01T00:00+14:00"),
-    ],
+    )
 )
 def test_what_is_none_is_none(text: str) -> None:
     """Nor is a time before there were any messages."""

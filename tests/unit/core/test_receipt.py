@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motorcade.core.receipt import FINAL, Receipt, ReceiptError, State, decode, delivery_id, encode, topic_of
+from tests.support.cases import each
 
 receipts = st.builds(
     Receipt,
@@ -67,7 +68,7 @@ def test_fields_that_came_later_are_ignored_and_those_with_a_default_may_be_miss
     )
 
 
-@pytest.mark.parametrize("key", ["state", "vin", "request_id", "delivery_id", "time"])
+@each(key=("state", "vin", "request_id", "delivery_id", "time"))
 def test_what_must_be_there_is_named(key: str) -> None:
     stored = msgspec.json.decode(encode(ACKED))
     del stored[key]
@@ -75,9 +76,7 @@ def test_what_must_be_there_is_named(key: str) -> None:
         decode(json.dumps(stored).encode())
 
 
-@pytest.mark.parametrize(
-    "value", [b"", b"{", b"[]", b"1", b"\xff", b'{"v":1}', encode(ACKED)[:-1], encode(ACKED).replace(b"acked", b"lost")]
-)
+@each(value=(b"", b"{", b"[]", b"1", b"\xff", b'{"v":1}', encode(ACKED)[:-1], encode(ACKED).replace(b"acked", b"lost")))
 def test_what_is_no_receipt_is_refused(value: bytes) -> None:
     with pytest.raises(ReceiptError):
         decode(value)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from motorcade.core.message import Message
 from motorcade.core.record import Record, RecordError, decode, encode
+from tests.support.cases import each_row
 
 texts = st.text(max_size=20)
 times = st.floats(min_value=0, max_value=4e9)
@@ -60,16 +61,16 @@ def test_a_record_with_fewer_fields_is_read() -> None:
     assert Record("a", b"x") == decode(msgspec.msgpack.encode([1, "a", b"x"]))
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
+@each_row(
+    "value says",
+    (
         (b"", "truncated"),
         (b"\xc1", "malformed"),
         (msgspec.msgpack.encode({"topic": "a"}), "array"),
         (msgspec.msgpack.encode([1, "a"]), "length"),
         (msgspec.msgpack.encode([1, "a", b"", "", None, 0.0, b"", 3]), "<= 2"),
         (msgspec.msgpack.encode([2, "a", b""]), "its version is 2"),
-    ],
+    ),
 )
 def test_what_is_no_record_is_named(value: bytes, says: str) -> None:
     with pytest.raises(RecordError, match=says):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from time import thread_time
 
-import pytest
-
 from motorcade.core.redaction import escape_json, is_secret, without_secrets
 from motorcade.core.words import printable
+from tests.support.cases import each_row
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+@each_row(
+    "text shown",
+    (
         ("redis://:hush@h:1/0", "redis://:***@h:1/0"),
         ("redis://hush@h:1", "redis://***@h:1"),
         ("rediss+cluster://me:hu/sh@x@h", "rediss+cluster://me:***@h"),
@@ -25,7 +24,7 @@ from motorcade.core.words import printable
         ("host=h password=hush", "host=h password=***"),
         ("mqtt://h:1883/a?b=c", "mqtt://h:1883/a?b=c"),
         ("give it: Authorization: Bearer TOKEN", "give it: Authorization: Bearer TOKEN"),
-    ],
+    ),
 )
 def test_secrets_in_texts(text: str, shown: str) -> None:
     assert shown == without_secrets(text)

@@ -8,18 +8,19 @@ from hypothesis import strategies as st
 
 from motorcade.core.errors import TopicError
 from motorcade.core.topic import check_filter, check_topic, is_wildcard, matches, split_share
+from tests.support.cases import each, each_row
 from tests.unit.core.matching import filters, slow_match, topics
 
 
-@pytest.mark.parametrize("topic", ["a", "/", "//", "a/b", "$SYS/x", " ", "ü/€/😀", "a" * 65535, "€" * 21845])
+@each(topic=("a", "/", "//", "a/b", "$SYS/x", " ", "ü/€/😀", "a" * 65535, "€" * 21845))
 def test_names_that_may_stand_in_a_publish(topic: str) -> None:
     check_topic(topic)
     check_filter(topic)
 
 
-@pytest.mark.parametrize(
-    ("topic", "told"),
-    [
+@each_row(
+    "topic told",
+    (
         ("", "empty"),
         ("a/+", "wildcard"),
         ("#", "wildcard"),
@@ -27,21 +28,21 @@ def test_names_that_may_stand_in_a_publish(topic: str) -> None:
         ("a\0b", "U+0000"),
         ("a" * 65536, "65535 bytes"),
         ("€" * 21846, "65535 bytes"),
-    ],
+    ),
 )
 def test_names_that_may_not(topic: str, told: str) -> None:
     with pytest.raises(TopicError, match=told.replace("+", r"\+")):
         check_topic(topic)
 
 
-@pytest.mark.parametrize("filter_", ["#", "+", "+/+", "a/#", "+/a/+/#", "/#", "//+", "$SYS/#", "$share"])
+@each(filter_=("#", "+", "+/+", "a/#", "+/a/+/#", "/#", "//+", "$SYS/#", "$share"))
 def test_filters_that_may_stand_in_a_subscribe(filter_: str) -> None:
     check_filter(filter_)
 
 
-@pytest.mark.parametrize(
-    ("filter_", "told"),
-    [
+@each_row(
+    "filter_ told",
+    (
         ("", "empty"),
         ("a+", "stand alone"),
         ("+a/b", "stand alone"),
@@ -51,7 +52,7 @@ def test_filters_that_may_stand_in_a_subscribe(filter_: str) -> None:
         ("a/#/b", "last level"),
         ("a\0/#", "U+0000"),
         ("a/" * 32768, "65535 bytes"),
-    ],
+    ),
 )
 def test_filters_that_may_not(filter_: str, told: str) -> None:
     with pytest.raises(TopicError, match=told.replace("+", r"\+")):
@@ -68,24 +69,22 @@ def test_levels_are_counted(topic: str, limit: int) -> None:
             check_topic(topic, limit)
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
+@each_row(
+    "text parts",
+    (
         ("a/b", (None, "a/b")),
         ("$share/g/a", ("g", "a")),
         ("$share/g/a/+/#", ("g", "a/+/#")),
         ("$share/g//", ("g", "/")),
         ("$sharex/g/a", (None, "$sharex/g/a")),
         ("$Share/g/a", (None, "$Share/g/a")),
-    ],
+    ),
 )
 def test_shared_subscriptions_are_taken_apart(text: str, parts: tuple[str | None, str]) -> None:
     assert parts == split_share(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["$share", "$share/", "$share/g", "$share/g/", "$share//a", "$share/+/a", "$share/g#/a"]
-)
+@each(text=("$share", "$share/", "$share/g", "$share/g/", "$share//a", "$share/+/a", "$share/g#/a"))
 def test_broken_shared_subscriptions(text: str) -> None:
     with pytest.raises(TopicError, match="shared subscription"):
         split_share(text)

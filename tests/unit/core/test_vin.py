@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motorcade.core.vin import ALPHABET, LENGTH, MOST_VINS, VinError, check_digit_of, check_vin, have_shape, make_vin
+from tests.support.cases import each, each_row
 
 #: Published examples; one has X for ten.
 REAL = ("11111111111111111", "1M8GDM9AXKP042788", "5GZCZ43D13S812715", "1HGCM82633A004352")
@@ -29,13 +30,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("vin", REAL)
+@each(vin=REAL)
 def test_real_numbers_pass_with_their_check_digit(vin: str) -> None:
     check_vin(vin, check_digit=True)
     assert vin[8] == check_digit_of(vin)
 
 
-@pytest.mark.parametrize(("text", "problem"), WRONG.items(), ids=[repr(text) for text in WRONG])
+@each_row("text problem", WRONG.items())
 def test_what_is_wrong_is_named_with_its_place(text: str, problem: str) -> None:
     with pytest.raises(VinError) as caught:
         check_vin(text)
@@ -82,21 +83,21 @@ def test_different_numbers_make_different_vehicles(one: int, other: int) -> None
     assert (one == other) == (make_vin(one) == make_vin(other))
 
 
-@pytest.mark.parametrize("number", [-1, MOST_VINS])
+@each(number=(-1, MOST_VINS))
 def test_numbers_out_of_range_are_refused(number: int) -> None:
     with pytest.raises(VinError, match="is no number of a VIN"):
         make_vin(number)
 
 
-@pytest.mark.parametrize("wmi", ["", "LM", "LMCD", "lmc", "LMO"])
+@each(wmi=("", "LM", "LMCD", "lmc", "LMO"))
 def test_a_wrong_manufacturer_is_refused(wmi: str) -> None:
     with pytest.raises(VinError):
         make_vin(1, wmi)
 
 
-@pytest.mark.parametrize(
-    ("texts", "fit"),
-    [
+@each_row(
+    "texts fit",
+    (
         ([make_vin(1)], True),
         ([make_vin(number) for number in range(200)], True),
         ([make_vin(1), make_vin(2)[:-1]], False),
@@ -107,7 +108,7 @@ def test_a_wrong_manufacturer_is_refused(wmi: str) -> None:
         ([make_vin(1), f"{make_vin(2)[:-1]}\n"], False),
         ([make_vin(1).lower()], False),
         ([""], False),
-    ],
+    ),
 )
 def test_many_are_looked_through_at_once(texts: list[str], fit: bool) -> None:
     assert fit == have_shape(texts)

@@ -10,7 +10,6 @@ from typing import Any
 
 import gmqtt
 import mqtt5
-import pytest
 from gmqtt.mqtt import package as gmqtt_package
 from gmqtt.mqtt.constants import MQTTCommands
 from hypothesis import given, settings
@@ -42,6 +41,7 @@ from motorcade.mqtt.packets import (
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.mqtt.reasons import ProtocolError
 from motorcade.mqtt.wire import varint
+from tests.support.cases import each
 from tests.unit.mqtt import strategies
 from tests.unit.mqtt.table import PACKETS, PacketCase
 
@@ -243,25 +243,25 @@ def _filter_is_right(filter_: str) -> bool:
 _V5 = [case for case in PACKETS if case.version == 5 and not _excused(case.packet)]
 
 
-@pytest.mark.parametrize("case", _V5, ids=lambda case: case.name)
+@each(case=_V5)
 def test_the_oracle_reads_our_table(case: PacketCase) -> None:
     assert theirs(case.packet) == _read(case.raw)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(packet=strategies.packets(5).filter(lambda packet: not _excused(packet)))
 def test_the_oracle_reads_what_we_write(packet: Packet) -> None:
     assert theirs(packet) == _read(encode(packet, 5))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(packet=strategies.packets(5))
 def test_we_read_what_the_oracle_writes(packet: Packet) -> None:
     (read,) = Decoder(5).feed(theirs(packet).write())
     assert theirs(packet) == theirs(read)
 
 
-@settings(deadline=None, max_examples=2000)
+@settings(deadline=None, max_examples=800)
 @given(data=st.data())
 def test_we_accept_nothing_that_the_oracle_refuses(data: st.DataObject) -> None:
     """Damaged bodies in right frames: what we accept, it accepts and reads alike, unless the specification says why."""
@@ -346,9 +346,8 @@ _COMMANDS: dict[type[Packet], int] = {
 _BY_SERVERS = (Connack, Suback, Unsuback, Pingresp)
 
 
-@pytest.mark.parametrize("version", (3, 4))
-@settings(deadline=None, max_examples=500)
-@given(data=st.data())
+@settings(deadline=None, max_examples=250)
+@given(version=st.sampled_from((3, 4)), data=st.data())
 def test_gmqtt_writes_the_same_bytes(version: int, data: st.DataObject) -> None:
     packet = data.draw(strategies.packets(version).filter(lambda packet: not isinstance(packet, _BY_SERVERS)))
     raw = _gmqtt_bytes(packet, version)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,31 +10,21 @@ from motorcade.mqtt.packets import Connect, Packet
 from motorcade.mqtt.reasons import ProtocolError
 from tests.unit.mqtt.strategies import damaged, packets
 
-each_version = pytest.mark.parametrize("version", (3, 4, 5))
+versions = st.sampled_from((3, 4, 5))
 
 
-@each_version
-@settings(deadline=None, max_examples=300)
-@given(data=st.data())
-def test_what_is_written_is_read_back(version: int, data: st.DataObject) -> None:
-    packet = data.draw(packets(version))
-    assert [packet] == Decoder(version).feed(encode(packet, version))
-
-
-@each_version
-@settings(deadline=None)
-@given(data=st.data())
-def test_every_prefix_of_every_packet_asks_for_more(version: int, data: st.DataObject) -> None:
+@settings(deadline=None, max_examples=250)
+@given(version=versions, data=st.data())
+def test_what_is_written_is_read_back_and_every_prefix_asks_for_more(version: int, data: st.DataObject) -> None:
     packet = data.draw(packets(version))
     raw = encode(packet, version)
-    for end in range(len(raw)):
-        assert split(raw[:end], 0, MAX_PACKET) is None
+    assert [packet] == Decoder(version).feed(raw)
+    assert all(split(raw[:end], 0, MAX_PACKET) is None for end in range(len(raw)))
     assert len(raw) == (split(raw, 0, MAX_PACKET) or (0, 0))[1]
 
 
-@each_version
-@settings(deadline=None)
-@given(data=st.data())
+@settings(deadline=None, max_examples=100)
+@given(version=versions, data=st.data())
 def test_a_stream_may_be_cut_anywhere(version: int, data: st.DataObject) -> None:
     sent = data.draw(st.lists(packets(version), max_size=5))
     stream = b"".join(encode(packet, version) for packet in sent)
@@ -53,9 +42,8 @@ def _stands_for_itself(packet: Packet, version: int) -> None:
     assert [packet] == Decoder(level).feed(encode(packet, level))
 
 
-@each_version
-@settings(deadline=None, max_examples=500)
-@given(data=st.data())
+@settings(deadline=None, max_examples=400)
+@given(version=versions, data=st.data())
 def test_a_damaged_body_is_refused_or_means_something(version: int, data: st.DataObject) -> None:
     """The frame is right and the body is not, so that the damage reaches every field."""
     raw = encode(data.draw(packets(version)), version)
@@ -69,9 +57,8 @@ def test_a_damaged_body_is_refused_or_means_something(version: int, data: st.Dat
     _stands_for_itself(packet, version)
 
 
-@each_version
-@settings(deadline=None, max_examples=300)
-@given(data=st.data())
+@settings(deadline=None, max_examples=250)
+@given(version=versions, data=st.data())
 def test_a_damaged_stream_is_refused_or_means_something(version: int, data: st.DataObject) -> None:
     stream = b"".join(
         encode(packet, version) for packet in data.draw(st.lists(packets(version), min_size=1, max_size=3))
@@ -87,9 +74,8 @@ def test_a_damaged_stream_is_refused_or_means_something(version: int, data: st.D
         _stands_for_itself(packet, version)
 
 
-@each_version
-@settings(deadline=None, max_examples=500)
-@given(first=st.integers(0, 255), body=st.binary(max_size=40))
+@settings(deadline=None, max_examples=400)
+@given(version=versions, first=st.integers(0, 255), body=st.binary(max_size=40))
 def test_noise_is_refused_or_means_something(version: int, first: int, body: bytes) -> None:
     try:
         packet = decode(first, body, version)
