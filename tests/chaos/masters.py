@@ -144,21 +144,23 @@ class Outcome:
     twice: int
 
 
-async def measure(level: Durability, rounds: int, *, cut_off: bool, between: int = 100) -> Outcome:
-    """So many rounds on a cluster of its own; `between`: entries per owner before and after each."""
-    with RedisCluster() as cluster:
-        async with opened(cluster, level) as store:
-            load = Load(store)
-            load.start()
+async def measure(
+    cluster: RedisCluster, level: Durability, rounds: int, *, cut_off: bool, between: int = 100
+) -> Outcome:
+    """So many rounds on an empty cluster; `between`: entries per owner before and after each."""
+    cluster.empty()
+    async with opened(cluster, level) as store:
+        load = Load(store)
+        load.start()
+        await load.reach(between)
+        for number in range(rounds):
+            await kill_master(cluster, load, f"v{number % OWNERS}", cut_off=cut_off)
             await load.reach(between)
-            for number in range(rounds):
-                await kill_master(cluster, load, f"v{number % OWNERS}", cut_off=cut_off)
-                await load.reach(between)
-                await asyncio.to_thread(cluster.wait_healthy)
-            await load.stop()
-            lost, twice = await load.missing()
-            assert [] == await store.check()
-            return Outcome(load.total, load.failed, lost, twice)
+            await asyncio.to_thread(cluster.wait_healthy)
+        await load.stop()
+        lost, twice = await load.missing()
+        assert [] == await store.check()
+        return Outcome(load.total, load.failed, lost, twice)
 
 
 async def measure_alone(sync: str, rounds: int, between: int = 100) -> Outcome:
@@ -193,7 +195,8 @@ def main() -> None:
 
     for level in (Durability.SAFE, Durability.FAST):
         for cut_off in (False, True):
-            outcome = asyncio.run(measure(level, rounds, cut_off=cut_off))
+            with RedisCluster() as cluster:
+                outcome = asyncio.run(measure(cluster, level, rounds, cut_off=cut_off))
             tell("cluster", level, "a master" + (", its replica cut off" if cut_off else ""), outcome)
     for sync in ("always", "everysec"):
         tell("alone", f"safe, appendfsync {sync}", "the server", asyncio.run(measure_alone(sync, rounds)))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-import pytest
-
 from motorcade.core.receipt import Receipt, State
 from motorcade.core.vin import make_vin
 from motorcade.fleet import Received
@@ -73,9 +71,8 @@ def test_all_is_well() -> None:
     assert (1, 1, 1, 1) == (found.batches, found.promised, found.deliveries, found.received)
 
 
-@pytest.mark.parametrize(
-    ("kind", "batches", "received", "receipts"),
-    [
+def test_what_is_wrong_is_found() -> None:
+    wrong: list[tuple[str, list[Batch], list[Received], list[Receipt]]] = [
         ("lost", [batch()], [], DELIVERED),
         ("lost", [batch()], [got(answered=None)], DELIVERED),
         ("lost", [batch(1, mode="append"), batch(2, "s")], [], DELIVERED),
@@ -98,12 +95,9 @@ def test_all_is_well() -> None:
         ("invented", [named()], [got()], [*DELIVERED, told(State.ACCEPTED, 2), told(State.REPLACED, 2)]),
         ("left out", [named(superseded=1)], [got()], DELIVERED),
         ("no receipt", [named(1), named(2)], [got()], DELIVERED),
-    ],
-)
-def test_what_is_wrong_is_found(
-    kind: str, batches: list[Batch], received: list[Received], receipts: list[Receipt]
-) -> None:
-    assert judged(batches, received, receipts).count(kind)
+    ]
+    for kind, batches, received, receipts in wrong:
+        assert judged(batches, received, receipts).count(kind), (kind, batches, received)
 
 
 def test_what_is_not_wrong() -> None:
@@ -120,19 +114,14 @@ def test_what_is_not_wrong() -> None:
     assert repeated.passed and repeated.repeated == 1
 
 
-@pytest.mark.parametrize(
-    ("why", "received"),
-    [
+def test_what_may_come_while_another_message_is_not_answered() -> None:
+    expired = [told(State.ACCEPTED), told(State.ACCEPTED, 2), told(State.EXPIRED), told(State.ACKED, 2)]
+    for why, received in (
         ("silence", [got(1.0, 3.0), got(2.1, 3.0, 2)]),
         ("silence", [got(1.0, None), got(2.1, None, 2), got(3.0, None, 1, 2, dup=True), got(3.0, 3.0, 2, 2, dup=True)]),
         ("acknowledged", [got(1.0, 9.0), got(2.1, 2.2, 2), got(2.3, 4.0, 3, digest=OTHER)]),
         ("given up", [got(1.0, None), got(2.1, 2.2, 2, digest=OTHER)]),
-    ],
-)
-def test_what_may_come_while_another_message_is_not_answered(why: str, received: list[Received]) -> None:
-    receipts = DELIVERED
-    if why == "given up":
-        receipts = [told(State.ACCEPTED), told(State.ACCEPTED, 2), told(State.EXPIRED), told(State.ACKED, 2)]
-    found = judged([batch()], received, receipts)
-    assert not found.count("two at once") and not found.count("repeated late")
-    assert found.excused[why]
+    ):
+        found = judged([batch()], received, expired if why == "given up" else DELIVERED)
+        assert not found.count("two at once") and not found.count("repeated late"), why
+        assert found.excused[why], why

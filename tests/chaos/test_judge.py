@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.chaos.judge import (
     Debts,
     Delivery,
@@ -155,14 +153,13 @@ FAULTS: dict[Callable[[History], None], set[str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_each_fault_is_found_and_nothing_else(fault: Callable[[History], None]) -> None:
-    history = sound()
-    fault(history)
-    verdict = judge(history)
-    assert FAULTS[fault] == verdict.by_kind.keys()
-    assert not verdict.passed
-    assert verdict.told()
+def test_each_fault_is_found_and_nothing_else() -> None:
+    for fault, kinds in FAULTS.items():
+        history = sound()
+        fault(history)
+        verdict = judge(history)
+        assert kinds == verdict.by_kind.keys(), fault.__name__
+        assert verdict.told() and not verdict.passed, fault.__name__
 
 
 def test_a_sound_history_passes() -> None:
@@ -284,9 +281,8 @@ def test_wills_may_come_more_than_once() -> None:
     assert 1 == verdict.wills_repeated
 
 
-@pytest.mark.parametrize(
-    ("pattern", "topic", "expected"),
-    [
+def test_topic_filters_match_as_the_specification_says() -> None:
+    for pattern, topic, expected in (
         ("a/#", "a/b/c", True),
         ("a/#", "a", True),
         ("a/+/c", "a/b/c", True),
@@ -294,10 +290,8 @@ def test_wills_may_come_more_than_once() -> None:
         ("a/b/c", "a/b", False),
         ("$share/g/a/#", "a/b", True),
         ("$share/g/a/#", "b", False),
-    ],
-)
-def test_filters(pattern: str, topic: str, expected: bool) -> None:
-    assert expected is matches(pattern, topic)
+    ):
+        assert expected is matches(pattern, topic), (pattern, topic)
 
 
 def test_payloads_notice_damage() -> None:

@@ -40,39 +40,39 @@ def test_no_vehicle_is_addressed_twice_when_an_audience_is_killed() -> None:
 # -- when to strike
 
 
-@pytest.mark.parametrize(
-    ("committed", "ledger", "staged", "phase"),
-    [
-        (0, {"batch": 0}, False, Phase.COMPUTING),
-        (0, {"batch": 0}, True, Phase.WRITING),
-        (0, {"batch": 1, "moves": [["a", "b"]]}, True, Phase.MOVING),
-        (0, {"batch": 1}, False, Phase.PLACED),
-        (0, {"batch": 1}, True, Phase.COMPACTING),
-        (0, {"batch": 1, "moves": [["a", "b"]], "removes": ["c", "d"]}, True, Phase.REPLACING),
-        (1, {"batch": 1}, False, Phase.BETWEEN),
-        (1, {"batch": 1}, True, Phase.COMPACTING),
-        (1, {"batch": 1, "moves": [["a", "b"]], "removes": ["c", "d"]}, True, Phase.REPLACING),
-    ],
-)
-def test_what_ingest_is_doing_is_seen_from_outside(
-    committed: int, ledger: dict[str, object], staged: bool, phase: Phase, tmp_path: Path
-) -> None:
+PHASES: list[tuple[int, dict[str, object], bool, Phase]] = [
+    (0, {"batch": 0}, False, Phase.COMPUTING),
+    (0, {"batch": 0}, True, Phase.WRITING),
+    (0, {"batch": 1, "moves": [["a", "b"]]}, True, Phase.MOVING),
+    (0, {"batch": 1}, False, Phase.PLACED),
+    (0, {"batch": 1}, True, Phase.COMPACTING),
+    (0, {"batch": 1, "moves": [["a", "b"]], "removes": ["c", "d"]}, True, Phase.REPLACING),
+    (1, {"batch": 1}, False, Phase.BETWEEN),
+    (1, {"batch": 1}, True, Phase.COMPACTING),
+    (1, {"batch": 1, "moves": [["a", "b"]], "removes": ["c", "d"]}, True, Phase.REPLACING),
+]
+
+
+def test_what_ingest_is_doing_is_seen_from_outside(tmp_path: Path) -> None:
     """Micro-batch 1 has begun; when it is done, files are still compacted with `--compact`."""
-    ingest = Ingest(tmp_path, [])
-    home = ingest.lake / judge.HIDDEN / "run"
-    files = {
-        ingest.folder / "status.json": json.dumps({"started_at": 2.0}),
-        ingest.folder / "spark" / "offsets" / "1": "",
-        ingest.folder / "spark" / "commits" / str(committed): "",
-        home / "ledger.json": json.dumps(ledger),
-    }
-    if staged:
-        files[home / "staging" / "try" / "f.parquet"] = ""
-    for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    assert (phase, False) == ingest.look(began=1.0)
-    assert (Phase.STARTING, False) == ingest.look(began=3.0), "the process before that one has said so"
+    for number, (committed, ledger, staged, phase) in enumerate(PHASES):
+        place = tmp_path / str(number)
+        place.mkdir()
+        ingest = Ingest(place, [])
+        home = ingest.lake / judge.HIDDEN / "run"
+        files = {
+            ingest.folder / "status.json": json.dumps({"started_at": 2.0}),
+            ingest.folder / "spark" / "offsets" / "1": "",
+            ingest.folder / "spark" / "commits" / str(committed): "",
+            home / "ledger.json": json.dumps(ledger),
+        }
+        if staged:
+            files[home / "staging" / "try" / "f.parquet"] = ""
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        assert (phase, False) == ingest.look(began=1.0)
+        assert (Phase.STARTING, False) == ingest.look(began=3.0), "the process before that one has said so"
 
 
 # -- the judge: the lake
@@ -101,9 +101,8 @@ def test_a_lake_that_is_as_it_should_be() -> None:
     assert judge.lake(LEDGER, found()).passed
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrong"),
-    [
+def test_what_is_wrong_in_a_lake_is_found() -> None:
+    for kind, wrong in (
         ("lost", found(position=[(1, "2026-01-31")])),
         ("doubled", found(position=[(1, "2026-01-31"), (2, "2026-01-30"), (1, "2026-01-31")])),
         ("wrong day", found(position=[(1, "2026-01-31"), (2, "2026-01-31")])),
@@ -113,11 +112,9 @@ def test_a_lake_that_is_as_it_should_be() -> None:
         ("wrong reason", found(dead=[(b"{", "not_json"), (b"[", "no_type")])),
         ("invented", found(dead=[(b"{", "not_json"), (b"[", "not_json"), (b"!", "not_json")])),
         ("staged", found(left=[".motorcade/r/staging/t/f.parquet"])),
-    ],
-)
-def test_what_is_wrong_in_a_lake_is_found(kind: str, wrong: judge.Found) -> None:
-    verdict = judge.lake(LEDGER, wrong)
-    assert {kind: 1} == {name: len(words) for name, words in verdict.by_kind.items() if words}
+    ):
+        verdict = judge.lake(LEDGER, wrong)
+        assert {kind: 1} == {name: len(words) for name, words in verdict.by_kind.items() if words}, wrong
 
 
 def test_a_table_that_nobody_has_written_is_lost() -> None:
@@ -150,17 +147,14 @@ def test_a_fan_out_that_is_as_it_should_be() -> None:
     assert judge.fanout("r", "ab", "ba", "ab").passed
 
 
-@pytest.mark.parametrize(
-    ("expected", "planned", "accepted"),
-    [
+def test_what_is_wrong_with_a_fan_out_is_found() -> None:
+    for expected, planned, accepted in (
         ({"not planned": 1}, "a", "ab"),
         ({"planned twice": 1}, "aba", "ab"),
         ({"not addressed": 1}, "ab", "b"),
         ({"addressed twice": 1}, "ab", "abb"),
         ({"invented": 2}, "abc", "abc"),
         ({"not planned": 2, "not addressed": 2}, "", ""),
-    ],
-)
-def test_what_is_wrong_with_a_fan_out_is_found(expected: dict[str, int], planned: str, accepted: str) -> None:
-    verdict = judge.fanout("r", "ab", planned, accepted)
-    assert Counter(expected) == Counter({kind: len(words) for kind, words in verdict.by_kind.items()})
+    ):
+        verdict = judge.fanout("r", "ab", planned, accepted)
+        assert Counter(expected) == Counter({kind: len(words) for kind, words in verdict.by_kind.items()}), expected

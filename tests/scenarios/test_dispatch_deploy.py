@@ -12,7 +12,6 @@ import re
 import shlex
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from configparser import ConfigParser
 from contextlib import ExitStack
@@ -22,7 +21,8 @@ from typing import Any
 import pytest
 import redis.cluster
 
-from tests.support.dispatch import PROCESSED, PUBLISHED, Daemon, environment, numbered, wait_until
+from tests.support.commands import run
+from tests.support.dispatch import PROCESSED, PUBLISHED, Daemon, numbered, wait_until
 from tests.support.node import ROOT
 from tests.support.ports import free_port
 
@@ -39,14 +39,7 @@ INSTALLED = {
 
 def accepted(words: list[str]) -> None:
     """A command line that `motorcade` understands; with --help nothing is started, but all options are read."""
-    done = subprocess.run(
-        [sys.executable, "-m", "motorcade", *words, "--help"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run(*words, "--help")
     assert 0 == done.returncode, done.stderr
 
 
@@ -163,11 +156,15 @@ def options(unit: Path) -> dict[str, dict[str, list[str]]]:
     return {name: {key: value.splitlines() for key, value in parser[name].items()} for name in parser.sections()}
 
 
-@pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.name)
-def test_a_unit_starts_something_that_exists(unit: Path) -> None:
+def test_units_start_something_that_exists() -> None:
+    for unit in SERVICES:
+        starts_something_that_exists(unit)
+
+
+def starts_something_that_exists(unit: Path) -> None:
     found = options(unit)
-    assert {"Unit", "Service", "Install"} == set(found)
-    assert ["motorcade"] == found["Service"]["User"], "nothing runs as root"
+    assert {"Unit", "Service", "Install"} == set(found), unit
+    assert ["motorcade"] == found["Service"]["User"], f"nothing runs as root: {unit}"
     (line,) = found["Service"]["ExecStart"]
     words = shlex.split(line.replace("%i", "9701").replace("${LISTEN}", "127.0.0.1"))
     for word in words[1:]:
@@ -183,16 +180,13 @@ def test_a_unit_starts_something_that_exists(unit: Path) -> None:
             assert "redis-server" == name
 
 
-def test_units_want_units_that_exist() -> None:
+def test_units_want_units_that_exist_and_the_target_starts_all_of_them() -> None:
     names = {unit.name for unit in UNITS}
     for unit in UNITS:
         for option in ("Wants", "Requires", "After", "PartOf"):
             for name in " ".join(options(unit)["Unit"].get(option, [])).split():
                 if name.startswith("motorcade"):
                     assert re.sub(r"@[^.]+", "@", name) in names, f"{unit.name}: {name}"
-
-
-def test_the_target_starts_a_cluster_dispatchers_and_workers() -> None:
     (target,) = [unit for unit in UNITS if unit.suffix == ".target"]
     wanted = " ".join(options(target)["Unit"]["Wants"]).split()
     assert 2 <= sum("leader@" in name for name in wanted)

@@ -32,7 +32,7 @@ import redis.cluster
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from tests.support.commands import Commands
+from tests.support.commands import Commands, run
 from tests.support.node import READY, ROOT
 from tests.support.ports import free_port
 from tests.support.redis import RedisCluster, RedisServer
@@ -224,15 +224,7 @@ class Place(Commands):
 
     def command(self, *words: object) -> subprocess.CompletedProcess[str]:
         """`motorcade dispatch WORDS`, as an operator would."""
-        return subprocess.run(
-            [sys.executable, "-m", "motorcade", "dispatch", *map(str, words), *self._config({})],
-            env=environment({"COLUMNS": "200"}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=2 * PATIENCE,
-            check=False,
-        )
+        return run("dispatch", *words, *self._config({}))
 
     # What is in Redis.
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from motorcade.dispatch.book import Book, Done
+from motorcade.dispatch.book import Book
 
 MAX_DELIVERIES = 3
 
@@ -15,53 +15,9 @@ def book() -> Book:
     return Book(MAX_DELIVERIES, retry_pause=0.1, longest_pause=2.0)
 
 
-def filled(count: int) -> tuple[Book, list[bytes]]:
-    one = book()
-    ids = [b"id%d" % number for number in range(count)]
-    one.add(ids, [b"e%d" % number for number in range(count)], [b"m%d" % number for number in range(count)])
-    return one, ids
-
-
-def test_what_is_acknowledged_is_told_once() -> None:
-    one, ids = filled(3)
-    assert [(b"e0", b"m0"), (b"e1", b"m1")] == one.acknowledge(ids[:2])
-    assert [(b"e2", b"m2")] == one.acknowledge(ids[1:])
-    done = one.take_done(10)
-    assert Done(ids, [b"e0", b"e1", b"e2"], []) == done
-    assert set(ids) == one.untold()
-    one.told(done)
-    assert (set(), 0, 3, {}) == (one.untold(), one.done, one.acknowledged, one.open)
-
-
-def test_not_more_is_told_at_once_than_asked_for() -> None:
-    one, ids = filled(5)
-    one.acknowledge(ids)
-    assert [ids[:2], ids[2:4], ids[4:], []] == [one.take_done(2).ids for _ in range(4)]
-
-
-def test_a_delivery_that_failed_counts() -> None:
-    """Until there were too many of them."""
-    one, ids = filled(1)
-    for delivery in range(1, MAX_DELIVERIES):
-        one.failed(ids, "w", "lost", 0.0, counted=True, pause=False)
-        assert (ids[0], delivery) == (one.next_waiting(), one.histories[ids[0]].deliveries)
-        one.waiting.popleft()
-    one.failed(ids, "w", "lost", 0.0, counted=True, pause=False)
-    assert (None, ids[0]) == (one.next_waiting(), one.next_hopeless())
-    one.bury(ids[0])
-    assert (ids, [b"e0"], ids) == one.take_done(10)
-
-
-def test_what_is_given_back_does_not_count() -> None:
-    one, ids = filled(1)
-    for _ in range(10):
-        one.failed(ids, "w", "returned", 0.0, counted=False, pause=False)
-        one.waiting.clear()
-    assert (0, None) == (one.histories[ids[0]].deliveries, one.next_hopeless())
-
-
 def test_pauses_grow() -> None:
-    one, ids = filled(1)
+    one, ids = book(), [b"id"]
+    one.add(ids, [b"entry"], [b"message"])
     one.failed(ids, "w", "refused", 10.0, counted=True, pause=True)
     one.wake(10.09)
     assert one.next_waiting() is None
@@ -73,25 +29,6 @@ def test_pauses_grow() -> None:
     assert one.next_waiting() is None
     one.wake(20.2)
     assert ids[0] == one.next_waiting()
-
-
-def test_a_late_acknowledgement_is_one() -> None:
-    """Whoever had the message before may have done it; then it is sent to nobody else, and is not hopeless."""
-    one, ids = filled(2)
-    one.failed(ids, "w", "overdue", 0.0, counted=True, pause=False)
-    one.acknowledge(ids[:1])
-    assert ids[1] == one.next_waiting()
-    for _ in range(MAX_DELIVERIES):
-        one.failed(ids[1:], "w", "overdue", 0.0, counted=True, pause=False)
-    one.acknowledge(ids[1:])
-    assert (None, None) == (one.next_hopeless(), one.next_waiting())
-
-
-def test_what_an_earlier_leader_has_counted() -> None:
-    one, ids = filled(2)
-    one.remember(ids[0], 1)
-    one.remember(ids[1], MAX_DELIVERIES)
-    assert (ids[1], 1) == (one.next_hopeless(), one.histories[ids[0]].deliveries)
 
 
 class Messages(RuleBasedStateMachine):
@@ -106,20 +43,28 @@ class Messages(RuleBasedStateMachine):
         self.told: list[bytes] = []
         self.buried: list[bytes] = []
 
-    @rule(count=st.integers(1, 5))
-    def read(self, count: int) -> None:
+    @rule(count=st.integers(1, 5), deliveries=st.integers(0, MAX_DELIVERIES))
+    def read(self, count: int, deliveries: int) -> None:
+        """An earlier leader may have counted deliveries; what had too many of them is hopeless at once."""
         ids = [b"%d" % number for number in range(self.added, self.added + count)]
         self.added += count
         self.book.add(ids, ids, ids)
-        self.sent |= dict.fromkeys(ids, 0)
+        for id_ in ids if deliveries else ():
+            self.book.remember(id_, deliveries)
+        if deliveries < MAX_DELIVERIES:
+            self.sent |= dict.fromkeys(ids, deliveries)
 
-    @precondition(lambda self: self.sent)
+    @precondition(lambda self: self.book.open)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        ids = data.draw(st.lists(st.sampled_from(sorted(self.sent)), min_size=1, unique=True))
-        self.book.acknowledge(list(ids))
+        """Whoever had a message before may have done it; then it is sent to nobody else, and is not hopeless."""
+        ids = data.draw(st.lists(st.sampled_from(sorted(self.book.open)), min_size=1, unique=True))
+        before = self.book.acknowledged
+        assert [(id_, id_) for id_ in ids] == self.book.acknowledge([*ids, b"nobody's"])
+        assert before + len(ids) == self.book.acknowledged
         for id_ in ids:
-            del self.sent[id_]
+            self.sent.pop(id_, None)
+            assert id_ not in (self.book.next_waiting(), self.book.next_hopeless())
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data(), counted=st.booleans(), pause=st.booleans())
@@ -151,7 +96,8 @@ class Messages(RuleBasedStateMachine):
     @rule(most=st.integers(1, 10))
     def tell(self, most: int) -> None:
         done = self.book.take_done(most)
-        assert done.ids == done.entries
+        assert done.ids == done.entries and len(done.ids) <= most
+        assert set(done.several) <= set(done.ids) and set(done.ids) <= self.book.untold()
         self.told += done.ids
         self.book.told(done)
 

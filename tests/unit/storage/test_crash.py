@@ -15,7 +15,7 @@ from motorcade.storage.rocks import RocksStore
 from tests.unit.storage import crash_child
 from tests.unit.storage.crash_child import DRAINED, NOW, OWNERS, forgotten, mark
 
-ROUNDS = 20
+ROUNDS = 8
 
 
 @dataclass

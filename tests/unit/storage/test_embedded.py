@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from motorcade.storage.ports import Draft, StoreError, StoreFullError
 from motorcade.storage.rocks import RocksStore
 
 NOW = 2_000_000_000.0
-SHARED_MEMORY = Path("/dev/shm")
+#: A folder on another disk than that of the tests, where there is one.
+SHARED_MEMORY = next(iter(Path("/dev").glob("shm")), None)
 
 
 @pytest.fixture
@@ -28,30 +28,21 @@ async def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture(params=["same", "other"])
-def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A folder on the disk of the store, and one on another."""
-    if request.param == "same":
-        yield tmp_path / "elsewhere"
-        return
-    if not SHARED_MEMORY.is_dir() or SHARED_MEMORY.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("this machine has only one file system")
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
-        yield Path(folder)
-
-
-async def test_a_copy_made_beside_the_store_gets_its_own_place(path: Path, elsewhere: Path) -> None:
-    store = RocksStore(path)
-    await store.open()
-    await store.backup(path / "copy-1")
-    to = elsewhere / "deep" / "copy"
-    octets = embedded.publish(path / "copy-1", to)
-    await store.close()
-    assert octets == sum(file.stat().st_size for file in to.iterdir())
-    assert [] == embedded.check(to)
-    assert 2 == embedded.contents(to).entries
-    assert not (path / "copy-1").exists()
-    assert ["copy"] == [file.name for file in to.parent.iterdir()]
+async def test_a_copy_made_beside_the_store_gets_its_own_place(path: Path, tmp_path: Path) -> None:
+    """On the disk of the store, and on another."""
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as other:
+        for elsewhere in (tmp_path / "elsewhere", Path(other)):
+            store = RocksStore(path)
+            await store.open()
+            await store.backup(path / "copy-1")
+            to = elsewhere / "deep" / "copy"
+            octets = embedded.publish(path / "copy-1", to)
+            await store.close()
+            assert octets == sum(file.stat().st_size for file in to.iterdir())
+            assert [] == embedded.check(to)
+            assert 2 == embedded.contents(to).entries
+            assert not (path / "copy-1").exists()
+            assert ["copy"] == [file.name for file in to.parent.iterdir()]
 
 
 def test_without_room_nothing_is_left(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,17 +62,17 @@ def test_a_copy_that_fails_leaves_nothing(path: Path, tmp_path: Path) -> None:
     assert [] == list((tmp_path / "copies").iterdir())
 
 
-@pytest.mark.parametrize(("step", "words"), [(1, "use a newer one"), (-1, "make a backup before")])
-def test_other_formats_are_told_and_left_alone(path: Path, step: int, words: str) -> None:
-    files = Files(path)
-    opened = files.open()
-    write_meta(opened, tables.META_FORMAT, tables.FORMAT + step)
-    del opened
-    files.close()
-    for look in (embedded.check, embedded.contents):
-        with pytest.raises(StoreError, match=words):
-            look(path)
-    assert tables.FORMAT + step == embedded.format_of(path)
+def test_other_formats_are_told_and_left_alone(path: Path) -> None:
+    for step, words in ((1, "use a newer one"), (-1, "make a backup before")):
+        files = Files(path)
+        opened = files.open()
+        write_meta(opened, tables.META_FORMAT, tables.FORMAT + step)
+        del opened
+        files.close()
+        for look in (embedded.check, embedded.contents):
+            with pytest.raises(StoreError, match=words):
+                look(path)
+        assert tables.FORMAT + step == embedded.format_of(path)
 
 
 async def test_records_are_counted_while_somebody_writes(path: Path) -> None:

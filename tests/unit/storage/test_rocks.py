@@ -205,13 +205,15 @@ def count_syncs(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> list[bool
 # -- heads
 
 
-@pytest.mark.parametrize("count", [1, tables.TAIL - 1, tables.TAIL, tables.TAIL + 1, 3 * tables.TAIL + 5])
-async def test_sizes_are_right_after_opening_again(store: RocksStore, count: int) -> None:
+async def test_sizes_are_right_after_opening_again(store: RocksStore) -> None:
     """Heads are written now and then; what came since is counted."""
-    for number in range(count):
-        await store.mailboxes.append(["v"], Draft(b"%03d" % number, droppable=number % 2 == 0), NOW)
+    counts = (1, tables.TAIL - 1, tables.TAIL, tables.TAIL + 1, 3 * tables.TAIL + 5)
+    for count in counts:
+        for number in range(count):
+            await store.mailboxes.append([f"v{count}"], Draft(b"%03d" % number, droppable=number % 2 == 0), NOW)
     again = await reopened(store)
-    assert MailboxInfo(count, 3 * count, 1, count) == await again.mailboxes.info("v")
+    for count in counts:
+        assert MailboxInfo(count, 3 * count, 1, count) == await again.mailboxes.info(f"v{count}")
     assert [] == await again.check()
     await again.close()
 
@@ -257,25 +259,6 @@ async def test_a_small_cache_of_heads_changes_nothing(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_batch_sees_its_own_entries(store: RocksStore) -> None:
-    """Appended, replaced, marked, acknowledged and pushed out in one transaction."""
-    batch = store.batch()
-    batch.append(["v"], Draft(b"1", PAYLOAD, b"key"), NOW)
-    batch.append(["v"], Draft(b"2", PAYLOAD, b"key"), NOW)
-    batch.append(["v"], Draft(b"3"), NOW)
-    batch.append(["v"], Draft(b"4"), NOW)
-    batch.mark("v", 4, 7)
-    batch.acknowledge("v", [2])
-    batch.append(["v"], Draft(b"5"), NOW, Bound(entries=2))
-    answers = await batch.commit()
-    assert [(1, 0, ()), (2, 1, ()), (3, 0, ()), (4, 0, ()), (5, 0, (3,))] == [
-        (answer.position, answer.replaced, answer.dropped) for answer in answers
-    ]
-    assert [(4, 7), (5, 0)] == [(entry.position, entry.mark) for entry in await store.mailboxes.read("v", 0, 9, NOW)]
-    assert (0, 0) == await store.blobs.count()
-    assert [] == await store.check()
-
-
 class Asked:
     """Stands before a table and counts what is asked of it."""
 
@@ -319,13 +302,14 @@ async def test_a_key_that_is_new_to_a_mailbox_is_not_looked_for(
         del opened, asked
 
 
-@pytest.mark.parametrize("bits", [0, 1, tables.KEY_BITS])
-async def test_keys_are_found_whatever_is_known_of_a_mailbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
-) -> None:
+async def test_keys_are_found_whatever_is_known_of_a_mailbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a mailbox that was never empty, opened again, out of the cache, full, attached; few bits, and many keys."""
-    monkeypatch.setattr(tables, "KEY_BITS", bits)
-    store = RocksStore(tmp_path, max_heads=8)
+    for bits in (0, 1, tables.KEY_BITS):
+        monkeypatch.setattr(tables, "KEY_BITS", bits)
+        await find_keys(RocksStore(tmp_path / str(bits), max_heads=8))
+
+
+async def find_keys(store: RocksStore) -> None:
     await store.open()
     owners = [f"v{number}" for number in range(20)]
     newest: dict[bytes, int] = {}
@@ -350,29 +334,6 @@ async def test_keys_are_found_whatever_is_known_of_a_mailbox(
     }
     assert [] == await store.check()
     await store.close()
-
-
-async def test_an_owner_named_twice_keeps_the_second_of_a_key(store: RocksStore) -> None:
-    answers = await store.mailboxes.append(["v", "w", "v"], Draft(b"x", key=b"key"), NOW)
-    assert [("v", 1, 0), ("w", 1, 0), ("v", 2, 1)] == [
-        (answer.owner, answer.position, answer.replaced) for answer in answers
-    ]
-    batch = store.batch()
-    batch.append(["w", "x"], Draft(b"y", key=b"key"), NOW)
-    batch.append(["x", "w"], Draft(b"z", key=b"key"), NOW)
-    answers = await batch.commit()
-    assert [(2, 1), (1, 0), (2, 1), (3, 2)] == [(answer.position, answer.replaced) for answer in answers]
-    assert [] == await store.check()
-
-
-async def test_long_reads_give_every_entry_once(store: RocksStore) -> None:
-    """More rows than one step looks at, most of them expired."""
-    batch = store.batch()
-    for number in range(3000):
-        batch.append(["v"], Draft(b"%d" % number, expires_at=NOW + 1 if number % 10 else 0.0), NOW)
-    await batch.commit()
-    entries = await store.mailboxes.read("v", 0, 10_000, NOW + 2)
-    assert [b"%d" % number for number in range(0, 3000, 10)] == [entry.body for entry in entries]
 
 
 async def test_a_page_from_which_entries_are_removed_meanwhile_is_filled_with_others(store: RocksStore) -> None:
@@ -554,11 +515,14 @@ async def test_what_was_forgotten_is_not_kept_in_mind(store: RocksStore) -> None
     assert (0, 0) == await store.blobs.count()
 
 
-@pytest.mark.parametrize("seed", range(6))
-async def test_any_entries_may_be_removed_at_once(store: RocksStore, seed: int) -> None:
+async def test_any_entries_may_be_removed_at_once(store: RocksStore) -> None:
     """Of all kinds; those that are there, were never there, came in the same batch, were read or not; named twice."""
-    draw = random.Random(seed)
-    there: dict[str, dict[int, bytes]] = {owner: {} for owner in ("v", "w", "x")}
+    for seed in range(6):
+        await remove_any(store, random.Random(seed), [f"v{seed}", f"w{seed}", f"x{seed}"])
+
+
+async def remove_any(store: RocksStore, draw: random.Random, owners: list[str]) -> None:
+    there: dict[str, dict[int, bytes]] = {owner: {} for owner in owners}
     last = dict.fromkeys(there, 0)
     for _ in range(25):
         batch = store.batch()
@@ -837,18 +801,6 @@ class files_open:  # noqa: N801 - reads like the function it stands for
         self._files.close()
 
 
-async def test_epochs_and_tokens_grow_over_openings(store: RocksStore) -> None:
-    epoch = (await store.coordination.attach("v", "n")).epoch
-    lease = await store.coordination.acquire("l", "n", 10, NOW)
-    again = await reopened(store)
-    assert epoch < (await again.coordination.attach("v", "n")).epoch
-    taken = await again.coordination.acquire("l", "n", 10, NOW + 20)
-    assert lease is not None
-    assert taken is not None
-    assert lease.token < taken.token
-    await again.close()
-
-
 async def test_a_backup_is_a_store_of_its_own(store: RocksStore, tmp_path: Path) -> None:
     await store.mailboxes.append(["v"], Draft(b"1", PAYLOAD), NOW)
     await store.backup(tmp_path / "copies" / "one")
@@ -933,11 +885,15 @@ async def test_a_damaged_table_is_named_by_reads_and_by_check(store: RocksStore)
     await store.close()
 
 
-@pytest.mark.parametrize("together", [1, 50])
-async def test_a_damaged_table_is_named_by_readers_of_streams_and_of_long_mailboxes(
-    store: RocksStore, together: int
-) -> None:
+async def test_a_damaged_table_is_named_by_readers_of_streams_and_of_long_mailboxes(tmp_path: Path) -> None:
     """Who goes on where the last page ended never takes a damage for the end."""
+    for together in (1, 50):
+        store = RocksStore(tmp_path / str(together))
+        await store.open()
+        await read_damaged(store, together)
+
+
+async def read_damaged(store: RocksStore, together: int) -> None:
     batch = store.batch()
     for _ in range(2000 // together):
         batch.stream("s", [os.urandom(100) for _ in range(together)], NOW)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from motorcade.storage import runs
@@ -14,11 +16,10 @@ def rows(values: list[bytes] | Formed, time: float = NOW) -> list[tuple[int, byt
     return list(runs.rows_of(11, time, values))
 
 
-@pytest.mark.parametrize("time", [0.0, NOW])
-@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 1000])
-def test_rows_hold_what_was_given(count: int, time: float) -> None:
-    values = [b"%d" % number * (number % 3) for number in range(count)]
-    for given in (values, Formed([0], [values])):
+def test_rows_hold_what_was_given() -> None:
+    for count, time, formed in itertools.product((1, 2, 255, 256, 257, 1000), (0.0, NOW), (False, True)):
+        values = [b"%d" % number * (number % 3) for number in range(count)]
+        given = Formed([0], [values]) if formed else values
         made = rows(given, time)
         found = [record for last, row, _ in made for record in runs.records(last, row, 0, 9999)]
         assert [StreamRecord(11 + number, time, value) for number, value in enumerate(values)] == found
@@ -35,13 +36,12 @@ def test_large_values_share_no_row() -> None:
     assert [1, 1, 2, 1] == [runs.extent(row)[1] for _, row, _ in rows([large, large, b"1", large, b"2"])]
 
 
-@pytest.mark.parametrize("formed", [False, True])
-def test_a_reader_gets_the_part_it_wants(formed: bool) -> None:
+def test_a_reader_gets_the_part_it_wants() -> None:
     values = [b"%d" % number for number in range(20)]
-    ((last, row, _),) = rows(Formed([0], [values]) if formed else values)
-    assert 30 == last
-    for start in range(1, 31):
-        for limit in (1, 5, 20, 99):
+    for given in (values, Formed([0], [values])):
+        ((last, row, _),) = rows(given)
+        assert 30 == last
+        for start, limit in itertools.product(range(1, 31), (1, 5, 20, 99)):
             wanted = values[max(start - 11, 0) :][:limit]
             assert wanted == [record.value for record in runs.records(last, row, start, limit)]
 

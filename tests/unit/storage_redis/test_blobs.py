@@ -26,23 +26,6 @@ async def whole_sweep(store: RedisStore, now: float = NOW, budget: int = 100) ->
     return steps
 
 
-async def test_a_payload_for_many_is_stored_once(store: RedisStore) -> None:
-    await store.mailboxes.append(OWNERS, Draft(b"1", PAYLOAD), NOW)
-    await store.mailboxes.append(OWNERS, Draft(b"2", PAYLOAD), NOW)
-    assert (1, len(PAYLOAD)) == await store.blobs.count()
-
-
-async def test_a_payload_goes_with_its_last_entry(store: RedisStore) -> None:
-    await store.mailboxes.append(OWNERS, Draft(b"1", PAYLOAD), NOW)
-    for owner in OWNERS[1:]:
-        await store.mailboxes.acknowledge(owner, [1])
-    await whole_sweep(store)
-    assert PAYLOAD == await store.blobs.get(DIGEST, NOW)
-    await store.mailboxes.acknowledge(OWNERS[0], [1])
-    assert 1 == sum(step.removed for step in await whole_sweep(store))
-    assert (0, 0) == await store.blobs.count()
-
-
 async def test_a_payload_whose_entries_are_not_written_yet_is_held(store: RedisStore) -> None:
     core = store.core
     await core.one(blob_operation(core, DIGEST, PAYLOAD, 0.0, 0.0, "hold"))

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
-
 from motorcade.redis.resp import Address
 from motorcade.redis.slots import SLOTS, Topology, slot_of
 from motorcade.storage.cells import Cells
 from tests.support.redis import RedisServer
 
 
-@pytest.mark.parametrize(
-    ("key", "tag"),
-    [
+def test_only_the_first_braces_count() -> None:
+    for key, tag in (
         ("{user1000}.following", "user1000"),
         ("{user1000}.followers", "user1000"),
         ("foo{}{bar}", "foo{}{bar}"),
         ("foo{{bar}}zap", "{bar"),
         ("foo{bar}{zap}", "bar"),
         ("foo{bar", "foo{bar"),
-    ],
-)
-def test_only_the_first_braces_count(key: str, tag: str) -> None:
-    assert slot_of(tag) == slot_of(key)
+    ):
+        assert slot_of(tag) == slot_of(key), key
 
 
-def test_slots_are_those_of_the_cluster_specification() -> None:
+def test_slots_are_those_of_the_specification_and_of_a_real_server() -> None:
     assert 0x31C3 % SLOTS == slot_of("123456789")
-
-
-def test_slots_are_those_of_a_real_server() -> None:
     with RedisServer({"cluster-enabled": "yes"}) as server:
         for key in ["a", "motorcade:{7}:m:owner", "motorcade:n:{node}", "ä{ö}", "{}x", "}{"]:
             assert server.command("CLUSTER", "KEYSLOT", key) == slot_of(key), key
@@ -43,14 +35,11 @@ def test_cells_never_change() -> None:
     assert "p:{21}:e:client" == cells.key(21, "e:client")
 
 
-def test_all_keys_of_a_cell_are_in_one_slot() -> None:
+def test_all_keys_of_a_cell_are_in_one_slot_and_64_cells_reach_every_master_of_a_large_cluster() -> None:
     cells = Cells("p", 64)
     for cell in range(64):
         slots = {slot_of(cells.key(cell, kind)) for kind in ("n", "m:{x}", "e:}{", "t:a:1", "w:1")}
         assert {cells.slot(cell)} == slots
-
-
-def test_64_cells_reach_every_master_of_a_large_cluster() -> None:
     cells = Cells("motorcade", 64)
     assert 16 == len({cells.slot(cell) * 16 // SLOTS for cell in range(64)})
 

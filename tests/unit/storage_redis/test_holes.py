@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import time
 
-import pytest
-
 from motorcade.storage.ports import Draft, MailboxInfo
 from motorcade.storage.redis import RedisStore
 
@@ -33,32 +31,33 @@ async def test_what_goes_in_order_leaves_no_holes(store: RedisStore) -> None:
     assert MailboxInfo(1, 1, 10, 10) == await store.mailboxes.info("v1")
 
 
-@pytest.mark.parametrize(
-    ("gone", "left", "first"),
-    [
-        ([3], [b"3:3"], 1),
-        ([3, 5], [b"3:3", b"5:5"], 1),
-        ([3, 5, 4], [b"3:5"], 1),
-        ([5, 4, 3], [b"3:5"], 1),
-        ([3, 4, 5], [b"3:5"], 1),
-        ([2, 1], [], 3),
-        ([2, 4, 1], [b"4:4"], 3),
-        ([2, 4, 1, 3], [], 5),
-        ([10, 9], [b"9:10"], 1),
-        ([2, 3, 4, 5, 6, 7, 8, 9, 10], [b"2:10"], 1),
-        ([2, 3, 4, 5, 6, 7, 8, 9, 10, 1], [], 0),
-    ],
-)
-async def test_holes_are_joined(store: RedisStore, gone: list[int], left: list[bytes], first: int) -> None:
-    await fill(store, "v1", 10)
-    for position in gone:
-        assert 1 == await store.mailboxes.acknowledge("v1", [position])
-    assert left == await holes(store, "v1")
-    assert first == (await store.mailboxes.info("v1")).first
-    assert 11 == (await store.mailboxes.append(["v1"], Draft(b"next"), NOW))[0].position
-    expected = [position for position in range(1, 12) if position not in gone]
-    assert expected == [entry.position for entry in await store.mailboxes.read("v1", 0, 100, NOW)]
-    assert [] == await store.check()
+async def test_holes_are_joined(store: RedisStore) -> None:
+    for number, (gone, left, first) in enumerate(HOLES):
+        owner = f"v{number}"
+        await fill(store, owner, 10)
+        for position in gone:
+            assert 1 == await store.mailboxes.acknowledge(owner, [position])
+        assert left == await holes(store, owner)
+        assert first == (await store.mailboxes.info(owner)).first
+        assert 11 == (await store.mailboxes.append([owner], Draft(b"next"), NOW))[0].position
+        expected = [position for position in range(1, 12) if position not in gone]
+        assert expected == [entry.position for entry in await store.mailboxes.read(owner, 0, 100, NOW)]
+        assert [] == await store.check()
+
+
+HOLES: list[tuple[list[int], list[bytes], int]] = [
+    ([3], [b"3:3"], 1),
+    ([3, 5], [b"3:3", b"5:5"], 1),
+    ([3, 5, 4], [b"3:5"], 1),
+    ([5, 4, 3], [b"3:5"], 1),
+    ([3, 4, 5], [b"3:5"], 1),
+    ([2, 1], [], 3),
+    ([2, 4, 1], [b"4:4"], 3),
+    ([2, 4, 1, 3], [], 5),
+    ([10, 9], [b"9:10"], 1),
+    ([2, 3, 4, 5, 6, 7, 8, 9, 10], [b"2:10"], 1),
+    ([2, 3, 4, 5, 6, 7, 8, 9, 10, 1], [], 0),
+]
 
 
 async def test_any_order_from_any_place(store: RedisStore) -> None:

@@ -71,11 +71,12 @@ async def test_a_node_that_waits_can_be_stopped(tmp_path: Path, capsys: pytest.C
     await asyncio.wait_for(running, PATIENCE)
 
 
-@pytest.mark.parametrize("access", [":wrong@{}", "{}/4711", "{}?unchecked=yes&replicas=3"])
-async def test_what_a_server_refuses_is_not_waited_for(tmp_path: Path, access: str) -> None:
-    with RedisServer() as server:
-        if "wrong" in access:
-            server.command("CONFIG", "SET", "requirepass", "right")
-        node = node_on("redis://" + access.format(server.address), tmp_path)
-        with pytest.raises(MotorcadeError):
-            await asyncio.wait_for(node.run(), PATIENCE)
+async def test_what_a_server_refuses_is_not_waited_for(tmp_path: Path, server: RedisServer) -> None:
+    server.command("ACL", "SETUSER", "hub", "on", ">right", "~*", "+@all")
+    try:
+        for access in ("hub:wrong@{}", "{}/4711", "{}?unchecked=yes&replicas=3"):
+            node = node_on("redis://" + access.format(server.address), tmp_path)
+            with pytest.raises(MotorcadeError):
+                await asyncio.wait_for(node.run(), PATIENCE)
+    finally:
+        server.command("ACL", "DELUSER", "hub")

@@ -9,35 +9,26 @@ from motorcade.redis.resp import Address
 from motorcade.storage.ports import StoreError
 
 
-@pytest.mark.parametrize(
-    ("url", "addresses", "clustered"),
-    [
+def test_where_the_servers_are_and_how_to_get_in() -> None:
+    for url, addresses, clustered in (
         ("redis://localhost", [("localhost", 6379)], False),
         ("redis://[::1]:7000/3", [("::1", 7000)], False),
         ("redis+cluster://a:1,b:2,c", [("a", 1), ("b", 2), ("c", 6379)], True),
         ("redis+cluster://user:pass@a:1,b:2/0", [("a", 1), ("b", 2)], True),
         ("rediss://a", [("a", 6379)], False),
-    ],
-)
-def test_where_the_servers_are(url: str, addresses: list[tuple[str, int]], clustered: bool) -> None:
-    place = parse_url(url, RedisOptions())
-    assert [Address(*address) for address in addresses] == place.addresses
-    assert clustered == place.clustered
-    assert url.startswith("rediss") == (place.access.tls is not None)
-
-
-@pytest.mark.parametrize(
-    ("url", "user", "password", "database"),
-    [
+    ):
+        place = parse_url(url, RedisOptions())
+        assert [Address(*address) for address in addresses] == place.addresses, url
+        assert clustered == place.clustered, url
+        assert url.startswith("rediss") == (place.access.tls is not None), url
+    for url, user, password, database in (
         ("redis://h/7", "", "", 7),
         ("redis://secret@h", "", "secret", 0),
         ("redis://:secret@h", "", "secret", 0),
         ("redis://me:s%40c%2Fr%3At@h", "me", "s@c/r:t", 0),
-    ],
-)
-def test_how_to_get_in(url: str, user: str, password: str, database: int) -> None:
-    access = parse_url(url, RedisOptions()).access
-    assert (user, password, database) == (access.user, access.password, access.database)
+    ):
+        access = parse_url(url, RedisOptions()).access
+        assert (user, password, database) == (access.user, access.password, access.database), url
 
 
 def test_options_of_the_url_win() -> None:
@@ -46,9 +37,8 @@ def test_options_of_the_url_win() -> None:
     assert expected == parse_url(url, RedisOptions(prefix="other", blob_cache=5)).options
 
 
-@pytest.mark.parametrize(
-    ("url", "what"),
-    [
+def test_a_wrong_url_is_refused_without_showing_the_password() -> None:
+    for url, what in (
         ("http://secret@h", "redis://"),
         ("redis://secret@", "HOST:PORT"),
         ("redis://secret@h:port", "HOST:PORT"),
@@ -60,9 +50,7 @@ def test_options_of_the_url_win() -> None:
         ("redis://secret@h?cells=0", "cells"),
         ("redis://secret@h?prefix={}", "braces"),
         ("rediss://secret@h?ca=nowhere.pem", "TLS"),
-    ],
-)
-def test_a_wrong_url_is_refused_without_showing_the_password(url: str, what: str) -> None:
-    with pytest.raises(StoreError, match=what) as raised:
-        parse_url(url, RedisOptions())
-    assert "secret" not in str(raised.value)
+    ):
+        with pytest.raises(StoreError, match=what) as raised:
+            parse_url(url, RedisOptions())
+        assert "secret" not in str(raised.value), url

@@ -179,14 +179,3 @@ async def test_what_is_empty_can_be_removed(store: RedisStore) -> None:
     assert (await store.sweep(NOW + 2, 100)).cursor is None
     assert (0, 0) == await store.blobs.count()
     assert [] == await store.check()
-
-
-async def test_no_wake_up_is_lost(server: RedisServer) -> None:
-    """Whatever the order of attach and append from two nodes, one of them sees the other."""
-    async with opened(server.url) as here, opened(server.url) as there:
-        for number in range(200):
-            owner = f"v{number}"
-            appended, attached = await asyncio.gather(
-                here.mailboxes.append([owner], Draft(b"b"), NOW), there.coordination.attach(owner, "there")
-            )
-            assert appended[0].attached == "there" or attached.pending
