@@ -5,8 +5,6 @@ Numbers such as S39 or G14 in the docstrings name rows of the list of behaviours
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,37 +65,6 @@ def send(node: LocalNode, *words: object) -> Done:
 # --- sending ------------------------------------------------------------------------------------------------------
 
 
-def test_send_from_files_to_the_end(node: LocalNode, desk: Operator, tmp_path: Path) -> None:
-    """A list with comments, blank lines and duplicates; bytes of any kind; several batches; then how far it is."""
-    vins, request, data = fresh(450), request_name(), bytes(range(256)) * 16
-    listed, payload = tmp_path / "vins.txt", tmp_path / "update.bin"
-    listed.write_text("# our fleet\n\n" + "\n".join([*vins, vins[7], vins[8]]) + "\n")
-    payload.write_bytes(data)
-    words = ("--vins", listed, "--request", request, "--payload", payload)
-    plan = json.loads(send(node, *words, "--dry-run", "--json").stdout)
-    assert (450, 2, 3, len(data)) == tuple(plan[key] for key in ("vehicles", "duplicates", "batches", "payload_bytes"))
-    assert 404 == desk.web.get(f"fanout/requests/{request}").status_code, "a dry run sends nothing"
-    client = vehicle(node, vins[449])
-    result = send(node, *words, "--expires", "1h", "--priority", 3)
-    assert (0, "") == (result.returncode, result.stderr), result.stderr
-    assert request in result.stdout and "450 vehicles accepted" in result.stdout and "2 duplicates" in result.stdout
-    assert (topic_of(vins[449], request), data) == told(client)
-    wait_until(lambda: status(desk, request)["states"] == {"accepted": 449, "acked": 1}, "one has acknowledged")
-    waiting = desk.show("vehicles", vins[0])["waiting"][0]
-    assert (3, len(data)) == (waiting["priority"], waiting["size"])
-    assert 3590 < waiting["expires_at"] - waiting["accepted_at"] <= 3600
-    assert "acked" in desk.done("fanout", "status", request)
-    assert [vins[449]] == desk.done("fanout", "targets", request, "--state", "acked", "--only-vins").split()
-    assert vins[:449] == [t["vin"] for t in desk.asked("fanout", "targets", request, "--state", "accepted")]
-    assert vins[:449] == [t["vin"] for t in desk.asked("fanout", "targets", request, "--state", "pending")]
-    again = send(node, *words, "--expires", "1h", "--priority", 3)
-    assert 0 == again.returncode and "3 batches of 3 had been accepted before" in again.stderr, again.stderr
-    assert {"accepted": 449, "acked": 1} == status(desk, request)["states"], "the same command addresses no one twice"
-    once_more = send(node, *words, "--batch-id", "second", "--json")
-    figures = json.loads(once_more.stdout)
-    assert (450, 2, 449, 0) == tuple(figures[key] for key in ("accepted", "duplicates", "replaced", "repeated_batches"))
-
-
 def test_send_what_is_refused(node: LocalNode, desk: Operator, tmp_path: Path) -> None:
     """A node with small limits: the command says what the broker said, exits with 1, and writes down who is left."""
     vins, request, rest = fresh(30), request_name(), tmp_path / "rest.txt"
@@ -114,28 +81,6 @@ def test_send_what_is_refused(node: LocalNode, desk: Operator, tmp_path: Path) -
         result = send(small, "--vins", listed, "--request", "second", "--payload", payload, "--batch", 10)
         assert 1 == result.returncode
         assert "max_pending" in result.stderr and "30" in result.stderr
-
-
-def test_send_over_http(node: LocalNode, desk: Operator) -> None:
-    """The same checks, and the same figures, as for a batch over MQTT."""
-    vins, request = fresh(3), request_name()
-    path = f"fanout/requests/{request}/send"
-    body = {"ids": [*vins, vins[0]], "data": b64encode(b"\xff\x00").decode(), "encoding": "base64"}
-    answer = desk.web.post(path, json=body)
-    assert 202 == answer.status_code, answer.text
-    assert {"accepted": 3, "duplicates": 1, "replaced": 0, "rejected": 0} == answer.json()
-    assert (topic_of(vins[0], request), b"\xff\x00") == told(vehicle(node, vins[0]))
-    for wrong, word in (
-        (body | {"ids": []}, "ids"),
-        (body | {"ids": ["short"]}, "ids[0]"),
-        (body | {"data": "@"}, "base64"),
-        (body | {"expires_in": -1}, "expires_in"),
-        (body | {"nonsense": 1}, "nonsense"),
-    ):
-        answer = desk.web.post(path, json=wrong)
-        assert 400 == answer.status_code and word in answer.text, answer.text
-    assert 400 == desk.web.post("fanout/requests/a%2Fb/send", json=body).status_code
-    assert 3 == status(desk, request)["targets"]
 
 
 # --- how far it is ------------------------------------------------------------------------------------------------
@@ -225,18 +170,6 @@ def test_collections_happen_by_themselves() -> None:
     ):
         platform.send(vins, request, expires_in=0.05)
         watch.gather(lambda: watch.number("expired") == 50, "all of them")
-
-
-def test_collect_now(desk: Operator, platform: Platform) -> None:
-    """S40, S43: by command; it tells what it has found."""
-    vins, request = fresh(3), request_name()
-    platform.send(vins, request, expires_in=0.01)
-    platform.send(vins[:1], "task_stays")
-    quiet(platform.client, 0.1)
-    found = desk.asked("fanout", "gc")
-    assert 3 <= found["expired"] and 3 <= found["vehicles"]
-    wait_until(lambda: status(desk, request)["states"] == {"expired": 3}, "they have expired")
-    assert 1 == desk.show("vehicles", vins[0])["pending"]
 
 
 def test_options_that_change_while_it_runs() -> None:

@@ -403,6 +403,10 @@ async def read_packet(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 Visitor = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+#: Who comes in a crowd to a busy machine may need longer than 5 seconds to say who it is.
+PATIENT = "[limits]\nconnect_timeout = 600.0\n"
+
+
 async def visit(node: NodeProcess, client_id: str, **options: object) -> Visitor:
     """Connect, and be accepted."""
     reader, writer = await asyncio.open_connection(node.host, node.port)
@@ -432,17 +436,17 @@ async def happens(condition: Callable[[], bool], what: str) -> None:
 @pytest.mark.slow
 async def test_everybody_comes_back_at_once_after_a_restart() -> None:
     """2000 clients lose their node by SIGKILL and connect to its successor at once: all are served."""
-    first = NodeProcess().start()
+    first = NodeProcess(config=PATIENT).start()
     try:
         crowd = await asyncio.gather(*(visit(first, f"c{n}") for n in range(2000)))
     finally:
         first.kill()
     for _, writer in crowd:
         writer.transport.abort()
-    second = NodeProcess(http=True)
+    second = NodeProcess(config=PATIENT, http=True)
     second.mqtt = first.mqtt
     with second:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             crowd = await asyncio.gather(*(visit(second, f"c{n}") for n in range(2000)))
             await asyncio.gather(*(echo(visitor, f"t/{n}") for n, visitor in enumerate(crowd)))
         assert 2000 == metrics(second)["motorcade_connections"]
@@ -454,12 +458,12 @@ async def test_everybody_comes_back_at_once_after_a_restart() -> None:
 
 async def test_one_name_and_two_hundred_connects() -> None:
     """All at once under one client id: one connection stays, all others are told and closed."""
-    with NodeProcess(config="[limits]\nflapping_count = 0\n", http=True) as node:
+    with NodeProcess(config=f"{PATIENT}flapping_count = 0\n", http=True) as node:
         rivals = await asyncio.gather(*(visit(node, "same") for _ in range(200)))
 
         next_packets = {asyncio.create_task(read_packet(reader)): (reader, writer) for reader, writer in rivals}
         waiting = set(next_packets)
-        async with asyncio.timeout(PATIENCE * 2):
+        async with asyncio.timeout(600):
             while len(waiting) > 1:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for told in done:
@@ -490,7 +494,7 @@ def store_has_no(node: NodeProcess, figure: str) -> bool:
 async def test_sessions_that_come_and_go_leave_nothing(store: str, slack: float) -> None:
     """1000 sessions with subscriptions and waiting messages, several times: memory, sessions and files come back."""
     expiry = prop(SESSION_EXPIRY, 1)
-    with NodeProcess("--store", store, http=True, config="[store]\nsweep_interval = 0.5\n") as node:
+    with NodeProcess("--store", store, http=True, config=f"{PATIENT}[store]\nsweep_interval = 0.5\n") as node:
         process = psutil.Process(node.pid)
         sessions = "motorcade_sessions"
         metrics(node)

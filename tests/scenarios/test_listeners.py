@@ -39,6 +39,7 @@ from tests.support.flows import numbered, payloads, publish_many, receive_until
 from tests.support.local import LocalNode
 from tests.support.node import Endpoint, NodeProcess
 from tests.support.ports import free_port
+from tests.support.tables import each_case
 from tests.support.wire import (
     CONNACK,
     PATIENCE,
@@ -174,7 +175,7 @@ def test_a_connection_that_ends_in_the_middle_leaves_nothing(ways: Ways, name: s
 # --- TLS ----------------------------------------------------------------------------------------------------------
 
 
-both_secure = pytest.mark.parametrize("kind", ["tls", "wss"])
+both_secure = each_case("kind", ["tls", "wss"])
 
 
 @both_secure
@@ -287,7 +288,7 @@ authentication = [{{ type = "certificate" }}]
 
 # --- WebSocket ----------------------------------------------------------------------------------------------------
 
-both_websockets = pytest.mark.parametrize("kind", ["ws", "wss"])
+both_websockets = each_case("kind", ["ws", "wss"])
 
 
 @both_websockets

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.scenarios.witness import wait_until
 from tests.support.local import LocalNode
+from tests.support.operator import Operator
 from tests.support.wire import PATIENCE, PUBACK, PUBLISH, Client, Packet, ack_packet, publish_packet
 
 NOT_AUTHORIZED = 0x87
@@ -86,37 +86,20 @@ def node() -> Iterator[LocalNode]:
         yield running
 
 
-class Api:
-    """The control port, as far as plugins are concerned. What was loaded is unloaded at the end."""
+class Api(Operator):
+    """The control port, as far as plugins are concerned."""
 
-    def __init__(self, node: LocalNode, folder: Path) -> None:
-        self.web = node.web("")
-        self.folder = folder
-
-    def load(self, name: str, text: str, **config: Any) -> httpx.Response:
-        path = self.folder / f"{name}.py"
-        path.write_text(text if text.startswith(HEAD) else HEAD + text)
-        return self.web.post(f"/api/v1/plugins/{name}", json={"path": str(path), "config": config})
-
-    def must_load(self, name: str, text: str, **config: Any) -> None:
-        answer = self.load(name, text, **config)
-        assert 201 == answer.status_code, answer.text
-
-    def unload(self, name: str) -> None:
-        answer = self.web.delete(f"/api/v1/plugins/{name}")
-        assert 200 == answer.status_code, answer.text
-
-    def plugins(self) -> dict[str, dict[str, Any]]:
-        return {plugin["name"]: plugin for plugin in self.web.get("/api/v1/plugins").json()["data"]}
+    def load(self, name: str, text: str, **config: Any) -> None:
+        super().load(name, text if text.startswith(HEAD) else HEAD + text, **config)
 
     def errors(self, name: str) -> dict[str, int]:
         return {hook["point"]: hook["errors"] for hook in self.plugins()[name]["hooks"]}
 
 
 @pytest.fixture
-def api(node: LocalNode, tmp_path: Path) -> Iterator[Api]:
-    running = Api(node, tmp_path)
-    with running.web:
+def api(node: LocalNode) -> Iterator[Api]:
+    """What a test loads is unloaded at its end."""
+    with Api(node) as running:
         before = set(running.plugins())
         yield running
         for name in set(running.plugins()) - before:
@@ -256,7 +239,7 @@ def test_a_stream_goes_on_while_plugins_come_and_go(api: Api, connect: Connect, 
     stream.start()
     for _ in range(5):
         stream.goes_on("without the plugin")
-        api.must_load("coming", text)
+        api.load("coming", text)
         wait_until(lambda: api.plugins()["coming"]["counters"].get("publish", 0) > 0, "the plugin to see messages")
         stream.goes_on("with the plugin")
         api.unload("coming")
@@ -275,7 +258,7 @@ def test_an_observer_sees_every_message_while_it_is_loaded(api: Api, connect: Co
     car.publish("t", b"before", 1)
     watch.receive()
     watch.expect_nothing()
-    api.must_load("observer", OBSERVER)
+    api.load("observer", OBSERVER)
     for _ in range(20):
         car.publish("t", b"seen", 1)
         watch.receive()
@@ -288,7 +271,7 @@ def test_an_observer_sees_every_message_while_it_is_loaded(api: Api, connect: Co
 
 def test_hooks_see_what_happens_in_its_order(api: Api, connect: Connect, node: LocalNode) -> None:
     record = api.folder / "record"
-    api.must_load("witness", WITNESS, file=str(record))
+    api.load("witness", WITNESS, file=str(record))
     with Client(node) as car:
         assert 0 == car.connect("car", username="driver").reason
         car.subscribe("t/#", 1)
@@ -329,7 +312,7 @@ def test_hooks_see_what_happens_in_its_order(api: Api, connect: Connect, node: L
 
 def test_a_plugin_that_raises_everywhere_hurts_nobody(api: Api, connect: Connect) -> None:
     """It is counted and skipped; messages pass unchanged."""
-    api.must_load(
+    api.load(
         "broken",
         """
 class Broken(Plugin):
@@ -369,21 +352,19 @@ class Broken(Plugin):
     ]
 
 
-def test_a_plugin_whose_figures_fail_is_shown_without_them(tmp_path: Path) -> None:
+def test_a_plugin_whose_figures_fail_is_shown_without_them(node: LocalNode, api: Api) -> None:
     """What operators look at stays readable, and the plugin can be unloaded."""
-    with LocalNode() as node:
-        api = Api(node, tmp_path)
-        with api.web:
-            api.must_load("broken", "class Broken(Plugin):\n    def gauges(self): raise RuntimeError('broken')\n")
-            assert {} == api.plugins()["broken"]["gauges"]
-            for path in ("/metrics", "/readyz", "/api/v1/node", "/api/v1/clients"):
-                assert 200 == api.web.get(path).status_code, path
-            api.unload("broken")
+    api.load("broken", "class Broken(Plugin):\n    def gauges(self): raise RuntimeError('broken')\n")
+    assert {} == api.plugins()["broken"]["gauges"]
+    with node.web("") as web:
+        for path in ("/metrics", "/readyz", "/api/v1/node", "/api/v1/clients"):
+            assert 200 == web.get(path).status_code, path
+    api.unload("broken")
 
 
 def test_a_plugin_that_hangs_holds_up_its_own_client_only(api: Api, connect: Connect) -> None:
     """The client it works for waits; all others are served; after its time-out the message goes on unchanged."""
-    api.must_load(
+    api.load(
         "hanging",
         """
 class Hanging(Plugin):
@@ -417,7 +398,7 @@ class Hanging(Plugin):
 
 def test_a_plugin_unloaded_while_a_client_waits_for_it(api: Api, connect: Connect) -> None:
     """The client's message goes on as if the plugin had never been there."""
-    api.must_load(
+    api.load(
         "leaving",
         """
 class Leaving(Plugin):
@@ -458,7 +439,7 @@ def test_a_broken_access_check_denies_until_it_is_unloaded(api: Api, connect: Co
         "await asyncio.Event().wait()",
     ):
         watch.subscribe("t", 1)
-        api.must_load("check", CHECK.format(failure=failure))
+        api.load("check", CHECK.format(failure=failure))
         answer = car.publish("t", b"no", 1)
         assert answer is not None and NOT_AUTHORIZED == answer.reason, failure
         assert [NOT_AUTHORIZED] == car.subscribe("x", 1).reasons, failure
@@ -485,11 +466,8 @@ def test_a_rewritten_topic_passes_the_access_rules(tmp_path: Path) -> None:
     rules = tmp_path / "acl.conf"
     rules.write_text('{allow, all, subscribe, ["#"]}.\n{allow, all, publish, ["in/#", "out/${clientid}/#"]}.\n')
     config = f'[plugins.access]\nanonymous = "allow"\nacl_file = "{rules}"\n'
-    with LocalNode(config) as node, ExitStack() as stack:
-        api = Api(node, tmp_path)
-        stack.enter_context(api.web)
-        api.must_load("rewriter", REWRITER)
-        watch, car = (stack.enter_context(Client(node)) for _ in range(2))
+    with LocalNode(config) as node, Api(node) as api, Client(node) as watch, Client(node) as car:
+        api.load("rewriter", REWRITER)
         watch.connect("watch")
         car.connect("car")
         watch.subscribe("#", 1)
@@ -521,7 +499,7 @@ def test_rules_that_are_loaded_hold_for_those_who_are_connected(api: Api, connec
     """A subscription that new rules forbid is taken away, without waiting for its client to come again."""
     spy, friend = connect("spy"), connect("friend")
     spy.subscribe([("secret/x", 1), ("open/x", 1)])
-    api.must_load("rules", AUTHORIZER)
+    api.load("rules", AUTHORIZER)
     spy.expect_nothing()
     api.unload("rules")
     friend.publish("secret/x", b"no longer", 1)
@@ -530,7 +508,7 @@ def test_rules_that_are_loaded_hold_for_those_who_are_connected(api: Api, connec
 
 
 def test_a_topic_that_a_plugin_spoils_is_not_the_clients_fault(api: Api, connect: Callable[..., Client]) -> None:
-    api.must_load(
+    api.load(
         "spoiler",
         """
 from dataclasses import replace
@@ -557,7 +535,7 @@ def test_clients_of_before_may_retain_though_nobody_keeps_it_now() -> None:
 
 
 def test_a_plugin_that_does_not_stop_well_is_unloaded_and_told(api: Api) -> None:
-    api.must_load(
+    api.load(
         "clingy",
         """
 class Clingy(Plugin):
@@ -565,6 +543,6 @@ class Clingy(Plugin):
         raise RuntimeError("cannot let go")
 """,
     )
-    answer = api.web.delete("/api/v1/plugins/clingy")
+    answer = api.web.delete("plugins/clingy")
     assert 400 <= answer.status_code < 500 and "cannot let go" in answer.json()["message"]
     assert "clingy" not in api.plugins()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +74,10 @@ class LocalNode(RunningNode):
         assert not self._thread.is_alive(), "the node did not stop"
         if self._failure is not None:
             raise self._failure
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have something done in the loop of the node."""
+        self._loop.call_soon_threadsafe(call)
 
     def _run(self) -> None:
         try:

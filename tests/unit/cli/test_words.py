@@ -21,6 +21,8 @@ from tests.support.node import ROOT, NodeProcess
 from tests.support.redis import RedisServer
 from tests.support.wire import Client
 
+pytestmark = pytest.mark.timeout(600)  # each of these tests is hundreds of commands
+
 
 def verbs(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every verb of the command line with its path; groups too."""
