@@ -434,6 +434,7 @@ async def happens(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 async def test_everybody_comes_back_at_once_after_a_restart() -> None:
     """2000 clients lose their node by SIGKILL and connect to its successor at once: all are served."""
     first = NodeProcess(config=PATIENT).start()
@@ -490,6 +491,7 @@ def store_has_no(node: NodeProcess, figure: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("store", "slack"), [("memory://", SLACK / 4), ("rocksdb://", WRITE_BUFFERS)])
 async def test_sessions_that_come_and_go_leave_nothing(store: str, slack: float) -> None:
     """1000 sessions with subscriptions and waiting messages, several times: memory, sessions and files come back."""
