@@ -14,18 +14,16 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import Receipt
 from motorcade.mqtt.packets import Disconnect, Puback, Publish
 from motorcade.plugins.fanout.record import EntryRecord, encode
-from motorcade.plugins.fanout.tables import INGRESS, owner_of
+from motorcade.plugins.fanout.tables import owner_of
 from motorcade.storage.ports import Draft
 from tests.support.virtual import Client
 from tests.unit.fanout.node import (
     VIN,
     VINS,
     FanoutNode,
-    batch,
     filter_of,
     in_turn,
     message_of,
-    packed,
     say,
     taken,
     topic_of,
@@ -224,36 +222,6 @@ def test_an_acknowledgement_of_a_connection_that_was_taken_over_comes_too_late(n
     assert ["b"] == in_turn(new)
 
 
-def test_a_batch_that_is_stored_during_a_take_over_passes_nobody_over(node: FanoutNode) -> None:
-    """S13, G15: a vehicle that changes connections while batches come gets each of them, in order."""
-    car = node.vehicle()
-    names = [f"r{number}" for number in range(3)]
-    for name in names:
-        with node.slow_store():
-            say(node.platform, Publish(INGRESS, packed(batch([VIN], name))))
-            car = node.lasting(VIN)
-    assert names == in_turn(car)
-
-
-def test_unsubscribing_with_a_message_in_flight_changes_nothing_about_it(node: FanoutNode) -> None:
-    """No second copy by subscribing again; its acknowledgement counts, and the next one waits for a subscription."""
-    car = node.vehicle()
-    send_all(node, VIN, "a", "b", "c")
-    first = message_of(car)
-    car.unsubscribe(filter_of(VIN))
-    for filter_ in (filter_of(VIN), f"agent/{VIN}/#"):
-        car.subscribe(filter_)
-    car.ack(first)
-    second = message_of(car)
-    for filter_ in (filter_of(VIN), f"agent/{VIN}/#"):
-        car.unsubscribe(filter_)
-    car.ack(second)
-    assert [] == car.messages()
-    assert ["acked", "acked"] == [node.states(name)[-1] for name in "ab"]
-    car.subscribe(filter_of(VIN))
-    assert ["c"] == in_turn(car)
-
-
 # -- order
 
 
@@ -350,16 +318,6 @@ def test_another_ack_timeout_holds_for_what_is_in_flight(node: FanoutNode) -> No
         assert {"sent": 1} == node.counts("a")
     node.wait(4.0)
     assert {"retried": 1} == node.counts("a") and not car.open
-
-
-def test_a_message_is_acknowledged_also_while_it_waits_for_its_next_attempt(node: FanoutNode) -> None:
-    car = node.vehicle()
-    node.send([VIN], "a")
-    message = message_of(car)
-    node.wait(10.5)
-    car.ack(message)
-    node.wait(100.0)
-    assert ["accepted", "sent 1", "retried 1 no_ack", "acked 1"] == brief(node.receipts())
 
 
 def test_the_time_a_vehicle_is_away_does_not_count(node: FanoutNode) -> None:

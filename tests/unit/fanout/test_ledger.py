@@ -48,26 +48,6 @@ async def test_each_delivery_counts_in_the_state_it_is_in(store: Store) -> None:
     await books.stop()
 
 
-async def test_a_request_that_is_issued_again_counts_all_its_deliveries(store: Store) -> None:
-    books = await Bookkeeping.on(store)
-    await books.accepted("task_1", [1])
-    await books.accepted("task_1", [1])
-    await books.write([books.receipt(State.REPLACED, "task_1", 1, position=1)])
-    await books.say(State.ACKED, "task_1", 1)
-    assert {State.ACKED: 1, State.REPLACED: 1} == books.states("task_1")
-    await books.stop()
-
-
-async def test_nothing_is_forgotten_when_the_process_dies_before_a_checkpoint(store: Store) -> None:
-    books = await Bookkeeping.on(store)
-    await books.accepted("task_1", [1, 2, 3])
-    await books.say(State.SENT, "task_1", 1, 2)
-    books = await books.crash()
-    assert {State.ACCEPTED: 1, State.SENT: 2} == books.states("task_1")
-    assert 5 == books.counters["ledger_replayed"]
-    await books.stop()
-
-
 async def test_after_a_checkpoint_only_the_rest_is_read_again(store: Store) -> None:
     books = await Bookkeeping.on(store)
     await books.accepted("task_1", range(10))
@@ -84,25 +64,6 @@ async def test_after_a_checkpoint_only_the_rest_is_read_again(store: Store) -> N
     assert {State.ACCEPTED: 8, State.SENT: 1, State.ACKED: 1} == books.states("task_1")
     assert 0 == books.counters["ledger_replayed"]
     await books.stop()
-
-
-async def test_a_checkpoint_while_others_are_being_written_counts_them_once(store: Store) -> None:
-    """One is in the stream and not yet counted, a later one is counted: the checkpoint says which."""
-    books = await Bookkeeping.on(store)
-    await books.accepted("task_1", [1, 2, 3])
-    first = [books.receipt(State.ACKED, "task_1", 1)]
-    values = await books.write(first, told=False)  # the store has it, nobody was told yet
-    await books.say(State.ACKED, "task_1", 2)
-    await books.ledger.checkpoint()
-    dead = await books.crash()
-    assert {State.ACCEPTED: 1, State.ACKED: 2} == dead.states("task_1")
-    await dead.stop()
-    books.receipts.written(first, values)  # … and had it not died
-    assert {State.ACCEPTED: 1, State.ACKED: 2} == books.states("task_1")
-    await books.ledger.checkpoint()
-    after = await books.crash()
-    assert {State.ACCEPTED: 1, State.ACKED: 2} == after.states("task_1")
-    await after.stop()
 
 
 async def test_a_tally_that_is_newer_than_the_head_counts_nothing_twice(store: Store) -> None:
