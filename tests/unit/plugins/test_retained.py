@@ -88,27 +88,32 @@ async def test_the_message_is_kept_as_other_plugins_leave_it(hub: MemoryHub, loa
     assert [{}] == [message.headers for message in hub.delivered[-1][2]]  # notes are about one publish only
 
 
-@pytest.mark.parametrize("answer", [STOP, Stop(Handled()), Continue(Handled()), Continue(Message("a", b"kept"))])
-async def test_a_message_that_another_plugin_took_is_not_kept(hub: MemoryHub, load: Load, answer: object) -> None:
+async def test_a_message_that_another_plugin_took_is_not_kept(hub: MemoryHub, load: Load) -> None:
     """Ending the chain, handling the message, or taking its retain flag away all mean: do not keep it."""
     await retained(load)
-    hub.hooks.add("message.publish", Callback(lambda _client, _message: answer, 0, "taker"))
-    await hub.publish(kept("a"))
-    assert [] == given_to(hub, "a")
+    for answer in (STOP, Stop(Handled()), Continue(Handled()), Continue(Message("a", b"kept"))):
+        hub.hooks.add("message.publish", Callback(lambda _client, _message, answer=answer: answer, 0, "taker"))
+        await hub.publish(kept("a"))
+        assert [] == given_to(hub, "a"), answer
+        hub.hooks.remove_owner("taker")
 
 
 # -- who gets it
 
 
-@pytest.mark.parametrize(
-    ("handling", "is_new", "expected"),
-    [(0, True, 1), (0, False, 1), (1, True, 1), (1, False, 0), (2, True, 0), (2, False, 0)],
-)
-async def test_retain_handling(hub: MemoryHub, load: Load, handling: int, is_new: bool, expected: int) -> None:
+async def test_retain_handling(hub: MemoryHub, load: Load) -> None:
     """0 always, 1 only for a new subscription, 2 never."""
     await retained(load)
     await hub.publish(kept("a"))
-    assert expected == len(given_to(hub, "a", retain_handling=handling, is_new=is_new))
+    for handling, is_new, expected in (
+        (0, True, 1),
+        (0, False, 1),
+        (1, True, 1),
+        (1, False, 0),
+        (2, True, 0),
+        (2, False, 0),
+    ):
+        assert expected == len(given_to(hub, "a", retain_handling=handling, is_new=is_new)), (handling, is_new)
 
 
 async def test_delivered_copies_have_the_flag_and_the_subscription(hub: MemoryHub, load: Load) -> None:
@@ -140,9 +145,12 @@ async def test_no_local_holds_for_retained_messages(hub: MemoryHub, load: Load) 
     assert 2 == len(given_to(hub, "#"))
 
 
-@pytest.mark.parametrize(
-    ("filter_", "expected"),
-    [
+async def test_wildcards(hub: MemoryHub, load: Load) -> None:
+    """`+` takes one level, `#` the rest with nothing included, neither at the start a topic with `$`."""
+    await retained(load)
+    for topic in ("a", "a/", "a/b", "a/b/c", "b/b", "$SYS", "$SYS/broker/uptime"):
+        await hub.publish(kept(topic))
+    for filter_, expected in (
         ("#", ["a", "a/", "a/b", "a/b/c", "b/b"]),
         ("+", ["a"]),
         ("a/#", ["a", "a/", "a/b", "a/b/c"]),
@@ -153,14 +161,8 @@ async def test_no_local_holds_for_retained_messages(hub: MemoryHub, load: Load) 
         ("$SYS/+/uptime", ["$SYS/broker/uptime"]),
         ("+/broker/uptime", []),
         ("c/#", []),
-    ],
-)
-async def test_wildcards(hub: MemoryHub, load: Load, filter_: str, expected: list[str]) -> None:
-    """`+` takes one level, `#` the rest with nothing included, neither at the start a topic with `$`."""
-    await retained(load)
-    for topic in ("a", "a/", "a/b", "a/b/c", "b/b", "$SYS", "$SYS/broker/uptime"):
-        await hub.publish(kept(topic))
-    assert expected == [topic for topic, _ in given_to(hub, filter_)]
+    ):
+        assert expected == [topic for topic, _ in given_to(hub, filter_)], filter_
 
 
 LEVELS = st.lists(st.sampled_from(["a", "b", "", "$SYS", "+"]), min_size=1, max_size=4)
@@ -329,11 +331,11 @@ async def test_zero_lifts_the_bounds(hub: MemoryHub, load: Load) -> None:
     assert 1 == len(given_to(hub, "a"))
 
 
-@pytest.mark.parametrize("config", [{"max_messages": -1}, {"sweep_budget": 0}, {"max_mesages": 5}])
-async def test_wrong_configuration_is_refused(load: Load, config: dict[str, int]) -> None:
+async def test_wrong_configuration_is_refused(load: Load) -> None:
     """Unknown keys and impossible values keep the plugin from being loaded."""
-    with pytest.raises(PluginError, match="retained"):
-        await load("retained", **config)
+    for config in ({"max_messages": -1}, {"sweep_budget": 0}, {"max_mesages": 5}):
+        with pytest.raises(PluginError, match="retained"):
+            await load("retained", **config)
 
 
 # -- for operators
