@@ -73,6 +73,25 @@ def test_a_request_that_is_paused_while_its_message_waits_for_room_blocks_nothin
     assert ["a"] == in_turn(car)
 
 
+def test_a_message_that_is_replaced_while_it_waits_for_room_is_not_sent(node: FanoutNode) -> None:
+    """From when the new one is stored, though its receipts are not."""
+    car = node.vehicle(receive_maximum=1)
+    car.subscribe("news")
+    node.platform.publish("news", b"today")
+    news = message_of(car)
+    node.send([VIN], "a", "old")
+    node.held.held = True
+    node.platform.put(INGRESS, packed(batch([VIN], "a", "new")))
+    node.turn()
+    node.held.let_go(1)  # the entries
+    node.turn()
+    car.ack(news)
+    assert [] == car.messages()
+    node.held.held = False
+    node.held.let_go()
+    assert b"new" == message_of(car).payload
+
+
 def test_a_resumed_request_reaches_vehicles_that_are_there_at_once(node: FanoutNode) -> None:
     node.send(VINS[:3], "a")
     node.run(node.service.pause("a"))
@@ -143,6 +162,30 @@ def test_nothing_of_a_batch_is_sent_before_its_receipts_are_stored(node: FanoutN
     node.held.let_go()
     assert ["a"] == in_turn(car)
     assert ["accepted", "sent", "acked"] == node.states("a")
+
+
+def test_receipts_of_batches_are_stored_in_the_order_of_the_batches() -> None:
+    """Though the store is asked more about the first."""
+    with FanoutNode.on(max_pending=1) as node:
+        node.send([VIN], "a")
+        node.held.held_reads = True
+        for vin, request in ((VIN, "b"), (VINS[1], "c")):
+            node.platform.put(INGRESS, packed(batch([vin], request)))
+        node.turn()
+        node.held.held_reads = False
+        node.held.let_read()
+        node.turn()
+        assert ["a", "b", "c"] == list(dict.fromkeys(receipt.request_id for receipt in node.receipts()))
+
+
+def test_batch_ids_that_are_under_way_count_as_remembered() -> None:
+    with FanoutNode.on(max_batch_ids=1) as node:
+        with node.slow_store():
+            for name in "ab":
+                node.platform.put(INGRESS, packed(batch([VIN], "r", batch_id=name)))
+            node.turn()
+        answers = [packet.reason for packet in node.platform.take() if isinstance(packet, Puback)]
+        assert [ReasonCode.SUCCESS, ReasonCode.QUOTA_EXCEEDED] == answers
 
 
 def test_nothing_is_left_of_a_batch_that_is_told(node: FanoutNode) -> None:
