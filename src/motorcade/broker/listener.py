@@ -57,14 +57,30 @@ class Listener:
             raise ConfigError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
 
     async def renew(self, context: ssl.SSLContext) -> None:
-        """Take another TLS context for connections to come.
+        """Take another TLS context for connections to come; `ConfigError` if that fails, and all stays as it was.
 
         The sockets stay the same, with all that waits on them; connections that exist stay as they are.
         """
-        self.endpoint = replace(self.endpoint, tls=context)
-        old = self._servers
-        sockets = [socket.socket(fileno=os.dup(sock.fileno())) for server in old for sock in server.sockets]
-        self._servers = [await self._serve(sock=sock) for sock in sockets]
+        endpoint, old = self.endpoint, self._servers
+        servers: list[asyncio.Server] = []
+        self.endpoint = replace(endpoint, tls=context)
+        try:
+            for listening in [sock for server in old for sock in server.sockets]:
+                sock = socket.socket(fileno=os.dup(listening.fileno()))
+                try:
+                    servers.append(await self._serve(sock=sock))
+                except OSError:
+                    sock.close()
+                    raise
+        except OSError as error:
+            self.endpoint = endpoint
+            for server in servers:
+                server.close()
+            why = error.strerror or error
+            raise ConfigError(
+                f"{endpoint} cannot take new certificates: {why}; it goes on with the old ones"
+            ) from error
+        self._servers = servers
         for server in old:
             server.close()
 
