@@ -240,6 +240,41 @@ def test_of_two_data_of_one_id_the_second_is_the_last(node: FanoutNode, monkeypa
     assert (topic_of(VIN, "a"), b"second") == (message.topic, message.payload)
 
 
+# -- collections
+
+
+def test_a_priority_that_comes_during_a_collection_counts(node: FanoutNode) -> None:
+    """The collection has looked at the vehicle before, and found that priorities are not in use."""
+    node.send(VINS[:2], "a")
+    node.held.held_reads = True
+    collection = node.begin(node.service.gc())
+    node.held.let_read(1)
+    node.turn()
+    node.send([VIN], "b", priority=5)
+    node.held.held_reads = False
+    node.held.let_read()
+    node.turn()
+    assert collection.done()
+    assert ["b", "a"] == in_turn(node.vehicle())
+
+
+def test_a_cancellation_that_comes_during_a_collection_survives_a_kill(node: FanoutNode) -> None:
+    """The next process ends what the collection had passed already."""
+    node.send(VINS[:2], "a")
+    node.held.held_reads = True
+    node.begin(node.service.gc())
+    node.held.let_read(1)
+    node.turn()
+    node.run(node.service.cancel("a"))
+    node.held.let_read(1)
+    node.turn()
+    assert 1 == node.states("a").count("cancelled")
+    node.held.held_reads = False
+    node = node.kill()
+    node.turn()
+    assert 2 == node.states("a").count("cancelled")
+
+
 # -- counts
 
 
