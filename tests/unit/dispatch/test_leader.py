@@ -98,16 +98,17 @@ async def test_no_more_is_read_than_workers_have_credit_for(options, server) -> 
 
 
 async def test_pending_is_stored_before_a_worker_gets_it(options, server) -> None:
-    seen: list[tuple[bytes, Any]] = []
-
-    def look(ids: list[bytes]) -> bytes:
-        seen.extend((id_, server.command("ZSCORE", PENDING, id_)) for id_ in ids)
-        return ack_frames(ids)
-
-    async with peer(look) as worker, leading(options, worker):
-        publish(server, *numbered(20))
-        await until(lambda: len(seen) == 20, "arrived")
-        assert all(score is not None for _, score in seen)
+    async with peer(acknowledge) as worker, leading(options, worker) as leader:
+        await until(lambda: leader._order, "connected")
+        await turn(1.0)
+        redis(server, "SET", PENDING, "no sorted set")
+        publish(server, *numbered(10))
+        await until(lambda: leader.read == 10, "read")
+        await turn(5.0)
+        assert [] == worker.messages, "as long as it cannot be stored"
+        redis(server, "DEL", PENDING)
+        await until(lambda: len(worker.messages) == 10, "arrived")
+        await until(lambda: is_empty(server), "finished")
 
 
 async def test_who_does_not_answer_loses_the_message_to_another(options, server) -> None:

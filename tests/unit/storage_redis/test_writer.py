@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,6 +28,12 @@ async def opened(url: str, level: Durability = Durability.FAST, **options: float
         yield store
     finally:
         await store.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
 
 
 async def test_what_is_written_together_goes_together(store: RedisStore) -> None:
@@ -88,8 +94,8 @@ async def test_writes_wait_for_a_server_that_comes_back(own_server: RedisServer)
         own_server.kill()
         writing = asyncio.create_task(store.mailboxes.append(["v1"], Draft(b"2"), NOW))
         reading = asyncio.create_task(store.mailboxes.read("v1", 0, 10, NOW))
-        await asyncio.wait([writing, reading], timeout=0.2)
-        assert not writing.done()
+        await until(lambda: any(link.trouble for link in store.core.servers._links.values()))  # an attempt has failed
+        assert not writing.done() and not reading.done()
         await asyncio.to_thread(own_server.start)
         assert 2 == (await writing)[0].position
         assert b"1" == (await reading)[0].body
@@ -143,8 +149,9 @@ async def test_safe_means_confirmed_by_a_replica() -> None:
                 await store.mailboxes.append(["v1"], Draft(b"2"), NOW)
             assert store.core.writer.unconfirmed
             store.core.servers.patience = 60.0
+            before = store.core.writer.unconfirmed
             writing = asyncio.create_task(store.mailboxes.append(["v1"], Draft(b"3"), NOW))
-            await asyncio.wait([writing], timeout=0.1)
+            await until(lambda: store.core.writer.unconfirmed > before)
             assert not writing.done()
             replica.resume()
             assert 3 == (await writing)[0].position
