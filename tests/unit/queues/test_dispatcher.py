@@ -91,29 +91,6 @@ def test_what_is_appended_for_slow_consumers_is_left_in_the_store(monkeypatch: p
             assert 0 == desk.dispatcher._levels[0].octets
 
 
-def test_what_is_appended_while_something_is_read_is_found() -> None:
-    """The answer of the store may or may not have it."""
-    desk = Desk()
-    desk.append(2)
-    a = desk.join("a")
-    found = [desk.item(entry) for entry in desk.entries.values()]
-    level, *_ = desk.reads.pop()
-    desk.append(1)
-    desk.dispatcher.fetched(level, found, 2, desk.now, more=False)
-    desk.settle()
-    assert [1, 2, 3] == a.numbers
-
-
-@pytest.mark.parametrize("strategy", ["round_robin", "random", "least_inflight"])
-def test_each_message_goes_to_one(strategy: str) -> None:
-    desk = Desk(strategy=strategy)
-    clients = [desk.join(name, room=50) for name in "abc"]
-    desk.append(100)
-    desk.settle()
-    assert list(range(1, 101)) == sorted(number for client in clients for number in client.seen)
-    assert all(client.seen == sorted(client.seen) for client in clients)
-
-
 def test_round_robin_is_fair() -> None:
     """All who have room get the same number, in turn; who has none is passed over."""
     desk = Desk()
@@ -198,17 +175,6 @@ def test_a_refused_message_comes_again_after_a_while_if_there_is_nobody_else() -
     assert [2, 1] == a.numbers
 
 
-def test_a_newcomer_gets_at_once_what_waits_for_another() -> None:
-    desk = Desk(redispatch_delay=60)
-    a = desk.join("a")
-    desk.append(1)
-    desk.settle()
-    a.nack(1)
-    b = desk.join("b")
-    desk.settle()
-    assert ([], [1]) == (a.numbers, b.numbers)
-
-
 def test_a_message_that_all_have_refused_waits() -> None:
     """It does not go round and round between them."""
     desk = Desk(redispatch_delay=0.5)
@@ -251,19 +217,6 @@ def test_who_leaves_leaves_everything_in_its_old_order() -> None:
     assert [2, 2, 1, 1] == [item.attempts for item in b.inflight]
 
 
-def test_others_get_what_somebody_leaves_first() -> None:
-    desk = Desk()
-    a, b = desk.join("a", room=2), desk.join("b", room=2)
-    desk.append(8)
-    desk.settle()
-    assert ([1, 3], [2, 4]) == (a.numbers, b.numbers)
-    a.leave()
-    b.ack(2, 4)
-    assert [1, 3] == b.numbers
-    b.ack(1, 3)
-    assert [5, 6] == b.numbers
-
-
 def test_without_consumers_nothing_stays_in_memory() -> None:
     """But how often a message was sent is known, and what was done is not done again."""
     desk = Desk()
@@ -294,22 +247,6 @@ def test_what_is_remembered_of_messages_is_bounded() -> None:
     b = desk.join("b", room=1)
     desk.settle()
     assert [2] == [item.attempts for item in b.inflight]
-
-
-def test_a_read_that_began_before_everybody_left_is_of_no_use() -> None:
-    """What was given back lies before it."""
-    desk = Desk()
-    desk.append(FIRST_READ + 5)
-    a = desk.join("a", room=FIRST_READ)
-    desk.read()
-    a.send()
-    assert desk.reads, "more is being read"
-    a.given.clear()
-    desk.clients.remove(a)
-    desk.dispatcher.leave(a.consumer, DISCONNECTED, desk.now)
-    b = desk.join("b")
-    desk.settle()
-    assert list(range(1, FIRST_READ + 6)) == b.numbers
 
 
 def test_a_late_acknowledgement_of_one_who_has_unsubscribed_counts() -> None:
@@ -360,20 +297,6 @@ def test_the_first_acknowledgement_ends_it() -> None:
         assert not desk.entries
         desk.wait(100)
         assert desk.alarm_at is None
-
-
-def test_a_late_refusal_does_nothing() -> None:
-    desk = Desk(ack_timeout=10)
-    a = desk.join("a")
-    desk.append(1)
-    desk.settle()
-    b = desk.join("b")
-    desk.wait(11)
-    a.nack(1)
-    assert [1] == b.numbers
-    assert 0 == desk.counters["refused"]
-    b.ack(1)
-    assert not desk.entries
 
 
 def test_a_late_acknowledgement_withdraws_what_was_not_sent_yet() -> None:
@@ -449,28 +372,23 @@ def test_two_full_clients_do_not_pass_messages_to_and_fro() -> None:
 # -- the end of a message
 
 
-@pytest.mark.parametrize("end", ["nack", "timeout", "leave"])
-def test_after_too_many_attempts_a_message_is_buried(end: str) -> None:
-    desk = Desk(max_attempts=3, redispatch_delay=0, ack_timeout=10)
-    desk.append(1)
-    for number in range(3):
-        client = desk.join(f"c{number}")
-        desk.settle()
-        assert [1] == client.numbers
-        if end == "nack":
-            client.nack(1)
-            client.leave()
-        elif end == "timeout":
-            desk.wait(11)
-            if number == 2:
-                break
-            client.leave()
-        else:
-            client.leave()
-    reason = {"nack": "refused", "timeout": TIMED_OUT, "leave": DISCONNECTED}[end]
-    assert [(1, 3, reason)] == desk.buried
-    assert ["c0", "c1", "c2"] == [attempt.consumer for attempt in desk.graves[0].history or ()]
-    assert not desk.entries
+def test_after_too_many_attempts_a_message_is_buried() -> None:
+    for end, reason in (("nack", "refused"), ("timeout", TIMED_OUT), ("leave", DISCONNECTED)):
+        desk = Desk(max_attempts=3, redispatch_delay=0, ack_timeout=10)
+        desk.append(1)
+        for number in range(3):
+            client = desk.join(f"c{number}")
+            desk.settle()
+            assert [1] == client.numbers
+            if end == "nack":
+                client.nack(1)
+            elif end == "timeout":
+                desk.wait(11)
+            if end != "timeout" or number < 2:
+                client.leave()
+        assert [(1, 3, reason)] == desk.buried
+        assert ["c0", "c1", "c2"] == [attempt.consumer for attempt in desk.graves[0].history or ()]
+        assert not desk.entries
 
 
 def test_attempts_are_counted_across_restarts() -> None:
@@ -518,19 +436,6 @@ def test_a_replaced_message_is_not_sent_and_its_acknowledgement_does_nothing() -
     assert [3] == [entry.position for entry in desk.entries.values()]
 
 
-def test_what_is_replaced_while_it_is_read_is_not_given() -> None:
-    desk = Desk()
-    desk.append(3)
-    a = desk.join("a")
-    found = [desk.item(entry) for entry in desk.entries.values()]
-    level, *_ = desk.reads.pop()
-    del desk.entries[0, 2]
-    desk.dispatcher.gone(0, 2)
-    desk.dispatcher.fetched(level, found, 3, desk.now, more=False)
-    desk.settle()
-    assert [1, 3] == a.numbers
-
-
 # -- priorities
 
 
@@ -546,18 +451,6 @@ def test_higher_levels_go_first() -> None:
     desk.append(1, level=2)
     a.ack(*a.numbers)
     assert [2004, 1002, 1003, 1] == a.numbers
-
-
-def test_what_is_given_back_keeps_its_level() -> None:
-    desk = Desk(priorities=2)
-    desk.append(4)
-    a = desk.join("a", room=2)
-    desk.settle()
-    desk.append(1, level=1)
-    a.leave()
-    b = desk.join("b", room=3)
-    desk.settle()
-    assert [1001, 1, 2] == b.numbers
 
 
 # -- changes
