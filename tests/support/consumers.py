@@ -6,7 +6,6 @@ Sources read from stores in the background, so a PINGRESP does not tell that not
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -145,24 +144,6 @@ def take(client: Client, count: int, *, ack: bool = True, timeout: float = PATIE
     return messages
 
 
-def gather(clients: Sequence[Client], count: int, timeout: float = 60) -> list[list[Packet]]:
-    """So many messages in all, as they come to these clients, each acknowledged; the share of each of them."""
-    shares: list[list[Packet]] = [[] for _ in clients]
-    deadline = time.monotonic() + timeout
-    while (seen := sum(map(len, shares))) < count:
-        assert time.monotonic() < deadline, f"{seen} of {count} messages"
-        for client, share in zip(clients, shares, strict=True):
-            try:
-                message = client.recv(0.005)
-            except TimeoutError:
-                continue
-            assert PUBLISH == message.type, f"unexpected {message.name}"
-            share.append(message)
-            if message.qos:
-                acknowledge(client, message)
-    return shares
-
-
 def take_until(client: Client, last: bytes, *, ack: bool = True) -> list[Packet]:
     """All messages before the one with this payload, which is taken too."""
     messages: list[Packet] = []
@@ -196,11 +177,6 @@ def settled(client: Client) -> list[Packet]:
             return before
         assert PUBLISH == found.type, f"unexpected {found.name}"
         before.append(found)
-
-
-def assert_full(client: Client) -> None:
-    """A window that is full stays full: whatever is published or asked for, nothing comes."""
-    assert [] == settled(client)
 
 
 def payloads(messages: Iterable[Packet]) -> list[bytes]:

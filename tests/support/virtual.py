@@ -211,9 +211,10 @@ class Turns:
         self._dead = True
         self.soon.clear()
         self.later.clear()
-        for task in self.tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
-            task.get_coro().close()
+        with self.running():  # what cleans up may ask for its loop
+            for task in self.tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
+                task.get_coro().close()
         self.tasks.clear()
         self.soon.clear()
 

@@ -495,5 +495,5 @@ class Machine(PluginWorld[Car]):
         super().judge()
 
 
-Machine.TestCase.settings = often(examples=120, steps=40)
+Machine.TestCase.settings = often(examples=80, steps=40)
 TestStreams: Any = Machine.TestCase

@@ -289,6 +289,20 @@ def test_acknowledged_out_of_order_then_away() -> None:
         assert [1, *range(3, 25)] == numbers(car.received)
 
 
+def test_what_was_given_and_never_sent_holds_up_nobody_when_it_is_trimmed() -> None:
+    with StreamsNode.with_stream() as node:
+        node.append_numbers(20)
+        car = node.reader("car", "earliest", **LASTING)
+        assert 4 == len(car.messages())
+        car.close()
+        node.turn()
+        swept = node.run(node.held.streams.trim("s", before=node.now + 1))
+        node.run(node.stream.trimmed(swept.removed, swept.octets))
+        assert [b"0", b"1", b"2", b"3"] == node.reader("car", **LASTING).drain()
+        node.run(node.held.streams.append("s", [b"\xc1 garbage"], node.now))
+        assert 21 == node.mark().done
+
+
 def test_a_refusal_counts_as_delivered() -> None:
     with StreamsNode.with_stream() as node:
         node.append_numbers(2)
