@@ -12,6 +12,7 @@ import pytest
 
 from motorcade.broker.listener import Endpoint, Listener
 from motorcade.core.errors import ConfigError
+from tests.support.ports import free_port
 from tests.support.virtual import MemoryNode
 
 
@@ -25,7 +26,7 @@ async def test_a_listener_that_cannot_be_renewed_goes_on_as_it_was(
 ) -> None:
     """No descriptor is left for the second of its sockets: the copy of the first is given back."""
     node = MemoryNode(loop=asyncio.get_running_loop())
-    listener = Listener(node.broker, Endpoint("tcp", "", 0))
+    listener = Listener(node.broker, Endpoint("tcp", "", free_port()))
     await listener.open()
     opened = descriptors()
     made: list[int] = []
