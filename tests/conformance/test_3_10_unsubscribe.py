@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import both_versions, each, each_row
 from tests.support.checks import MALFORMED, NO_LOCAL, PROTOCOL_ERROR
 from tests.support.clauses import clause
@@ -14,13 +12,11 @@ from tests.support.wire import (
     PUBREC,
     PUBREL,
     UNSUBACK,
-    Client,
+    Connect,
     ack_packet,
     prop,
     unsubscribe_packet,
 )
-
-Connect = Callable[..., Client]
 
 MAXIMUM_PACKET_SIZE = 0x27
 SUCCESS, NOTHING_THERE = 0x00, 0x11

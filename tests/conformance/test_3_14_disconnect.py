@@ -6,7 +6,6 @@ The nodes that stop may send their clients to another server. Nothing in 4.11 ha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
 
@@ -14,9 +13,7 @@ from tests.support.cases import every_version
 from tests.support.clauses import clause
 from tests.support.node import NodeProcess
 from tests.support.refusals import refused
-from tests.support.wire import PINGREQ, Client, disconnect_packet, publish_packet
-
-Connect = Callable[..., Client]
+from tests.support.wire import PINGREQ, Connect, disconnect_packet, publish_packet
 
 SERVER_REFERENCE = 0x1C
 SHUTTING_DOWN, USE_ANOTHER_SERVER = 0x8B, 0x9C

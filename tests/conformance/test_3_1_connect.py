@@ -14,6 +14,7 @@ from tests.support.wire import (
     PINGRESP,
     PUBLISH,
     Client,
+    Connect,
     Will,
     connect_packet,
     packet,
@@ -22,7 +23,6 @@ from tests.support.wire import (
     subscribe_packet,
 )
 
-Connect = Callable[..., Client]
 Open = Callable[..., Client]
 
 

@@ -13,6 +13,7 @@ from tests.support.wire import (
     CONNACK,
     PUBLISH,
     Client,
+    Connect,
     Will,
     connect_packet,
     disconnect_packet,
@@ -20,7 +21,6 @@ from tests.support.wire import (
     publish_packet,
 )
 
-Connect = Callable[..., Client]
 Open = Callable[..., Client]
 
 WILL_DELAY = 0x18

@@ -9,18 +9,8 @@ from tests.support.cases import both_versions, every_qos, every_version
 from tests.support.clauses import clause
 from tests.support.refusals import connect_refused, refused
 from tests.support.virtual_wire import VirtualBroker
-from tests.support.wire import (
-    CONNACK,
-    PUBLISH,
-    Address,
-    Client,
-    Will,
-    connect_packet,
-    prop,
-    subscribe_packet,
-)
+from tests.support.wire import CONNACK, PUBLISH, Address, Client, Connect, Will, connect_packet, prop, subscribe_packet
 
-Connect = Callable[..., Client]
 Open = Callable[..., Client]
 
 #: Properties that a CONNACK may have.

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tests.support.cases import both_versions, each, every_qos, every_version, qos_1_and_2
+from tests.support.cases import both_versions, every_qos, every_version, qos_1_and_2
 from tests.support.clauses import clause
-from tests.support.flows import (
-    SUBSCRIPTION_ID,
-    lasting,
-    payloads,
-    receive_until,
-)
-from tests.support.wire import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Client,
-    ack_packet,
-    prop,
-    publish_packet,
-)
-
-Connect = Callable[..., Client]
-
+from tests.support.flows import SUBSCRIPTION_ID, lasting, payloads, receive_until
+from tests.support.wire import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Connect, ack_packet, prop, publish_packet
 
 # --- DUP ----------------------------------------------------------------------------------------------------------
 
@@ -107,18 +87,6 @@ def test_the_answer_follows_from_the_qos(connect: Connect, name: str, version: i
     assert 65535 == publisher.expect(PUBREC).packet_id
     publisher.send(ack_packet(PUBREL, 65535, version=version))
     assert 65535 == publisher.expect(PUBCOMP).packet_id
-
-
-@every_version
-@each(size=(0, 1, 127, 128, 16_383, 16_384, 300_000))
-@clause(v3="MQTT-3.3.4-1", v5="MQTT-3.3.4-1")
-def test_payloads_of_all_sizes_arrive_whole(connect: Connect, name: str, version: int, size: int) -> None:
-    """A payload arrives byte for byte, with none at all, and across each width of the length. [MQTT-3.3.4-1]"""
-    payload = bytes(index * 31 % 256 for index in range(size))
-    subscriber = connect(version=version)
-    subscriber.subscribe(name, 1)
-    connect(version=version).publish(name, payload, 1)
-    assert payload == subscriber.receive().payload
 
 
 # --- overlapping subscriptions ------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Section 3.3.2.3, the properties of a PUBLISH other than the topic alias."""
+"""Section 3.3.2.3, the properties of a PUBLISH other than the topic alias, and 4.10, request and response."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tests.support.cases import both_versions, each, every_qos
@@ -19,9 +18,7 @@ from tests.support.flows import (
     receive_until,
 )
 from tests.support.virtual_wire import VirtualBroker
-from tests.support.wire import Client, Packet, prop
-
-Connect = Callable[..., Client]
+from tests.support.wire import Connect, Packet, prop
 
 #: One of each property that a server forwards as it is.
 FORWARDED: list[tuple[int, Any]] = [
@@ -220,3 +217,38 @@ def test_an_expired_retained_message_is_gone(virtual: VirtualBroker, version: in
     subscriber.subscribe("t/#", 1)
     assert [b"kept"] == payloads(receive_until(subscriber, b"kept"))
     subscriber.expect_nothing()
+
+
+# --- request and response (4.10) ----------------------------------------------------------------------------------
+
+
+@clause(v5=("MQTT-3.3.2-15", "MQTT-3.3.2-16"))
+def test_a_request_is_answered(connect: Connect, name: str) -> None:
+    """A responder that knows nothing but the request answers to the right place with the right data
+    [MQTT-3.3.2-15] [MQTT-3.3.2-16].
+    """
+    requester, responder = connect(), connect()
+    requester.subscribe(f"{name}/replies/1", 1)
+    responder.subscribe(f"{name}/service", 1)
+    asked = prop(RESPONSE_TOPIC, f"{name}/replies/1") + prop(CORRELATION_DATA, b"\x00\x01\xff")
+    requester.publish(f"{name}/service", b"question", 1, properties=asked)
+    request = responder.receive()
+    responder.publish(
+        request.prop(RESPONSE_TOPIC),
+        b"answer to " + request.payload,
+        1,
+        properties=prop(CORRELATION_DATA, request.prop(CORRELATION_DATA)),
+    )
+    reply = requester.receive()
+    assert (f"{name}/replies/1", b"answer to question") == (reply.topic, reply.payload)
+    assert b"\x00\x01\xff" == reply.prop(CORRELATION_DATA)
+    assert reply.prop(RESPONSE_TOPIC) is None
+
+
+@clause(v5="MQTT-3.1.2-28")
+def test_response_information_comes_only_on_request(connect: Connect) -> None:
+    """Without the wish for it, or with the wish 0, a CONNACK has no response information [MQTT-3.1.2-28]."""
+    for properties in (b"", prop(0x19, 0)):
+        client = connect(properties=properties)
+        assert client.connack is not None
+        assert client.connack.prop(0x1A) is None

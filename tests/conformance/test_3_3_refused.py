@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import both_versions, every_qos, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
@@ -14,9 +12,7 @@ from tests.support.flows import (
     payloads,
     receive_until,
 )
-from tests.support.wire import PUBACK, PUBREC, Address, Client, Closed, prop, publish_packet
-
-Connect = Callable[..., Client]
+from tests.support.wire import PUBACK, PUBREC, Address, Closed, Connect, prop, publish_packet
 
 NOT_AUTHORIZED = 0x87
 PAYLOAD_FORMAT_INVALID = 0x99

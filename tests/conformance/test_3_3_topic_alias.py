@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import each, every_qos
 from tests.support.clauses import clause
 from tests.support.flows import (
@@ -11,15 +9,13 @@ from tests.support.flows import (
     TOPIC_ALIAS,
     TOPIC_ALIAS_INVALID,
     TOPIC_ALIAS_MAXIMUM,
-    expect_refused,
     lasting,
     payloads,
     publish_many,
     receive_until,
 )
-from tests.support.wire import Client, Packet, prop, publish_packet
-
-Connect = Callable[..., Client]
+from tests.support.refusals import refused
+from tests.support.wire import Client, Connect, Packet, prop, publish_packet
 
 
 def alias(number: int) -> bytes:
@@ -119,7 +115,7 @@ def test_aliases_end_with_the_connection(connect: Connect, name: str) -> None:
     publisher.disconnect()
     again = connect(f"{name}-p", **lasting(5))
     again.send(publish_packet("", b"after", properties=alias(1)))
-    expect_refused(again, PROTOCOL_ERROR, TOPIC_ALIAS_INVALID)
+    refused(again, PROTOCOL_ERROR, TOPIC_ALIAS_INVALID)
     connect().publish(name, b"end", 1)
     assert [b"before", b"end"] == payloads(receive_until(subscriber, b"end"))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.support.cases import each, every_version, qos_1_and_2
@@ -26,13 +24,12 @@ from tests.support.wire import (
     PUBREC,
     PUBREL,
     Client,
+    Connect,
     ack_packet,
     packet,
     prop,
     publish_packet,
 )
-
-Connect = Callable[..., Client]
 
 NO_MATCHING_SUBSCRIBERS = 0x10
 

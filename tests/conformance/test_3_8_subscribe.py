@@ -1,28 +1,21 @@
-"""3.8 SUBSCRIBE: the packet, its options, and what a subscription then gets."""
+"""3.8 SUBSCRIBE and 3.9 SUBACK: the packets, their options and codes, and what a subscription then gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import both_versions, each
-from tests.support.checks import (
-    NO_LOCAL,
-    RETAIN_AS_PUBLISHED,
-    RETAIN_NEVER,
-    subscribe_and_take,
-)
+from tests.support.checks import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_NEVER, subscribe_and_take
 from tests.support.clauses import clause
 from tests.support.wire import (
+    DISCONNECT,
     PUBACK,
     PUBLISH,
     SUBACK,
-    Client,
+    Closed,
+    Connect,
     prop,
     publish_packet,
     subscribe_packet,
 )
-
-Connect = Callable[..., Client]
 
 SUBSCRIPTION_ID = 0x0B
 USER_PROPERTY = 0x26
@@ -243,3 +236,58 @@ def test_a_subscription_counts_from_its_suback_on(connect: Connect, name: str, v
     other.publish(name, b"late", 1)
     assert b"late" == client.receive().payload
     client.expect_nothing()
+
+
+# --- SUBACK -------------------------------------------------------------------------------------------------------
+
+#: Table 3-8 of MQTT 5, and the return codes of 3.1.1.
+CODES = {
+    4: {0x00, 0x01, 0x02, 0x80},
+    5: {0x00, 0x01, 0x02, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2},
+}
+
+
+@clause(v3="MQTT-3.9.3-1", v5="MQTT-3.9.3-1")
+@both_versions
+def test_codes_stand_in_the_order_of_the_filters(connect: Connect, name: str, version: int) -> None:
+    """Fifty filters with differing QoS are answered with fifty codes in the same order [MQTT-3.9.3-1]."""
+    asked = [(7 * n + n // 5) % 3 for n in range(50)]
+    client = connect(version=version)
+    assert asked == client.subscribe([(f"{name}/{n}", qos) for n, qos in enumerate(asked)]).reasons
+
+
+@clause(v3="MQTT-3.9.3-2", v5="MQTT-3.9.3-2")
+@both_versions
+@each(wrong=("{}/#/x", "{}/a+", "$share/g", "$share//{}"))
+def test_a_suback_uses_defined_codes_only(connect: Connect, name: str, version: int, wrong: str) -> None:
+    """Where a wrong filter is answered by a SUBACK, each of its codes is defined for SUBACK [MQTT-3.9.3-2]."""
+    client = connect(version=version)
+    filters = [(f"{name}/a", 0), (wrong.format(name), 1), (f"{name}/b", 2)]
+    client.send(subscribe_packet(1, filters, version=version))
+    try:
+        answer = client.recv()
+    except Closed:
+        assert version < 5, "MQTT 5 clients are told why"
+        return
+    if answer.type == DISCONNECT:
+        assert answer.reason in (0x81, 0x82, 0x8F)
+        return
+    assert SUBACK == answer.type
+    assert 3 == len(answer.reasons)
+    assert set(answer.reasons) <= CODES[version]
+    assert (0, 2) == (answer.reasons[0], answer.reasons[2])
+
+
+@clause(v5=("MQTT-3.9.2-1", "MQTT-3.9.2-2"))
+def test_a_suback_fits_into_the_maximum_packet_size(connect: Connect, name: str) -> None:
+    """Reason string and user properties never push a SUBACK, also one of a refusal, over the client's maximum
+    [MQTT-3.9.2-1] [MQTT-3.9.2-2].
+    """
+    client = connect(properties=prop(0x27, 20))
+    filters = [(f"{name}/a", 0), ("$share/g+/x", 1)]
+    client.send(subscribe_packet(1, filters))
+    answer = client.recv()
+    assert answer.type in (SUBACK, DISCONNECT)
+    assert len(answer.raw) <= 20
+    if answer.type == SUBACK:
+        assert [0, 0x8F] == answer.reasons

@@ -16,6 +16,7 @@ from tests.support.wire import (
     PUBLISH,
     Address,
     Client,
+    Connect,
     Packet,
     auth_packet,
     connect_packet,
@@ -27,7 +28,6 @@ from tests.support.wire import (
 METHOD, DATA = 0x15, 0x16
 CONTINUE, AGAIN = 0x18, 0x19
 
-Connect = Callable[..., Client]
 Begin = Callable[..., Client]
 
 

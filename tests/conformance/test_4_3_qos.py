@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import each, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
@@ -18,10 +16,18 @@ from tests.support.flows import (
     receive_until,
 )
 from tests.support.virtual_wire import VirtualBroker
-from tests.support.wire import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Client, ack_packet, prop, publish_packet
-
-Connect = Callable[..., Client]
-
+from tests.support.wire import (
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    Client,
+    Connect,
+    ack_packet,
+    prop,
+    publish_packet,
+)
 
 # --- QoS 0 --------------------------------------------------------------------------------------------------------
 

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import both_versions, every_version, qos_1_and_2
 from tests.support.clauses import clause
-from tests.support.flows import (
-    RECEIVE_MAXIMUM,
-    acknowledge,
-    lasting,
-    numbered,
-    payloads,
-    publish_many,
-    receive_until,
-)
-from tests.support.wire import PUBCOMP, PUBLISH, PUBREL, Client, ack_packet, prop
-
-Connect = Callable[..., Client]
+from tests.support.flows import RECEIVE_MAXIMUM, acknowledge, lasting, numbered, payloads, publish_many, receive_until
+from tests.support.wire import PUBCOMP, PUBLISH, PUBREL, Connect, ack_packet, prop
 
 
 @every_version

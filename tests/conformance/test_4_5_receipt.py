@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import lasting, numbered, payloads, publish_many, receive_until
-from tests.support.wire import Client
-
-Connect = Callable[..., Client]
+from tests.support.wire import Connect
 
 
 @every_version

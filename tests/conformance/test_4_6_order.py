@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import both_versions, each, every_qos, every_version
 from tests.support.clauses import clause
-from tests.support.flows import (
-    RECEIVE_MAXIMUM,
-    acknowledge,
-    numbered,
-    payloads,
-    publish_many,
-    receive_until,
-)
-from tests.support.wire import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Client, ack_packet, prop, publish_packet
-
-Connect = Callable[..., Client]
+from tests.support.flows import RECEIVE_MAXIMUM, acknowledge, numbered, payloads, publish_many, receive_until
+from tests.support.wire import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Connect, ack_packet, prop, publish_packet
 
 
 @every_version

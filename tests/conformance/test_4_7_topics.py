@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import both_versions, each, each_row
-from tests.support.checks import (
-    assert_filter_refused,
-)
+from tests.support.checks import assert_filter_refused
 from tests.support.clauses import clause
-from tests.support.wire import Client, subscribe_packet
-
-Connect = Callable[..., Client]
+from tests.support.wire import Connect, subscribe_packet
 
 
 def matches(connect: Connect, name: str, version: int, topic_filter: str, topic: str) -> bool:

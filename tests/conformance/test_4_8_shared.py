@@ -6,16 +6,8 @@ Shared subscriptions are a part of MQTT 5; the node offers them to 3.1.1 clients
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import both_versions, each, qos_1_and_2
-from tests.support.checks import (
-    NO_LOCAL,
-    PROTOCOL_ERROR,
-    assert_filter_refused,
-    assert_refused,
-    subscribe_and_take,
-)
+from tests.support.checks import assert_filter_refused, subscribe_and_take
 from tests.support.clauses import clause
 from tests.support.wire import (
     PINGREQ,
@@ -26,13 +18,11 @@ from tests.support.wire import (
     PUBREC,
     PUBREL,
     Client,
+    Connect,
     Packet,
     ack_packet,
     prop,
-    subscribe_packet,
 )
-
-Connect = Callable[..., Client]
 
 SUBSCRIPTION_ID = 0x0B
 SESSION_EXPIRY = 0x11
@@ -98,14 +88,6 @@ def test_a_shared_filter_may_use_wildcards_and_empty_levels(connect: Connect, na
     while (message := client.receive()).payload != name.encode():
         pass  # `#` also sees others
     assert topic == message.topic
-
-
-@clause(v5="MQTT-3.8.3-4")
-def test_no_local_on_a_shared_subscription_is_a_protocol_error(connect: Connect, name: str) -> None:
-    """No Local and $share exclude each other [MQTT-3.8.3-4]."""
-    client = connect()
-    client.send(subscribe_packet(1, [(f"$share/g/{name}", NO_LOCAL)]))
-    assert_refused(client, (PROTOCOL_ERROR,))
 
 
 @both_versions

@@ -6,21 +6,19 @@ tested here too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.cases import each, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
     RECEIVE_MAXIMUM,
     RECEIVE_MAXIMUM_EXCEEDED,
     acknowledge,
-    expect_refused,
     lasting,
     numbered,
     payloads,
     publish_many,
     receive_until,
 )
+from tests.support.refusals import refused
 from tests.support.wire import (
     PUBACK,
     PUBCOMP,
@@ -30,14 +28,13 @@ from tests.support.wire import (
     SUBACK,
     UNSUBACK,
     Client,
+    Connect,
     ack_packet,
     prop,
     publish_packet,
     subscribe_packet,
     unsubscribe_packet,
 )
-
-Connect = Callable[..., Client]
 
 #: Messages that the broker has in flight to one client at most.
 WINDOW = 32
@@ -211,7 +208,7 @@ def test_the_broker_takes_as_many_as_it_announced(connect: Connect, name: str) -
     hold_unreleased(client, name, most)
     client.expect_nothing()
     client.send(publish_packet(name, b"too many", qos=2, packet_id=most + 1))
-    expect_refused(client, RECEIVE_MAXIMUM_EXCEEDED)
+    refused(client, RECEIVE_MAXIMUM_EXCEEDED)
 
 
 @each(version=(3, 4))
@@ -221,7 +218,7 @@ def test_unreleased_messages_of_older_clients_are_bounded(connect: Connect, name
     hold_unreleased(client, name, AWAITING_RELEASE)
     client.expect_nothing()
     client.send(publish_packet(name, b"too many", version=version, qos=2, packet_id=AWAITING_RELEASE + 1))
-    expect_refused(client)
+    refused(client)
 
 
 @every_version

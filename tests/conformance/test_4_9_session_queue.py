@@ -5,7 +5,7 @@ The specification leaves this to the server. When the queue is full its oldest Q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,9 +14,7 @@ from tests.support.cases import both_versions, each, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import lasting, numbered, payloads, publish_many, receive_until
 from tests.support.virtual_wire import VirtualBroker
-from tests.support.wire import Client
-
-Connect = Callable[..., Client]
+from tests.support.wire import Connect
 
 QUEUE = 100
 WINDOW = 32

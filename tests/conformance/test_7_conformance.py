@@ -1,9 +1,8 @@
-"""7 Conformance targets: what a server must offer as a whole."""
+"""Chapter 7 and section 4.2: what a server must offer as a whole, and the stream of bytes that it takes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from tests.support.cases import both_versions
 from tests.support.clauses import clause
 from tests.support.node import NodeProcess
-from tests.support.wire import Client
-
-Connect = Callable[..., Client]
+from tests.support.wire import PUBLISH, Connect, publish_packet
 
 
 @clause(v3="MQTT-7.0.0-1", v5="MQTT-7.0.0-1")
@@ -51,13 +48,29 @@ def test_plain_mqtt_is_enough(connect: Connect, name: str, version: int) -> None
     other.disconnect()
 
 
-@clause(v3="MQTT-7.1.1-1", v5="MQTT-7.1.1-1")
+@clause(v3="MQTT-7.1.1-1", v5=("MQTT-4.2-1", "MQTT-7.1.1-1"))
 @both_versions
-def test_tcp_carries_an_ordered_stream_without_loss(connect: Connect, name: str, version: int) -> None:
-    """A thousand messages over TCP arrive complete and in order [MQTT-7.1.1-1]."""
-    client, other = connect(version=version), connect(version=version)
-    client.subscribe(name, 1)
-    numbers = [b"%d" % n for n in range(1000)]
-    for number in numbers:
-        other.publish(name, number, 1)
-        assert number == client.receive().payload
+def test_tcp_carries_every_byte_in_order(connect: Connect, name: str, version: int) -> None:
+    """What is sent over TCP in pieces of any size arrives complete and in order [MQTT-4.2-1]."""
+    subscriber, publisher = connect(version=version), connect(version=version)
+    subscriber.subscribe(name, 1)
+    payloads = [bytes([number]) * (number * 997) for number in range(30)]
+    stream = b"".join(
+        publish_packet(name, payload, version=version, qos=1, packet_id=number + 1)
+        for number, payload in enumerate(payloads)
+    )
+    for at in range(0, len(stream), 1009):  # pieces that never end where a packet ends
+        publisher.send(stream[at : at + 1009])
+    assert list(range(1, 31)) == [publisher.recv().packet_id for _ in range(30)]
+    assert payloads == [subscriber.receive().payload for _ in range(30)]
+
+
+@clause(v5="MQTT-4.2-1")
+@both_versions
+def test_a_large_message_arrives_whole(connect: Connect, name: str, version: int) -> None:
+    """A message of nearly the maximum packet size passes unharmed [MQTT-4.2-1]."""
+    subscriber, publisher = connect(version=version), connect(version=version)
+    subscriber.subscribe(name)
+    payload = bytes(range(256)) * 4000
+    publisher.publish(name, payload)
+    assert payload == subscriber.expect(PUBLISH).payload

@@ -7,21 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.cases import both_versions, each, each_row, every_qos
-from tests.support.checks import (
-    RETAIN_AS_PUBLISHED,
-    RETAIN_IF_NEW,
-    RETAIN_NEVER,
-    subscribe_and_take,
-)
+from tests.support.checks import RETAIN_AS_PUBLISHED, RETAIN_IF_NEW, RETAIN_NEVER, subscribe_and_take
 from tests.support.clauses import clause
-from tests.support.wire import (
-    Client,
-    Packet,
-    Will,
-    prop,
-)
+from tests.support.wire import Connect, Packet, Will, prop
 
-Connect = Callable[..., Client]
 Keep = Callable[..., None]
 
 MESSAGE_EXPIRY = 0x02

@@ -55,6 +55,7 @@ from tests.support.wire import (
     parse,
     publish_packet,
     subscribe_packet,
+    whole,
 )
 
 
@@ -236,17 +237,12 @@ class Peer:
         return found
 
     def _next(self) -> bytes:
-        length = shift = 0
-        for at, digit in enumerate(self._buffer[1:5], start=2):
-            length |= (digit & 0x7F) << shift
-            shift += 7
-            if digit < 0x80:
-                raw = bytes(self._buffer[: at + length])
-                if len(raw) != at + length:
-                    break
-                del self._buffer[: at + length]
-                return raw
-        raise Finding(f"the broker stopped inside a packet: {bytes(self._buffer[:64]).hex(' ')}")
+        length = whole(self._buffer)
+        if not length:
+            raise Finding(f"the broker stopped inside a packet: {bytes(self._buffer[:64]).hex(' ')}")
+        raw = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        return raw
 
     def _parsed(self, raw: bytes) -> Packet:
         if raw[0] >> 4 == CONNACK and len(raw) == 4:

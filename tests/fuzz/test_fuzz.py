@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.conversations import Conversation, corpus, read, write
+from tests.fuzz.conversations import corpus, read, write
 from tests.fuzz.fuzz_node import fuzz, replay
 
 SEEDS = corpus()
 
 
-@pytest.mark.parametrize("conversation", SEEDS.values(), ids=SEEDS.keys())
-async def test_every_seed_plays_without_a_finding(conversation: Conversation) -> None:
-    """Honest conversations, and every one that once found something."""
-    await replay(conversation)
+async def test_a_finding_is_played_again_from_its_file() -> None:
+    await replay(next(iter(SEEDS.values())))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_damaged_conversations_find_nothing(seed: int) -> None:
-    """The first few hundred of a fixed sequence of damaged conversations."""
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_seeds_and_damaged_conversations_find_nothing(seed: int) -> None:
+    """Honest conversations, every one that once found something, and a few hundred of a fixed damaged sequence.
+
+    A finding has its conversation in its notes.
+    """
     assert len(SEEDS) + 300 == await fuzz(0.0, seed, limit=len(SEEDS) + 300)
 
 

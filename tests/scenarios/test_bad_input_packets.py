@@ -28,16 +28,7 @@ from tests.support.malformed import (
 )
 from tests.support.node import NodeProcess
 from tests.support.refusals import BROKEN, MALFORMED, PROTOCOL_ERROR, connect_refused, refused
-from tests.support.wire import (
-    CONNACK,
-    PUBLISH,
-    Client,
-    Will,
-    connect_packet,
-    prop,
-    publish_packet,
-    subscribe_packet,
-)
+from tests.support.wire import CONNACK, PUBLISH, Client, Will, connect_packet, prop, publish_packet, subscribe_packet
 
 CONFIG = """
 [limits]

@@ -5,20 +5,17 @@ Frames are built by hand: a library would refuse to send these. `guarded` speaks
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Iterator
 
 import pytest
 
+from tests.scenarios.transports import BINARY, CLOSE, CONT, FIN, PING, TEXT, frame
 from tests.scenarios.witness import Witness, metrics, rss, wait_until
 from tests.support.cases import each
 from tests.support.node import NodeProcess
 from tests.support.wire import CONNACK, PATIENCE, PINGREQ, connect_packet, parse, publish_packet
-
-CONT, TEXT, BINARY, CLOSE, PING = 0x0, 0x1, 0x2, 0x8, 0x9
-FIN = 0x80
 
 CONFIG = """
 [limits]
@@ -54,22 +51,6 @@ def upgraded(node: NodeProcess) -> socket.socket:
         answer += peer.recv(4096)
     assert answer.startswith(b"HTTP/1.1 101 ")
     return peer
-
-
-def frame(opcode: int, data: bytes = b"", *, first: int = FIN, mask: bool = True, length: int | None = None) -> bytes:
-    """A frame; `length` may lie about the data."""
-    size = len(data) if length is None else length
-    bit = 0x80 if mask else 0
-    if size < 126:
-        head = struct.pack("!BB", first | opcode, bit | size)
-    elif size < 65536:
-        head = struct.pack("!BBH", first | opcode, bit | 126, size)
-    else:
-        head = struct.pack("!BBQ", first | opcode, bit | 127, size)
-    if not mask:
-        return head + data
-    key = os.urandom(4)
-    return head + key + bytes(byte ^ key[i % 4] for i, byte in enumerate(data))
 
 
 def ends(peer: socket.socket) -> bytes:
@@ -133,7 +114,7 @@ def test_a_handshake_cut_short_is_forgotten(node: NodeProcess) -> None:
 CONNECT = connect_packet("ws-offender", keepalive=0)
 
 BAD_FRAMES: dict[str, bytes] = {
-    "not masked": frame(BINARY, CONNECT, mask=False),
+    "not masked": frame(BINARY, CONNECT, masked=False),
     "text": frame(TEXT, CONNECT),
     "reserved bits": frame(BINARY, CONNECT, first=FIN | 0x40),
     "reserved opcode": frame(0x3, CONNECT),

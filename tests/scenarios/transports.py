@@ -136,19 +136,21 @@ class WebSocket:
         self.sock.close()
 
 
-def frame(opcode: int, data: bytes = b"", first: int = FIN) -> bytes:
-    """A masked frame."""
-    size = len(data)
-    if size < 126:
-        head = struct.pack("!BB", first | opcode, 0x80 | size)
-    elif size < 65536:
-        head = struct.pack("!BBH", first | opcode, 0x80 | 126, size)
+def frame(opcode: int, data: bytes = b"", first: int = FIN, *, masked: bool = True, length: int | None = None) -> bytes:
+    """A frame, masked as a client must; `length` may lie about the data."""
+    size, said = len(data), len(data) if length is None else length
+    bit = 0x80 if masked else 0
+    if said < 126:
+        head = struct.pack("!BB", first | opcode, bit | said)
+    elif said < 65536:
+        head = struct.pack("!BBH", first | opcode, bit | 126, said)
     else:
-        head = struct.pack("!BBQ", first | opcode, 0x80 | 127, size)
+        head = struct.pack("!BBQ", first | opcode, bit | 127, said)
+    if not masked:
+        return head + data
     key = os.urandom(4)
     mask = (key * (size // 4 + 1))[:size]
-    masked = int.from_bytes(data, "little") ^ int.from_bytes(mask, "little")
-    return head + key + masked.to_bytes(size, "little")
+    return head + key + (int.from_bytes(data, "little") ^ int.from_bytes(mask, "little")).to_bytes(size, "little")
 
 
 class AnyClient(Client):

@@ -6,7 +6,7 @@ retained messages collect both without asking for an order.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -33,16 +33,6 @@ MALFORMED, PROTOCOL_ERROR, FILTER_INVALID, TOPIC_INVALID = 0x81, 0x82, 0x8F, 0x9
 NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_IF_NEW, RETAIN_NEVER = 0x04, 0x08, 0x10, 0x20
 
 both_versions = pytest.mark.parametrize("version", [4, 5], ids=["3.1.1", "5"])
-
-
-def assert_refused(client: Client, reasons: Container[int]) -> None:
-    """The broker closes; to an MQTT 5 client it says why in a DISCONNECT, to others it says nothing."""
-    seen = client.expect_closed()
-    if client.version < 5:
-        assert [] == seen
-        return
-    assert [DISCONNECT] == [packet.type for packet in seen]
-    assert seen[0].reason in reasons, f"reason 0x{seen[0].reason or 0:02x}"
 
 
 def assert_filter_refused(client: Client, topic_filter: str, options: int = 0) -> None:
@@ -101,19 +91,3 @@ def acknowledge(client: Client, message: Packet) -> None:
         assert message.packet_id is not None
         kind = PUBACK if message.qos == 1 else PUBREC
         client.send(ack_packet(kind, message.packet_id, version=client.version))
-
-
-def receive_until(client: Client, last: bytes) -> list[Packet]:
-    """The messages before the one with payload `last`; all are acknowledged, in whatever order the broker goes on."""
-    messages: list[Packet] = []
-    while True:
-        packet = client.recv()
-        if packet.type == PUBREL:
-            assert packet.packet_id is not None
-            client.send(ack_packet(PUBCOMP, packet.packet_id, version=client.version))
-            continue
-        assert packet.type == PUBLISH, f"unexpected {packet.name}"
-        acknowledge(client, packet)
-        if packet.payload == last:
-            return messages
-        messages.append(packet)

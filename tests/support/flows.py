@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.support.wire import (
-    DISCONNECT,
     PUBACK,
     PUBCOMP,
     PUBLISH,
@@ -120,17 +119,6 @@ def payloads(messages: Sequence[Packet]) -> list[bytes]:
 def numbered(count: int, start: int = 0) -> list[bytes]:
     """Payloads that tell their place."""
     return [b"%05d" % number for number in range(start, start + count)]
-
-
-def expect_refused(client: Client, *reasons: int) -> None:
-    """The broker closes the connection; to an MQTT 5 client it says one of the reasons in a DISCONNECT first."""
-    seen = client.expect_closed()
-    if client.version < 5:
-        assert not seen, f"{seen[0].name} before the end of the connection"
-        return
-    assert [packet.type for packet in seen] == [DISCONNECT], f"before the end: {[packet.name for packet in seen]}"
-    told = seen[0].reason or 0
-    assert told in reasons, f"DISCONNECT says 0x{told:02x}, not one of {[hex(reason) for reason in reasons]}"
 
 
 def let_pass(seconds: float) -> None:
