@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def node() -> Iterator[MemoryNode]:
         yield node
 
 
-def reader(node: MemoryNode, **more: int) -> Client:
+def reader(node: MemoryNode, **more: Any) -> Client:
     client = node.client("reader", **more)
     client.subscribe("t", 2)
     return client
