@@ -348,6 +348,19 @@ def test_attempts_are_counted_though_no_session_remembers_them(node: FanoutNode)
     assert ["b"] == in_turn(node.vehicle())
 
 
+def test_attempts_are_counted_though_the_process_is_killed(node: FanoutNode) -> None:
+    car = node.vehicle()
+    send_all(node, VIN, "a", "b")
+    for pause in (1.0, 0.0):
+        car.ack(message_of(car), reason=0x80)
+        node.wait(pause)
+    node = node.kill()
+    car = node.lasting()
+    car.ack(message_of(car), reason=0x80)
+    assert "failed 3 refused_0x80" == brief(node.receipts("a"))[-1]
+    assert ["b"] == in_turn(car)
+
+
 def test_a_message_above_the_maximum_packet_size_of_its_vehicle_fails(node: FanoutNode) -> None:
     car = node.vehicle(maximum_packet_size=1000)
     node.send([VIN], "a", "x" * 1000)

@@ -15,14 +15,7 @@ from motorcade.mqtt.packets import Publish
 from motorcade.plugins.fanout.record import BatchRecord, DataRecord, decode_batch, decode_data, encode
 from motorcade.plugins.fanout.tables import BATCHES, DATA, STATE, TRIGGER, UNSWEPT
 from motorcade.storage.memory import MemoryRecords
-from tests.unit.fanout.test_model import ACK_TIMEOUT, OPTIONS, RETENTION, VINS, Machine, Sent, judged
-
-
-@pytest.fixture
-def world() -> Iterator[Machine]:
-    """A node, three vehicles that are away, a platform. What the model demands in the end is demanded here, too."""
-    with judged(Machine()) as machine:
-        yield machine
+from tests.unit.fanout.test_model import ACK_TIMEOUT, OPTIONS, RETENTION, VINS, Machine, Sent
 
 
 @pytest.fixture

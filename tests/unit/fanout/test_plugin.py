@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +14,9 @@ from motorcade.plugins.fanout.dispatcher import Pool
 from motorcade.plugins.fanout.tables import done_of
 from motorcade.plugins.fanout.views import WhyView
 from tests.unit.broker.memory import surviving
-from tests.unit.fanout.test_model import MAX_ATTEMPTS, VINS, Machine, judged
+from tests.unit.fanout.test_model import MAX_ATTEMPTS, VINS, Machine
 
 VIN = VINS[0]
-
-
-@pytest.fixture
-def world() -> Iterator[Machine]:
-    """A node, three vehicles that are away, a platform. What the model demands in the end is demanded here, too."""
-    with judged(Machine()) as machine:
-        yield machine
 
 
 def why(world: Machine) -> WhyView:

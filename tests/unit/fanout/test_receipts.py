@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -117,39 +116,6 @@ def test_a_prefix_tells_requests_apart_that_begin_alike() -> None:
     assert value.startswith(prefix_of("task_1"))
     for other in ("task_11", "task", "task_", "Task_1", f"task_1/{make_vin(1)}"):
         assert not value.startswith(prefix_of(other))
-
-
-async def test_what_is_written_is_in_the_stream_and_counted(store: Store) -> None:
-    books = await Bookkeeping.on(store)
-    await books.accepted("task_1", [1, 2])
-    await books.say(State.SENT, "task_1", 1, attempt=1)
-    await books.say(State.ACKED, "task_1", 1, attempt=1)
-    stored = [
-        receipts.decode(record.decode(found.value).payload) for found in await store.streams.read(RECEIPTS, 0, 10)
-    ]
-    assert [State.ACCEPTED, State.ACCEPTED, State.SENT, State.ACKED] == [receipt.state for receipt in stored]
-    assert {"receipts_accepted": 2, "receipts_sent": 1, "receipts_acked": 1} == dict(books.counters)
-    await books.stop()
-
-
-async def test_those_who_listen_get_receipts_in_the_order_they_were_stored() -> None:
-    store = MemoryStore()
-    await store.open()
-    books = await Bookkeeping.on(store)
-    await books.accepted("task_1", [1, 2])
-    await books.say(State.SENT, "task_1", 2, 1, attempt=1)
-    while books.context.tasks:
-        await asyncio.wait(books.context.tasks)
-    heard = [receipts.decode(message.payload) for message in books.hub.routed]
-    assert [("accepted", 1), ("accepted", 2), ("sent", 2), ("sent", 1)] == [
-        (receipt.state, 1 if receipt.vin == make_vin(1) else 2) for receipt in heard
-    ]
-    assert {1} == {message.qos for message in books.hub.routed}
-    stored = [record.decode(found.value) for found in await store.streams.read(RECEIPTS, 0, 10)]
-    assert [(message.topic, message.payload) for message in books.hub.routed] == [
-        (found.topic, found.payload) for found in stored
-    ]
-    await books.stop()
 
 
 def test_readers_of_the_stream_get_receipts() -> None:

@@ -33,6 +33,12 @@ class Scene:
     def topic(self, request: str) -> str:
         return f"agent/{self.vehicle.vin}/proxy/request/{request}"
 
+    async def come_again(self, *, clean: bool = False) -> tuple[Peer, asyncio.Task[None]]:
+        """The vehicle goes and comes; its new connection, on which nothing was said, and what waits for its end."""
+        await self.vehicle.disconnect()
+        coming = asyncio.create_task(self.vehicle.connect(clean=clean))
+        return await self.broker.peer(), coming
+
     async def until(self, condition: Any, what: str) -> None:
         await self.fleet.wait_until(condition, what)
 
@@ -319,9 +325,7 @@ async def test_who_falls_silent_keeps_the_connection_and_reads_nothing() -> None
 @both_versions
 async def test_a_kept_session_needs_no_subscription(version: int) -> None:
     async with scene(version=version) as s:
-        await s.vehicle.disconnect()
-        coming = asyncio.create_task(s.vehicle.connect())
-        again = await s.broker.peer()
+        again, coming = await s.come_again()
         await again.introduced()
         again.connack(session_present=True)
         assert "online" in (await again.next(wire.PUBLISH)).topic
@@ -331,16 +335,12 @@ async def test_a_kept_session_needs_no_subscription(version: int) -> None:
 
 async def test_a_session_that_is_gone_or_not_wanted_is_subscribed_anew() -> None:
     async with scene() as s:
-        await s.vehicle.disconnect()
-        coming = asyncio.create_task(s.vehicle.connect())
-        again = await s.broker.peer()
+        again, coming = await s.come_again()
         await again.welcome()
         await coming
         assert s.peer.subscribe == again.subscribe
         s.vehicle.behave(Behaviour(heartbeat=0, resubscribe=True))
-        await s.vehicle.disconnect()
-        coming = asyncio.create_task(s.vehicle.connect())
-        third = await s.broker.peer()
+        third, coming = await s.come_again()
         await third.introduced()
         third.connack(session_present=True)
         await third.subscribed()
@@ -349,9 +349,7 @@ async def test_a_session_that_is_gone_or_not_wanted_is_subscribed_anew() -> None
 
 async def test_a_new_session_is_begun_when_told() -> None:
     async with scene() as s:
-        await s.vehicle.disconnect()
-        coming = asyncio.create_task(s.vehicle.connect(clean=True))
-        again = await s.broker.peer()
+        again, coming = await s.come_again(clean=True)
         await again.welcome()
         await coming
         kept = bytearray(s.peer.connect)
