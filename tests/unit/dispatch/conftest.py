@@ -26,6 +26,7 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     count_commands(monkeypatch.setattr)
     began = time.time()
     monkeypatch.setattr("motorcade.dispatch.leader._milliseconds", lambda: int((began + clock().time()) * 1000))
+    monkeypatch.setattr("motorcade.dispatch.leader.LOOK_INTERVAL", 0.5)  # a minute has few turns then
 
 
 @pytest.fixture
