@@ -217,8 +217,7 @@ def test_redis_goes_away_and_comes_back(home: Home) -> None:
         wait_until(lambda: appended(home, queue, b"room"), "there is room again")
         server.stop()
         producer.send(publish_packet(queue.write("k0"), b"safe?", qos=1, packet_id=1))
-        with pytest.raises(TimeoutError):
-            producer.recv(0.5)
+        assert [] == settled(producer), "the node has read it, and does not answer yet"
         server.start()
         safe = acknowledged(producer)
         wait_until(lambda: appended(home, queue, b"back"), "the store is back")
@@ -280,14 +279,16 @@ def test_queues_move_to_another_engine(home: Home, lone_redis: RedisServer, tmp_
         assert [8] == deleted.numbers(take(other, 1))
 
 
-@embedded
-def test_one_key_updated_many_times_leaves_one_payload(home: Home) -> None:
-    """Neither the store nor the time of a start grows with what was replaced."""
+def test_one_key_updated_many_times_leaves_one_payload(home: Home, request: pytest.FixtureRequest) -> None:
+    """Neither the store nor the time of a start grows with what was replaced; Redis has its memory back."""
     home.start()
     queue = Compacted(home, "car")
-    fill(home, [(queue.write("k"), b"%d " % number + b"x" * 200) for number in range(10_000)])
+    fill(home, [(queue.write("k"), b"%d " % number + b"x" * 2000) for number in range(5000)])
+    if home.url.startswith("redis"):
+        server: RedisServer = request.getfixturevalue("lone_redis")
+        wait_until(lambda: server.client.info("memory")["used_memory_dataset"] < 5_000_000, "its memory is back")
     home.crash()
     with Operator(home.node) as desk:
         shown = queue.shown(desk)
-        assert (1, 10_000, 10_000) == (shown["messages"], shown["first"], shown["last"])
-        assert shown["bytes"] < 1000
+        assert (1, 5000, 5000) == (shown["messages"], shown["first"], shown["last"])
+        assert shown["bytes"] < 3000

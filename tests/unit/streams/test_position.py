@@ -30,27 +30,9 @@ def test_what_a_position_means() -> None:
 def test_what_is_no_position() -> None:
     """The answer says what could be written, and is no longer than the mistake deserves."""
     for text in [
-        "0",
-        "-1",
-        "1.5",
-        "1e3",
-        "EARLIEST",
-        "yesterday",
-        "@",
-        "@x",
-        "@-1",
-        "@nan",
-        "@inf",
-        "@1e999",
-        "2023-13-01",
-        "2023-11-14T25:00",
-        "\uff12",
-        "\u00b2",
-        " ",
-        " 1",
-        str(MOST + 1),
-        "9" * 5000,
-        "2023-11-14T22:13:20Z ",
+        *("0", "-1", "1.5", "1e3", str(MOST + 1), "9" * 5000, "\uff12", "\u00b2", " ", " 1"),
+        *("EARLIEST", "yesterday", "2023-13-01", "2023-11-14T25:00", "2023-11-14T22:13:20Z "),
+        *("@", "@x", "@-1", "@nan", "@inf", "@1e999"),
     ]:
         with pytest.raises(MotorcadeError, match="'earliest'") as caught:
             read_position(text)
