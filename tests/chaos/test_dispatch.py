@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.dispatch import Options, Verdict, chaos, judge, report
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_nothing_is_lost_or_done_twice_when_anybody_is_killed() -> None:
