@@ -172,11 +172,12 @@ class NodeProcess(RunningNode):
 
     def _collect(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self.output.append(line)
-            if READY.search(line):
-                self._ready = True
-                self._started.set()
+        with process.stdout as lines:
+            for line in lines:
+                self.output.append(line)
+                if READY.search(line):
+                    self._ready = True
+                    self._started.set()
         self._started.set()  # the end of the output
 
     @property

@@ -6,19 +6,15 @@ The node is real and in this process; requests are raw bytes over its port, as c
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from starlette.routing import BaseRoute, Mount, Route
 
-from motorcade import config as configuration
 from motorcade.core.vin import make_vin
 from motorcade.http.app import make_app
-from motorcade.http.guard import Token
-from motorcade.node import Node
+from tests.support.local import LocalNode
 
 VIN = make_vin(1)
 DIGITS = "9" * 5000  #: more than Python converts
@@ -152,29 +148,12 @@ class Web:
             self.streams = None
 
 
-async def run(data: Path) -> list[str]:
+async def answered_badly(node: LocalNode) -> list[str]:
     """What was answered as it should not be."""
-    flags = {"listeners.tcp.bind": "127.0.0.1:0", "listeners.ws.bind": "off", "http.bind": "127.0.0.1:0"}
-    loaded = configuration.load(
-        None,
-        {},
-        {
-            **flags,
-            "data.dir": str(data),
-            "store.url": "memory://",
-            "http.plugin_paths": "/",
-            "http.require_token": False,
-        },
-    )
-    node = Node(loaded, asyncio.get_running_loop())
-    serving = asyncio.create_task(node.run())
-    while not node.control.listeners:
-        assert not serving.done(), serving.exception()
-        await asyncio.sleep(0.01)
-    web = Web(node.http[0].address)
+    web = Web(str(node.http))
     found: list[str] = []
     try:
-        for method, path in walk(make_app(node.control, node.broker.loop, Token(required=False)).routes):
+        for method, path in walk(make_app(node.node.control, asyncio.get_running_loop()).routes):
             for line, header, body in requests(method, path):
                 status, answer = await web.ask(line, header, body)
                 if status >= 500 or not status:
@@ -182,15 +161,9 @@ async def run(data: Path) -> list[str]:
         assert 200 == (await web.ask("GET /healthz"))[0]
     finally:
         web.close()
-        node.stopping.set()
-        await serving
     return found
 
 
-def test_no_request_is_too_much_for_the_control_port(tmp_path: Path) -> None:
-    threshold = gc.get_threshold()
-    try:
-        assert [] == asyncio.run(run(tmp_path))
-    finally:
-        gc.unfreeze()  # as the node has found it
-        gc.set_threshold(*threshold)
+def test_no_request_is_too_much_for_the_control_port() -> None:
+    with LocalNode(flags={"http.plugin_paths": "/", "http.require_token": False}) as node:
+        assert [] == asyncio.run(answered_badly(node))
