@@ -82,6 +82,34 @@ def test_a_qos_2_message_that_is_refused_makes_room_for_the_next(node: MemoryNod
     assert [b"2"] == reader.payloads()
 
 
+def test_ids_that_are_never_released_are_forgotten_in_the_store_too(node: MemoryNode, store: HeldStore) -> None:
+    client = durable(node, "publisher")
+    client.send(Publish("t", b"", 2, packet_id=7))
+    client.expect(Pubrec)
+    assert 1 == len(store.records_of(AWAITING))
+    node.wait(node.plane.session_options.await_rel_timeout + 60.0)
+    node.broker._tick()
+    node.turn()
+    assert {} == store.records_of(AWAITING)
+
+
+def test_what_is_new_waits_until_all_is_repeated() -> None:
+    """The client takes fewer at once than before."""
+    node = MemoryNode()
+    with standing(node.clock):
+        reader, publisher = durable(node, "reader"), node.client("publisher")
+        reader.subscribe("t")
+        for number in range(3):
+            publisher.publish("t", b"%d" % number)
+        assert 3 == len(reader.messages())
+        reader.close()
+        reader = node.admit("reader", clean=False, session_expiry=1000, receive_maximum=1)
+        for qos in (0, 1):
+            publisher.publish("t", b"new", qos)
+        reader.drain()
+        assert [b"0", b"1", b"2", b"new", b"new"] == [message.payload for message in reader.received]
+
+
 def test_a_publisher_does_not_wait_for_a_reader_that_is_gone() -> None:
     """It waits while the only reader is behind, and goes on at once when that has closed its connection."""
     node = MemoryNode(SessionOptions(window=1, queue=4, patience=60.0))
