@@ -11,7 +11,6 @@ import json
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +21,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from motorcade.client import Client
-from motorcade.core import record
-from motorcade.core.message import Message
 from motorcade.core.receipt import FINAL, State
 from motorcade.core.vin import make_vin
 from motorcade.fleet import Behaviour, Fleet, FleetOptions
 from motorcade.pipelines import audit
 from motorcade.pipelines.receipts import COLUMNS, receipts
-from motorcade.pipelines.sources.shelf import shelf
 from motorcade.storage.ports import Draft
 from tests.pipelines.lake import NOW, Lake
-from tests.pipelines.receipts_made import told
+from tests.pipelines.receipts_made import store, told
 from tests.scenarios.witness import wait_until
 from tests.support.fanout import Watch, batch
 from tests.support.node import NodeProcess
 from tests.support.operator import Operator
+from tests.support.redis import RedisCluster
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -57,12 +54,6 @@ VINS = [make_vin(number) for number in range(1, 41)]
 REFUSING, SILENT, AWAY = VINS[:5], VINS[5:8], VINS[8:18]
 HERE = [vin for vin in VINS if vin not in AWAY]
 STEADY = HERE[8:]
-
-
-@pytest.fixture(autouse=True)
-def _put_back() -> Iterator[None]:
-    yield
-    shelf.close()
 
 
 class Life:
@@ -251,10 +242,9 @@ def _damage_is_found(spark: SparkSession, url: str) -> None:
     """Behind the node's back: an entry goes, another one comes, a third one is said to be over."""
     gone, kept, new = AWAY[8], AWAY[9], make_vin(900)
     with Lake(url) as lake:
-        assert 1 == lake.do(lambda store: store.mailboxes.clear(f"fanout:{gone}"))
-        lake.do(lambda store: store.mailboxes.append([f"fanout:{new}"], Draft(b"b", b"p"), NOW))
-        receipt = json.dumps(told(f"{kept}.1", "acked", 0, "ota")).encode()
-        lake.append("receipts", [record.encode(Message(f"$SDV-FANOUT/receipt/ota/{kept}", receipt, 1))])
+        assert 1 == lake.do(lambda opened: opened.mailboxes.clear(f"fanout:{gone}"))
+        lake.do(lambda opened: opened.mailboxes.append([f"fanout:{new}"], Draft(b"b", b"p"), NOW))
+        store(lake, [told(f"{kept}.1", "acked", 0, "ota")])
     verdict = audit.run(spark, url, pause=0.0)
     assert {f"{gone}.1": "lost", f"{kept}.1": "final_and_pending", f"{new}.1": "never_accepted"} == {
         finding["delivery_id"]: finding["problem"] for finding in verdict.findings
@@ -262,24 +252,18 @@ def _damage_is_found(spark: SparkSession, url: str) -> None:
     assert 1 == verdict.exit_code
 
 
-def test_on_every_store_what_ends_between_two_looks_is_no_finding(
-    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+def test_what_ends_between_two_looks_at_a_redis_cluster_is_no_finding(
+    spark: SparkSession, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receipt of a replaced entry comes a moment after the entry has gone."""
     vin = make_vin(1)
-
-    def append(lake: Lake, *story: dict[str, Any]) -> None:
-        values = [json.dumps(receipt).encode() for receipt in story]
-        topic = f"$SDV-FANOUT/receipt/r1/{vin}"
-        lake.append("receipts", [record.encode(Message(topic, value, 1)) for value in values])
-
-    with Lake(url) as lake:
-        lake.do(lambda store: store.mailboxes.append([f"fanout:{vin}"], Draft(b"b", b"p"), NOW))
-        append(lake, told(f"{vin}.1", "accepted", 0), told(f"{vin}.2", "accepted", 0), told(f"{vin}.3", "accepted", 0))
-        late = told(f"{vin}.2", str(State.REPLACED), 1)
-        later = told(f"{vin}.4", "accepted", 1)
-        monkeypatch.setattr(audit, "sleep", lambda _seconds: append(lake, late, later))
-        verdict = audit.run(spark, url)
+    redis_cluster.empty()
+    with Lake(redis_cluster.url) as lake:
+        lake.do(lambda opened: opened.mailboxes.append([f"fanout:{vin}"], Draft(b"b", b"p"), NOW))
+        store(lake, [told(f"{vin}.{number}", "accepted", 0) for number in (1, 2, 3)])
+        late = [told(f"{vin}.2", str(State.REPLACED), 1), told(f"{vin}.4", "accepted", 1)]
+        monkeypatch.setattr(audit, "sleep", lambda _seconds: store(lake, late))
+        verdict = audit.run(spark, redis_cluster.url)
     assert {"replaced": 1, "pending": 1, "lost": 1} == verdict.outcomes
     assert [f"{vin}.3"] == [finding["delivery_id"] for finding in verdict.findings]
     assert 3 == verdict.upto
