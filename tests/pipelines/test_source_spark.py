@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,13 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from motorcade.pipelines.sources.shelf import shelf
 from motorcade.storage.ports import Draft
 from tests.pipelines.lake import NOW, Lake
+from tests.pipelines.queries import to_the_end
 from tests.support.flows import publish_many
 from tests.support.node import NodeProcess
-from tests.support.redis import RedisServer
+from tests.support.redis import RedisCluster, RedisServer
 from tests.support.wire import Client
-
-#: Seconds for a query; the first one of a session starts workers, and the machine may be busy.
-PATIENCE = 90
 
 CONFIG = """
 [plugins.streams.stream.telemetry]
@@ -27,35 +25,16 @@ topics = ["v/#"]
 """
 
 
-@pytest.fixture(autouse=True)
-def _put_back() -> Iterator[None]:
-    yield
-    shelf.close()
-
-
 def frame(spark: SparkSession, url: str, **options: str) -> DataFrame:
     return spark.read.format("motorcade").options(store=url, **{"stream": "s", **options}).load()
 
 
-def run(spark: SparkSession, url: str, place: Path, **options: str) -> list[Any]:
+def run(spark: SparkSession, urls: list[str], place: Path, **options: str) -> list[Any]:
     """Everything that is there now into a lake of Parquet files; the progress of the batches."""
-    followed = (
-        spark.readStream.format("motorcade")
-        .schema("offset LONG, topic STRING, payload BINARY")
-        .options(store=url, stream="s", **options)
-        .load()
-    )
-    query = (
-        followed.writeStream.format("parquet")
-        .option("path", str(place / "rows"))
-        .option("checkpointLocation", str(place / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        assert query.awaitTermination(PATIENCE), "the query does not end"
-    finally:
-        query.stop()
+    source = spark.readStream.format("motorcade").schema("offset LONG, topic STRING, payload BINARY")
+    followed = reduce(DataFrame.unionAll, [source.options(store=url, stream="s", **options).load() for url in urls])
+    files = followed.writeStream.format("parquet").option("path", str(place / "rows")).trigger(availableNow=True)
+    query = to_the_end(files.option("checkpointLocation", str(place / "checkpoint")).start)
     return [progress for progress in query.recentProgress if progress.numInputRows]
 
 
@@ -87,19 +66,27 @@ def test_the_stream_of_a_running_node_is_a_frame(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.timeout(240)
-def test_a_stream_becomes_files_once(spark: SparkSession, url: str, tmp_path: Path) -> None:
+def test_streams_of_every_engine_become_files_once(
+    spark: SparkSession, redis_server: RedisServer, redis_cluster: RedisCluster, tmp_path: Path
+) -> None:
     """In bounded batches; the next run goes on where this one ended; a batch whose commit was lost is read again."""
-    with Lake(url) as lake:
-        lake.fill("s", 2000)
-        progress = run(spark, url, tmp_path, max_rows="800", rows_per_partition="300")
-        assert [800, 800, 400] == [batch.numInputRows for batch in progress]
-        assert list(range(1, 2001)) == lake_of(spark, tmp_path)
-        lake.fill("s", 500, first=2001)
+    redis_server.empty()
+    redis_cluster.empty()
+    urls = [f"rocksdb://{tmp_path / 'store'}", redis_server.url, redis_cluster.url]
+    with ExitStack() as stores:
+        lakes = [stores.enter_context(Lake(url)) for url in urls]
+        for lake in lakes:
+            lake.fill("s", 1000)
+        progress = run(spark, urls, tmp_path, max_rows="400", rows_per_partition="300")
+        assert [1200, 1200, 600] == [batch.numInputRows for batch in progress]
+        assert sorted([*range(1, 1001)] * 3) == lake_of(spark, tmp_path)
+        for lake in lakes:
+            lake.fill("s", 200, first=1001)
         # As if the driver had died after the sink was done, before it was noted that it is.
         for commit in (tmp_path / "checkpoint" / "commits").glob("*2*"):
             commit.unlink()
-        run(spark, url, tmp_path, max_rows="800")
-        assert list(range(1, 2501)) == lake_of(spark, tmp_path)
+        run(spark, urls, tmp_path, max_rows="400")
+        assert sorted([*range(1, 1201)] * 3) == lake_of(spark, tmp_path)
 
 
 @pytest.mark.timeout(240)
@@ -108,12 +95,12 @@ def test_a_query_ends_with_what_is_wrong(spark: SparkSession, tmp_path: Path) ->
     url = f"rocksdb://{tmp_path / 'store'}"
     with Lake(url) as lake:
         lake.fill("s", 100)
-        run(spark, url, tmp_path)
+        run(spark, [url], tmp_path)
         lake.fill("s", 100, first=101)
         lake.trim("s", records=50)
         with pytest.raises(StreamingQueryException, match=r"offsets 101 to 150.*on_trimmed=skip"):
-            run(spark, url, tmp_path)
-        run(spark, url, tmp_path, on_trimmed="skip")
+            run(spark, [url], tmp_path)
+        run(spark, [url], tmp_path, on_trimmed="skip")
         assert [*range(1, 101), *range(151, 201)] == lake_of(spark, tmp_path)
         with pytest.raises(AnalysisException, match="no option 'streem'"):
             spark.read.format("motorcade").options(store=url, streem="s").load()
