@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources.appends import PART_ROWS, REMEMBERED, STAGED_FOR, Appends, beside, entries_of
@@ -21,15 +22,10 @@ from motorcade.pipelines.sources.shelf import shelf
 from motorcade.redis.slots import slot_of
 from motorcade.storage.redis_reader import Asking
 from tests.pipelines.lake import Lake
+from tests.pipelines.queries import to_the_end
 from tests.support.redis import RedisCluster, RedisServer
 
 KEY = "messages:made"
-
-
-@pytest.fixture(autouse=True)
-def _put_back() -> Iterator[None]:
-    yield
-    shelf.close()
 
 
 @pytest.fixture
@@ -98,23 +94,22 @@ def crash_after(asking: Asking, calls: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(asking, "wait", waiting)
 
 
-@pytest.mark.parametrize("calls", range(1, 14))
-def test_a_driver_may_die_anywhere(server: RedisServer, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_may_die_anywhere(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch is run again, with its rows in another order and in other tasks: what lands is one batch, once."""
     first = [*range(2 * PART_ROWS)]
-    appends = Appends(server.url, KEY, "q")
-    staged = [appends.stage(numbers(*first[:300])), appends.stage(numbers(*first[300:]))]
-    with monkeypatch.context() as patch:
-        crash_after(shelf.take(server.url, Asking), calls, patch)
-        try:
-            appends.land(staged, 0)
-        except CrashedError:
-            pass
-    again = Appends(server.url, KEY, "q")
-    again.land([again.stage(numbers(*reversed(first)))], 0)
-    assert first == sorted(stream(server))
-    appends.land([appends.stage(numbers(9999))], 1)
-    assert [*first, 9999] == sorted(stream(server))
+    for calls in range(1, 14):
+        server.empty()
+        appends = Appends(server.url, KEY, "q")
+        staged = [appends.stage(numbers(*first[:300])), appends.stage(numbers(*first[300:]))]
+        with monkeypatch.context() as patch:
+            crash_after(shelf.take(server.url, Asking), calls, patch)
+            with suppress(CrashedError):
+                appends.land(staged, 0)
+        again = Appends(server.url, KEY, "q")
+        again.land([again.stage(numbers(*reversed(first)))], 0)
+        assert first == sorted(stream(server)), calls
+        appends.land([appends.stage(numbers(9999))], 1)
+        assert [*first, 9999] == sorted(stream(server)), calls
 
 
 def test_nothing_that_is_staged_stays_for_ever(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,33 +231,40 @@ def test_of_two_drivers_one_lands(server: RedisServer, monkeypatch: pytest.Monke
     assert [2, 1] == stream(server)
 
 
-@pytest.mark.parametrize("restored", [16, 32])
 def test_a_server_that_falls_back_in_the_middle_gets_the_rest_again(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch, restored: int
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fail-over to a replica that was behind: what it does not know of lands again."""
     first = [*range(30 * PART_ROWS)]
-    appends = Appends(server.url, KEY, "q")
-    staged = [appends.stage(numbers(*first[:6000])), appends.stage(numbers(*first[6000:]))]
-    asking = shelf.take(server.url, Asking)
-    wait, calls = asking.wait, [0]
+    for restored in (16, 32):
+        server.empty()
+        appends = Appends(server.url, KEY, "q")
+        staged = [appends.stage(numbers(*first[:6000])), appends.stage(numbers(*first[6000:]))]
+        with monkeypatch.context() as patch:
+            calls = fall_back(server, shelf.take(server.url, Asking), restored, patch)
+            appends.land(staged, 0)
+        assert restored < len(calls)
+        assert first == sorted(stream(server)), restored
+
+
+def fall_back(server: RedisServer, asking: Asking, restored: int, patch: pytest.MonkeyPatch) -> list[int]:
+    """At this call the server is as it was at the eighth. Return the calls."""
+    wait, calls = asking.wait, list[int]()
     behind: dict[bytes, bytes] = {}
 
     def waiting(answer: Any) -> Any:
         found = wait(answer)
-        calls[0] += 1
-        if calls[0] == 8:
+        calls.append(len(calls))
+        if len(calls) == 8:
             behind.update({key: server.command("DUMP", key) for key in server.command("KEYS", "*")})
-        if calls[0] == restored:
+        if len(calls) == restored:
             server.empty()
             for key, value in behind.items():
                 server.command("RESTORE", key, 0, value)
         return found
 
-    monkeypatch.setattr(asking, "wait", waiting)
-    appends.land(staged, 0)
-    assert restored < calls[0]
-    assert first == sorted(stream(server))
+    patch.setattr(asking, "wait", waiting)
+    return calls
 
 
 def test_a_frame_with_a_batch_id_is_written_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,10 +281,8 @@ def test_a_frame_with_a_batch_id_is_written_once(server: RedisServer, monkeypatc
         server.empty()
         with monkeypatch.context() as patch:
             crash_after(shelf.take(server.url, Asking), calls, patch)
-            try:
+            with suppress(CrashedError):
                 write("day-1", *rows)
-            except CrashedError:
-                pass
         write("day-1", *reversed(rows))
         write("day-1", *rows)
         assert rows == sorted(stream(server)), calls
@@ -299,15 +299,12 @@ def test_a_run_that_is_given_up_leaves_nothing(server: RedisServer) -> None:
     assert set() == left(server)
 
 
-@pytest.mark.parametrize("key", ["a", "a:b", "{a}:b", "x{a}", "a{b", "ä"])
-def test_keys_beside_a_stream_are_in_its_slot(key: str) -> None:
-    assert slot_of(key) == slot_of(beside(key, "q")) == slot_of(beside(key, "q", "task"))
-
-
-@pytest.mark.parametrize("key", ["a{}b", "}a{"])
-def test_a_key_that_leaves_no_room_beside_it_is_refused(key: str) -> None:
-    with pytest.raises(OptionError, match="has braces that leave no room"):
-        Appends("redis://h", key, "q")
+def test_keys_beside_a_stream_are_in_its_slot() -> None:
+    for key in ("a", "a:b", "{a}:b", "x{a}", "a{b", "ä"):
+        assert slot_of(key) == slot_of(beside(key, "q")) == slot_of(beside(key, "q", "task")), key
+    for key in ("a{}b", "}a{"):
+        with pytest.raises(OptionError, match="has braces that leave no room"):
+            Appends("redis://h", key, "q")
 
 
 def test_entries_are_made_of_columns_or_of_one_map() -> None:
@@ -318,29 +315,6 @@ def test_entries_are_made_of_columns_or_of_one_map() -> None:
     assert [[b"k", b"v"]] == entries_of(whole)
     with pytest.raises(PipelineError, match="without any value"):
         entries_of(pa.RecordBatch.from_pydict({"a": pa.array([None], pa.string())}))
-
-
-@pytest.mark.parametrize(
-    ("options", "overwrite", "says"),
-    [
-        ({}, False, "one of the options `redis_stream`, `fanout` and `publish`"),
-        ({"redis_stream": "s"}, False, "`store` says where"),
-        ({"redis_stream": "s", "store": "rocksdb:///x"}, False, "the store must be redis"),
-        ({"redis_stream": "s", "store": "redis://h", "qery": "x"}, False, "no option 'qery' for writing"),
-        ({"redis_stream": "s", "store": "redis://h", "query": "a b"}, False, "option query: 'a b' has a blank"),
-        ({"redis_stream": "s", "store": "redis://h"}, True, "not overwritten"),
-        ({"redis_stream": "s", "store": "redis://h"}, False, "option query: a name is needed"),
-    ],
-)
-def test_a_wrong_option_for_writing_is_named(options: dict[str, str], overwrite: bool, says: str) -> None:
-    with pytest.raises(OptionError, match=says):
-        MotorcadeDataSource(options).streamWriter(StructType([StructField("a", StringType())]), overwrite)
-
-
-def test_a_type_that_entries_cannot_have_is_named() -> None:
-    source = MotorcadeDataSource({"redis_stream": "s", "store": "redis://h", "query": "q"})
-    with pytest.raises(OptionError, match="the column 'a' is double; entries of a stream have text"):
-        source.writer(StructType([StructField("a", DoubleType())]), overwrite=False)
 
 
 @pytest.mark.timeout(900)
@@ -362,9 +336,8 @@ def test_a_query_writes_into_a_redis_stream_of_a_cluster(
                 .options(store=redis_cluster.url, redis_stream=KEY, query="copy")
                 .option("checkpointLocation", str(tmp_path / checkpoint))
                 .trigger(availableNow=True)
-                .start()
             )
-            assert query.awaitTermination(300), "the query does not end"
+            to_the_end(query.start)
 
         run()
         for commit in (tmp_path / "checkpoint" / "commits").glob("*1*"):
