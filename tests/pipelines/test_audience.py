@@ -1,7 +1,7 @@
 """An audience by SQL, planned and sent to a real node: whatever is repeated, each vehicle is addressed once.
 
 Vehicles are sent to in mode `append`, in which one that was addressed twice would have two messages. How often each was
-accepted is read from the stream of receipts, by Spark, and the audit has its say about the store.
+accepted is read from the stream of receipts, and the audit has its say about the store.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from motorcade.core import record
 from motorcade.core.vin import make_vin
 from motorcade.pipelines import PipelineError, audience, audit, failures, runner, session
 from motorcade.pipelines.folder import Folder
@@ -35,6 +37,7 @@ from motorcade.pipelines.tables import tables_of
 from motorcade.platform.orders import Order
 from motorcade.storage.readers import open_reader
 from tests.scenarios.witness import wait_until
+from tests.support.cases import refusal, unlike
 from tests.support.fanout import Platform, request_name
 from tests.support.node import ROOT, NodeProcess
 
@@ -51,18 +54,15 @@ DUPLICATES = VINS[:30] * 2
 ROWS = [(vin, 2020 + number % 5) for number, vin in enumerate([*VINS, *DUPLICATES])] + [(text, 2024) for text in WRONG]
 SINCE_2022 = [row for row in ROWS if row[1] >= 2022]
 CHOSEN = {vin for vin, _ in SINCE_2022} & set(VINS)
-SQL = "SELECT vin FROM fleet WHERE year >= 2022"
+EVERYBODY = "SELECT vin FROM fleet"
+SQL = f"{EVERYBODY} WHERE year >= 2022"
 
 
-@pytest.fixture(autouse=True)
-def _put_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing stays open, and the session is as it was."""
-    if "spark" not in request.fixturenames:
-        yield
-        return
-    with audience._settings_kept(request.getfixturevalue("spark")):
-        yield
-    shelf.close()
+@pytest.fixture
+def spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """Afterwards it divides rows as before."""
+    with audience._settings_kept(spark):
+        yield spark
 
 
 @pytest.fixture(scope="module")
@@ -88,26 +88,36 @@ def order(request: str | None = None) -> Order:
     return Order(request or request_name(), b'{"do": "it"}', {"mode": "append"})
 
 
-def accepted(spark: SparkSession, node: NodeProcess, request: str) -> Counter[str]:
+def accepted(node: NodeProcess, request: str) -> Counter[str]:
     """How often each vehicle was accepted for a request."""
-    frame = spark.read.format("motorcade").options(store=store(node), stream="receipts").load()
-    rows = frame.selectExpr("from_json(string(payload), 'request_id STRING, vin STRING, state STRING') AS r")
-    found = rows.where((rows.r.request_id == request) & (rows.r.state == "accepted")).select("r.vin").collect()
-    return Counter(row["vin"] for row in found)
-
-
-def told_so_far(node: NodeProcess) -> int:
-    """The offset of the last receipt."""
     reader = open_reader(store(node))
     try:
-        return reader.extent("receipts").last
+        pages = [*reader.pages("receipts", 0, reader.extent("receipts").last)]
+    finally:
+        reader.close()
+    told = [json.loads(record.decode(value).payload) for page in pages for value in page.values]
+    return Counter(one["vin"] for one in told if (request, "accepted") == (one["request_id"], one["state"]))
+
+
+@contextmanager
+def new_receipts(node: NodeProcess) -> Iterator[Callable[[], bool]]:
+    """Whether there are more receipts than there were at the start. Spark would say so when its tasks are done."""
+    reader = open_reader(store(node))
+    before = reader.extent("receipts").last
+
+    def there() -> bool:
+        reader.refresh()
+        return reader.extent("receipts").last > before
+
+    try:
+        yield there
     finally:
         reader.close()
 
 
-def plan(spark: SparkSession, folder: Folder, what: Order, fleet: Path, **more: Any) -> audience.Counts:
-    options = {"size": 20, "rate": 20.0} | more  # with this rate a file has ten batches
-    return audience.plan(spark, folder, what, tables_of([f"fleet={fleet}"], []), SQL, **options)
+def plan(spark: SparkSession, folder: Folder, what: Order, fleet: Path, sql: str = SQL) -> audience.Counts:
+    """With this rate a file has ten batches."""
+    return audience.plan(spark, folder, what, tables_of([f"fleet={fleet}"], []), sql, size=20, rate=20.0)
 
 
 def send(spark: SparkSession, folder: Folder, node: NodeProcess, **more: Any) -> runner.Outcome:
@@ -140,39 +150,34 @@ def same(expected: audience.Counts, found: audience.Counts) -> bool:
 # -- sources
 
 
-def as_csv(spark: SparkSession, place: Path) -> list[str]:
+def as_csv(spark: SparkSession, place: Path) -> Path:
     with (place / "fleet.csv").open("w", newline="") as out:
         csv.writer(out).writerows([("vin", "year"), *ROWS])
-    return [f"fleet={place / 'fleet.csv'}"]
+    return place / "fleet.csv"
 
 
-def as_database(spark: SparkSession, place: Path) -> list[str]:
+def as_database(spark: SparkSession, place: Path) -> str:
     """Derby, which PySpark has with it, in a folder."""
     url = f"jdbc:derby:{place / 'derby'};create=true"
     frame = spark.createDataFrame([(vin or None, year) for vin, year in ROWS], "vin STRING, year INT")
     frame.write.format("jdbc").options(url=url, dbtable="fleet").save()
-    return [f"fleet={url}"]
+    return url
 
 
-def as_parquet(spark: SparkSession, place: Path) -> list[str]:
-    frame = spark.createDataFrame([(vin or None, year) for vin, year in ROWS], "vin STRING, year INT")
-    frame.repartition(3).write.parquet(str(place / "fleet"))
-    return [f"fleet={place / 'fleet'}"]
-
-
-@pytest.mark.parametrize("made", [as_parquet, as_csv, as_database])
-def test_vehicles_of_a_table_are_sent_to(
-    spark: SparkSession, node: NodeProcess, tmp_path: Path, made: Callable[[SparkSession, Path], list[str]]
-) -> None:
+def test_vehicles_of_a_table_are_sent_to(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
+    """Of Parquet files; tables of other kinds come to the same plan."""
     what = order()
-    tables = tables_of(made(spark, tmp_path), [])
+    for place in (as_csv(spark, tmp_path), as_database(spark, tmp_path)):
+        with audience.registered(spark, tables_of([f"fleet={place}"], [])):
+            found = audience.counted(audience.planned(audience.chosen(spark, SQL), what, size=20, partitions=1))
+        assert same(counts_of_the_table(), found), (place, found)
     with Folder(tmp_path / "run", "audience", {}) as folder:
-        counts = audience.plan(spark, folder, what, tables, SQL, size=20)
+        counts = audience.plan(spark, folder, what, tables_of([f"fleet={fleet}"], []), SQL, size=20)
         assert same(counts_of_the_table(), counts), counts
         outcome = send(spark, folder, node)
         told = audience.progress(folder, counts)
     assert outcome.done and counts.batches == outcome.rows
-    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+    assert Counter(CHOSEN) == accepted(node, what.request_id)
     assert (len(CHOSEN), counts.batches, 0, 0) == tuple(
         told[name] for name in ("accepted", "acknowledged", "repeated", "rejected")
     )
@@ -210,7 +215,7 @@ def test_a_dry_run_counts_and_sends_nothing(spark: SparkSession, node: NodeProce
     assert len(CHOSEN) * (500 + len(topic)) < found["bytes_one_by_one"] < len(CHOSEN) * (500 + len(topic) + 10)
     assert found["bytes_one_by_one"] - found["bytes"] == found["bytes_saved"]
     assert len(CHOSEN) * 20 < found["bytes"] < len(CHOSEN) * 20 + counts.batches * 300 + 700
-    assert {*some[:7], make_vin(10**6)} == set(accepted(spark, node, what.request_id))
+    assert {*some[:7], make_vin(10**6)} == set(accepted(node, what.request_id))
 
 
 def test_vehicles_fill_their_batches_and_the_check_digit_is_looked_at(spark: SparkSession, fleet: Path) -> None:
@@ -222,38 +227,29 @@ def test_vehicles_fill_their_batches_and_the_check_digit_is_looked_at(spark: Spa
     assert (5, 1000, {"wrong_check_digit": 50}) == (counts.batches, counts.vehicles, counts.invalid)
 
 
-@pytest.mark.parametrize(
-    ("sql", "says"),
-    [
-        ("SELECT year FROM fleet", "has no column `vin` but year; write"),
-        ("SELECT year AS vin FROM fleet", "`vin` of the query is bigint, not string"),
-        ("DROP VIEW fleet", r"no query \(SELECT … AS vin …\): .*Syntax error at or near 'DROP'"),
-        ("CACHE TABLE fleet", "Syntax error at or near 'CACHE'"),
-    ],
-)
-def test_a_query_without_vins_is_refused(spark: SparkSession, fleet: Path, sql: str, says: str) -> None:
-    with (
-        audience.registered(spark, tables_of([f"fleet={fleet}"], [])),
-        pytest.raises(PipelineError, match=says),
-    ):
-        audience.chosen(spark, sql)
-
-
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
-        ("broken.parquet", "CANNOT_READ_FILE_FOOTER"),
+def test_what_names_no_vehicles_is_refused(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:
+    """Statements that are no queries, queries without VINs, tables that cannot be read."""
+    with audience.registered(spark, tables_of([f"fleet={fleet}"], [])):
+        assert [] == unlike(
+            (says, refusal(PipelineError, audience.chosen, spark, sql))
+            for sql, says in (
+                ("SELECT year FROM fleet", "has no column `vin` but year; write"),
+                ("SELECT year AS vin FROM fleet", "`vin` of the query is bigint, not string"),
+                ("DROP VIEW fleet", r"no query \(SELECT … AS vin …\): .*Syntax error at or near 'DROP'"),
+                ("CACHE TABLE fleet", "Syntax error at or near 'CACHE'"),
+            )
+        )
+    broken = tmp_path / "broken.parquet"
+    broken.write_text("no columns at all")
+    for place, says in (
+        (str(broken), "CANNOT_READ_FILE_FOOTER"),
         ("jdbc:derby:memory:nowhere", "Database 'memory:nowhere' not found"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path, table: str, says: str) -> None:
-    (tmp_path / "broken.parquet").write_text("no columns at all")
-    place = table if table.startswith("jdbc:") else f"{tmp_path / table}"
-    with (
-        pytest.raises(PipelineError, match=rf"^table 'fleet' \({re.escape(place)}\) cannot be read: .*{says}"),
-        audience.registered(spark, tables_of([f"fleet={place}"], [])),
     ):
-        pass
+        with (
+            pytest.raises(PipelineError, match=rf"^table 'fleet' \({re.escape(place)}\) cannot be read: .*{says}"),
+            audience.registered(spark, tables_of([f"fleet={place}"], [])),
+        ):
+            pass
     # Where Java is, and so where the user is, if it is a command.
     assert not Path(java(spark).getProperty("user.dir"), "derby.log").exists()
 
@@ -277,32 +273,23 @@ def test_who_has_said_where_derby_writes_is_not_overruled(spark: SparkSession) -
     assert {file} == found
 
 
-@pytest.mark.parametrize(
-    ("line", "sql"),
-    [
-        (f"{VINS[1]},2024,left,over", "SELECT vin FROM fleet WHERE year = 2024"),
-        (f"{VINS[1]},2024,left,over", "SELECT vin FROM fleet"),
-        (VINS[1], "SELECT vin FROM fleet"),
-    ],
-)
-def test_a_line_that_cannot_be_read_is_told(spark: SparkSession, tmp_path: Path, line: str, sql: str) -> None:
+def test_a_line_that_cannot_be_read_is_told_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
     """Where it is, and what is wrong with it; also if the fields that are too many or too few are not asked for."""
-    (tmp_path / "fleet.csv").write_text(f"vin,year\n{VINS[0]},2024\n{line}\n")
-    with (
-        audience.registered(spark, tables_of([f"fleet={tmp_path / 'fleet.csv'}"], [])),
-        pytest.raises(Py4JJavaError) as failure,
-    ):
-        audience.counted(audience.planned(audience.chosen(spark, sql), order()))
-    said = failures.words(failure.value)
-    assert "fleet.csv: " in said and f"record: {line} (a line needs as many fields as the file has names" in said, said
-
-
-def test_lines_that_cannot_be_read_are_left_out_if_that_is_wanted(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "fleet.csv").write_text(f"vin,year\n{VINS[0]},2024\n{VINS[1]}\n{VINS[2]},2024,x\n{VINS[3]},2024\n")
-    tables = tables_of([f"fleet={tmp_path / 'fleet.csv'}"], ["fleet.mode=DROPMALFORMED"])
-    with audience.registered(spark, tables):
-        found = {row.vin for row in audience.chosen(spark, "SELECT vin FROM fleet").collect()}
-    assert {VINS[0], VINS[3]} == found
+    file = tmp_path / "fleet.csv"
+    long = f"{VINS[1]},2024,left,over"
+    for line, sql in ((long, f"{EVERYBODY} WHERE year = 2024"), (long, EVERYBODY), (VINS[1], EVERYBODY)):
+        file.write_text(f"vin,year\n{VINS[0]},2024\n{line}\n")
+        with (
+            audience.registered(spark, tables_of([f"fleet={file}"], [])),
+            pytest.raises(Py4JJavaError) as failure,
+        ):
+            audience.counted(audience.planned(audience.chosen(spark, sql), order()))
+        said = failures.words(failure.value)
+        assert "fleet.csv: " in said, said
+        assert f"record: {line} (a line needs as many fields as the file has names" in said, said
+    file.write_text(f"vin,year\n{VINS[0]},2024\n{VINS[1]}\n{VINS[2]},2024,x\n{VINS[3]},2024\n")
+    with audience.registered(spark, tables_of([f"fleet={file}"], ["fleet.mode=DROPMALFORMED"])):
+        assert {VINS[0], VINS[3]} == {row.vin for row in audience.chosen(spark, EVERYBODY).collect()}
 
 
 def test_a_query_that_fails_leaves_a_folder_for_another_one(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:
@@ -315,19 +302,24 @@ def test_a_query_that_fails_leaves_a_folder_for_another_one(spark: SparkSession,
         pass
 
 
-def test_nobody_is_an_audience_too(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
-    tables = tables_of([f"fleet={fleet}"], [])
+def test_nobody_is_an_audience_too(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:
     with Folder(tmp_path / "run", "audience", {}) as folder:
-        counts = audience.plan(spark, folder, order(), tables, "SELECT vin FROM fleet WHERE year > 3000")
+        counts = plan(spark, folder, order(), fleet, f"{EVERYBODY} WHERE year > 3000")
         assert audience.Counts() == counts
-        assert send(spark, folder, node).done
+        query = audience.sending(spark, folder, {"fanout": "mqtt://127.0.0.1:1"})
+        assert runner.follow(query, folder, runner.Trigger()).done
 
 
 # -- interrupted
 
 
-def test_a_plan_is_made_once(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
-    """A run that ended while it was planned leaves nothing behind; one that ended after it goes on with the plan."""
+def test_a_plan_is_made_once_and_reaches_nobody_twice(
+    spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path
+) -> None:
+    """A run that ended while it was planned leaves nothing behind; one that ended after it goes on with the plan.
+
+    Then Spark forgets the last micro-batch, as if the driver was killed before it could note it.
+    """
     what = order()
     with Folder(tmp_path / "run", "audience", {}) as folder:
         left = folder.part("planning") / "kind=batch"
@@ -341,27 +333,17 @@ def test_a_plan_is_made_once(spark: SparkSession, node: NodeProcess, fleet: Path
         pq.write_table(pa.table({"vin": [make_vin(77)], "year": [2024]}), copy)
         assert counts == plan(spark, folder, what, copy)
         assert before == {file.name: file.read_bytes() for file in folder.part("plan").glob("*.parquet")}
-        assert send(spark, folder, node).done
-    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
-
-
-def test_what_was_sent_is_sent_again_and_reaches_nobody(
-    spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path
-) -> None:
-    """Spark forgets the last micro-batches, as if the driver was killed before it could note them."""
-    what = order()
-    with Folder(tmp_path / "run", "audience", {}) as folder:
-        counts = plan(spark, folder, what, fleet)
-        assert send(spark, folder, node).batches > 1
-        commits = sorted((folder.part("spark") / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
-        for file in commits[-1:]:
-            file.unlink()
-            (file.parent / f".{file.name}.crc").unlink()
+        first = send(spark, folder, node)
+        assert first.done and first.batches > 1
+        assert Counter(CHOSEN) == accepted(node, what.request_id)
+        last = max((folder.part("spark") / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+        last.unlink()
+        (last.parent / f".{last.name}.crc").unlink()
         assert send(spark, folder, node).batches == 1
         told = audience.progress(folder, counts)
     assert told["repeated"] > 0
     assert (counts.batches, len(CHOSEN)) == (told["acknowledged"], told["accepted"])
-    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+    assert Counter(CHOSEN) == accepted(node, what.request_id)
 
 
 def test_stopped_in_the_middle_and_started_again(
@@ -370,25 +352,19 @@ def test_stopped_in_the_middle_and_started_again(
     what = order()
     with Folder(tmp_path / "run", "audience", {}) as folder:
         counts = plan(spark, folder, what, fleet)
-        before = told_so_far(node)
         # Slow enough to be stopped: each of the two tasks has its whole share of the plan before it.
-        query = (
-            audience.sending(spark, folder, {"fanout": f"mqtt://{node.mqtt}"}, rate=40.0, connections=2)
-            .option("checkpointLocation", folder.spark)
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            # Not by Spark, which would come to it when both tasks are done.
-            wait_until(lambda: told_so_far(node) > before, "the first are accepted")
-        finally:
-            query.stop()
-        there = accepted(spark, node, what.request_id)
-        assert 0 < len(there) < len(CHOSEN)
+        sending = audience.sending(spark, folder, {"fanout": f"mqtt://{node.mqtt}"}, rate=40.0, connections=2)
+        with new_receipts(node) as some_are_accepted:
+            query = sending.option("checkpointLocation", folder.spark).trigger(availableNow=True).start()
+            try:
+                wait_until(some_are_accepted, "the first are accepted", PATIENCE)
+            finally:
+                query.stop()
+        assert 0 < len(accepted(node, what.request_id)) < len(CHOSEN)
         assert send(spark, folder, node).done
         told = audience.progress(folder, counts)
     # Whether some were sent twice depends on where it was stopped, in a micro-batch or between two.
-    assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+    assert Counter(CHOSEN) == accepted(node, what.request_id)
     assert (counts.batches, len(CHOSEN)) == (told["acknowledged"], told["accepted"])
 
 
@@ -407,7 +383,7 @@ def test_a_refusal_stops_the_run_and_the_rest_stays_in_the_plan(
         with NodeProcess(data=tmp_path / "data") as node:
             assert send(spark, folder, node).done
             shelf.close()
-            assert Counter(CHOSEN) == accepted(spark, node, what.request_id)
+            assert Counter(CHOSEN) == accepted(node, what.request_id)
 
 
 # -- the command
@@ -425,7 +401,8 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_command_that_is_killed_goes_on(spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_a_command_that_is_killed_goes_on(node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
     """Killed as soon as some vehicles are accepted; the same command, without a rate, reaches the others."""
     request = request_name()
     (tmp_path / "task.json").write_text('{"do": "it"}')
@@ -437,13 +414,13 @@ def test_a_command_that_is_killed_goes_on(spark: SparkSession, node: NodeProcess
         )
         try:
             until = time.monotonic() + PATIENCE
-            while not accepted(spark, node, request):
+            while not accepted(node, request):
                 assert first.poll() is None and time.monotonic() < until, (tmp_path / "first.log").read_text()
                 threading.Event().wait(0.5)
         finally:
             os.killpg(first.pid, signal.SIGKILL)
             first.wait(PATIENCE)
-    assert 0 < len(accepted(spark, node, request)) < len(CHOSEN)
+    assert 0 < len(accepted(node, request)) < len(CHOSEN)
     done = subprocess.run(
         command(*words, "--json"),
         cwd=tmp_path,
@@ -457,7 +434,7 @@ def test_a_command_that_is_killed_goes_on(spark: SparkSession, node: NodeProcess
     told = json.loads(done.stdout)
     assert (request, True, len(CHOSEN)) == (told["request_id"], told["done"], told["counts"]["accepted"])
     assert f"rows are no VINs; they are in {tmp_path / 'run' / 'invalid'}" in done.stderr
-    assert Counter(CHOSEN) == accepted(spark, node, request)
+    assert Counter(CHOSEN) == accepted(node, request)
     other = subprocess.run(
         command(*words, "--priority", "3"),
         cwd=tmp_path,

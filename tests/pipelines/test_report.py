@@ -1,35 +1,31 @@
-"""Data, text, pictures and pages of a report, from receipts made by hand."""
+"""Data, text, pictures and pages of a report, and the commands about receipts, from receipts made by hand."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
-import subprocess
-import sys
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from motorcade.cli import _files, _report, app
-from motorcade.core import record
-from motorcade.core.message import Message
-from motorcade.pipelines import report
+from motorcade.pipelines import report, status
+from motorcade.pipelines.folder import Folder
 from motorcade.pipelines.receipts import receipts
 from motorcade.storage.ports import StoreError
+from tests.pipelines import receipts_made
+from tests.pipelines.conftest import Command
 from tests.pipelines.lake import Lake
 from tests.pipelines.receipts_made import START, stream, told
-from tests.support.node import ROOT
 
 pytestmark = pytest.mark.timeout(240)
-
-#: Seconds for a command that starts a Spark of its own beside ours, on a busy machine.
-COMMAND_PATIENCE = 300.0
 
 #: A name that is markup, mathematics, and in letters that the font of pictures may lack.
 EVIL = '<script>alert("1")</script> $\\frac{x$ 升级'
@@ -43,7 +39,7 @@ def life(delivery: str, request: str = "r1", start: float = 0) -> list[dict[str,
     ]
 
 
-STORY = [
+STORY: list[dict[str, Any] | bytes] = [
     *life("A.1"),
     *life("B.1"),
     told("C.1", "accepted", 0),
@@ -129,65 +125,93 @@ def test_a_page_needs_nothing_else_and_takes_names_as_text(data: report.Data) ->
     assert not re.search(r"https?://|url\(", report.html(data))
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_picture_is_a_picture(data: report.Data, index: int) -> None:
-    made = report.png(data["requests"][index])
-    assert made.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", made[16:24])
-    assert (width, height) == (1200, 800)
+def test_pictures_are_pictures_and_spans_are_told_in_the_unit_that_suits(data: report.Data) -> None:
+    for request in data["requests"]:
+        made = report.png(request)
+        assert made.startswith(b"\x89PNG\r\n\x1a\n")
+        assert (1200, 800) == struct.unpack(">II", made[16:24])
+    spans = {
+        None: "", 0: "0 ms", 0.0124: "12 ms", 3.25: "3.25 s", 240: "4.0 min", 27_000: "7.5 h", 200_000: "2.3 d",
+        -0.5: "-500 ms",
+    }  # fmt: skip
+    assert spans == {seconds: report.span(seconds) for seconds in spans}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(None, ""), (0, "0 ms"), (0.0124, "12 ms"), (3.25, "3.25 s"), (240, "4.0 min"), (27_000, "7.5 h"),
-     (200_000, "2.3 d"), (-0.5, "-500 ms")],
-)  # fmt: skip
-def test_spans(seconds: float | None, words: str) -> None:
-    assert words == report.span(seconds)
-
-
-# -- the command
+# -- commands
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """A store of a node that does not run, with these receipts."""
+    """The store of a node that does not run, with these receipts and nothing in any mailbox."""
     url = f"rocksdb://{tmp_path / 'data' / 'store'}"
     with Lake(url) as lake:
-        story = (receipt for receipt in STORY if isinstance(receipt, dict))
-        messages = [
-            Message(f"$SDV-FANOUT/receipt/{receipt['request_id']}/{receipt['vin']}", json.dumps(receipt).encode(), 1)
-            for receipt in story
-        ]
-        lake.append("receipts", [record.encode(message) for message in messages])
+        receipts_made.store(lake, STORY)
     return url
 
 
-@pytest.mark.timeout(400)
-def test_the_command(spark: SparkSession, store: str, tmp_path: Path, data: report.Data) -> None:
-    """As a user runs it; and what it says of a request that nobody knows."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MOTORCADE_")}
-    line = ["fanout", "report", "r1", "--data", "data", "--html", "r1.html", "--png", "r1.png", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "motorcade", *line, "--master", "local[1]"],
-        env=environment | {"PYTHONPATH": str(ROOT / "src")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_PATIENCE,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
-    found = json.loads(done.stdout)
-    (request,) = found["requests"]
-    # Of one request alone; and all of its stragglers.
-    expected = data["requests"][0]
-    assert expected | {"stragglers": request["stragglers"]} == request
+def test_a_report_of_one_request(
+    command: Command, spark: SparkSession, store: str, tmp_path: Path, data: report.Data
+) -> None:
+    """And what is said of a request that nobody knows."""
+    done = command("fanout", "report", "r1", "--data", "data", "--html", "r1.html", "--png", "r1.png", "--json")
+    assert 0 == done.exit_code, done.stderr
+    (request,) = json.loads(done.stdout)["requests"]
+    # All of its stragglers.
+    assert data["requests"][0] | {"stragglers": request["stragglers"]} == request
     assert ["C.1", "D.1"] == [late["delivery_id"] for late in request["stragglers"]]
     assert "<h1>Request r1</h1>" in (tmp_path / "r1.html").read_text()
     assert (tmp_path / "r1.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(_report.ReportError, match="no receipts of request 'nobody'"):
         _report.data(spark, store, "rocksdb://here", "nobody", 3600.0)
+
+
+def left_by_others(out: Path, store: str) -> None:
+    """What runs before have left in the folder of a run: an old edition, the newest, and one that is not finished."""
+    with Folder(out, "receipts", {"store": store}):
+        for left in ("00000006/old", "00000007/newest", "00000008/deliveries/unfinished"):
+            (out / "editions" / left).mkdir(parents=True)
+    (out / "current").symlink_to("editions/00000007")
+    (out / ".current.1a2b3c4d").symlink_to("editions/00000008")
+
+
+def test_an_edition_of_receipts_is_seen_when_it_is_complete(command: Command, store: str, tmp_path: Path) -> None:
+    """The newest stays beside it, what is older or was not finished goes. Pictures are bounded."""
+    out = tmp_path / "out"
+    left_by_others(out, store)
+    done = command("pipeline", "run", "receipts", "--out", "out", "--data", "data", "--requests", "2", "--json")
+    assert 0 == done.exit_code, done.stderr
+    assert {"requests": 3, "deliveries": 6, "edition": 8} == json.loads(done.stdout)["counts"]
+    assert re.fullmatch(r"batch 0: 13 rows in .*\n", done.stderr)
+    assert Path("editions/00000008") == (out / "current").readlink()
+    assert ["00000007", "00000008"] == sorted(edition.name for edition in (out / "editions").iterdir())
+    assert ["current"] == [entry.name for entry in out.iterdir() if entry.is_symlink()]
+    current = out / "current"
+    tables = {"deliveries", "funnel", "latency", "stragglers", "reasons", "nodes", "hours"}
+    assert {*tables, "report.json", "report.html", "pictures"} == {entry.name for entry in current.iterdir()}
+    assert not (current / "deliveries" / "unfinished").exists()
+    assert 6 == pq.read_table(current / "deliveries").num_rows
+    written = json.loads((current / "report.json").read_text())
+    assert (3, "r1") == (written["requests_total"], written["requests"][0]["request_id"])
+    assert "<h1>Request r1</h1>" in (current / "report.html").read_text()
+    first, second = sorted((current / "pictures").iterdir())
+    assert "001-r1.png" == first.name
+    assert re.fullmatch(r"002-\w[\w.-]*\.png", second.name), "a name of somebody else's is no path"
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in (first, second))
+    found = status.look(out)
+    assert ("receipts", "done", 13) == (found["pipeline"], found["state"], found["rows"])
+
+
+@pytest.mark.usefixtures("store")
+def test_the_audit_names_what_is_lost(command: Command, tmp_path: Path) -> None:
+    """Also where it would look again every second: what is wrong ends it. Its folder has what it has found."""
+    again = ("--trigger", "interval", "--every", "1s", "--checkpoint", "seen")
+    done = command("pipeline", "run", "audit", "--data", "data", "--list", "1", "--json", *again)
+    assert (1, "") == (done.exit_code, done.stderr)
+    verdict = json.loads(done.stdout)
+    assert {"acked": 3, "failed": 1, "lost": 2} == verdict["outcomes"]
+    assert (1, 1) == (len(verdict["findings"]), verdict["not_listed"])
+    found = status.look(tmp_path / "seen")
+    assert ("audit", 1, 2) == (found["pipeline"], found["batches"], found["counts"]["wrong"])
 
 
 def refused(tmp_path: Path, *words: str) -> str:
@@ -197,22 +221,19 @@ def refused(tmp_path: Path, *words: str) -> str:
     return "".join(result.output.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("option", ["--html", "--png"])
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(option: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_written_are_told_before_anything_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place, why in {
+    places = {
         tmp_path: "it is a folder; name a file in it",
         tmp_path / "nowhere" / "file": f"there is no folder {tmp_path / 'nowhere'}",
         tmp_path / "file" / "file": f"{tmp_path / 'file'} is no folder",
         Path("/proc/report"): "nothing can be written in /proc: ",  # also by root
         tmp_path / ("x" * 300): "File name too long",
-    }.items():
+    }
+    for option, (place, why) in product(("--html", "--png"), places.items()):
         said = refused(tmp_path, option, str(place))
         assert "".join(f"Invalid value for {option}: {place} cannot be written: {why}".split()) in said
     assert ["file"] == [file.name for file in tmp_path.iterdir()]
-
-
-def test_page_and_picture_are_two_files(tmp_path: Path) -> None:
     said = refused(tmp_path, "--html", str(tmp_path / "x"), "--png", str(tmp_path / "." / "x"))
     assert "thepageandthepicturearetwofiles" in said
 

@@ -1,4 +1,4 @@
-"""Runs as processes: killed, interrupted, ended; and the commands of receipts and audit. Each has a Java of its own."""
+"""Runs as processes, each with a Java of its own: killed, interrupted; and the last scene of the demonstration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from motorcade.core import record
-from motorcade.core.message import Message
 from motorcade.pipelines import PipelineError, runner, status
 from tests.pipelines.lake import Lake
 from tests.pipelines.runner_program import MAX_ROWS
-from tests.pipelines.test_report import STORY
 from tests.support.node import ROOT
 from tests.support.redis import wait_until
 
@@ -144,61 +141,40 @@ def test_a_run_that_is_killed_stopped_and_begun_again_loses_and_doubles_nothing(
     assert (RECORDS, RECORDS) == (rows.count(), rows.select("offset").distinct().count())
 
 
-@pytest.fixture
-def receipts(tmp_path: Path) -> Path:
-    """The data of a node that does not run: receipts, and nothing in any mailbox."""
+@pytest.mark.spark
+def test_ctrl_c_while_java_starts_leaves_none(tmp_path: Path, started: list[Process]) -> None:
     with Lake(f"rocksdb://{tmp_path / 'data' / 'store'}") as lake:
-        told = [receipt for receipt in STORY if isinstance(receipt, dict)]
-        messages = (
-            Message(f"$SDV-FANOUT/receipt/{receipt['request_id']}/{receipt['vin']}", json.dumps(receipt).encode(), 1)
-            for receipt in told
-        )
-        lake.append("receipts", [record.encode(message) for message in messages])
-    return tmp_path
-
-
-def command(place: Path, started: list[Process], *args: str) -> tuple[int, str, list[str]]:
-    started.append(Process(place, "motorcade", "pipeline", *args, "--set", "spark.driver.memory=1g"))
-    code, out = started[-1].end()
-    return code, out, started[-1].said()
-
-
-def test_receipts_are_published(spark: SparkSession, receipts: Path, started: list[Process]) -> None:
-    line = ("run", "receipts", "--out", "out", "--data", "data", "--master", "local[1]", "--json")
-    code, out, said = command(receipts, started, *line)
-    assert 0 == code, said
-    assert {"requests": 3, "deliveries": 6, "edition": 1} == json.loads(out)["counts"]
-    (batch,) = said
-    assert batch.startswith("batch 0: 13 rows in ")
-    current = receipts / "out" / "current"
-    assert 6 == spark.read.parquet(str(current / "deliveries")).count()
-    report = json.loads((current / "report.json").read_text())
-    assert ["r1"] == [request["request_id"] for request in report["requests"]][:1]
-    assert "<h1>Request r1</h1>" in (current / "report.html").read_text()
-    pictures = sorted((current / "pictures").iterdir())
-    assert ["001-r1.png", "003-old.png"] == [pictures[0].name, pictures[2].name]
-    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    found = status.look(receipts / "out")
-    assert ("receipts", "done", 13) == (found["pipeline"], found["state"], found["rows"])
-
-
-def test_the_audit_names_what_is_lost(receipts: Path, started: list[Process]) -> None:
-    """Also where it would look again every second: what is wrong ends it. Its folder has what it has found."""
-    again = ("--trigger", "interval", "--every", "1s", "--checkpoint", "seen")
-    code, out, said = command(receipts, started, "run", "audit", "--data", "data", "--list", "1", "--json", *again)
-    assert (1, []) == (code, said)
-    verdict = json.loads(out)
-    assert {"acked": 3, "failed": 1, "lost": 2} == verdict["outcomes"]
-    assert (1, 1) == (len(verdict["findings"]), verdict["not_listed"])
-    found = status.look(receipts / "seen")
-    assert ("audit", 1, 2) == (found["pipeline"], found["batches"], found["counts"]["wrong"])
-
-
-def test_ctrl_c_while_java_starts_leaves_none(receipts: Path, started: list[Process]) -> None:
-    started.append(Process(receipts, "motorcade", "pipeline", "run", "audit", "--data", "data"))
+        lake.fill("log", 1)
+    started.append(Process(tmp_path, "motorcade", "pipeline", "run", "audit", "--data", "data"))
     (process,) = started
     wait_until(lambda: bool(process.java()), "Java is there", PATIENCE)
     (java,) = process.java()
     process.signal(signal.SIGINT)
     assert (130, "", ["stopped"]) == (*process.end(), process.said())
     assert not java.is_running()
+
+
+@pytest.mark.spark
+def test_the_demonstration_plays_the_whole_loop_and_leaves_the_report_alone(tmp_path: Path) -> None:
+    """Exit code 0 means that the audit was clean, and every count as it should be."""
+    place, kept = tmp_path / "tmp", tmp_path / "report"
+    place.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "motorcade", "demo", "--report", str(kept)],
+        env={**os.environ, "TMPDIR": str(place)},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout[-2000:] + done.stderr
+    assert "" == done.stderr
+    assert "423 rows: 400 vehicles, 20 named twice, 3 no VIN; 2 batches sent and acknowledged" in done.stdout
+    assert "400 vehicles by SQL, 395 acked, 5 pending, none lost: audit clean" in done.stdout
+    assert 13 == done.stdout.count("✓")
+    assert {"report.html", "report.png"} == {file.name for file in kept.iterdir()}
+    assert (kept / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "task_brakes_7" in (kept / "report.html").read_text()
+    assert [] == list(place.iterdir())

@@ -10,7 +10,7 @@ from tests.support.commands import run_process
 def test_the_demonstration_plays_every_scene_and_leaves_nothing(tmp_path: Path) -> None:
     """Exit code 0 means that every message it shows was checked; its folder and its node are gone.
 
-    The last scene is in tests/pipelines/test_demo_loop.py.
+    The last scene is in tests/pipelines/test_runner_process.py.
     """
     (tmp_path / "tmp").mkdir()
     done = run_process("demo", "--no-spark", cwd=tmp_path, env={"TMPDIR": str(tmp_path / "tmp")})
