@@ -119,6 +119,20 @@ def test_a_store_that_is_full_refuses_certainly() -> None:
         assert (2, 1, [b"3"]) == (node.counters["append_failed"], node.counters["appended"], node.stored())
 
 
+def test_a_write_of_unknown_outcome_is_looked_for_and_counted() -> None:
+    """Though no reader waits, and the store has told nobody."""
+    with StreamsNode.with_stream() as node:
+        node.streams._unwatch()  # type: ignore[misc]
+        hold(node)
+        appending = node.appending(b"1")
+        node.turn()
+        node.held.fail(StoreError("no answer"), written=True)
+        let_go(node)
+        assert isinstance(appending.exception(), StoreError)
+        node.wait(11)
+        assert (1, 1) == (node.stream.tail, node.stream.records)
+
+
 def test_what_waits_is_bounded_in_number_and_bytes() -> None:
     """What does not fit is refused at once, whoever asks; QoS 0 is routed and counted."""
     bounds: list[tuple[dict[str, Any], list[bytes]]] = [
