@@ -87,30 +87,6 @@ async def test_a_future_that_is_given_up_is_an_error() -> None:
     assert ticket.done and ticket.error is not None and not ticket.refused
 
 
-def test_nobody_passes_in_a_line() -> None:
-    told: list[int] = []
-    line = Line()
-    tickets = [Ticket() for _ in range(3)]
-    for number, ticket in enumerate(tickets):
-        line.join(ticket, partial(told.append, number), answers=number + 1)
-    assert line.answers == 6
-    tickets[1].finish()
-    tickets[2].finish()
-    assert told == [] and line.answers == 6
-    tickets[0].finish()
-    assert told == [0, 1, 2] and line.answers == 0
-
-
-def test_an_answer_that_needs_nothing_stored_waits_behind_the_others() -> None:
-    told: list[str] = []
-    line, ticket = Line(), Ticket()
-    line.join(ticket, partial(told.append, "stored"))
-    line.join(Ticket(0), partial(told.append, "nothing to store"))
-    assert told == []
-    ticket.finish()
-    assert told == ["stored", "nothing to store"]
-
-
 def test_whoever_has_its_turn_may_join_again() -> None:
     told: list[str] = []
     line, ticket = Line(), Ticket()
