@@ -1,0 +1,123 @@
+"""Durable sessions when the store is late, fails, or does not say what it has done: one thing at a time.
+
+What holds whatever happens is in the model (`test_durable_model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from motorcade.broker import commits
+from motorcade.broker.kept import AWAITING
+from motorcade.mqtt.packets import Publish, Pubrec, Pubrel
+from motorcade.mqtt.reasons import ReasonCode
+from motorcade.storage.ports import StoreError
+from tests.support.held_store import HeldStore
+from tests.support.virtual import Client, MemoryNode, standing
+
+EXPIRY = 1000  #: seconds that sessions outlive their connections
+
+
+@pytest.fixture
+def store() -> HeldStore:
+    return HeldStore()
+
+
+@pytest.fixture
+def node(store: HeldStore) -> Iterator[MemoryNode]:
+    node = MemoryNode(store=store)
+    with standing(node.clock):
+        yield node
+
+
+def durable(node: MemoryNode, name: str) -> Client:
+    return node.admit(name, clean=False, session_expiry=EXPIRY)
+
+
+def reader_of(node: MemoryNode, qos: int = 1) -> Client:
+    client = durable(node, "reader")
+    client.subscribe("t", qos)
+    return client
+
+
+def let_go(node: MemoryNode, store: HeldStore) -> None:
+    store.held = store.held_reads = False
+    store.let_go()
+    store.let_read()
+    node.turn()
+
+
+def test_a_message_of_which_the_store_has_not_said_that_it_has_it_comes(node: MemoryNode, store: HeldStore) -> None:
+    reader, publisher = reader_of(node), node.client("publisher")
+    store.held = True
+    publisher.put("t", b"x")
+    node.turn()
+    store.fail(StoreError("no answer"), written=True)
+    let_go(node, store)
+    assert not publisher.open, "it has to send it again"
+    assert [b"x"] == reader.payloads()
+
+
+def test_an_acknowledgement_that_could_not_be_stored_is_stored_later(node: MemoryNode, store: HeldStore) -> None:
+    reader, publisher = reader_of(node), node.client("publisher")
+    publisher.publish("t", b"x")
+    store.held = True
+    reader.ack(*reader.messages())
+    store.fail(StoreError("no answer"))
+    let_go(node, store)
+    node.wait(10.0)
+    assert {} == store.entries("reader")
+
+
+def test_a_store_that_was_full_takes_as_much_as_before(node: MemoryNode, store: HeldStore, monkeypatch) -> None:
+    monkeypatch.setattr(commits, "FLYING_ROWS", 3)
+    reader, publisher = reader_of(node), node.client("publisher")
+    store.full = True
+    for _ in range(4):
+        assert ReasonCode.QUOTA_EXCEEDED == publisher.publish("t", b"lost")
+    store.full = False
+    assert 0 == publisher.publish("t", b"x")
+    assert [b"x"] == reader.payloads()
+
+
+def test_an_id_that_is_released_and_used_again_in_one_read_is_stored(node: MemoryNode, store: HeldStore) -> None:
+    client = durable(node, "publisher")
+    client.send(Publish("t", b"", 2, packet_id=7))
+    client.expect(Pubrec)
+    client.send(Pubrel(7), Publish("t", b"", 2, packet_id=7))
+    client.expect(Pubrec)
+    assert 1 == len(store.records_of(AWAITING))
+
+
+def test_the_answer_to_an_earlier_connection_is_not_for_this_one(node: MemoryNode, store: HeldStore) -> None:
+    reader, publisher = reader_of(node), node.client("publisher")
+    reader.close()
+    for payload in (b"1", b"2", b"3"):
+        publisher.publish("t", payload)
+    store.held_reads = True
+    durable(node, "reader").close()
+    reader = durable(node, "reader")
+    let_go(node, store)
+    assert [b"1", b"2", b"3"] == reader.payloads()
+
+
+def test_a_qos_2_message_that_was_sent_does_not_expire(node: MemoryNode) -> None:
+    """[MQTT-4.3.3-7]: the client may have it, and holds its id."""
+    reader, publisher = reader_of(node, 2), node.client("publisher")
+    publisher.publish("t", b"x", 2, message_expiry=10)
+    (first,) = reader.messages()
+    reader.close()
+    node.wait(20.0)
+    (again,) = durable(node, "reader").messages()
+    assert (True, first.packet_id) == (again.dup, again.packet_id)
+
+
+def test_a_restart_does_not_prolong_sessions(node: MemoryNode) -> None:
+    reader_of(node).close()
+    node.wait(600.0)
+    node = node.restart()
+    session = node.plane.registry.sessions["reader"]
+    assert session.expires_at is not None
+    assert 400.0 == pytest.approx(session.expires_at - node.clock.now, abs=1.0)
