@@ -121,8 +121,8 @@ async def test_attaches_at_once_form_a_chain(store: Store, other: Store) -> None
 # -- leases
 
 
-async def acquire(store: Store, name: str = "sweeper", holder: str = "node-a", ttl: float = 60.0) -> Lease:
-    lease = await store.coordination.acquire(name, holder, ttl, NOW)
+async def acquire(store: Store, name: str = "sweeper", holder: str = "node-a", now: float = NOW) -> Lease:
+    lease = await store.coordination.acquire(name, holder, 60.0, now)
     assert lease is not None
     assert name == lease.name
     return lease
@@ -163,7 +163,7 @@ async def test_a_lease_runs_out(store: Store, other: Store) -> None:
 
 async def test_a_lease_that_ran_out_is_not_renewed(store: Store) -> None:
     """Even if nobody else has taken it: somebody may have acted on its end. A renewal may also shorten it."""
-    lease = await acquire(store)
+    lease = await acquire(store, now=time.time())
     assert await store.coordination.renew(lease, 0.05, time.time())
     gone = time.time() + 0.1
     await eventually(lambda: asyncio.sleep(0.01, time.time()), lambda now: now > gone)
