@@ -63,15 +63,15 @@ def pair(make: Make, kind: Kind, name: str) -> tuple[RealClient, RealClient]:
 
 
 @all_kinds
-@pytest.mark.parametrize("qos", [0, 1, 2])
-def test_messages_flow(pair: tuple[RealClient, RealClient], kind: Kind, name: str, qos: int) -> None:
-    """Messages of each QoS arrive complete, in order, with the topic they were sent to."""
+def test_messages_of_each_qos_flow(pair: tuple[RealClient, RealClient], kind: Kind, name: str) -> None:
+    """They arrive complete, in order, with the QoS and the topic they were sent with."""
     subscriber, publisher = pair
-    subscriber.subscribe(f"{name}/+/x", qos)
-    sent = [Received(f"{name}/{n}/x", f"message {n} \u00fc\U0001f697".encode(), qos, False) for n in range(5)]
-    for message in sent:
-        publisher.publish(message.topic, message.payload, qos)
-    assert sent == [subscriber.receive() for _ in sent]
+    subscriber.subscribe(f"{name}/+/x", 2)
+    for qos in (0, 1, 2):
+        sent = [Received(f"{name}/{n}/x", f"message {n} \u00fc\U0001f697".encode(), qos, False) for n in range(3)]
+        for message in sent:
+            publisher.publish(message.topic, message.payload, qos)
+        assert sent == [subscriber.receive() for _ in sent]
 
 
 @all_kinds
@@ -115,24 +115,22 @@ def test_a_lost_connection_publishes_the_will(make: Make, kind: Kind, name: str)
 
 
 @all_kinds
-@pytest.mark.parametrize("lost", [False, True], ids=["after disconnect", "after loss"])
-def test_a_lasting_session_keeps_messages(make: Make, kind: Kind, name: str, lost: bool) -> None:
-    """What is published while a client is away waits for it, in order, and live messages follow."""
+def test_a_lasting_session_keeps_messages(make: Make, kind: Kind, name: str) -> None:
+    """What is published while a client is away, politely or not, waits for it, in order, and live messages follow."""
     subscriber, publisher = make(kind), make(kind)
     publisher.connect(f"{name}-pub")
     subscriber.connect(f"{name}-sub", clean=False)
     subscriber.subscribe(name, 1)
-    publisher.publish(name, b"before", 0)  # QoS 1 might come again, when its acknowledgement is lost
-    assert b"before" == subscriber.receive().payload
-    if lost:
-        subscriber.drop()
-    else:
-        subscriber.disconnect()
-    for n in range(10):
-        publisher.publish(name, b"%d" % n)
-    subscriber.connect(f"{name}-sub", clean=False)
-    publisher.publish(name, b"after")
-    assert [*(b"%d" % n for n in range(10)), b"after"] == [subscriber.receive().payload for _ in range(11)]
+    # The rude end first: it may lose acknowledgements of QoS 1 messages that came before, and they would come again.
+    for leave in (subscriber.drop, subscriber.disconnect):
+        publisher.publish(name, b"before", 0)
+        assert b"before" == subscriber.receive().payload
+        leave()
+        for n in range(5):
+            publisher.publish(name, b"%d" % n)
+        subscriber.connect(f"{name}-sub", clean=False)
+        publisher.publish(name, b"after")
+        assert [*(b"%d" % n for n in range(5)), b"after"] == [subscriber.receive().payload for _ in range(6)]
 
 
 @v5_kinds
