@@ -13,8 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -389,60 +387,51 @@ def test_a_refusal_stops_the_run_and_the_rest_stays_in_the_plan(
 # -- the command
 
 
-def command(*words: object) -> list[str]:
+def command(place: Path, *words: object) -> subprocess.Popen[str]:
     fixed = ["--master", "local[2]", "--set", "spark.driver.memory=1g", "--partitions", "4"]
-    return [sys.executable, "-m", "motorcade", "pipeline", "run", "audience", *map(str, words), *fixed]
-
-
-def environment() -> dict[str, str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MOTORCADE_", "PYSPARK_"))}
-    return clean | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "motorcade", "pipeline", "run", "audience", *map(str, words), *fixed],
+        cwd=place,
+        env=clean | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.spark
+@pytest.mark.timeout(900)
 def test_a_command_that_is_killed_goes_on(node: NodeProcess, fleet: Path, tmp_path: Path) -> None:
     """Killed as soon as some vehicles are accepted; the same command, without a rate, reaches the others."""
     request = request_name()
     (tmp_path / "task.json").write_text('{"do": "it"}')
     words = ["--request", request, "--payload", "task.json", "--table", f"fleet={fleet}", "--sql", SQL, "--append"]
     words += ["--batch", "20", "--checkpoint", "run", "--broker", f"mqtt://{node.mqtt}"]
-    with (tmp_path / "first.log").open("w") as log:
-        first = subprocess.Popen(
-            command(*words, "--rate", "40"), cwd=tmp_path, env=environment(), stdout=log, stderr=log, process_group=0
-        )
+    first = command(tmp_path, *words, "--rate", "40")
+    with new_receipts(node) as there:
+
+        def some_are_accepted() -> bool:
+            assert first.poll() is None, first.communicate()
+            return there()
+
         try:
-            until = time.monotonic() + PATIENCE
-            while not accepted(node, request):
-                assert first.poll() is None and time.monotonic() < until, (tmp_path / "first.log").read_text()
-                threading.Event().wait(0.5)
+            wait_until(some_are_accepted, "some vehicles are accepted", PATIENCE)
         finally:
             os.killpg(first.pid, signal.SIGKILL)
-            first.wait(PATIENCE)
+            first.communicate(timeout=PATIENCE)
     assert 0 < len(accepted(node, request)) < len(CHOSEN)
-    done = subprocess.run(
-        command(*words, "--json"),
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
-    told = json.loads(done.stdout)
+    second = command(tmp_path, *words, "--json")
+    out, err = second.communicate(timeout=PATIENCE)
+    assert 0 == second.returncode, err
+    told = json.loads(out)
     assert (request, True, len(CHOSEN)) == (told["request_id"], told["done"], told["counts"]["accepted"])
-    assert f"rows are no VINs; they are in {tmp_path / 'run' / 'invalid'}" in done.stderr
+    said = [line for line in err.splitlines() if not line.startswith("batch ")]
+    wrong = counts_of_the_table().invalid_rows
+    assert [f"{wrong} rows are no VINs; they are in {tmp_path / 'run' / 'invalid'}"] == said, "nothing of Spark's"
     assert Counter(CHOSEN) == accepted(node, request)
-    other = subprocess.run(
-        command(*words, "--priority", "3"),
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert 1 == other.returncode
-    assert "was begun with priority unset, and now it is '3'" in other.stderr
+    other = command(tmp_path, *words, "--priority", "3")
+    _, err = other.communicate(timeout=PATIENCE)
+    assert (1, True) == (other.returncode, "was begun with priority unset, and now it is '3'" in err), err
