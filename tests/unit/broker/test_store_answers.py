@@ -5,17 +5,23 @@ What holds whatever happens is in the model (`test_durable_model`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from motorcade.broker import commits
 from motorcade.broker.kept import AWAITING
-from motorcade.mqtt.packets import Publish, Pubrec, Pubrel
+from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
+from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import Callback
+from motorcade.mqtt.packets import Disconnect, Publish, Pubrec, Pubrel, Will
+from motorcade.mqtt.properties import Properties
 from motorcade.mqtt.reasons import ReasonCode
 from motorcade.storage.ports import StoreError
 from tests.support.held_store import HeldStore
-from tests.support.virtual import Client, MemoryNode, standing
+from tests.support.virtual import Client, MemoryNode, Turns, standing
 
 EXPIRY = 1000  #: seconds that sessions outlive their connections
 
@@ -121,3 +127,74 @@ def test_a_restart_does_not_prolong_sessions(node: MemoryNode) -> None:
     session = node.plane.registry.sessions["reader"]
     assert session.expires_at is not None
     assert 400.0 == pytest.approx(session.expires_at - node.clock.now, abs=1.0)
+
+
+# -- the end of sessions
+
+
+def pay(node: MemoryNode) -> None:
+    """Publish the wills that are due, as the broker does several times a second."""
+    assert isinstance(node.loop, Turns)
+    with node.loop.running():
+        for will in node.plane.registry.due(node.clock.now):
+            node.broker.publish_will(will)
+    node.turn()
+
+
+@pytest.mark.parametrize("ends", ["its connection", "its session"])
+def test_a_will_that_a_plugin_holds_up_survives_a_kill(node: MemoryNode, ends: str) -> None:
+    """Until it is stored for those who get it, it stays in the record of its session."""
+    never: asyncio.Future[None] = node.loop.create_future()
+
+    async def hold(_client: ClientInfo | None, _message: Message) -> None:
+        await asyncio.shield(never)
+
+    node.hooks.add("message.publish", Callback(hold, 0, "slow", timeout=1000.0))
+    reader = durable(node, "reader")
+    reader.subscribe("wills")
+    reader.close()
+    delay = 100 if ends == "its session" else 0
+    will = Will("wills", b"gone", 1, properties=Properties(will_delay=delay))
+    node.client("dying", clean=False, session_expiry=10, will=will).close()
+    if ends == "its session":
+        node.wait(11.0)
+    pay(node)
+    node = node.restart()
+    pay(node)
+    assert [b"gone"] == durable(node, "reader").payloads()
+
+
+def test_of_what_a_member_was_sent_only_qos_1_goes_to_another(node: MemoryNode) -> None:
+    """[MQTT-4.8.2-5]: a QoS 2 message may have arrived."""
+    publisher = node.client("publisher")
+    first, second = durable(node, "first"), durable(node, "second")
+    first.subscribe("$share/g/t", 2)
+    for qos in (1, 2):
+        publisher.publish("t", b"%d" % qos, qos)
+    assert [b"1", b"2"] == first.payloads()
+    second.subscribe("$share/g/t", 2)
+    first.send(Disconnect(properties=Properties(session_expiry=0)))
+    node.wait(1.0)
+    assert [b"1"] == second.payloads()
+
+
+def test_another_user_does_not_get_the_session_of_a_client_id(node: MemoryNode) -> None:
+    publisher = node.client("publisher")
+    first = node.admit("c", clean=False, session_expiry=EXPIRY, username="anna")
+    first.subscribe("t")
+    first.close()
+    publisher.publish("t", b"for anna")
+    second = node.admit("c", clean=False, session_expiry=EXPIRY, username="bert")
+    assert not second.connack.session_present
+    publisher.publish("t", b"for nobody")
+    assert [] == second.messages()
+
+
+def test_a_durable_client_that_wants_nothing_of_its_own_gets_nothing_of_it(node: MemoryNode) -> None:
+    """Through the channel and through the byte loop."""
+    client, other = durable(node, "client"), node.client("other")
+    node.subscribe(client, Subscription("t", 1, no_local=True))
+    for _ in range(3):
+        client.publish("t", b"own")
+        other.publish("t", b"other")
+    assert [b"other"] * 3 == client.payloads()
