@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from motorcade.broker import commits
-from motorcade.broker.kept import AWAITING
+from motorcade.broker.kept import AWAITING, SESSIONS
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -162,6 +162,42 @@ def test_a_will_that_a_plugin_holds_up_survives_a_kill(node: MemoryNode, ends: s
     node = node.restart()
     pay(node)
     assert [b"gone"] == durable(node, "reader").payloads()
+
+
+@pytest.mark.parametrize("delay", [0, 5, 100])
+def test_nothing_is_left_of_a_session_whose_will_is_published(node: MemoryNode, store: HeldStore, delay: int) -> None:
+    """At once, before the session ends, or with it."""
+    reader = reader_of(node)
+    will = Will("t", b"gone", 1, properties=Properties(will_delay=delay))
+    node.client("dying", clean=False, session_expiry=20, will=will).close()
+    for expected in ([b"gone"] if delay < 10 else [], [b"gone"] if delay > 10 else []):
+        node.wait(11.0)
+        pay(node)
+        assert expected == reader.payloads()
+    assert ["reader"] == list(node.plane.registry.sessions) == list(store.records_of(SESSIONS))
+
+
+def test_a_client_that_says_what_went_wrong_leaves_its_will(node: MemoryNode) -> None:
+    reader = reader_of(node)
+    for reason, expected in (
+        (ReasonCode.SUCCESS, []),
+        (ReasonCode.DISCONNECT_WITH_WILL, [b"gone"]),
+        (ReasonCode.UNSPECIFIED_ERROR, [b"gone"]),
+    ):
+        node.client("dying", will=Will("t", b"gone", 1)).send(Disconnect(reason))
+        node.turn()
+        assert expected == reader.payloads(), reason
+
+
+def test_what_a_member_without_a_store_has_not_acknowledged_goes_to_another(node: MemoryNode) -> None:
+    publisher, first = node.client("publisher"), node.client("first", receive_maximum=1)
+    first.subscribe("$share/g/t")
+    for payload in (b"1", b"2"):
+        publisher.publish("t", payload)
+    second = node.client("second")
+    second.subscribe("$share/g/t")
+    first.close()
+    assert [b"1", b"2"] == second.payloads()
 
 
 def test_of_what_a_member_was_sent_only_qos_1_goes_to_another(node: MemoryNode) -> None:
