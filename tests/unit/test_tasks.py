@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from motorcade import tasks
 from motorcade.tasks import FIRST_PAUSE, LONGEST_PAUSE, MAX_TOLD, MAX_TRACEBACK, STEADY, Tasks
-from tests.unit.broker.memory import Clock, Turns
+from tests.support.virtual import Clock, Turns
 
 
 class World:

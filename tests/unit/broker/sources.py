@@ -28,7 +28,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Kind, Source, Why
 from motorcade.mqtt.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Unsubscribe
 from motorcade.mqtt.properties import NONE, Properties
-from tests.unit.broker.memory import MemoryNode, Peer
+from tests.support.virtual import MemoryNode, Peer
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -33,8 +33,8 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import Properties
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, Turns, standing
 from tests.unit.broker.sources import Desk, given
 
 STEPS = 80

@@ -25,8 +25,8 @@ from motorcade.extension.hooks import Callback, Stop
 from motorcade.extension.sources import RECREATE, Destroy, Feed, Given, Why
 from motorcade.mqtt.packets import Connect, Packet, Puback, Publish, Pubrel, Suback
 from motorcade.mqtt.properties import NONE, Properties
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, Turns, standing
 from tests.unit.broker.sources import (
     AskedClerk,
     Clerk,

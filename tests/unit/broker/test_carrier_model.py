@@ -55,8 +55,8 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import NONE, Properties
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Turns, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Turns, standing
 from tests.unit.broker.sources import fatal
 from tests.unit.broker.world import Guest, often
 

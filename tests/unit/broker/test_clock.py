@@ -17,7 +17,7 @@ from motorcade.mqtt.packets import Connack, Connect, Packet, Puback, Publish, Wi
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.memory import MemoryStore
 from tests.support.cases import each
-from tests.unit.broker.memory import START, MemoryNode, Peer
+from tests.support.virtual import START, MemoryNode, Peer
 
 HOUR = 3600.0
 STEPS = (HOUR, -HOUR, 400 * 24 * HOUR, -400 * 24 * HOUR)

@@ -35,7 +35,7 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import NONE, Properties
-from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.support.virtual import MemoryNode, Peer, standing
 
 
 @pytest.fixture(params=[False, True], ids=["byte loop", "observed"])

@@ -47,8 +47,8 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.ports import StoreError
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, standing
 from tests.unit.broker.test_balance import balanced, exported
 from tests.unit.broker.world import often
 

@@ -54,8 +54,8 @@ from motorcade.mqtt.packets import (
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.plugins.retained import RetainedConfig, RetainedPlugin
 from motorcade.storage.memory import Row
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, standing
 
 CLIENTS = 3
 TOPICS = ("a", "a", "a", "a/b", "c", "$s/a", "ü")  # what comes often stands here often; `$s/a` mostly has no subscriber

@@ -37,8 +37,8 @@ from motorcade.mqtt.packets import (
     Will,
 )
 from motorcade.mqtt.properties import Properties
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, Wire, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, Turns, Wire, standing
 
 READ = 256_000  #: bytes libuv reads at once
 READS = 32  #: times it does so before anything else has its turn

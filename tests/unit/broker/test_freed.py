@@ -19,8 +19,8 @@ from motorcade.broker.ticket import Line, Ticket
 from motorcade.extension.sources import Source
 from motorcade.mqtt.packets import Connect, Disconnect, Puback, Publish, Pubrec, Pubrel
 from motorcade.mqtt.properties import Properties
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, standing
 from tests.unit.broker.sources import Shelf
 
 LASTING = Properties(session_expiry=1_000_000)

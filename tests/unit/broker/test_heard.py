@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback
-from tests.unit.broker.memory import MemoryNode
+from tests.support.virtual import MemoryNode
 
 
 def test_by_subscribers() -> None:

@@ -43,8 +43,8 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.ports import Entry, StoreError, StoreFullError
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, standing, surviving
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, standing, surviving
 
 RETRY = 1.0  #: seconds after which the broker has tried again what failed
 LASTING = Properties(session_expiry=3600)

@@ -37,7 +37,7 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import NONE, Properties
 from tests.support.node import ROOT
-from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.support.virtual import MemoryNode, Peer, standing
 
 VERSIONS = (4, 5)
 OK = ReasonCode.SUCCESS

@@ -27,7 +27,7 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import Properties
 from tests.soak.observer import tables
-from tests.unit.broker.memory import MemoryNode, Peer, standing
+from tests.support.virtual import MemoryNode, Peer, standing
 
 #: Bounded caches of topics, which keep the latest: they may be full of names that are gone.
 CACHES = {

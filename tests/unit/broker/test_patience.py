@@ -19,7 +19,7 @@ from motorcade.extension.hooks import Allow, Callback, Decision, Stop
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import Connack, Connect, Pingreq, Publish
 from motorcade.mqtt.reasons import ReasonCode
-from tests.unit.broker.memory import MemoryNode, standing
+from tests.support.virtual import MemoryNode, standing
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import Properties
 from tests.support.cases import each
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing, surviving
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, Turns, standing, surviving
 
 LASTING = Properties(session_expiry=3600)
 

@@ -18,7 +18,7 @@ from motorcade.plugins.fanout import metrics as fanout
 from motorcade.plugins.fanout.ledger import Tally
 from motorcade.plugins.retained import metrics as retained
 from motorcade.plugins.retained.index import Index
-from tests.unit.broker.memory import MemoryNode, standing
+from tests.support.virtual import MemoryNode, standing
 
 MANY = 3000
 BETWEEN = (0.5, 2.0)  #: estimate : what was allocated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from motorcade.broker.connection import Connection
 from motorcade.broker.websocket import WebSocketProtocol, admits
-from tests.unit.broker.memory import MemoryNode, Wire, standing
+from tests.support.virtual import MemoryNode, Wire, standing
 from tests.unit.broker.test_fairness import HANDSHAKE
 
 EVIL = "https://evil.example"

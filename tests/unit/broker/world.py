@@ -27,8 +27,8 @@ from motorcade.core.errors import MotorcadeError
 from motorcade.extension.plugin import Loaded, Plugins
 from motorcade.mqtt.packets import Disconnect, Packet, Puback, Pubrec
 from motorcade.storage.ports import StoreError, StoreFullError
-from tests.unit.broker.held_store import HeldStore
-from tests.unit.broker.memory import MemoryNode, Peer, Turns, standing
+from tests.support.held_store import HeldStore
+from tests.support.virtual import MemoryNode, Peer, Turns, standing
 
 STEP = 0.001  #: seconds that pass with everything that is done
 ALL = 1_000_000  #: calls that a store may hold back

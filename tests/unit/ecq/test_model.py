@@ -45,7 +45,7 @@ from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.plugin import EcqPlugin
 from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, decode_progress
 from motorcade.storage.ports import Appended, Bound, Draft
-from tests.unit.broker.held_store import HeldStore
+from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, STEP, Guest, PluginWorld, often
 
 SESSION = 10_000  #: seconds that sessions outlive connections

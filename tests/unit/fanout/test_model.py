@@ -62,7 +62,7 @@ from motorcade.plugins.fanout.record import decode_entry
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, RECEIPTS, TRIGGER, owner_of, vin_of
 from motorcade.storage.ports import Appended, Bound, Draft
-from tests.unit.broker.held_store import HeldStore
+from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, Guest, PluginWorld, often
 
 SESSION = 120  #: seconds that sessions outlive connections

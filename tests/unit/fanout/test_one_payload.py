@@ -9,7 +9,7 @@ from motorcade.core.vin import make_vin
 from motorcade.extension.plugin import Plugins
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.storage.rocks import RocksStore
-from tests.unit.broker.memory import MemoryNode
+from tests.support.virtual import MemoryNode
 
 VEHICLES = 200
 REQUESTS = 50

@@ -13,7 +13,7 @@ from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.dispatcher import Pool
 from motorcade.plugins.fanout.tables import done_of
 from motorcade.plugins.fanout.views import WhyView
-from tests.unit.broker.memory import surviving
+from tests.support.virtual import surviving
 from tests.unit.fanout.test_model import MAX_ATTEMPTS, VINS, Machine
 
 VIN = VINS[0]

@@ -16,7 +16,7 @@ from motorcade.plugins.fanout import receipts as module
 from motorcade.plugins.fanout.receipts import Run
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.storage.ports import Batch, StoreError, StoreFullError
-from tests.unit.broker.held_store import HeldStore
+from tests.support.held_store import HeldStore
 from tests.unit.fanout.bookkeeping import Bookkeeping
 
 VINS = [make_vin(number) for number in range(5)]

@@ -13,7 +13,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.plugin import Plugins
 from motorcade.mqtt.packets import Connect, Publish
 from motorcade.mqtt.properties import NONE, Properties
-from tests.unit.broker.memory import START, MemoryNode, Peer, Turns, standing
+from tests.support.virtual import START, MemoryNode, Peer, Turns, standing
 from tests.unit.broker.sources import acknowledge, messages, session_of, subscribe, unsubscribe
 
 WINDOW = 10
