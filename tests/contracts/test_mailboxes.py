@@ -53,6 +53,12 @@ async def test_large_values(store: Store) -> None:
     assert Appended("v1", 2, replaced=1) == await append(store, "v1", Draft(b"", b"", key))
 
 
+async def test_an_append_to_no_owner_stores_nothing(store: Store) -> None:
+    assert [] == await store.mailboxes.append([], Draft(b"body", PAYLOAD), NOW)
+    assert [] == await store.mailboxes.append([], Draft(b"body", PAYLOAD, token=b"token"), NOW)
+    assert (0, 0) == await store.blobs.count()
+
+
 async def test_a_mailbox_longer_than_any_page(store: Store) -> None:
     """Several thousand entries behind hundreds that have expired, in pages of every size: none lost, none twice."""
     total = 3000

@@ -37,6 +37,8 @@ class Appends(Mailboxes):
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
     ) -> list[Appended]:
         """Append to each owner; the answers in the same order."""
+        if not owners:
+            return []  # nothing would ever release the payload
         if len(owners) == 1:
             answer = self._append_plain(owners[0], draft, now, bound)
             if answer is not None:
