@@ -16,10 +16,12 @@ import os
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import structlog
 import typer
 
 from motorcade import cli, log
@@ -52,6 +54,7 @@ def run(*words: object, stdin: str = "", env: dict[str, str] | None = None, cwd:
         patch.object(sys, "stdin", given),
         patch.dict(os.environ, environment(env), clear=True),
         patch.object(log, "configure"),  # would outlast the command
+        _logging_to(err),
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -61,6 +64,17 @@ def run(*words: object, stdin: str = "", env: dict[str, str] | None = None, cwd:
         except SystemExit as end:
             code = end.code
     return Done(line, code if isinstance(code, int) else int(code is not None), _written(out), _written(err))
+
+
+@contextlib.contextmanager
+def _logging_to(stream: io.TextIOWrapper) -> Iterator[None]:
+    """Log there, as a command's process logs to its standard error."""
+    before = structlog.get_config()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(stream))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _written(stream: io.TextIOWrapper) -> str:
