@@ -15,8 +15,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -66,15 +67,36 @@ def run(*words: object, stdin: str = "", env: dict[str, str] | None = None, cwd:
     return Done(line, code if isinstance(code, int) else int(code is not None), _written(out), _written(err))
 
 
+class OwnLog(threading.local):
+    """Where the command that this thread runs logs to; nodes in other threads log as before."""
+
+    stream: io.TextIOWrapper | None = None
+
+
+_own = OwnLog()
+
+
 @contextlib.contextmanager
 def _logging_to(stream: io.TextIOWrapper) -> Iterator[None]:
     """Log there, as a command's process logs to its standard error."""
-    before = structlog.get_config()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(stream))
+    factory = structlog.get_config()["logger_factory"]
+    if not isinstance(factory, Loggers):
+        structlog.configure(logger_factory=Loggers(factory))
+    _own.stream = stream
     try:
         yield
     finally:
-        structlog.configure(**before)
+        _own.stream = None
+
+
+class Loggers:
+    """Makes loggers of commands, and those of others as before."""
+
+    def __init__(self, others: Callable[..., Any]) -> None:
+        self._others = others
+
+    def __call__(self, *names: object) -> object:
+        return self._others(*names) if _own.stream is None else structlog.PrintLogger(_own.stream)
 
 
 def _written(stream: io.TextIOWrapper) -> str:
