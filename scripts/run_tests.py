@@ -1,16 +1,17 @@
 """Run all tests; run what failed once more, alone, before it counts.
 
-Two parts: everything but Spark, three tests at a time, since many wait; then the tests that share one Spark session,
-which takes ten seconds to start and both cores to run. Both parts run even if the first fails. Tests marked `long` are
-left out: `make test ARGS="-m long tests"`.
+Two parts at the same time: everything but Spark, three tests at a time, and the tests that share one Spark session,
+which takes ten seconds to start. Either of them leaves half of two cores idle, since much of it waits. The output of
+the second part is shown when the first is over. Tests marked `long` are left out: `make test ARGS="-m long tests"`.
 
-A test that fails is run again by itself when its part is over. It counts as failed if it fails again. If it passes, it
-is *unsteady*: it depends on what else the machine does. Unsteady tests are listed at the end with the reason of their
-first failure, to be mended in their design; more than MAX_UNSTEADY of them fail the run.
+A test that fails is run again by itself when all parts are over. It counts as failed if it fails again. If it passes,
+it is *unsteady*: it depends on what else the machine does. Unsteady tests are listed at the end with the reason of
+their first failure, to be mended in their design; more than MAX_UNSTEADY of them fail the run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -59,35 +60,56 @@ class Outcome:
         return int(self.broken or bool(self.failed) or len(self.unsteady) > MAX_UNSTEADY)
 
 
-def run_part(part: Part, build: Path, outcome: Outcome) -> None:
-    """Run `part`, retry its failures alone, and add the result to `outcome`."""
-    code, failed = pytest([*part.parallel, *part.common], part.environment, build)
-    if code == PASSED:
-        return
-    if code != FAILED or not failed:
-        outcome.broken = True
-        outcome.failed |= failed
-        return
-    if len(failed) > MAX_RETRIED:
-        print(f"{len(failed)} tests failed; more than {MAX_RETRIED} are not run again.", flush=True)
-        outcome.failed |= failed
-        return
-    print(f"{len(failed)} failed; running them once more, alone.", flush=True)
-    code, again = pytest([*failed, *part.common], part.environment, build)
-    if code not in {PASSED, FAILED}:
-        outcome.broken = True
-        again = failed
-    outcome.failed |= again
-    outcome.unsteady |= {test: reason for test, reason in failed.items() if test not in again}
+class Run:
+    """One part under way."""
 
+    def __init__(self, part: Part, build: Path, *, shown: bool = True) -> None:
+        """Begin. If it is not `shown`, its output goes to a file in `build` until it is over."""
+        self.part = part
+        self._build = build
+        build.mkdir(parents=True, exist_ok=True)
+        self._output = None if shown else build / "output.txt"
+        self._process = self._pytest([*part.parallel, *part.common], self._output)
 
-def pytest(arguments: list[str], environment: dict[str, str], build: Path) -> tuple[int, dict[str, str]]:
-    """Run pytest. Return its exit code and the failed tests with their reasons."""
-    found = build / "failures.json"
-    found.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.support.failures", f"--failures={found}", *arguments]
-    code = subprocess.run(command, env=os.environ | environment, check=False).returncode  # noqa: S603
-    return code, json.loads(found.read_text()) if found.exists() else {}
+    def retry(self, outcome: Outcome) -> None:
+        """Wait for its end, retry its failures alone, and add the result to `outcome`."""
+        code, failed = self.wait()
+        if code == PASSED:
+            return
+        if code != FAILED or not failed:
+            outcome.broken = True
+            outcome.failed |= failed
+            return
+        if len(failed) > MAX_RETRIED:
+            print(f"{len(failed)} tests failed; more than {MAX_RETRIED} are not run again.", flush=True)
+            outcome.failed |= failed
+            return
+        print(f"{len(failed)} failed; running them once more, alone.", flush=True)
+        self._process, self._output = self._pytest([*failed, *self.part.common], None), None
+        code, again = self.wait()
+        if code not in {PASSED, FAILED}:
+            outcome.broken = True
+            again = failed
+        outcome.failed |= again
+        outcome.unsteady |= {test: reason for test, reason in failed.items() if test not in again}
+
+    def wait(self) -> tuple[int, dict[str, str]]:
+        """Return the exit code of pytest and the failed tests with their reasons. Show output that was kept back."""
+        code = self._process.wait()
+        if self._output is not None and self._output.exists():
+            sys.stdout.write(self._output.read_text(errors="replace"))
+            sys.stdout.flush()
+            self._output.unlink()
+        found = self._build / "failures.json"
+        return code, json.loads(found.read_text()) if found.exists() else {}
+
+    def _pytest(self, arguments: list[str], output: Path | None) -> subprocess.Popen[bytes]:
+        found = self._build / "failures.json"
+        found.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-p", "tests.support.failures", f"--failures={found}", *arguments]
+        with contextlib.ExitStack() as stack:
+            to = stack.enter_context(output.open("wb")) if output is not None else None
+            return subprocess.Popen(command, env=os.environ | self.part.environment, stdout=to, stderr=to)  # noqa: S603
 
 
 def report(outcome: Outcome) -> None:
@@ -105,10 +127,12 @@ def report(outcome: Outcome) -> None:
 
 def main() -> int:
     build = Path(".build")
-    build.mkdir(exist_ok=True)
     outcome = Outcome()
-    for part in PARTS:
-        run_part(part, build, outcome)
+    runs = [Run(part, build / f"tests-{number}", shown=number == 0) for number, part in enumerate(PARTS)]
+    for run in runs:
+        run.wait()  # what is run again is run alone
+    for run in runs:
+        run.retry(outcome)
     report(outcome)
     return outcome.status
 

@@ -22,14 +22,14 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def run(runner: ModuleType, folder: Path, source: str, *, parallel: bool = False):
+def run(runner: ModuleType, folder: Path, source: str, *, parallel: bool = False, shown: bool = True):
     """Run the tests in `source` as one part. Return the outcome."""
     (folder / "test_made.py").write_text(source)
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     environment = {"PYTHONPATH": str(ROOT)}  # `tests.support.failures` is there
     part = runner.Part(["-n", "2"] if parallel else [], ["-q"], environment)
     outcome = runner.Outcome()
-    runner.run_part(part, folder, outcome)
+    runner.Run(part, folder / "build", shown=shown).retry(outcome)
     return outcome
 
 
@@ -64,6 +64,12 @@ def test_what_fails_again_fails_the_run(runner, tmp_path, monkeypatch) -> None:
     assert ["test_made.py::test_wrong"] == list(outcome.failed)
     assert {} == outcome.unsteady
     assert 1 == outcome.status
+
+
+def test_output_that_is_kept_back_is_shown_when_the_part_is_over(runner, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert 1 == run(runner, tmp_path, "def test_wrong():\n    assert 'a' == 'kept back'\n", shown=False).status
+    assert "kept back" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_imported_fails_the_run(runner, tmp_path, monkeypatch) -> None:
