@@ -822,6 +822,17 @@ def test_a_source_hears_what_has_left() -> None:
                 assert ["sent", "delivered"] == [call[0] for call in order if call[0] in ("sent", "delivered")]
 
 
+def test_a_source_hears_of_what_is_too_large_for_the_client_that_comes_back(node: MemoryNode) -> None:
+    desk = Desk()
+    peer = arrive(node, desk)
+    desk.give(node, given(1, payload=b"x" * 200), given(2))
+    assert 2 == len(messages(peer))
+    part(node, peer)
+    peer = connect(node, maximum_packet_size=100)
+    assert [b"2"] == [packet.payload for packet in publishes(peer.take())]
+    assert [(1, ReasonCode.PACKET_TOO_LARGE, "too_large")] == desk.acks()
+
+
 def test_what_has_expired_is_not_sent(node: MemoryNode) -> None:
     """Its source hears so; what has waited tells what is left of its life."""
     desk = Desk()
