@@ -245,6 +245,35 @@ def _recreate(node: MemoryNode, desk: Desk) -> None:
     node.turn()
 
 
+def test_the_next_instance_hears_what_was_acknowledged_while_there_was_none(node: MemoryNode) -> None:
+    desk = Desk()
+    peer = arrive(node, desk)
+    desk.give(node, *some(2))
+    first, second = messages(peer)
+    _recreate(node, desk)
+    acknowledge(node, peer, first)
+    assert [] == desk.tags()
+    wait(node, BACKOFF)
+    acknowledge(node, peer, second)
+    assert 2 == len(desk.clerks) and [1, 2] == desk.tags()
+
+
+def test_a_source_hears_of_the_room_that_an_unsubscribed_filter_leaves(node: MemoryNode) -> None:
+    """Nothing else would wake it: none of its messages is in flight, so none will be acknowledged."""
+    other, desk = Desk("other", prefix="o"), Desk("filled", multi_topic=True, prefix="f")
+    peer = arrive(node, other, desk, filters=(("o", 1), ("f/x", 1), ("f/y", 1)))
+    other.give(node, *some(WINDOW, "o"))
+    flying = messages(peer)
+    assert WINDOW == len(flying)  # it is full
+    desk.give(node)
+    desk.give(node, *some(desk.calls("info")[-1][2], "f/x"))  # all that it may
+    assert not desk.lane.promised and desk.lane.buffer
+    desk.heard.clear()
+    unsubscribe(node, peer, "f/x")
+    acknowledge(node, peer, *flying)
+    assert any(call[2] > 0 for call in desk.calls("info")), desk.heard
+
+
 def test_the_back_off_doubles_up_to_a_bound_and_begins_anew_after_a_delivery(node: MemoryNode) -> None:
     desk = Desk()
     peer = arrive(node, desk)
