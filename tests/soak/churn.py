@@ -537,7 +537,7 @@ class Churn:
         await client.subscribe((f"kicked/{n}", 1))
         for path in (f"clients?search=kicked-{n}", f"clients/kicked-{n}", "node", "plugins", f"queues/none-{n}"):
             await self.web.get(path)
-        await self.web.post(f"queues/bad-{n}", content=b"{" * (n % 100))
+        await self.web.post(f"queues/bad-{n}", content=b"{" * (1 + n % 100))
         await self.web.get(f"nothing-{n}")
         await self.web.get("clients", headers={"Authorization": f"Bearer {n}"})
         await self.web.delete(f"clients/kicked-{n}")
