@@ -116,6 +116,10 @@ class Messages(RuleBasedStateMachine):
         assert set(self.book.open) | self.book.untold() | set(self.told) == {b"%d" % n for n in range(self.added)}
         assert len(self.told) == len(set(self.told))
 
+    @invariant()
+    def nothing_is_known_of_what_redis_knows(self) -> None:
+        assert self.book.histories.keys() <= self.book.open.keys() | self.book.untold()
+
 
 Messages.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestMessages = Messages.TestCase

@@ -62,6 +62,23 @@ async def test_whoever_asks_again_has_the_same_leadership(calls, options) -> Non
     assert [[1, 0], [1, 0]] == [await calls.run(scripts.ACQUIRE, keys, token, 2000) for _ in range(2)]
 
 
+async def test_a_lease_counts_from_when_it_was_asked_for(calls, options, monkeypatch) -> None:
+    """The answer may take long: for the server the lease began before it."""
+    election, term = await elected(calls, options)
+    run = calls.run
+
+    async def slow(*arguments: object, **more: object) -> object:
+        answer = await run(*arguments, **more)
+        await turn(options.lease / 2)
+        return answer
+
+    monkeypatch.setattr(calls, "run", slow)
+    began = clock().time()
+    await election.renew(term, b"{}")
+    assert began + options.lease / 2 <= clock().time()
+    assert began < term.expires < began + options.lease
+
+
 async def test_a_term_is_renewed_or_over(calls, options, server) -> None:
     election, term = await elected(calls, options)
     before = term.expires

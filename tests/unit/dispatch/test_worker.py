@@ -70,6 +70,7 @@ async def test_what_is_no_json_is_refused(options, server) -> None:
             (id_, reason.partition(":")[0]) for id_, reason in leader.rejected
         ]
         assert set(IDS[:21]) - set(IDS[1:21:3]) == set(results(server)) == set(leader.acknowledged)
+        assert 0 == worker.inside
 
 
 async def test_a_leader_that_talks_nonsense_is_cut_off(options) -> None:
