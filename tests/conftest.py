@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import time
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import clocks
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,13 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A test that lets the broker read another clock puts the real one back, or later tests fail for its sake."""
-    for name in ("connection", "broker", "byteloop", "commits", "keeper"):
-        module = sys.modules.get(f"motorcade.broker.{name}")
-        for clock in {"time", "monotonic"} & vars(module).keys() if module else ():
-            real = time.monotonic if clock == "monotonic" else sys.modules["motorcade.clock"].time
-            assert vars(module)[clock] is real, f"{item.nodeid} left its clock in {module}"
-    clocks = sys.modules.get("motorcade.clock")
-    assert clocks is None or clocks.CLOCK.wall is time.time, f"{item.nodeid} left its clock to the node"
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Fail a test that lets the broker read another clock and leaves it so, but none of the tests that follow."""
+    try:
+        return (yield)
+    finally:
+        left = clocks.left()
+        if left:
+            clocks.put_back()
+            raise AssertionError(f"{item.nodeid} left its clock in {', '.join(left)}")

@@ -68,12 +68,14 @@ from motorcade.mqtt.packets import (
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.storage.ports import Store, StoreError
 from motorcade.tasks import Tasks
+from tests.support import clocks
 from tests.support.held_store import HeldStore
 
 T = TypeVar("T")
 AnyPacket = TypeVar("AnyPacket", bound=Packet)
 
 START = 1_700_000_000.0  #: seconds since the epoch at which every node begins
+MAX_CLEANUPS = 100  #: awaits of a coroutine after it was told to end
 
 
 class Clock:
@@ -111,6 +113,7 @@ def surviving() -> Iterator[None]:
 def standing(clock: Clock) -> Iterator[None]:
     """Let the broker read this clock; a defect that it would survive with one client lost fails the test."""
     with ExitStack() as stack:
+        clocks.replaced(stack)
         stack.enter_context(patch.object(Connection, "_crash", _crash))
         stack.enter_context(patch.object(Tasks, "note", _crash_task))
         for module in (connection, broker, byteloop, commits, keeper):
@@ -214,9 +217,22 @@ class Turns:
         with self.running():  # what cleans up may ask for its loop
             for task in self.tasks:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
-                task.get_coro().close()
+                _close(task.get_coro())
         self.tasks.clear()
         self.soon.clear()
+
+
+def _close(work: Any) -> None:
+    """End a coroutine; where it awaits something to clean up (`finally: await …`), that is not done either."""
+    for _ in range(MAX_CLEANUPS):
+        try:
+            work.close()
+        except RuntimeError as error:
+            if str(error) != "coroutine ignored GeneratorExit":
+                raise
+        else:
+            return
+    raise AssertionError(f"{work} does not end")
 
 
 class Wire(asyncio.Transport):

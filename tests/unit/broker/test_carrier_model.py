@@ -21,15 +21,13 @@ unsubscribed, nothing is left of them.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from motorcade.broker.carrier import MAX_BACKOFF, Carrier
 from motorcade.broker.lane import Lane
@@ -58,7 +56,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Turns, standing
 from tests.unit.broker.sources import fatal
-from tests.unit.broker.world import Guest, often
+from tests.unit.broker.world import Guest, World, often
 
 EXPIRY = 50
 SMALL = 60  #: bytes of a packet that some connections take
@@ -674,12 +672,11 @@ traits = st.builds(
 )
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(World):
     """The world."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = ExitStack()
         self.count = 0
         self.backlog = 5
         self.items: dict[bytes, Item] = {}
@@ -738,17 +735,6 @@ class Machine(RuleBasedStateMachine):
         self.go_on()
         self.wanted = filters
         self.subscribe_all()
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "car") and sys.exc_info()[0] is None:  # else the run has ended early
-                self.come_to_rest()
-                self.judge()
-                self.leave_nothing()
-        finally:
-            if hasattr(self, "node"):
-                self.loop.die()
-            self.stack.close()
 
     # -- what there is
 

@@ -18,16 +18,14 @@ have ended have left nothing.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from motorcade.broker import kept, mailbox
 from motorcade.broker.limits import Limits, SessionOptions
@@ -50,7 +48,7 @@ from motorcade.storage.ports import StoreError
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Peer, standing
 from tests.unit.broker.test_balance import balanced, exported
-from tests.unit.broker.world import often
+from tests.unit.broker.world import World, often
 
 EXPIRY = 50
 RETRY = 1.0  #: seconds after which the broker has tried again what failed
@@ -300,12 +298,11 @@ names = st.sampled_from(("p0", "p1", "r0", "r1"))
 turns = st.booleans()
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(World):
     """The world."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = ExitStack()
         self.count = 0
         self.troubled = False  #: the store has refused or lost something
         self.crashes = 0
@@ -337,17 +334,6 @@ class Machine(RuleBasedStateMachine):
         self.go_on()
         assert all(receiver.subscribed for receiver in self.receivers)
         self.store.held = True
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "store") and sys.exc_info()[0] is None:  # else the run has ended early
-                self.come_to_rest()
-                self.judge()
-                self.leave_nothing()
-        finally:
-            if hasattr(self, "node"):
-                self.node.loop.die()  # type: ignore[union-attr]
-            self.stack.close()
 
     # -- what is true at once
 

@@ -1,6 +1,7 @@
 """What models of Hypothesis are made of that watch a whole node from outside.
 
     Guest        a client that a model lets connect, speak and leave
+    World        a node whose clock stands, and is put back however the run ends
     PluginWorld  a node with one plugin, its guests, one publisher, and a store that does things when it is told to
     often        settings of such models: many short runs, each of which is fast or shall be looked at
 
@@ -80,20 +81,57 @@ class Guest(ABC):
 AnyGuest = TypeVar("AnyGuest", bound=Guest)
 
 
-class PluginWorld(RuleBasedStateMachine, Generic[AnyGuest]):
-    """The world of a model."""
+class World(RuleBasedStateMachine):
+    """A model over a node whose clock stands: `node`, once it has begun. However it ends, the clock is put back."""
 
-    cars: Sequence[AnyGuest]
-    store: HeldStore
     node: MemoryNode
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = ExitStack()
+        self.stack = ExitStack()  #: what is replaced for the time of a run, the clock for one
+
+    # -- what a model does differently (Hypothesis' machines have a metaclass of their own, so this cannot be abstract)
+
+    def come_to_rest(self) -> None:
+        raise NotImplementedError
+
+    def judge(self) -> None:
+        """What is true in the end."""
+        raise NotImplementedError
+
+    def leave_nothing(self) -> None:
+        """What is true when everything has been taken away after that."""
+
+    # -- the end
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "node") and sys.exc_info()[0] is None:  # else the run has ended early
+                self.come_to_rest()
+                self.judge()
+                self.leave_nothing()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End without being judged."""
+        with self.stack:
+            if hasattr(self, "node"):
+                self.node.loop.die()  # type: ignore[union-attr]
+
+
+class PluginWorld(World, Generic[AnyGuest]):
+    """The world of a model of a plugin."""
+
+    cars: Sequence[AnyGuest]
+    store: HeldStore
+
+    def __init__(self) -> None:
+        super().__init__()
         self.number = 0
         self.chores: list[asyncio.Task[None]] = []
 
-    # -- what a model does differently (Hypothesis' machines have a metaclass of their own, so this cannot be abstract)
+    # -- what a model does differently
 
     def begin(self) -> None:
         """A process has started: load the plugin."""
@@ -110,16 +148,12 @@ class PluginWorld(RuleBasedStateMachine, Generic[AnyGuest]):
     def check(self) -> None:
         """What is true whenever nothing is left to do now."""
 
-    def come_to_rest(self) -> None:
-        raise NotImplementedError
-
     def judge(self) -> None:
-        """What is true in the end."""
         assert not self.chores
         assert not self.loaded.context.counters["task_failed"]
         assert not [kind for kind in self.node.plane.shared.sources.kinds if kind.counters["failed"]]
 
-    # -- beginning and end
+    # -- the beginning
 
     def set_up(self, options: SessionOptions) -> None:
         # Sessions are stored, too, but at once: how they bear a slow store has tests of its own.
@@ -134,16 +168,6 @@ class PluginWorld(RuleBasedStateMachine, Generic[AnyGuest]):
         self.plugins.store = self.store
         self.loaded: Loaded = self.run(self.plugins.load(plugin, options))
         self.publisher = self.node.client("publisher")
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "publisher") and sys.exc_info()[0] is None:  # else the run has ended early
-                self.come_to_rest()
-                self.judge()
-        finally:
-            if hasattr(self, "node"):
-                self.node.loop.die()  # type: ignore[union-attr]
-            self.stack.close()
 
     # -- time
 

@@ -944,12 +944,11 @@ class Machine(PluginWorld[Car]):
 @contextmanager
 def judged(machine: AnyMachine, *, atomic: bool = True) -> Iterator[AnyMachine]:
     """Begin a world for one example: three vehicles that are away, a platform. It ends as the model demands."""
-    machine.start(atomic)
     try:
+        machine.start(atomic)
         yield machine
     except BaseException:
-        machine.loop.die()
-        machine.stack.close()
+        machine.abandon()
         raise
     machine.teardown()
 

@@ -22,10 +22,11 @@ from tests.unit.fanout.test_model import ACK_TIMEOUT, OPTIONS, RETENTION, VINS, 
 def unjudged() -> Iterator[Machine]:
     """The same, but for counts that are forgotten, and decisions that the model does not hear of."""
     machine = Machine()
-    machine.start(atomic=True)
-    yield machine
-    machine.loop.die()
-    machine.stack.close()
+    try:
+        machine.start(atomic=True)
+        yield machine
+    finally:
+        machine.abandon()
 
 
 def states(world: Machine, request: str = "r0") -> dict[State, int]:
