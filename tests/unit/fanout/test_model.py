@@ -57,7 +57,8 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import NONE, Properties
-from motorcade.plugins.fanout.plugin import FanoutPlugin
+from motorcade.plugins.fanout.plugin import LAST_WRITES, FanoutPlugin
+from motorcade.plugins.fanout.receipts import RETRY
 from motorcade.plugins.fanout.record import decode_entry
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, RECEIPTS, TRIGGER, owner_of, vin_of
@@ -721,17 +722,45 @@ class Machine(PluginWorld[Car]):
         self.chore(self.service.gc())
         self.go_on(turn)
 
-    @rule()
-    def load_anew(self) -> None:
-        """The plugin is unloaded and loaded again, with packets in flight."""
-        self.work_again()
-        self.run(self.plugins.unload("fanout"))
+    @rule(works=st.booleans())
+    def load_anew(self, works: bool = True) -> None:
+        """Unload the plugin and load it again, with packets in flight; the store works before, or only in between."""
+        if works:
+            self.work_again()
+        else:
+            self.go_on()
+        unloading = self.loop.create_task(self.plugins.unload("fanout"))
+        self.node.turn()
         for car in self.cars:
             car.read()
             car.orphan()
+        until = self.now + (2 * RETRY if works else LAST_WRITES)
+        while not unloading.done():
+            assert self.now <= until, "unloading does not end"
+            self.pass_time(RETRY / 2)
+        unloading.result()
+        if not works:
+            self.unload_unwritten()
         self.loaded = self.run(self.plugins.load("fanout", OPTIONS))
         self.take_plugin()
+        if not works:
+            self.take_decisions()
         self.go_on()
+
+    def unload_unwritten(self) -> None:
+        """What was not stored when the plugin ended is as after a kill: the next one knows what is stored by now."""
+        self.work_again()
+        for car in self.cars:
+            car.answered = None
+        self.acknowledged.clear()
+        self.decided.clear()
+        self.heard, self.heard_from = [], self.told  # of what was stored since, only the stream tells
+
+    def take_decisions(self) -> None:
+        """What was being decided may have been stored."""
+        for request, record in self.plugin.desk.requests.items():
+            self.cancelled[request] = record.cancelled_at
+            (self.paused.add if record.state == "paused" else self.paused.discard)(request)
 
     # -- the store, and the process
 
@@ -797,9 +826,7 @@ class Machine(PluginWorld[Car]):
         self.acknowledged.clear()
         self.decided.clear()
         self.start_again()
-        for request, record in self.plugin.desk.requests.items():  # what was being decided may have been stored
-            self.cancelled[request] = record.cancelled_at
-            (self.paused.add if record.state == "paused" else self.paused.discard)(request)
+        self.take_decisions()
 
     # -- what must be true in the end
 

@@ -23,9 +23,10 @@ from typing import Final
 
 from motorcade.core.receipt import LATE_ACK, Receipt, State
 from motorcade.plugins.fanout.desk import ENDS, Delivery, Desk, Phase, Seat, Verdict
+from motorcade.plugins.fanout.ledger import UNLOADED
 from motorcade.plugins.fanout.receipts import Receipts, history_draft
 from motorcade.plugins.fanout.tables import done_of, mark_of, owner_of
-from motorcade.storage.ports import Batch, Bound
+from motorcade.storage.ports import Batch, Bound, StoreError
 
 GROUP: Final = 1000  #: receipts in one batch
 SILENT: Final = "no PUBACK within ack_timeout; connect again to be sent what is still wanted"  #: of a disconnection
@@ -56,6 +57,7 @@ class Clerk:
         self._turned = asyncio.Event()  # the group in hand is written; a new one for each
         self._wake = asyncio.Event()
         self._stored = 0  # receipts, since the start
+        self._closed = False
         self._due: list[tuple[float, int, Delivery]] = []  # heap; what is no longer so is left until it comes up
         self._serial = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -263,10 +265,17 @@ class Clerk:
             await self._turned.wait()
 
     async def settle(self) -> None:
-        """Wait until everything is written that has happened by now."""
+        """Wait until everything is written that has happened by now; `StoreError` if the plugin is unloaded before."""
         wanted = self._stored + self.unwritten
         while self._stored < wanted:
+            if self._closed:
+                raise StoreError(UNLOADED)
             await self._turned.wait()
+
+    def close(self) -> None:
+        """Let no caller wait any longer."""
+        self._closed = True
+        self._turned.set()
 
     async def _write(self, notes: list[Note]) -> None:
         now = self.now()

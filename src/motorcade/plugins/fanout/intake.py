@@ -18,6 +18,8 @@ Rule 5: receipts of several batches are under way at a time, but batches end in 
         that replaces entries of another waits for it. So no vehicle gets the later of two messages first, and no
         receipt says `replaced` before `accepted`, however often something has to be written again.
 Rule 6: a batch with a `batch_id` that was stored before is answered, and stored no more (`repeats`).
+Rule 7: every publisher is answered. When the plugin is unloaded while batches wait for the store, their publishers are
+        disconnected; what is stored of them has its intent, and the next start completes it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from motorcade.plugins.fanout.batch import BadBatchError, Batch
 from motorcade.plugins.fanout.clerk import Clerk
 from motorcade.plugins.fanout.desk import ACTIVE, Desk, delivery_of
 from motorcade.plugins.fanout.job import Job
+from motorcade.plugins.fanout.ledger import UNLOADED
 from motorcade.plugins.fanout.receipts import RETRY, Receipts, Run, history_draft
 from motorcade.plugins.fanout.record import DataRecord, EntryRecord, RecordError, decode_data, encode
 from motorcade.plugins.fanout.recovery import Recovery
@@ -91,7 +94,8 @@ class Intake:
         self._line: asyncio.Queue[Job] = asyncio.Queue()
         self._last: Job | None = None  # whose append has begun
         self._telling: dict[str, dict[Job, None]] = {}  # by request: those whose append has begun, until they are over
-        self._under_way = 0
+        self._jobs: dict[Job, None] = {}  # all that have come and are not over
+        self._closed = False
         self._data: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # by id, lately, and when it was published
         self._data_octets = 0
         self.data_octets = 0  #: of all data in the store, about
@@ -126,14 +130,17 @@ class Intake:
     def submit(self, parsed: Batch, message: Message) -> Job:
         """Take a batch that is right; `StoreFullError` if too many wait."""
         most = self._desk.config.max_queued
-        if self._under_way >= most:
+        if len(self._jobs) >= most:
             self._counters["batches_refused_queued"] += 1
             raise StoreFullError(f"{most} batches wait for the store (max_queued); send it again later")
-        self._under_way += 1
         if parsed.batch_id:
             job = Job(parsed, message, self.repeats.moment(), named_of(parsed))
         else:
             job = Job(parsed, message, self._now())
+        if self._closed:
+            self._end(job, StoreError(UNLOADED))
+            return job
+        self._jobs[job] = None
         self._line.put_nowait(job)
         return job
 
@@ -211,6 +218,27 @@ class Intake:
     def _forget(self, data_id: str) -> None:
         old = self._data.pop(data_id, None)
         self._data_octets -= len(old[0]) if old is not None else 0
+
+    # -- the end
+
+    @property
+    def under_way(self) -> int:
+        """Return how many batches are not over."""
+        return len(self._jobs)
+
+    async def settle(self) -> None:
+        """Wait until the batches and the data that have come by now are stored or refused."""
+        for job in list(self._jobs):
+            await job.over.wait()
+        if self._storing:
+            await asyncio.wait(list(self._storing.values()))
+
+    def close(self) -> None:
+        """Fail the batches that are not over, and those that still come: their publishers send them again (rule 7)."""
+        self._closed = True
+        for job in self._jobs:
+            if not job.done.done():
+                self._end(job, StoreError(UNLOADED))
 
     # -- the line
 
@@ -338,7 +366,7 @@ class Intake:
         """Its messages may be sent, and the next batch may end."""
         if job.over.is_set():
             return
-        self._under_way -= 1
+        self._jobs.pop(job, None)
         self._desk.untold.discard(job.guid)
         job.before = None
         job.begun.set()

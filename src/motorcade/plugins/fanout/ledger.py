@@ -57,6 +57,8 @@ MOST_ALSO: Final = 1000  #: blocks named in a checkpoint; with more there is non
 MOST_KNOWN: Final = 100_000  #: deliveries that are remembered to have ended; of a replay, also to be accepted
 MOST_OPEN: Final = 200_000  #: deliveries, over all requests, that are known to have been sent
 
+UNLOADED: Final = "the fan-out was unloaded before it was done"  #: a caller that waits for the store is told
+
 _HEAD: Final = "head"
 _REQUEST: Final = "r/"  # request ids have no slash
 
@@ -155,6 +157,7 @@ class Ledger:
         self._gone: dict[str, None] = {}  # requests whose record is to be deleted
         self._doubt: float | None = None  # time of the last doubt
         self._ready = asyncio.Event()  # not set: a replay is under way
+        self._closed = False
         self._after = 0  # where the replay is
         self._seen: set[int] = set()  # stamps of blocks of this process that a replay has counted
         # Deliveries that have ended; with "+", that a replay has seen accepted.
@@ -185,8 +188,15 @@ class Ledger:
         return len(self._known)
 
     async def ready(self) -> None:
-        """Wait until everything is counted that was written before."""
+        """Wait until everything is counted that was written before; `StoreError` if the plugin is unloaded before."""
         await self._ready.wait()
+        if self._closed:
+            raise StoreError(UNLOADED)
+
+    def close(self) -> None:
+        """Store nothing from now on, and let no caller wait any longer."""
+        self._closed = True
+        self._ready.set()
 
     def find(self, request_id: str) -> Tally | None:
         return self._tallies.get(request_id)
@@ -362,7 +372,7 @@ class Ledger:
 
     def _unsure(self) -> bool:
         """Whether the tallies are not to be stored as they are."""
-        return self._doubt is not None or not self._ready.is_set()
+        return self._doubt is not None or self._closed or not self._ready.is_set()
 
     async def _move_offset(self) -> None:
         if self._probe is None:

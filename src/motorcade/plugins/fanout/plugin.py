@@ -65,7 +65,7 @@ from motorcade.storage.ports import Store, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
 FIRST_COLLECTION: Final = 1800.0  #: seconds after the start, at most
-LAST_WRITES: Final = 10.0  #: seconds, when the plugin stops, for receipts that are not stored yet
+LAST_WRITES: Final = 10.0  #: seconds, when the plugin stops, for batches and receipts that are not stored yet
 COLLECT_AGAIN: Final = 30.0  #: seconds after a collection that the store has cut short
 TRIM_STEP: Final = 1000  #: receipts removed at once
 TRIM_EVERY: Final = 60.0  #: seconds
@@ -185,10 +185,22 @@ class FanoutPlugin(Plugin):
             self.context.log.warning("fanout_batch_ids_not_counted", error=str(error))  # the next collection does it
 
     async def stop(self) -> None:
-        """What has happened is written down."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.clerk.settle(), LAST_WRITES)
-        await self.ledger.checkpoint()
+        """Write down what has happened, as far as the store takes it in `LAST_WRITES` seconds.
+
+        What is left is repeated after the next start: vehicles get a message again whose last receipt is not stored,
+        counts are made from the receipts, and publishers send their batches again.
+        """
+        try:
+            async with asyncio.timeout(LAST_WRITES):
+                await self.intake.settle()
+                await self.clerk.settle()
+                await self.ledger.checkpoint()
+        except (TimeoutError, StoreError) as error:
+            left = {"receipts": self.clerk.unwritten, "batches": self.intake.under_way}
+            self.context.log.warning("fanout_stopped_unwritten", error=str(error) or "the store takes too long", **left)
+        finally:
+            for part in (self.intake, self.clerk, self.ledger):
+                part.close()
 
     async def reload(self, config: FanoutConfig) -> None:
         """New options hold from now on; the number of dispatchers from the next start."""
