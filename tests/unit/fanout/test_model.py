@@ -603,8 +603,12 @@ class Machine(PluginWorld[Car]):
 
     @rule(which=cars, filter_=st.integers(0, 1), qos=st.sampled_from((1, 1, 1, 0)), turn=turns)
     def subscribe(self, which: int = 0, filter_: int = 0, qos: int = 1, turn: bool = True) -> None:
-        if self.cars[which].may_speak:
-            self.cars[which].subscribe(filter_, qos)
+        car = self.cars[which]
+        if car.may_speak and not car.granted.get(car.filters[filter_], 1):
+            self.node.turn()  # what was sent before may come at the QoS that it had
+            car.read()
+        if car.may_speak:
+            car.subscribe(filter_, qos)
         self.go_on(turn)
 
     @rule(which=cars, number=st.integers(0, 1), turn=turns)
