@@ -364,21 +364,82 @@ def test_an_unknown_outcome_closes_the_connection() -> None:
         assert [b"1", b"1"] == node.stored()
 
 
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("followed", [False, True])
+def test_an_append_of_unknown_outcome_reaches_a_consumer(*, qos: int, late: bool, followed: bool) -> None:
+    """Without a restart: it is stored when the answer is lost, or seconds later; other messages follow it, or none."""
+    with QueuesNode.on(queue=queue(max_messages=2)) as node:
+        worker, pub = node.worker("a"), node.client("pub")
+        node.held.held = True
+        pub.put("q/a", b"1", qos)
+        node.turn()
+        node.held.fail(StoreError("the answer is lost"), written=not late, late=late)
+        node.wait(3)
+        node.held.held = False
+        node.held.let_go()
+        if followed:
+            node.fill(b"2")
+        node.wait(1)
+        expected = [b"1", b"2"] if followed else [b"1"]
+        assert expected == worker.payloads()
+        assert len(expected) == node.queue().size[0]
+        worker.ack(*worker.inflight)
+        node.fill(b"3")
+        assert [b"3"] == worker.drain()
+        assert [] == node.stored()
+
+
+def test_two_appends_of_unknown_outcome_on_the_heels_of_each_other() -> None:
+    """A write that was begun before the second one tells nothing about it."""
+    with QueuesNode.on(queue=queue()) as node:
+        worker = node.worker("a")
+        node.held.held = True
+        for payload in numbered(2):
+            node.client(f"pub{payload!r}").put("q/a", payload)
+            node.turn()
+            node.held.waiting[-1].refuse(StoreError("the answer is lost"))
+            node.turn()
+        while node.held.waiting:
+            node.held.let_go(1)
+            node.turn()
+        node.held.held = False
+        assert numbered(2) == worker.drain()
+
+
+def test_a_repetition_of_what_was_stored_unnoticed_reaches_a_consumer_once() -> None:
+    """QoS 2: the repeated append is told that the first one was done, which the consumers were not."""
+    with QueuesNode.on(queue=queue()) as node:
+        worker = node.worker("a")
+        message = Message("q/a", b"once", 2, publisher="pub", guid=bytes(16), timestamp=node.now)
+        node.held.held = True
+        first = node.begin(published(node, message))
+        node.held.fail(StoreError("the answer is lost"), written=True)
+        node.held.held = False
+        node.held.let_go()
+        node.turn()
+        assert isinstance(first.exception(), StoreError)
+        node.run(published(node, message))
+        assert [b"once"] == worker.drain()
+        assert [] == node.stored()
+
+
+async def published(node: QueuesNode, message: Message) -> None:
+    """Publish a message under its GUID, and wait until it is stored."""
+    chain = node.hooks.publish_chains("q/a")[0]
+    assert chain is not None
+    copy = replace(message, headers={})
+    assert copy is chain.fold(None, acc=copy)
+    for done in cast("list[asyncio.Future[None]]", copy.headers[AFTER]):
+        await done
+
+
 def test_a_repetition_with_the_same_guid_is_not_doubled() -> None:
     """QoS 2: the broker publishes again under the same GUID what may have been stored."""
     with QueuesNode.on(queue=queue()) as node:
         message = Message("q/a", b"once", 2, publisher="pub", guid=bytes(16), timestamp=node.now)
-
-        async def publish() -> None:
-            chain = node.hooks.publish_chains("q/a")[0]
-            assert chain is not None
-            copy = replace(message, headers={})
-            assert copy is chain.fold(None, acc=copy)
-            for done in cast("list[asyncio.Future[None]]", copy.headers[AFTER]):
-                await done
-
         for _ in range(2):
-            node.run(publish())
+            node.run(published(node, message))
         pub = node.client("pub")
         assert 0 == pub.publish("q/a", b"x", 2)
         pub.send(Publish("q/a", b"y", 2, packet_id=9), Publish("q/a", b"y", 2, dup=True, packet_id=9), Pubrel(9))

@@ -397,6 +397,13 @@ class Dispatcher:
         at.behind = True
         return False
 
+    def look_again(self, level: int) -> None:
+        """Read on: there may be messages that no append has told of. `dispatch` begins with it."""
+        at = self._levels.get(level)
+        if at is not None:
+            at.behind = True
+            at.grown = at.reading
+
     def insert(self, item: Item) -> None:
         """Take what was appended just now; `dispatch` gives it to somebody."""
         self._add(self._levels[item.level], [item])

@@ -1,4 +1,9 @@
-"""One queue: its dispatcher, and what this one asks of the store."""
+"""One queue: its dispatcher, and what this one asks of the store.
+
+Rule: an append of unknown outcome may be in the store, or may still be applied. Until a write that was begun after it
+      is done (`ports`, rule 6), what is appended to its level is read from the store and not taken from memory, which
+      would pass over the doubtful position. Then the level is read on from where it was.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,7 @@ from motorcade.storage.ports import NO_BOUND, Appended, Bound, Draft, Entry, Sto
 RANK: Final = 48  #: bits of a position below the place of its level, where operators read messages
 STEP: Final = 64  #: messages removed at once when a queue with priorities is too large
 GRAVE_RETRY: Final = 5.0  #: seconds until a dead-letter queue that is full is tried again
+NO_POSITION: Final = 0  #: of no entry
 REFRESH_PAUSE: Final = 0.2  #: seconds between two looks at the size of a queue that seems full
 
 
@@ -68,6 +74,7 @@ class Queue:
         self._trimming = False
         self._timer: asyncio.TimerHandle | None = None
         self._swept: dict[int, int] = {}  # level: position up to which the last sweep has looked
+        self._doubts: dict[int, int] = {}  # level: appends of unknown outcome, until a write after them is done
 
     # -- appending
 
@@ -140,11 +147,31 @@ class Queue:
         self._coming_octets += row.size
 
     def not_appended(self, row: Row, *, certain: bool) -> None:
-        """It has not arrived, or nobody knows."""
+        """It has not arrived, or the outcome is unknown."""
         self._coming -= 1
         self._coming_octets -= row.size
-        if not certain:
-            self._refresh_soon()
+        if certain or self.closed:
+            return
+        settling = row.level in self._doubts
+        self._doubts[row.level] = self._doubts.get(row.level, 0) + 1
+        if not settling:
+            self._tools.spawn(partial(self._settle, row.level), f"settle.{self.name}")
+
+    async def _settle(self, level: int) -> None:
+        """Write something that changes nothing, until that is done; then read what the doubtful appends have left."""
+        tools = self._tools
+        while level in self._doubts and not self.closed:
+            doubts = self._doubts[level]
+            try:
+                await tools.store.mailboxes.acknowledge(owner_of(self.name, level), [NO_POSITION])
+            except StoreError:  # the appender has told why
+                await asyncio.sleep(RETRY)
+                continue
+            if self._doubts[level] == doubts:  # else one was begun after this write
+                del self._doubts[level]
+            self.dispatcher.look_again(level)
+            self.dispatch()
+        self._refresh_soon()
 
     def appended(self, row: Row, answer: Appended, now: float) -> StoreError | None:
         """It has arrived; an error if it should not have."""
@@ -174,7 +201,9 @@ class Queue:
         if answer.replaced or answer.dropped or answer.over:
             self._refresh_soon()  # nobody told how large they were, or it is larger than was known
         counters["appended"] += 1
-        if self.dispatcher.expects(row.level, answer.position):
+        if row.level in self._doubts:
+            self.dispatcher.look_again(row.level)
+        elif self.dispatcher.expects(row.level, answer.position):
             self.dispatcher.insert(self._item(row, answer.position, now))
         if self.options.overflow == "drop_oldest" and self.options.priorities > 1 and self._is_full():
             self._trim_soon()
