@@ -308,6 +308,17 @@ def test_what_goes_to_a_consumer_while_a_queue_is_trimmed_stays(monkeypatch: pyt
         assert bytes(held.payload) in node.stored()
 
 
+def test_what_could_not_be_dropped_at_once_is_dropped_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No consumer gets it any more, so it must not stay in the queue."""
+    with QueuesNode.on(queue=queue(max_messages=2, overflow="drop_oldest", priorities=2)) as node:
+        worker = node.worker("a", receive_maximum=1)
+        monkeypatch.setattr(node.held.mailboxes, "acknowledge", failing(1, node.held.mailboxes.acknowledge))
+        node.fill(*numbered(3))
+        node.wait(2)
+        assert [b"0", b"2"] == worker.drain()
+        assert ([], 1) == (node.stored(), node.counters["dropped"])
+
+
 def test_bytes_are_bounded_too() -> None:
     """A message larger than the queue is refused, whatever happens to others."""
     for overflow in ("refuse", "drop_oldest"):

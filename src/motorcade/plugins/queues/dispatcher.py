@@ -472,17 +472,18 @@ class Dispatcher:
             default=0,
         )
 
-    def gone(self, level: int, position: int) -> None:
-        """An entry was replaced by a newer one, or pushed out."""
+    def gone(self, level: int, position: int) -> bool:
+        """An entry was replaced by a newer one, or pushed out; whether it was in memory, or is perhaps being read."""
         at = self._levels.get(level)
         if at is None:
-            return
+            return False
         if at.reading:
             at.missed.add(position)
         at.notes.pop(position, None)
         item = at.items.get(position)
         if item is not None:
             self._end(item)
+        return item is not None or at.reading
 
     def _add(self, at: Level, items: list[Item]) -> None:
         """Messages wait in memory from now on; in the order of the store, and behind all others."""

@@ -284,11 +284,17 @@ class Queue:
                     if not entries or self.closed:
                         break
                     after = self.dispatcher.in_flight_to(level)  # it may have moved on meanwhile
-                    positions = [entry.position for entry in entries if entry.position > after]
-                    for position in positions:
-                        self.dispatcher.gone(level, position)
-                    await mailboxes.acknowledge(owner, positions)
-                    self._tools.counters["dropped"] += len(positions)
+                    dropped = [entry for entry in entries if entry.position > after]
+                    ended = [entry for entry in dropped if self.dispatcher.gone(level, entry.position)]
+                    try:
+                        await mailboxes.acknowledge(owner, [entry.position for entry in dropped])
+                    except StoreError:
+                        items = self._items(level, ended)
+                        if items and not self.closed:  # no consumer gets them any more: tried again until it is done
+                            self._tools.counters["dropped"] += len(items)
+                            self.finish(items)
+                        raise
+                    self._tools.counters["dropped"] += len(dropped)
                     await self.refresh()
         except StoreError as error:
             self._tools.log.warning("queue_not_trimmed", queue=self.name, error=str(error))
