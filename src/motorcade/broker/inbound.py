@@ -265,7 +265,6 @@ class Inbound:
             return None, None
         copies = self.plane.pubsub.to_keep(message, chosen)
         lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
-        self.plane.stats.routed += len(lasting)
         if packet.qos == 2 and session.mailbox is not None:
             first = keeper.announce(session, packet.packet_id, message.guid, lasting, wall)
             if first is not None:
@@ -274,7 +273,9 @@ class Inbound:
                 if first.error is not None:
                     raise unanswered()
                 session.doubted(packet.packet_id)
+            self.plane.stats.routed += len(lasting)  # not before: the connection may end while that is stored
             return copies, keeper.accept(message, lasting, wall, session, packet.packet_id)
+        self.plane.stats.routed += len(lasting)
         return copies, keeper.accept(message, lasting, wall) if lasting else None
 
     def _stored(

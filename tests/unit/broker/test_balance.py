@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import hypothesis
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import Properties
+from motorcade.storage.ports import StoreError
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Peer, Turns, standing
 from tests.unit.broker.sources import Desk, given
@@ -296,3 +298,33 @@ def test_what_the_store_drops_is_not_sent_though_it_was_read() -> None:
         found = exported(node)
         balanced(found)
         assert 1 == found["motorcade_messages_dropped_total{queue_full}"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_publisher_that_leaves_while_the_chosen_member_is_stored_counts_once(*, lost: bool) -> None:
+    """Where batches are not atomic, QoS 2 for a group is announced first; nothing is routed before that is done."""
+    store = HeldStore(atomic=False)
+    node = MemoryNode(SessionOptions(patience=0.0), Limits(flapping_count=0), store=store)
+    lasting = Properties(session_expiry=100)
+    with standing(node.clock):
+        writer, car = (node.client(name, properties=lasting) for name in ("writer", "car"))
+        node.subscribe(car, ("$share/g/t", 1))
+        store.held = True
+        writer.send(Publish("t", b"1", 2, packet_id=1))
+        node.turn()
+        if lost:
+            store.fail(StoreError("no answer"))
+        else:
+            writer.close()
+        node.turn()
+        store.held = False
+        store.let_go()
+        node.turn()
+        assert 0 == exported(node)["motorcade_messages_routed_total"]
+        writer = node.client("writer", clean=False, properties=lasting)
+        writer.send(Publish("t", b"1", 2, dup=True, packet_id=1), Pubrel(1))
+        node.turn()
+        found = exported(node)
+        balanced(found)
+        assert 1 == found["motorcade_messages_routed_total"] == found["motorcade_session_stored_messages"]
+        assert [b"1"] == [packet.payload for packet in car.take() if isinstance(packet, Publish)]
