@@ -119,6 +119,26 @@ async def test_marks_are_small_numbers(store: Store) -> None:
 # -- forgotten owners
 
 
+async def test_a_marked_entry_never_expires(store: Store) -> None:
+    await append(store, "v1", Draft(b"1", expires_at=NOW + 1))
+    await append(store, "v1", Draft(b"2", expires_at=NOW + 1))
+    assert await store.mailboxes.mark("v1", 1, 1)
+    assert [b"1"] == [entry.body for entry in await store.mailboxes.read("v1", 0, 9, NOW + 10)]
+    await sweep(store, NOW + 10)
+    assert [b"1"] == [entry.body for entry in await store.mailboxes.read("v1", 0, 9, NOW + 10)]
+
+
+async def test_an_entry_that_a_batch_removes_is_not_replaced_by_it(store: Store) -> None:
+    await append(store, "v1", Draft(b"1", key=b"key"))
+    batch = store.batch()
+    batch.acknowledge("v1", [1])
+    batch.append(["v1"], Draft(b"2", key=b"key"), NOW)
+    batch.append(["v1"], Draft(b"3", key=b"key"), NOW)
+    assert [Appended("v1", 2), Appended("v1", 3, replaced=2)] == await batch.commit()
+    assert [b"3"] == await bodies(store, "v1")
+    assert [] == await store.check()
+
+
 async def test_a_mailbox_that_was_forgotten_begins_again(store: Store) -> None:
     """Also in an append to several owners: what was removed under a position says nothing of the next entry there."""
     for key in (b"", b"key"):

@@ -135,6 +135,15 @@ async def test_acknowledgements_alone_wait_for_no_sync(store: RocksStore, monkey
     assert [True] == synced
 
 
+async def test_what_must_be_synced_is_though_an_acknowledgement_follows(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.mailboxes.append(["v"], Draft(b""), NOW)
+    synced = count_syncs(store, monkeypatch)
+    await asyncio.gather(store.mailboxes.append(["v"], Draft(b""), NOW), store.mailboxes.acknowledge("v", [1]))
+    assert [True] == synced
+
+
 async def test_the_fast_level_never_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = RocksStore(tmp_path, Durability.FAST)
     await store.open()
