@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 
+from motorcade.broker.limits import SessionOptions
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadOptionsError, UnknownError
@@ -14,7 +16,7 @@ from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel, Suback, Subs
 from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.queue import Queue
 from motorcade.plugins.ecq.tables import EXCLUSIVE as ECQ
-from motorcade.storage.ports import Draft, StoreError, StoreFullError
+from motorcade.storage.ports import Draft, Entry, StoreError, StoreFullError
 from tests.unit.ecq.node import EXCLUSIVE, ROOTS, SHARED, EcqNode, numbers, told, values
 
 QUOTA, REFUSED = 0x97, 0x83
@@ -509,6 +511,34 @@ def test_a_store_that_does_not_answer_ends_the_connection() -> None:
             assert not pub.open
             node.fill("car", ("c", b"3"))
             assert ([2, 3] if written else [2]) == numbers(car.messages())
+
+
+def test_what_was_stored_unnoticed_is_not_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has replaced all that is left up to the end that is known: the consumer waits until it is heard of."""
+    with EcqNode.on(session=SessionOptions(source_buffer=1)) as node:
+        car, pub = node.consumer(receive_maximum=1), node.client("pub")
+        node.fill("car", *((key, b"1") for key in "abc"))
+        (first,) = car.messages()
+        node.held.held = True
+        pub.put("$ECQ/w/car/b", b"2")
+        pub.put("$ECQ/w/car/c", b"2")
+        node.turn()
+        node.held.fail(StoreError("no answer"), late=True)
+        node.turn()
+        node.held.held = False
+        node.held.let_go()
+        node.turn()
+        read, reads = node.held.mailboxes.read, count()
+
+        async def counted(owner: str, after: int, limit: int, now: float) -> list[Entry]:
+            assert next(reads) < 20, "it is read for ever"
+            return await read(owner, after, limit, now)
+
+        monkeypatch.setattr(node.held.mailboxes, "read", counted)
+        car.ack(first)
+        node.turn()
+        node.wait(61.0)
+        assert [b"1", b"2", b"2"] == car.drain(), "the first one was on its way already"
 
 
 # -- rewinding

@@ -313,13 +313,14 @@ class CompactedSource(Source):
         if fetched.start != self._start or entries is None or not self._begun:
             return []
         complete = len(entries) < fetched.limit  # there was nothing more up to the end of then
-        tail = self.queue.tail
+        upto, tail = fetched.tail, self.queue.tail
         while entries and entries[-1].position > tail:
             entries.pop()  # not heard of yet (rule 1 of `queue`)
+            complete, upto = True, tail  # but nothing is left before it
         if entries:
             self._cursor = entries[-1].position
         if complete:
-            self._cursor = max(self._cursor, fetched.tail)
+            self._cursor = max(self._cursor, upto)
         return self._give(self._items(entries))
 
     def _items(self, entries: Iterable[Entry]) -> list[Item]:
