@@ -82,6 +82,7 @@ class Client:
         self.peer: Peer | None = None
         self.on = False  #: CONNACK has come
         self.life = 0  #: one more with every session, as far as it knows
+        self.oldest = 0  #: the first of these that its session may go back to
         self.fresh = True  #: it knows of no session
 
     def begin(self, peer: Peer, *, clean: bool, limit: int = 0) -> None:
@@ -91,11 +92,14 @@ class Client:
         if clean or (self.fresh and self.version == 5):
             clean = True  # [MQTT-3.2.2-4]: it must not go on with a session that it has forgotten
             self.forget()
+        elif self.fresh:
+            self.life += 1
         peer.send(Connect(self.name, self.version, clean, properties=properties))
 
     def forget(self) -> None:
         """What the client knew of its session is void."""
         self.life += 1
+        self.oldest = self.life
         self.fresh = True
 
     def lost(self) -> None:
@@ -113,7 +117,9 @@ class Client:
                 if packet.reason >= 0x80:
                     continue
                 self.on = True
-                if not packet.session_present:
+                if not packet.session_present and self.fresh:
+                    self.oldest = self.life  # it has begun with CONNECT: what was sent since then may come
+                elif not packet.session_present:
                     self.forget()
                 self.fresh = False
                 self.connected(peer, world)
@@ -265,7 +271,7 @@ class Receiver(Client):
             assert packet.payload in self.seen or world.crashes or world.troubled, "DUP, but it is new"
         self.seen.add(packet.payload)
         sent = world.messages[packet.payload]
-        assert packet.topic == "s" or sent.lives[self.name] >= self.life, "it was for an earlier session"
+        assert packet.topic == "s" or sent.lives[self.name] >= self.oldest, "it was for an earlier session"
         if packet.qos == 2:
             self.known[number] = packet.payload
         assert len(self.flying) <= self.limit, "more in flight than the client takes"
@@ -449,11 +455,11 @@ class Machine(World):
             self.go_on()
 
     @precondition(lambda self: self.store.waiting)
-    @rule(written=st.booleans(), turn=turns)
-    def lose(self, written: bool, turn: bool) -> None:
-        """A write fails, and nobody knows whether it was done."""
+    @rule(outcome=st.sampled_from(("lost", "written", "late")), turn=turns)
+    def lose(self, outcome: str, turn: bool) -> None:
+        """A write fails, and nobody knows whether it was done, or will be."""
         self.troubled = True
-        self.store.fail(StoreError("no answer"), written=written)
+        self.store.fail(StoreError("no answer"), written=outcome == "written", late=outcome == "late")
         self.go_on(turn)
 
     @rule()
@@ -493,6 +499,8 @@ class Machine(World):
         for client in self.clients.values():
             if self.troubled and self.has_expired(client.name):
                 client.forget()
+            elif self.troubled and client.fresh:
+                client.oldest = 0  # it has expired, but a store that took no writes does not know that it was away
         held, self.store.held = self.store.held, False
         reads, self.store.held_reads = self.store.held_reads, False
         self.node = self.node.restart()
