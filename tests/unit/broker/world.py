@@ -15,7 +15,7 @@ import asyncio
 import sys
 from abc import ABC, abstractmethod
 from asyncio import events
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -33,6 +33,7 @@ from tests.support.virtual import MemoryNode, Peer, Turns, standing
 
 STEP = 0.001  #: seconds that pass with everything that is done
 ALL = 1_000_000  #: calls that a store may hold back
+OUTCOMES = ("refused", "lost", "written", "late")  #: of a write that fails, see `fail_write`
 
 
 def often(examples: int, steps: int) -> settings:
@@ -245,6 +246,16 @@ class PluginWorld(World, Generic[AnyGuest]):
         """The next write is refused; or it was written, or was lost, or will be late, and nobody is told."""
         error = StoreFullError("no room") if outcome == "refused" else StoreError("no answer")
         self.store.fail(error, written=outcome == "written", late=outcome == "late")
+
+    def fail_next(self, outcome: str, work: Callable[[], None]) -> None:
+        """What is done makes a write, which fails; from then on the store holds writes back."""
+        self.hold_nothing()
+        self.go_on()
+        self.store.held = True
+        work()
+        if self.store.waiting:
+            self.fail_write(outcome)
+        self.go_on()
 
     def die(self, written: int) -> None:
         """The process is gone; so many of its writes are done."""

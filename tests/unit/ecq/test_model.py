@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from motorcade.broker.limits import SessionOptions
 from motorcade.core.errors import MotorcadeError
@@ -46,7 +46,7 @@ from motorcade.plugins.ecq.plugin import EcqPlugin
 from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, decode_progress
 from motorcade.storage.ports import Appended, Bound, Draft
 from tests.support.held_store import HeldStore
-from tests.unit.broker.world import ALL, STEP, Guest, PluginWorld, often
+from tests.unit.broker.world import ALL, OUTCOMES, STEP, Guest, PluginWorld, often
 
 SESSION = 10_000  #: seconds that sessions outlive connections
 RETENTION = 1000.0
@@ -513,18 +513,31 @@ class Machine(PluginWorld[Car]):
             self.loop.call_soon(self.store.let_read, ALL)
         self.go_on()
 
-    @rule(
-        outcome=st.sampled_from(("done", "done", "done", "refused", "lost", "written", "late")),
-        count=st.integers(1, 4),
-        turn=turns,
-    )
-    def let_go(self, outcome: str, count: int, turn: bool) -> None:
-        """A few writes are done; or one is refused; or it was done, or was not, or will be, and nobody is told."""
-        if outcome == "done":
-            self.release(count)
-        elif self.store.waiting:
-            self.fail_write(outcome)
+    @precondition(lambda self: self.store.waiting or self.store.reads)
+    @rule(count=st.integers(1, 4), turn=turns)
+    def let_go(self, count: int, turn: bool) -> None:
+        """A few writes and reads are done."""
+        self.release(count)
         self.go_on(turn)
+
+    @precondition(lambda self: self.store.waiting)
+    @rule(outcome=st.sampled_from(OUTCOMES), turn=turns)
+    def fail(self, outcome: str, turn: bool) -> None:
+        """A write is refused; or it was done, or was not, or will be, and nobody is told."""
+        self.fail_write(outcome)
+        self.go_on(turn)
+
+    @rule(
+        outcome=st.sampled_from(OUTCOMES),
+        which=st.integers(0, len(OWNERS) - 1),
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3),
+        qos=st.integers(0, 2),
+        held=st.booleans(),
+    )
+    def publish_and_fail(self, outcome: str, which: int, keys: list[str], qos: int, held: bool) -> None:
+        """An append fails; the store works again, or does nothing for now."""
+        self.fail_next(outcome, lambda: self.publish(which=which, keys=keys, qos=qos, turn=True))
+        self.hold(writes=held, reads=False)
 
     @rule(
         owner=st.integers(0, len(OWNERS) - 1),

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from motorcade.broker.limits import SessionOptions
 from motorcade.core.reasons import ReasonCode
@@ -43,7 +43,7 @@ from motorcade.plugins.queues.plugin import QueuesPlugin
 from motorcade.plugins.queues.strategy import Random
 from motorcade.storage.ports import Appended, Bound, Draft
 from tests.support.held_store import HeldStore
-from tests.unit.broker.world import ALL, Guest, PluginWorld, often
+from tests.unit.broker.world import ALL, OUTCOMES, Guest, PluginWorld, often
 
 WORKERS = 3
 SESSION = 100_000  #: seconds that sessions outlive connections
@@ -295,18 +295,31 @@ class Machine(PluginWorld[Car]):
             self.loop.call_soon(self.store.let_read, ALL)
         self.go_on()
 
-    @rule(
-        outcome=st.sampled_from(("done", "done", "done", "refused", "lost", "written", "late")),
-        count=st.integers(1, 4),
-        turn=turns,
-    )
-    def let_go(self, outcome: str, count: int, turn: bool) -> None:
-        """A few writes are done; or one is refused; or it was done, or was not, or will be, and nobody is told."""
-        if outcome == "done":
-            self.release(count)
-        elif self.store.waiting:
-            self.fail_write(outcome)
+    @precondition(lambda self: self.store.waiting or self.store.reads)
+    @rule(count=st.integers(1, 4), turn=turns)
+    def let_go(self, count: int, turn: bool) -> None:
+        """A few writes and reads are done."""
+        self.release(count)
         self.go_on(turn)
+
+    @precondition(lambda self: self.store.waiting)
+    @rule(outcome=st.sampled_from(OUTCOMES), turn=turns)
+    def fail(self, outcome: str, turn: bool) -> None:
+        """A write is refused; or it was done, or was not, or will be, and nobody is told."""
+        self.fail_write(outcome)
+        self.go_on(turn)
+
+    @rule(
+        outcome=st.sampled_from(OUTCOMES),
+        count=st.integers(1, 3),
+        level=st.integers(0, 3),
+        qos=st.integers(0, 2),
+        held=st.booleans(),
+    )
+    def publish_and_fail(self, outcome: str, count: int, level: int, qos: int, held: bool) -> None:
+        """An append fails; the store works again, or does nothing for now."""
+        self.fail_next(outcome, lambda: self.publish(count=count, level=level, qos=qos, turn=True))
+        self.hold(writes=held, reads=False)
 
     @rule(written=st.integers(0, 5))
     def kill(self, written: int) -> None:
