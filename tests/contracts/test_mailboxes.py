@@ -130,12 +130,13 @@ async def test_a_marked_entry_never_expires(store: Store) -> None:
 
 async def test_an_entry_that_a_batch_removes_is_not_replaced_by_it(store: Store) -> None:
     await append(store, "v1", Draft(b"1", key=b"key"))
+    await append(store, "v1", Draft(b"2", key=b"other"))
     batch = store.batch()
     batch.acknowledge("v1", [1])
-    batch.append(["v1"], Draft(b"2", key=b"key"), NOW)
     batch.append(["v1"], Draft(b"3", key=b"key"), NOW)
-    assert [Appended("v1", 2), Appended("v1", 3, replaced=2)] == await batch.commit()
-    assert [b"3"] == await bodies(store, "v1")
+    batch.append(["v1"], Draft(b"4", key=b"key"), NOW)
+    assert [Appended("v1", 3), Appended("v1", 4, replaced=3)] == await batch.commit()
+    assert [b"2", b"4"] == await bodies(store, "v1")
     assert [] == await store.check()
 
 
