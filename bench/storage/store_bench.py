@@ -41,7 +41,7 @@ from typing import NamedTuple
 from rocksdict import WriteBatch
 
 from motorcade.storage.files import Files, Tables
-from motorcade.storage.ports import Bound, Draft, Durability
+from motorcade.storage.ports import Batch, Bound, Draft, Durability
 from motorcade.storage.rocks import RocksStore
 
 OWNERS = 200
@@ -319,10 +319,10 @@ async def turn(store: RocksStore) -> Sample:
     work, draft = turns(), Draft(SMALL_BODY, SMALL_PAYLOAD)
     watch = Stopwatch()
     for owners in work:
-        batch = store.batch()
+        batch = Batch()
         for owner in owners:
             batch.append([owner], draft, 1e9, BOUND)
-        await batch.commit()
+        await store.write(batch)
     return watch.sample(TURN * TURNS)
 
 
@@ -336,10 +336,10 @@ async def fan(store: RocksStore) -> Sample:
 
 async def window(store: RocksStore) -> None:
     for _ in range(WINDOW):
-        batch = store.batch()
+        batch = Batch()
         for owner in sessions()[:TURN]:
             batch.append([owner], Draft(SMALL_BODY, SMALL_PAYLOAD), 1e9, BOUND)
-        await batch.commit()
+        await store.write(batch)
 
 
 async def read(store: RocksStore) -> Sample:
@@ -357,10 +357,10 @@ async def acks(store: RocksStore) -> Sample:
         await store.mailboxes.read(owner, 0, WINDOW, 1e9)
     watch = Stopwatch()
     for number in range(1, WINDOW + 1):
-        batch = store.batch()
+        batch = Batch()
         for owner in sessions()[:TURN]:
             batch.acknowledge(owner, (number,))
-        await batch.commit()
+        await store.write(batch)
     return watch.sample(TURN * WINDOW)
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from motorcade.storage.ports import Appended, Draft, Lease, Store
+from motorcade.storage.ports import Appended, Batch, Draft, Lease, Store
 from tests.contracts.engines import NOW, ODD_NAMES, Engine, append, eventually, local_clock, odd_id
 
 
@@ -40,10 +40,10 @@ async def test_the_last_attach_counts_whatever_an_old_connection_does(store: Sto
     for _ in range(2):
         answers = await store.mailboxes.append(["v1", "v2"], draft, NOW)
         assert wanted == [(answer.owner, answer.attached) for answer in answers]
-    batch = other.batch()
+    batch = Batch()
     batch.append(["v1"], Draft(b"body"), NOW)
     batch.append(["v2"], Draft(b"body"), NOW)
-    assert wanted == [(answer.owner, answer.attached) for answer in await batch.commit()]
+    assert wanted == [(answer.owner, answer.attached) for answer in (await other.write(batch)).appended]
     assert await other.coordination.detach("v1", new.epoch)
     assert not await other.coordination.detach("v1", new.epoch)
     again = await store.coordination.attach("v1", "node-a")
@@ -74,10 +74,10 @@ async def test_no_wake_up_is_lost(store: Store, other: Store) -> None:
 
     async def together(owner: str) -> list[Appended]:
         await give_way()
-        batch = dice.choice(stores).batch()
+        batch = Batch()
         batch.put("sessions", owner, b"touched")
         batch.append([owner], Draft(b"body"), NOW)
-        return await batch.commit()
+        return (await dice.choice(stores).write(batch)).appended
 
     async def race(owner: str) -> None:
         write = dice.choice([one, together])

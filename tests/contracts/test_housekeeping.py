@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 from motorcade.storage.housekeeping import LONGEST_PAUSE, Housekeeping
-from motorcade.storage.ports import Draft, Store, StoreFullError, Swept
+from motorcade.storage.ports import Batch, Draft, Store, StoreFullError, Swept
 from tests.contracts.engines import HOUR, NOW, PAYLOAD, Engine, eventually, local_clock
 
 
 async def fill(store: Store, count: int = 50) -> None:
-    batch = store.batch()
+    batch = Batch()
     for number in range(count):
         batch.append([f"v{number}"], Draft(b"", PAYLOAD, expires_at=NOW + 60), NOW)
         batch.put("one", str(number), b"value", NOW + 60)
     batch.append(["stays"], Draft(b"body"), NOW)
-    await batch.commit()
+    await store.write(batch)
 
 
 async def test_a_round_removes_what_has_expired_and_takes_the_figures(

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from motorcade.storage.ports import Appended, Bound, Draft, MailboxInfo, Store
+from motorcade.storage.ports import Appended, Batch, Bound, Draft, MailboxInfo, Store
 from tests.contracts.engines import (
     HOUR,
     NOW,
@@ -62,12 +62,12 @@ async def test_an_append_to_no_owner_stores_nothing(store: Store) -> None:
 async def test_a_mailbox_longer_than_any_page(store: Store) -> None:
     """Several thousand entries behind hundreds that have expired, in pages of every size: none lost, none twice."""
     total = 3000
-    batch = store.batch()
+    batch = Batch()
     for number in range(500):
         batch.append(["v1"], Draft(b"%d" % number, expires_at=NOW + 1), NOW)
     for number in range(total):
         batch.append(["v1"], Draft(b"%d" % number), NOW)
-    await batch.commit()
+    await store.write(batch)
     for size in (1000, 999, total, total + 1):
         assert list(range(total)) == [int(body) for body, _ in await paged(store, "v1", size, NOW + 1)]
     assert [b"0"] == [entry.body for entry in await store.mailboxes.read("v1", 0, 1, NOW + 1)]
@@ -112,7 +112,7 @@ async def test_marks_are_small_numbers(store: Store) -> None:
         with pytest.raises(ValueError):
             await store.mailboxes.mark("v1", 1, mark)
         with pytest.raises(ValueError):
-            store.batch().mark("v1", 1, mark)
+            Batch().mark("v1", 1, mark)
     assert [0] == [entry.mark for entry in await entries(store, "v1")]
 
 
@@ -131,11 +131,11 @@ async def test_a_marked_entry_never_expires(store: Store) -> None:
 async def test_an_entry_that_a_batch_removes_is_not_replaced_by_it(store: Store) -> None:
     await append(store, "v1", Draft(b"1", key=b"key"))
     await append(store, "v1", Draft(b"2", key=b"other"))
-    batch = store.batch()
+    batch = Batch()
     batch.acknowledge("v1", [1])
     batch.append(["v1"], Draft(b"3", key=b"key"), NOW)
     batch.append(["v1"], Draft(b"4", key=b"key"), NOW)
-    assert [Appended("v1", 3), Appended("v1", 4, replaced=3)] == await batch.commit()
+    assert [Appended("v1", 3), Appended("v1", 4, replaced=3)] == (await store.write(batch)).appended
     assert [b"2", b"4"] == await bodies(store, "v1")
     assert [] == await store.check()
 
@@ -189,9 +189,9 @@ async def test_calls_in_the_air_keep_their_order(store: Store) -> None:
         names, draft = ["v1", f"w{number % 7}"], Draft(b"%d" % number, payloads[number])
         if number % 3:
             return await store.mailboxes.append(names, draft, NOW)
-        batch = store.batch()
+        batch = Batch()
         batch.append(names, draft, NOW)
-        return await batch.commit()
+        return (await store.write(batch)).appended
 
     answers = await asyncio.gather(*(call(number) for number in range(200)))
     assert list(range(1, 201)) == [answer[0].position for answer in answers]
@@ -224,13 +224,13 @@ async def test_different_calls_in_the_air_keep_their_order(store: Store) -> None
 async def test_a_batch_larger_than_any_step_keeps_its_place(store: Store) -> None:
     """Answers in its order, and what was begun after it does not come between its parts."""
     names = [f"v{number}" for number in range(2500)]
-    batch = store.batch()
+    batch = Batch()
     batch.append(names, Draft(b"1"), NOW)
     batch.append(names[::-1], Draft(b"2"), NOW)
     later = [store.mailboxes.append([name], Draft(b"3", PAYLOAD), NOW) for name in names[::250]]
-    answers, *_ = await asyncio.gather(
-        asyncio.ensure_future(batch.commit()), *(asyncio.ensure_future(call) for call in later)
-    )
+    commit = store.write(batch)
+    await asyncio.gather(*later)
+    answers = (await commit).appended
     assert [*names, *names[::-1]] == [answer.owner for answer in answers]
     assert [1] * 2500 + [2] * 2500 == [answer.position for answer in answers]
     for name in names[::250]:

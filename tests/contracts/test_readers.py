@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from motorcade.storage import open_store
-from motorcade.storage.ports import Draft, Durability, Formed, Store, StoreError
+from motorcade.storage.ports import Batch, Draft, Durability, Formed, Store, StoreError
 from motorcade.storage.readers import MOST_ROWS, PAGE_OCTETS, Extent, Page, StoreReader, open_reader, rows_for
 from motorcade.storage.redis_reader import ORIGIN, EntryId, NativeReader
 from motorcade.storage.secondary import Secondary
@@ -153,10 +153,10 @@ async def test_a_reader_lists_what_waits(url: str, store: Store) -> None:
 
 
 async def test_a_mailbox_larger_than_a_page_is_listed_whole(url: str, store: Store) -> None:
-    batch = store.batch()
+    batch = Batch()
     for number in range(1200):
         batch.append(["v"], Draft(b"%d" % number), NOW)
-    await batch.commit()
+    await store.write(batch)
     async with reading(url) as reader:
         found = await look(lambda: _waiting(reader, "v"))
         assert [("v", number + 1, NOW, 0.0, 0, b"%d" % number) for number in range(1200)] == found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from motorcade.storage.ports import Store
+from motorcade.storage.ports import Batch, Store
 from tests.contracts.engines import NOW, ODD_NAMES, odd_id, scan
 
 
@@ -24,11 +24,11 @@ async def test_keys_are_any_text_and_a_scan_takes_its_prefix_literally(store: St
 
 
 async def test_a_scan_of_more_than_any_page_gives_each_record_once(store: Store) -> None:
-    batch = store.batch()
+    batch = Batch()
     wanted = {f"c{number}": b"%d" % number for number in range(3000)} | {"large": b"x" * (1 << 20)}
     for key, value in wanted.items():
         batch.put("sessions", key, value)
-    await batch.commit()
+    await store.write(batch)
     assert wanted == await scan(store, "sessions")
     some = {key: value for key, value in wanted.items() if key.startswith("c29")}
     assert some == await scan(store, "sessions", "c29")
@@ -36,11 +36,11 @@ async def test_a_scan_of_more_than_any_page_gives_each_record_once(store: Store)
 
 async def test_a_scan_while_records_change(store: Store) -> None:
     """What is not touched is seen once, whatever happens around it."""
-    batch = store.batch()
+    batch = Batch()
     for number in range(300):
         batch.put("sessions", f"stays {number}", b"value")
         batch.put("sessions", f"goes {number}", b"value")
-    await batch.commit()
+    await store.write(batch)
     found: list[str] = []
     async for key, _ in store.records.scan("sessions", NOW):
         if len(found) % 10 == 0 and len(found) < 3000:

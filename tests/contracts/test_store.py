@@ -11,6 +11,7 @@ import pytest
 from motorcade.storage import open_store
 from motorcade.storage.ports import (
     Appended,
+    Batch,
     Bound,
     Draft,
     Durability,
@@ -19,6 +20,7 @@ from motorcade.storage.ports import (
     Store,
     StoreError,
     StreamInfo,
+    Written,
 )
 from tests.contracts.engines import (
     DAY,
@@ -44,8 +46,8 @@ from tests.support.redis import RedisServer
 
 
 async def test_nothing_happens_before_the_commit(store: Store) -> None:
-    assert [] == await store.batch().commit()
-    batch = store.batch()
+    assert Written([], []) == await store.write(Batch())
+    batch = Batch()
     batch.append(["v1"], Draft(b"1", PAYLOAD), NOW)
     batch.put("sessions", "c1", b"value")
     batch.stream("receipts", [b"1"], NOW)
@@ -58,12 +60,12 @@ async def test_nothing_happens_before_the_commit(store: Store) -> None:
 async def test_a_large_batch(store: Store) -> None:
     """200 owners, a payload, two hundred records and a stream: a campaign and its book-keeping."""
     names = [f"vin-{number:06}" for number in range(200)]
-    batch = store.batch()
+    batch = Batch()
     batch.append(names, Draft(b"request", PAYLOAD), NOW)
     for name in names:
         batch.put("fleet", name, b"waiting")
     batch.stream("receipts", [name.encode() for name in names], NOW)
-    assert 200 == len(await batch.commit())
+    assert 200 == len((await store.write(batch)).appended)
     assert sorted(names) == await owners(store)
     assert 200 == len(await scan(store, "fleet"))
     assert 200 == (await store.streams.info("receipts")).records
@@ -78,12 +80,12 @@ async def test_batches_are_seen_as_a_whole(engine: Engine, store: Store) -> None
 
     async def write() -> None:
         for number in range(1, rounds + 1):
-            batch = store.batch()
+            batch = Batch()
             batch.put("first", "key", b"%d" % number)
             batch.append(["v1"], Draft(b"%d" % number), NOW)
             batch.stream("receipts", [b"%d" % number], NOW)
             batch.put("last", "key", b"%d" % number)
-            await batch.commit()
+            await store.write(batch)
 
     async def number(collection: str) -> int:
         return int(await store.records.get(collection, "key", NOW) or b"0")
@@ -107,11 +109,11 @@ async def test_batches_in_the_air_keep_their_order(store: Store) -> None:
     names = [f"v{number}" for number in range(10)]
 
     async def commit(number: int) -> list[Appended]:
-        batch = store.batch()
+        batch = Batch()
         for name in names:
             batch.append([name], Draft(b"%d" % number), NOW)
         batch.put("sessions", "c1", b"%d" % number)
-        return await batch.commit()
+        return (await store.write(batch)).appended
 
     answers = await asyncio.gather(*(commit(number) for number in range(50)))
     assert [[number + 1] * 10 for number in range(50)] == [[one.position for one in answer] for answer in answers]
@@ -190,11 +192,11 @@ async def use_everything(store: Store) -> None:
     await store.streams.trim("receipts", records=2)
     await store.streams.append("dropped", [b"1"], NOW)
     await store.streams.drop("dropped")
-    batch = store.batch()
+    batch = Batch()
     batch.append(["v4"], Draft(b"batch", PAYLOAD + b"batch"), NOW)
     batch.put("sessions", "c1", b"batch")
     batch.stream("capture", [b"batch"], NOW)
-    await batch.commit()
+    await store.write(batch)
 
 
 @persistent
@@ -296,7 +298,7 @@ async def test_a_closed_store_says_so(engine: Engine) -> None:
     store = engine.make()
     await store.open()
     await fill(store, "v1", b"1")
-    mailboxes, batch = store.mailboxes, store.batch()
+    mailboxes, batch = store.mailboxes, Batch()
     await store.close()
     await store.close()
     batch.put("sessions", "c1", b"value")
@@ -308,7 +310,7 @@ async def test_a_closed_store_says_so(engine: Engine) -> None:
         store.records.get("sessions", "c1", NOW),
         store.streams.append("receipts", [b"1"], NOW),
         store.coordination.attach("v1", "node"),
-        batch.commit(),
+        store.write(batch),
         store.sweep(NOW, 10),
     ):
         with pytest.raises(StoreError):

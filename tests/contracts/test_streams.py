@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from motorcade.storage.ports import Draft, Formed, Store, StreamInfo, StreamRecord
+from motorcade.storage.ports import Batch, Draft, Formed, Store, StreamInfo, StreamRecord
 from tests.contracts.engines import NOW, ODD_NAMES, odd_id, trim
 
 
@@ -50,11 +50,11 @@ async def test_values_of_one_form(store: Store) -> None:
     formed = Formed([b"<", 0, b"|", 1, 0, b"", b">"], columns)
     wanted = [b"<%b|%b%b>" % (first, second, first) for first, second in zip(*columns, strict=True)]
     offsets = await store.streams.append("receipts", formed, NOW)
-    batch = store.batch()
+    batch = Batch()
     batch.stream("receipts", formed.part(0, 1), NOW + 1)
     batch.stream("receipts", [b"other"], NOW + 1)
     batch.stream("receipts", Formed([0], [[]]), NOW + 1)
-    await batch.commit()
+    await store.write(batch)
     assert 600 == len(offsets)
     assert [*wanted, wanted[0], b"other"] == await values(store, "receipts")
     assert wanted[250:260] == [record.value for record in await store.streams.read("receipts", offsets[249], 10)]
@@ -163,13 +163,13 @@ async def test_appends_are_told_by_whatever_way_they_come(store: Store) -> None:
     end = store.streams.watch(lambda stream, last: told[stream].append(last))
     (first,) = await store.streams.append("a", [b"1"], NOW)
     assert [first] == told["a"]
-    batch = store.batch()
+    batch = Batch()
     batch.put("things", "k", b"v")
     batch.stream("a", [b"2", b"3"], NOW)
     batch.append(["car"], Draft(b"entry"), NOW)
     batch.stream("b", Formed((b"x", 0), ([b"1", b"2", b"3"],)), NOW)
     batch.stream("a", [], NOW)
-    await batch.commit()
+    await store.write(batch)
     assert (await store.streams.info("a")).last == told["a"][-1]
     assert (await store.streams.info("b")).last == told["b"][-1]
     await asyncio.gather(*(store.streams.append("a", [b"%d" % number] * 700, NOW) for number in range(3)))

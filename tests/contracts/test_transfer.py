@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from motorcade.storage import transfer
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Bound, Draft, Store, StoreError
+from motorcade.storage.ports import Batch, Bound, Draft, Store, StoreError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.transfer_memory import MemorySource, MemoryTarget
 from motorcade.storage.transfer_redis import RedisSource, RedisTarget
@@ -324,11 +324,11 @@ async def test_large_mailboxes_and_streams_come_in_parts(place: Place) -> None:
         pass
     assert not any(transfer.verify(io.BytesIO(await place.export()))[1].values()), "an empty store can be told"
     async with place.store() as store:
-        batch = store.batch()
+        batch = Batch()
         for number in range(1203):
             batch.append(["v"], Draft(b"%d" % number, PAYLOAD if number % 2 else b""), NOW)
         batch.stream("s", [b"%d" % number for number in range(1203)], NOW)
-        await batch.commit()
+        await store.write(batch)
         gone = [position for position in range(1, 1204) if position % 7 == 0 or 600 < position < 650]
         await store.mailboxes.acknowledge("v", gone)
         expected = await entries(store, "v")

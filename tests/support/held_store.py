@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from motorcade.storage.commit import Commit
 from motorcade.storage.memory import (
-    MemoryBatch,
     MemoryBlobs,
     MemoryCoordination,
     MemoryRecords,
@@ -25,16 +25,20 @@ from motorcade.storage.memory import (
 )
 from motorcade.storage.ports import (
     NO_BOUND,
+    Append,
     Appended,
+    Batch,
     Bound,
     Draft,
     Entry,
     MailboxInfo,
+    Put,
     StoreCondition,
     StoreFigures,
     StoreFullError,
     StreamRecord,
     Swept,
+    Written,
 )
 
 T = TypeVar("T")
@@ -46,18 +50,18 @@ class Waiting(Generic[T]):
     def __init__(self, apply: Callable[[], T], *, removes: bool) -> None:
         self.apply = apply
         self.removes = removes  #: takes no room
-        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.commit: Commit[T] = Commit()
 
     def go(self) -> None:
         """It is done."""
         result = self.apply()
-        if not self.future.done():
-            self.future.set_result(result)
+        if not self.commit.done:
+            self.commit.settle(result)
 
     def refuse(self, error: Exception) -> None:
         """It is not, or nobody knows."""
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self.commit.done:
+            self.commit.finish(error)
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -68,36 +72,6 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         value: T = end.value
         return value
     raise AssertionError("the memory store waits")
-
-
-class HeldBatch(MemoryBatch):
-    """Counts what it takes, so that a full store can let removals through."""
-
-    def __init__(self, store: HeldStore) -> None:
-        super().__init__(store.inner)
-        self._held = store
-        self._payloads: list[tuple[str, bytes]] = []
-        self.grows = False
-
-    def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
-    ) -> None:
-        self.grows = True
-        super().append(owners, draft, now, bound, spared)
-        self._payloads += ((owner, draft.payload) for owner in owners)
-
-    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
-        self.grows = True
-        super().put(collection, key, value, expires_at)
-
-    async def commit(self) -> list[Appended]:
-        return await self._held.wait(self._apply, removes=not self.grows)
-
-    def _apply(self) -> list[Appended]:
-        self._held.appended.update(self._payloads)
-        if self._held.cut is not None:
-            del self._calls[self._held.cut :]
-        return _run(super().commit())
 
 
 class HeldMailboxes:
@@ -195,9 +169,6 @@ class HeldStore:
     def coordination(self) -> MemoryCoordination:
         return self.inner.coordination
 
-    def batch(self) -> HeldBatch:
-        return HeldBatch(self)
-
     async def open(self) -> None:
         """It is open from the beginning: what it has must outlive the process that is tested."""
 
@@ -218,13 +189,30 @@ class HeldStore:
 
     # -- the broker's side
 
-    async def wait(self, apply: Callable[[], T], *, removes: bool) -> T:
-        """A write."""
+    def write(self, batch: Batch) -> Commit[Written]:
+        """A batch."""
+        # Records of streams are let through when it is full: what removes something has its receipt with it.
+        grows = any(isinstance(step, (Append, Put)) for step in batch.steps)
+        return self._hold(lambda: self._apply(batch), removes=not grows)
+
+    def _apply(self, batch: Batch) -> Written:
+        for step in batch.steps:
+            if isinstance(step, Append):
+                self.appended.update((owner, step.draft.payload) for owner in step.owners)
+        if self.cut is not None:
+            del batch.steps[self.cut :]
+        return self.inner.apply(batch)
+
+    def _hold(self, apply: Callable[[], T], *, removes: bool) -> Commit[T]:
         call = Waiting(apply, removes=removes)
         self.waiting.append(call)
         if not self.held:
             asyncio.get_running_loop().call_soon(self.let_go)
-        return await call.future
+        return call.commit
+
+    async def wait(self, apply: Callable[[], T], *, removes: bool) -> T:
+        """A write."""
+        return await self._hold(apply, removes=removes)
 
     async def wait_read(self, apply: Callable[[], T]) -> T:
         """A read."""
@@ -232,7 +220,7 @@ class HeldStore:
         self.reads.append(call)
         if not self.held_reads:
             asyncio.get_running_loop().call_soon(self.let_read)
-        return await call.future
+        return await call.commit
 
     # -- the test's side; a turn of the loop must follow
 

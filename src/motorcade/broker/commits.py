@@ -379,7 +379,7 @@ class Commits(ABC):
             self._begin(part)
             part = None
         if part is None:
-            part = self._removing = Part(self.store.batch())
+            part = self._removing = Part(Batch())
             self._later()
         ticket = Ticket(0)
         self._take(part, ticket)
@@ -392,7 +392,7 @@ class Commits(ABC):
             self._begin(part)
             part = None
         if part is None:
-            part = self._part = Part(self.store.batch())
+            part = self._part = Part(Batch())
             self._later()
         return part
 
@@ -424,7 +424,7 @@ class Commits(ABC):
         acks, self._acks = self._acks, {}
         for mailbox, positions in acks.items():
             if not mailbox.session.ended:
-                part = self._removing = self._removing or Part(self.store.batch())
+                part = self._removing = self._removing or Part(Batch())
                 part.acks[mailbox] = positions
                 part.batch.acknowledge(mailbox.owner, positions)
                 part.rows += len(positions)
@@ -478,7 +478,7 @@ class Commits(ABC):
     async def _commit(self, part: Part) -> None:
         try:
             self.check()
-            answers = await part.batch.commit()
+            answers = (await self.store.write(part.batch)).appended
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self._fail(part, error)
         else:

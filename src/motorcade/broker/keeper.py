@@ -29,7 +29,7 @@ from motorcade.broker.ticket import Ticket
 from motorcade.clock import time
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
-from motorcade.storage.ports import Store, StoreError
+from motorcade.storage.ports import Batch, Store, StoreError
 from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.keeper")
@@ -265,13 +265,13 @@ class Keeper(Commits):
         mailbox = session.mailbox
         if mailbox is not None:
             mailbox.forgotten(lost)
-        batch = self.store.batch()
+        batch = Batch()
         for filter_ in filters:
             batch.delete(SUBSCRIPTIONS, pair(client_id, filter_))
         for number in session.awaiting or ():
             batch.delete(AWAITING, pair(client_id, str(number)))
         batch.delete(SESSIONS, client_id)
-        await batch.commit()
+        await self.store.write(batch)
 
     async def _hand_on(self, session: Session, owner: str) -> None:
         """Messages of shared groups that nobody acknowledged go to other members. [MQTT-4.8.2-5]

@@ -35,19 +35,29 @@ class StoreError(MotorcadeError):
     """
 
     certain = False  #: nothing was written, and nothing will be
+    away = False  #: the store does not answer: the caller should try it again, a client should send it again
 
 
 class StoreAwayError(StoreError):
     """The servers of the store do not answer, or not all of them; they may later."""
 
+    away = True
 
-class StoreFullError(StoreError):
+
+class StoreRefusedError(StoreError):
+    """The store could not take a write in time, since its servers do not answer: nothing was applied nor will be."""
+
+    certain = True
+    away = True
+
+
+class StoreFullError(StoreRefusedError):
     """No room, or the files cannot be written; the store takes no writes until that is mended.
 
     Nothing of the failed write was applied nor will be, but for what only removes (acknowledgements, deletions).
     """
 
-    certain = True
+    away = False
 
 
 class StoreDamagedError(StoreError):

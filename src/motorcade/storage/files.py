@@ -147,6 +147,20 @@ class Files:
             self._changed.notify_all()
         return opened
 
+    def stored(self, key: bytes) -> bytes | None:
+        """Return a row of `meta` as the files have it, whatever those who have them open think."""
+        try:
+            families = {table: self._options() for table in Rdict.list_cf(str(self.path), self._options())}
+            access = AccessType.read_only(False)
+            db = Rdict(str(self.path), self._options(), column_families=families, access_type=access)
+            try:
+                value: bytes | None = db.get_column_family("meta").get(key)
+            finally:
+                db.close()
+        except Exception as error:
+            raise self.explain(error, opening=True) from error
+        return value
+
     def close(self) -> None:
         """Wait for the readers and let go of everything, whatever state it is in."""
         with self._changed:

@@ -1,6 +1,6 @@
 """The engine that forgets: all five ports in dictionaries, for tests and for nodes that need not remember.
 
-    MemoryStore ── batch, sweep, figures, check
+    MemoryStore ── write, sweep, figures, check
         mailboxes ──> blobs        entries refer to payloads by digest
         coordination ──> mailboxes `attach` looks whether something is pending, appends look who is attached
         all ──> Ending             what ends by itself, soonest first
@@ -16,6 +16,7 @@ Rule 4: nothing here waits. A caller that writes in a loop and never waits for a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import heapq
 from bisect import bisect_left, bisect_right
@@ -25,24 +26,34 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
+from motorcade.storage.commit import Commit
 from motorcade.storage.ports import (
     NO_BOUND,
     SPARE_ALL,
     TOKEN_MEMORY,
+    Acknowledge,
+    Append,
     Appended,
     Attached,
+    Batch,
     Bound,
+    Delete,
     Draft,
     Entry,
     Lease,
     MailboxInfo,
+    Mark,
+    Put,
     StoreCondition,
     StoreError,
     StoreFigures,
+    StreamAppend,
     StreamInfo,
     StreamRecord,
     Swept,
     Watcher,
+    Written,
+    check_mark,
 )
 from motorcade.storage.wakeups import WakeUps, Watchers
 
@@ -406,11 +417,6 @@ class MemoryMailboxes:
         return NOTHING  # no entry, record or blob
 
 
-def check_mark(mark: int) -> None:
-    if not 0 <= mark <= 255:
-        raise ValueError(f"a mark is a number from 0 to 255, not {mark}")
-
-
 # -- records
 
 
@@ -629,44 +635,6 @@ class MemoryCoordination:
 # -- the store
 
 
-class MemoryBatch:
-    """Calls that are made in one go."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self._calls: list[Callable[[], object]] = []
-        self._appended: list[Appended] = []
-
-    def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
-    ) -> None:
-        mailboxes, owners = self._store.mailboxes, list(owners)
-        self._calls.append(lambda: self._appended.extend(mailboxes.apply_append(owners, draft, now, bound, spared)))
-
-    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
-        self._calls.append(partial(self._store.mailboxes.apply_acknowledge, owner, list(positions)))
-
-    def mark(self, owner: str, position: int, mark: int) -> None:
-        check_mark(mark)
-        self._calls.append(partial(self._store.mailboxes.apply_mark, owner, position, mark))
-
-    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
-        self._calls.append(partial(self._store.records.apply_put, collection, key, value, expires_at))
-
-    def delete(self, collection: str, key: str) -> None:
-        self._calls.append(partial(self._store.records.apply_delete, collection, key))
-
-    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
-        self._calls.append(partial(self._store.streams.apply_append, stream, list(values), now))
-
-    async def commit(self) -> list[Appended]:
-        self._store.gate.write()
-        calls, self._calls, self._appended = self._calls, [], []
-        for call in calls:
-            call()
-        return self._appended
-
-
 class MemoryStore:
     """`memory://`."""
 
@@ -684,6 +652,7 @@ class MemoryStore:
         self.streams = MemoryStreams(self.gate)
         self.coordination = MemoryCoordination(self.gate, self.mailboxes)
         self._swept = 0
+        self._answers: list[tuple[Commit[Written], Written | Exception]] = []  # of this turn of the event loop
 
     async def open(self) -> None:
         if self.gate.is_open:
@@ -691,11 +660,47 @@ class MemoryStore:
         self.gate.is_open = True
 
     async def close(self) -> None:
+        self._answer()
         self.gate.is_open = False  # for whoever still holds a port
         self._fresh()
 
-    def batch(self) -> MemoryBatch:
-        return MemoryBatch(self)
+    def write(self, batch: Batch) -> Commit[Written]:
+        commit: Commit[Written] = Commit()
+        if not self._answers:
+            asyncio.get_running_loop().call_soon(self._answer)
+        try:
+            self._answers.append((commit, self.apply(batch)))
+        except Exception as error:  # noqa: BLE001 - the caller is told where it looks
+            self._answers.append((commit, error))
+        return commit
+
+    def apply(self, batch: Batch) -> Written:
+        """Make the changes of a batch."""
+        self.gate.write()
+        written = Written([], [])
+        for step in batch.steps:
+            match step:
+                case Append(owners, draft, now, bound, spared):
+                    written.appended.extend(self.mailboxes.apply_append(owners, draft, now, bound, spared))
+                case Acknowledge(owner, positions):
+                    self.mailboxes.apply_acknowledge(owner, positions)
+                case Mark(owner, position, mark):
+                    self.mailboxes.apply_mark(owner, position, mark)
+                case Put(collection, key, value, expires_at):
+                    self.records.apply_put(collection, key, value, expires_at)
+                case Delete(collection, key):
+                    self.records.apply_delete(collection, key)
+                case StreamAppend(stream, values, now):
+                    written.offsets.append(self.streams.apply_append(stream, values, now))
+        return written
+
+    def _answer(self) -> None:
+        answers, self._answers = self._answers, []
+        for commit, outcome in answers:
+            if isinstance(outcome, Exception):
+                commit.finish(outcome)
+            else:
+                commit.settle(outcome)
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - see MORE
         self.gate.read()

@@ -10,7 +10,7 @@ Each engine serves all five natively (`memory`, `rocks`, `redis`); one contract 
 
 Rule 1: a method that writes returns when what it wrote is as durable as the store's level promises. What is written
         between two awaits of one task may share a commit.
-Rule 2: `batch()` collects writes that belong together. Embedded engines apply a batch as a whole or not at all. Redis
+Rule 2: a `Batch` has writes that belong together. Embedded engines apply a batch as a whole or not at all. Redis
         applies it cell by cell, in the order of the calls: a crash in between may leave the beginning of a batch, and
         whoever repeats it gives its appends the same `token`, so that nothing is appended twice.
 Rule 3: readers never see what has expired, whether or not a sweep has removed it yet.
@@ -37,6 +37,8 @@ from motorcade.core.errors import StoreAwayError as StoreAwayError  # noqa: PLC0
 from motorcade.core.errors import StoreDamagedError as StoreDamagedError  # noqa: PLC0414 - part of the ports
 from motorcade.core.errors import StoreError as StoreError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreFullError as StoreFullError  # noqa: PLC0414 - likewise
+from motorcade.core.errors import StoreRefusedError as StoreRefusedError  # noqa: PLC0414 - likewise
+from motorcade.storage.commit import Commit
 
 
 class Durability(StrEnum):
@@ -390,25 +392,110 @@ class Coordination(Protocol):
 # -- the store
 
 
-class Batch(Protocol):
-    """Writes that belong together (rule 2)."""
+class Written(Struct, frozen=True, gc=False):
+    """Answers of a batch."""
+
+    appended: list[Appended]  #: of all appends in order, one per owner
+    offsets: list[Sequence[int]]  #: of each call of `stream`, in order: the offsets of its records
+
+
+class Append(Struct, frozen=True, gc=False):
+    """`Mailboxes.append`, as part of a batch."""
+
+    owners: Sequence[str]
+    draft: Draft
+    now: float
+    bound: Bound
+    spared: Sequence[int]
+
+
+class Acknowledge(Struct, frozen=True, gc=False):
+    """`Mailboxes.acknowledge`, as part of a batch."""
+
+    owner: str
+    positions: Sequence[int]
+
+
+class Mark(Struct, frozen=True, gc=False):
+    """`Mailboxes.mark`, as part of a batch."""
+
+    owner: str
+    position: int
+    mark: int
+
+
+class Put(Struct, frozen=True, gc=False):
+    """`Records.put`, as part of a batch."""
+
+    collection: str
+    key: str
+    value: bytes
+    expires_at: float
+
+
+class Delete(Struct, frozen=True, gc=False):
+    """`Records.delete`, as part of a batch."""
+
+    collection: str
+    key: str
+
+
+class StreamAppend(Struct, frozen=True, gc=False):
+    """`Streams.append`, as part of a batch."""
+
+    stream: str
+    values: Sequence[bytes]
+    now: float
+
+
+class Batch:
+    """Writes that belong together (rule 2), in order. Filled by one caller, then given to `Store.write`."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        self.steps: list[Append | Acknowledge | Mark | Put | Delete | StreamAppend] = []
 
     def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = ..., spared: Sequence[int] = ...
-    ) -> None: ...
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+    ) -> None:
+        """Append to one or many owners (`Mailboxes.append`)."""
+        self.steps.append(Append(list(owners), draft, now, bound, spared))
 
-    def acknowledge(self, owner: str, positions: Iterable[int]) -> None: ...
+    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
+        """Remove entries (`Mailboxes.acknowledge`)."""
+        self.steps.append(Acknowledge(owner, list(positions)))
 
-    def mark(self, owner: str, position: int, mark: int) -> None: ...
+    def mark(self, owner: str, position: int, mark: int) -> None:
+        """Note a number with an entry (`Mailboxes.mark`)."""
+        check_mark(mark)
+        self.steps.append(Mark(owner, position, mark))
 
-    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None: ...
+    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
+        """Write a record (`Records.put`)."""
+        self.steps.append(Put(collection, key, value, expires_at))
 
-    def delete(self, collection: str, key: str) -> None: ...
+    def delete(self, collection: str, key: str) -> None:
+        """Remove a record (`Records.delete`)."""
+        self.steps.append(Delete(collection, key))
 
-    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None: ...
+    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
+        """Append to a stream (`Streams.append`)."""
+        self.steps.append(StreamAppend(stream, values if isinstance(values, Formed) else list(values), now))
 
-    async def commit(self) -> list[Appended]:
-        """Apply; the answers of all appends in order, one per owner."""
+    @property
+    def grows(self) -> bool:
+        """Whether it may take room: a full store refuses it."""
+        return not _GROWING.isdisjoint(map(type, self.steps))
+
+
+_GROWING: Final = frozenset({Append, Put, StreamAppend})
+
+
+def check_mark(mark: int) -> None:
+    """Raise `ValueError` if a number cannot be a mark."""
+    if not 0 <= mark <= 255:
+        raise ValueError(f"a mark is a number from 0 to 255, not {mark}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,8 +559,18 @@ class Store(Protocol):
     async def close(self) -> None:
         """Commit what waits and let go of everything."""
 
-    def batch(self) -> Batch:
-        """Collect writes that belong together."""
+    def write(self, batch: Batch) -> Commit[Written]:
+        """Apply a batch. Never waits and never raises (`commit.Commit`); the batch must not be changed afterwards.
+
+        Batches of one turn of the event loop share a group. Commits are done in the order of the calls; on Redis, of
+        batches that touch the same owner, record or stream and nothing else. A refusal may come before the answers to
+        earlier writes that are still being found out about.
+
+        The outcome is that it is stored, or an error that is `certain`: an engine that cannot tell yet goes on until it
+        can, however long a server is away. Other errors are left for a store that is closed meanwhile or whose files
+        cannot even be read, and for Redis where a part was stored and the rest is refused for want of room, or what was
+        sent is refused when sent again.
+        """
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
         """Remove what has expired and blobs nothing refers to, at most `budget` items.

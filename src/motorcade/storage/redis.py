@@ -34,23 +34,33 @@ from motorcade.redis.scripts import Script
 from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import Cells
+from motorcade.storage.commit import Commit
 from motorcade.storage.ports import (
     NO_BOUND,
+    Acknowledge,
+    Append,
     Appended,
     Attached,
+    Batch,
     Bound,
+    Delete,
     Draft,
     Durability,
     Entry,
     Lease,
     MailboxInfo,
+    Mark,
+    Put,
     StoreCondition,
     StoreError,
     StoreFigures,
+    StreamAppend,
     StreamInfo,
     StreamRecord,
     Swept,
     Watcher,
+    Written,
+    check_mark,
 )
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
@@ -237,11 +247,6 @@ def acknowledge_operations(core: Core, owner: str, positions: Iterable[int]) -> 
     return [Operation(("acknowledge", cell, owner, some), 2 * len(some)) for some in portions]
 
 
-def check_mark(mark: int) -> None:
-    if not 0 <= mark <= 255:
-        raise ValueError(f"a mark is a number from 0 to 255, not {mark}")
-
-
 def mark_operation(core: Core, owner: str, position: int, mark: int) -> Operation:
     return Operation(("mark", core.cells.of(owner), owner, position, mark))
 
@@ -271,6 +276,12 @@ def stream_operations(core: Core, stream: str, values: Sequence[bytes], now: flo
     return operations
 
 
+def _offsets(operations: Sequence[Operation], replies: Sequence[Any]) -> Sequence[int]:
+    """The offsets of one append to a stream, from the first that each of its operations has answered."""
+    ranges = [range(first, first + len(each.words[3])) for each, first in zip(operations, replies, strict=True)]
+    return ranges[0] if len(ranges) == 1 else [offset for some in ranges for offset in some]
+
+
 class Step:
     """Operations of a batch that may go together (rule 2)."""
 
@@ -279,7 +290,7 @@ class Step:
         self.operations: list[Operation] = []
         self.lanes: set[int] = set()
         self.appends: list[tuple[int, int, Appending]] = []  #: first and last operation, and whose they are
-        self.streams: list[int] = []  #: the last operation of each append to a stream
+        self.streams: list[tuple[int, int]] = []  #: first and last operation of each append to a stream
 
     def stage(self) -> Stage:
         durable = any(operation.words[0] != "acknowledge" for operation in self.operations)
@@ -294,6 +305,24 @@ class Plan:
         self._steps: list[Step] = []
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
+    def add(self, batch: Batch) -> None:
+        """Make operations of a batch."""
+        core = self._core
+        for step in batch.steps:
+            match step:
+                case Append(owners, draft, now, bound, spared):
+                    self.append(owners, draft, now, bound, spared)
+                case Acknowledge(owner, positions):
+                    self._add("acknowledge", acknowledge_operations(core, owner, positions))
+                case Mark(owner, position, mark):
+                    self._add("mark", [mark_operation(core, owner, position, mark)])
+                case Put(collection, key, value, expires_at):
+                    self._add("put", [put_operation(core, collection, key, value, expires_at)])
+                case Delete(collection, key):
+                    self._add("delete", [delete_operation(core, collection, key)])
+                case StreamAppend(stream, values, now):
+                    self._stream(stream, values, now)
+
     def append(
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
     ) -> None:
@@ -306,25 +335,14 @@ class Plan:
             _, before = self._blobs.get(appending.digest, (b"", lasts))
             self._blobs[appending.digest] = (draft.payload, max(lasts, before) if lasts and before else 0.0)
 
-    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
-        self._add("acknowledge", acknowledge_operations(self._core, owner, positions))
-
-    def mark(self, owner: str, position: int, mark: int) -> None:
-        self._add("mark", [mark_operation(self._core, owner, position, mark)])
-
-    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
-        self._add("put", [put_operation(self._core, collection, key, value, expires_at)])
-
-    def delete(self, collection: str, key: str) -> None:
-        self._add("delete", [delete_operation(self._core, collection, key)])
-
-    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
+    def _stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
         operations = stream_operations(self._core, stream, values, now)
-        if operations:
-            step = self._add("stream", operations)
-            step.streams.append(len(step.operations) - 1)
+        step = self._add("stream", operations)
+        end = len(step.operations)
+        step.streams.append((end - len(operations), end))
 
-    async def carry_out(self) -> list[Appended]:
+    def carry_out(self) -> Commit[Written]:
+        """Submit the operations; the commit has their answers."""
         core, steps, blobs = self._core, self._steps, self._blobs
         hold = core.next_hold() if blobs else ""
         if blobs:
@@ -333,17 +351,37 @@ class Plan:
                 first.operations.append(blob_operation(core, digest, data, 0.0, lasts, hold))
             steps = [first, *steps]
         steps = self._joined(steps)
-        answers = await core.writer.submit([step.stage() for step in steps])
-        appended: list[Appended] = []
+        submitted = core.writer.submit([step.stage() for step in steps])
+        commit: Commit[Written] = Commit()
+
+        def answer() -> None:
+            if submitted.error is not None:
+                commit.finish(submitted.error)
+                return
+            try:
+                written = self._written(steps, submitted.result)
+            except Exception as error:  # noqa: BLE001 - an answer of an unknown form: its caller must not wait for ever
+                commit.finish(StoreError(f"written, but the answer is not understood: {error!r}"))
+                return
+            for digest, (data, _) in blobs.items():
+                core.cache.put(digest, data)
+                core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))
+            commit.settle(written)
+
+        submitted.then(answer)
+        return commit
+
+    def _written(self, steps: Sequence[Step], answers: Sequence[list[Any]]) -> Written:
+        """Put the answers of all operations together, and tell who watches the streams."""
+        written = Written([], [])
         for step, of_step in zip(steps, answers, strict=True):
             for start, end, appending in step.appends:
-                appended += appending.answers(of_step[start:end])
-            for index in step.streams:
-                core.told(step.operations[index], of_step[index])
-        for digest, (data, _) in blobs.items():
-            core.cache.put(digest, data)
-            core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))
-        return appended
+                written.appended.extend(appending.answers(of_step[start:end]))
+            for start, end in step.streams:
+                written.offsets.append(_offsets(step.operations[start:end], of_step[start:end]))
+                if start < end:
+                    self._core.told(step.operations[end - 1], of_step[end - 1])
+        return written
 
     def _add(self, kind: str, operations: list[Operation]) -> Step:
         lanes = {self._core.writer.lane_of(operation) for operation in operations}
@@ -366,47 +404,8 @@ class Plan:
             start = len(whole.operations)
             whole.operations += step.operations
             whole.appends += [(start + first, start + last, appending) for first, last, appending in step.appends]
-            whole.streams += [start + index for index in step.streams]
+            whole.streams += [(start + first, start + last) for first, last in step.streams]
         return [whole]
-
-
-class RedisBatch:
-    """Calls that go cell by cell, in order; what they come to is decided when they are committed."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-        self._calls: list[Callable[[Plan], None]] = []
-
-    def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
-    ) -> None:
-        owners = list(owners)
-        self._calls.append(lambda plan: plan.append(owners, draft, now, bound, spared))
-
-    def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
-        positions = list(positions)
-        self._calls.append(lambda plan: plan.acknowledge(owner, positions))
-
-    def mark(self, owner: str, position: int, mark: int) -> None:
-        check_mark(mark)
-        self._calls.append(lambda plan: plan.mark(owner, position, mark))
-
-    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
-        self._calls.append(lambda plan: plan.put(collection, key, value, expires_at))
-
-    def delete(self, collection: str, key: str) -> None:
-        self._calls.append(lambda plan: plan.delete(collection, key))
-
-    def stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
-        values = list(values)
-        self._calls.append(lambda plan: plan.stream(stream, values, now))
-
-    async def commit(self) -> list[Appended]:
-        plan = Plan(self._store.core)
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call(plan)
-        return await plan.carry_out()
 
 
 # -- ports
@@ -431,7 +430,7 @@ class RedisMailboxes(Port):
     ) -> list[Appended]:
         plan = Plan(self._core)
         plan.append(owners, draft, now, bound, spared)
-        return await plan.carry_out()
+        return (await plan.carry_out()).appended
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         core = self._core
@@ -810,8 +809,13 @@ class RedisStore:
         await core.servers.close()
         self._open = None
 
-    def batch(self) -> RedisBatch:
-        return RedisBatch(self)
+    def write(self, batch: Batch) -> Commit[Written]:
+        try:
+            plan = Plan(self.core)
+            plan.add(batch)
+            return plan.carry_out()
+        except Exception as error:  # noqa: BLE001 - the caller is told where it looks
+            return Commit.failed(error)
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
         swept = await Sweep(self.core, self.blobs, now, budget).step(cursor)

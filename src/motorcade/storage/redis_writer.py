@@ -12,14 +12,19 @@ only the beginning of a job can be left behind. All its calls take their places 
 submitted: a call whose turn has not come holds up what was submitted after it.
 
 Rule 1: a lane has one call under way at most. It is numbered, and sent again unchanged under the same number until the
-        answer is there or `patience` has run out; the script carries a number out once (commit.lua).
+        answer is there; the script carries a number out once (commit.lua). So a job of which something was sent is
+        carried on however long that takes, and its caller hears whether it is stored. A job of which nothing but
+        payloads was sent within `patience`, while a server is away, is refused: also one that waits behind another job.
 Rule 2: an answer counts when enough replicas have confirmed it. WAIT tells how many did, it does not fail.
 Rule 3: acknowledgements need no confirmation: a group of nothing else does not WAIT.
 Rule 4: jobs are carried out in each lane in the order in which they were submitted. Only stages that are `early` may
         overtake: payloads, which have no order, and which entries wait for.
 Rule 5: at most `MAX_QUEUED` calls wait; jobs beyond that stand in line.
-Rule 6: `StoreFullError` is for jobs of which surely nothing that grows was done: every call of it was refused, and none
-        was ever sent without an answer. Whatever else goes wrong is a `StoreError`: it may have been done.
+Rule 6: `StoreRefusedError` is for jobs of which surely nothing was done, `StoreFullError` for those of which nothing
+        that grows was done: every call of it was refused, and none was ever sent without an answer. Whatever else goes
+        wrong is a `StoreError`: it may have been done. That is so when the store is closed before the answer is there
+        (or after GIVE_UP), when the rest of a job finds its server full, and when a call is refused that was sent
+        before.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -37,6 +43,7 @@ import structlog
 from motorcade.redis.resp import Address, Connection, LostError, ServerError
 from motorcade.redis.servers import (
     FIRST_PAUSE,
+    FULL,
     LONGEST_PAUSE,
     PASSING,
     Purpose,
@@ -44,7 +51,8 @@ from motorcade.redis.servers import (
     refusal,
 )
 from motorcade.storage.cells import Cells
-from motorcade.storage.ports import StoreError, StoreFullError
+from motorcade.storage.commit import Commit
+from motorcade.storage.ports import StoreError, StoreFullError, StoreRefusedError
 from motorcade.storage.redis_scripts import COMMIT
 
 log = structlog.get_logger("motorcade.storage.redis")
@@ -57,8 +65,15 @@ MAX_OCTETS: Final = 4 << 20
 #: Seconds without a confirmation until the store counts as away, and seconds that it does after the last attempt.
 TROUBLE_AFTER: Final = 1.0
 TROUBLE_LASTS: Final = 30.0
+#: Seconds until a call that was sent is given up: commit.lua remembers it for longer.
+GIVE_UP: Final = 82_800.0
+#: Seconds between two looks for what is late.
+EXPIRE_EVERY: Final = 0.25
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 1000
+
+#: Answers that mean: nothing of the call was done.
+NOTHING_DONE: Final = PASSING | FULL | {"NOSCRIPT"}
 
 #: Operations that a full server refuses. The others remove something, or change a few octets that must be changed so
 #: that a full store can be emptied.
@@ -103,19 +118,17 @@ class Call:
     grows: bool
     ready: bool = False  #: everything before it has succeeded
     dead: bool = False  #: something before it has failed
-
-    @property
-    def deadline(self) -> float:
-        return self.job.deadline
+    alone: bool = False  #: goes by itself and before all others, since together with others it was refused
 
 
 class Job:
     """What one caller has submitted, and how far it has come."""
 
-    def __init__(self, stages: Sequence[Stage], deadline: float, done: asyncio.Future[list[list[Any]]]) -> None:
+    def __init__(self, stages: Sequence[Stage], deadline: float) -> None:
         self.stages = stages
-        self.deadline = deadline  #: loop time
-        self.done = done
+        self.deadline = deadline  #: loop time; a job is refused if nothing of it could be sent until then
+        self.sent = 0  #: times that a call was sent and was done, or may have been; payloads do not count
+        self.commit: Commit[list[list[Any]]] = Commit()
         self.turns: list[list[Call]] = []  #: calls that are under way at the same time, turn after turn
         self.turn = 0
         self._left = 0  #: calls of this turn without an answer
@@ -149,20 +162,22 @@ class Job:
 
     def end(self) -> None:
         """Tell the caller."""
-        if self.done.done():  # was cancelled
-            return
         if self._troubles:
-            self.done.set_exception(self._trouble())
+            self.commit.finish(self._trouble())
         else:
-            self.done.set_result(self._answers)
+            self.commit.settle(self._answers)
 
     def _trouble(self) -> StoreError:
         for trouble in self._troubles:
-            if not isinstance(trouble, StoreFullError):
+            if not trouble.certain:
                 return trouble
         if self._applied:
             return StoreError(f"written in part: {self._troubles[0]}")
         return self._troubles[0]
+
+    def is_late(self, now: float) -> bool:
+        """Whether it is refused, since nothing of it could be sent in time."""
+        return not self.sent and now > self.deadline
 
 
 @dataclass(slots=True)
@@ -174,7 +189,7 @@ class Frozen:
     packed: bytes
     durable: bool
     grows: bool
-    deadline: float
+    give_up: float  #: loop time
     lost: bool = False  #: it was sent at least once and nobody knows what became of that
 
 
@@ -188,7 +203,6 @@ class Lane:
     queue: deque[Call] = field(default_factory=deque)
     frozen: Frozen | None = None
     number: int = 0
-    singly: int = 0  #: so many calls go one by one, because together they were refused
     pause: float = 0.0
     resting: bool = False  #: waits for its next attempt
 
@@ -202,12 +216,39 @@ class Lane:
         queue = self.queue
         while queue and queue[0].dead:
             queue.popleft()
-        if self.early and not self.singly:
+        if self.early and not (queue and queue[0].alone):
             return self.early[0]
         return queue[0] if queue and queue[0].ready else None
 
     def take(self) -> Call:
-        return self.early.popleft() if self.early and not self.singly else self.queue.popleft()
+        """Remove the call that is next."""
+        return self.early.popleft() if self.early and not (self.queue and self.queue[0].alone) else self.queue.popleft()
+
+    def put_back(self, calls: Sequence[Call]) -> None:
+        """Let calls that were taken be the next ones again, in their order."""
+        for call in reversed(calls):
+            (self.early if call.early and not call.alone else self.queue).appendleft(call)
+
+    def remove_late(self, now: float) -> list[Call]:
+        """Take out the calls of jobs that are late, whatever is before them."""
+        late = []
+        for waiting in (self.early, self.queue):
+            for call in [call for call in waiting if call.ready and call.job.is_late(now)]:
+                waiting.remove(call)
+                late.append(call)
+        return late
+
+    def remove_all(self) -> list[Call]:
+        """Take out all calls that could be sent, whatever is before them."""
+        calls = [call for call in (*self.early, *self.queue) if call.ready]
+        self.early.clear()
+        self.queue = deque(call for call in self.queue if not call.ready)
+        return calls
+
+    @property
+    def stands(self) -> bool:
+        """Whether nothing of it is under way: its server is away, or what is next waits for another lane."""
+        return self.resting or (self.frozen is None and self.peek() is None)
 
 
 class Trouble(NamedTuple):
@@ -242,7 +283,9 @@ class Writer:
         self._troubles: dict[Lane, Trouble] = {}
         self._full_at = 0.0  # loop time of the last refusal for want of room
         self._tasks: dict[Address, asyncio.Task[None]] = {}
+        self._expiring: asyncio.TimerHandle | None = None
         self._closing = False
+        self._closed_at = inf  # loop time
 
     @property
     def queued(self) -> int:
@@ -268,17 +311,16 @@ class Writer:
     def lane_of(self, operation: Operation) -> int:
         return operation.cell if len(self._lanes) > 1 else 0
 
-    def submit(self, stages: Sequence[Stage]) -> asyncio.Future[list[list[Any]]]:
+    def submit(self, stages: Sequence[Stage]) -> Commit[list[list[Any]]]:
         """Carry out stages one after the other; the answers of each in the order of its operations."""
         if self._closing:
-            raise StoreError("the store is closed")
-        loop = asyncio.get_running_loop()
-        job = Job(stages, loop.time() + self._servers.patience, loop.create_future())
+            return Commit.failed(StoreError("the store is closed"))
+        job = Job(stages, asyncio.get_running_loop().time() + self._servers.patience)
         if self._line or self._queued >= MAX_QUEUED:
             self._line.append(job)
         else:
             self._place(job)
-        return job.done
+        return job.commit
 
     async def write(self, operations: Sequence[Operation], durable: bool = True) -> list[Any]:
         """Carry out operations of any lanes; the answers in the same order. Lanes go their own ways."""
@@ -287,14 +329,17 @@ class Writer:
     def later(self, operation: Operation) -> None:
         """Carry out an operation that nobody waits for and that may be lost."""
         if not self._closing and not self._line:
-            done = self.submit([Stage([operation], durable=False)])
-            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self.submit([Stage([operation], durable=False)])
 
     async def close(self) -> None:
         """Finish what was submitted, or fail it when `patience` runs out."""
-        self._closing = True
+        if not self._closing:
+            self._closing = True
+            self._closed_at = asyncio.get_running_loop().time()
         await self._idle.wait()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._expiring is not None:
+            self._expiring.cancel()
 
     # -- jobs
 
@@ -394,11 +439,18 @@ class Writer:
         lane.resting = True  # so that what ends here wakes nobody
         before = self._troubles.get(lane)
         self._troubles[lane] = Trouble(before.since if before is not None else loop.time(), loop.time(), trouble)
-        if lane.frozen is not None and loop.time() > lane.frozen.deadline:
-            self._finish(lane, StoreError(f"not confirmed within {self._servers.patience:g} s: {trouble}"))
-        while lane.frozen is None and (call := lane.peek()) is not None and loop.time() > call.deadline:
-            lane.take()
-            self._finish_call(call, StoreError(f"not written within {self._servers.patience:g} s: {trouble}"))
+        now, end = loop.time(), self._closed_at + self._servers.patience
+        if lane.frozen is not None and not lane.frozen.lost:
+            # Nothing of it was done, so some of it may become late.
+            calls, lane.frozen = lane.frozen.calls, None
+            lane.put_back(calls)
+        if lane.frozen is not None and now > min(lane.frozen.give_up, end):
+            self._finish(lane, StoreError(f"not confirmed in time, perhaps written: {trouble}"))
+        self._expire_in(FIRST_PAUSE)
+        if now > end:
+            self._refuse(lane.remove_late(now), trouble)
+            for call in lane.remove_all():
+                self._finish_call(call, StoreError(f"the store was closed before all of it was written: {trouble}"))
         if not lane.has_work:
             lane.resting = False
             self._look_idle()
@@ -407,19 +459,40 @@ class Writer:
         lane.pause = min(max(lane.pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         loop.call_later(lane.pause, self._wake, lane)
 
+    def _expire(self) -> None:
+        """Refuse what is late, now and then as long as a server is away (rule 1)."""
+        now = asyncio.get_running_loop().time()
+        self._expiring = None
+        waiting = [lane for lane in self._lanes if (lane.queue or lane.early) and lane.stands]
+        for lane, calls in [(lane, lane.remove_late(now)) for lane in waiting]:
+            trouble = self._troubles.get(lane) or next(iter(self._troubles.values()), None)
+            self._refuse(calls, trouble.text if trouble is not None else "others are waited for")
+            self._look_at(lane)
+        self._look_idle()
+        if any(lane.resting for lane in self._lanes):
+            self._expire_in(EXPIRE_EVERY)
+
+    def _expire_in(self, seconds: float) -> None:
+        if self._expiring is None:
+            self._expiring = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _refuse(self, calls: Sequence[Call], trouble: str) -> None:
+        for call in calls:
+            self._finish_call(call, StoreRefusedError(f"not written within {self._servers.patience:g} s: {trouble}"))
+
     def _freeze(self, lane: Lane) -> Frozen:
         """Take what waits, as far as it fits in one call."""
         if lane.frozen is not None:
             return lane.frozen
         calls: list[Call] = []
         weight = octets = 0
-        while lane.peek() is not None and weight < MAX_WEIGHT and octets < MAX_OCTETS:
-            call = lane.take()
-            calls.append(call)
+        while (call := lane.peek()) is not None and weight < MAX_WEIGHT and octets < MAX_OCTETS:
+            if call.alone and calls:
+                break
+            calls.append(lane.take())
             weight += call.weight
             octets += call.octets
-            if lane.singly:
-                lane.singly -= 1
+            if call.alone:
                 break
         lane.number += 1
         packed = msgspec.msgpack.encode([operation.words for call in calls for operation in call.operations])
@@ -429,7 +502,7 @@ class Writer:
             packed,
             any(call.durable for call in calls),
             any(call.grows for call in calls),
-            max(call.deadline for call in calls),
+            asyncio.get_running_loop().time() + GIVE_UP,
         )
         return lane.frozen
 
@@ -482,6 +555,9 @@ class Writer:
             for lane in lanes:
                 self._rest(lane, str(error))
             return
+        for call in frozen:
+            for each in call.calls:
+                each.job.sent += not each.early
         replies = [
             connection.call(
                 "EVALSHA",
@@ -508,6 +584,9 @@ class Writer:
 
     def _answered(self, connection: Connection, lane: Lane, call: Frozen, answer: object, trouble: str) -> None:
         """What one lane's call has come to; `trouble`: why nothing that must be durable counts yet."""
+        if isinstance(answer, ServerError) and answer.code in NOTHING_DONE:
+            for each in call.calls:
+                each.job.sent -= not each.early
         if isinstance(answer, bytes) and not (trouble and call.durable):
             if call.grows:
                 self.full = False
@@ -557,9 +636,10 @@ class Writer:
             elif len(call.calls) > 1:
                 # A script is refused before its first write, so nothing of it was done. What only removes is let
                 # through, but not in company: send them one by one.
-                lane.queue.extendleft(reversed(call.calls))
-                lane.singly = len(call.calls)
+                for each in call.calls:
+                    each.alone = True
                 lane.frozen = None
+                lane.put_back(call.calls)
                 return
         if not known:  # a full server refuses everything; once is enough
             log.warning("redis_refused", server=str(address), error=str(error))

@@ -106,6 +106,7 @@ NOTED = {b"h": "heads", b"n": "holders", b"b": "blobinfo", b"m": "meta"}
 META_FORMAT = b"format"
 META_BOOT = b"boot"  #: how often the store was opened; part of what must never repeat
 META_TOTALS = b"totals"
+META_APPLIED = b"applied"  #: number of the last transaction; tells after a failure which of the last ones are written
 META_MIGRATED = b"migrated"  #: where a migration goes on that was interrupted
 TOTALS_NOTE = b"m" + META_TOTALS
 

@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import structlog
+
 from motorcade.storage.ports import Watcher
 
 #: Wake-ups that wait for one slow listener; the rest is lost, which `notify` allows.
 MAX_WAKE_UPS: Final = 1000
+
+log = structlog.stdlib.get_logger("motorcade.storage")
 
 
 class WakeUps:
@@ -64,4 +68,8 @@ class Watchers:
 
     def tell(self, stream: str, last: int) -> None:
         for told in self._watchers:
-            told(stream, last)
+            try:
+                told(stream, last)
+            except Exception:
+                # A fault of one watcher: the callers that wait for this group must hear of it.
+                log.exception("stream_watcher_failed", stream=stream)

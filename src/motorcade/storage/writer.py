@@ -3,7 +3,7 @@
     event loop                               writer's thread
     submit ─▶ [ queue: max_queued ] ─▶ take all ─▶ transaction, write ─ transaction, write ─▶ one sync ─▶ one wake-up
        └────▶ [ line: the rest, in order ]                                                                   │
-    future ◀─────────────────────────────────────────────────────────────────────────────────────────────────┘
+    commit ◀─────────────────────────────────────────────────────────────────────────────────────────────────┘
 
 Rule 1: nothing is answered before the sync of its group, unless it asked for no sync and nothing in the group did.
 Rule 2: first in, first out. What finds the queue full stands in line; nobody passes. What is submitted in one turn of
@@ -13,6 +13,10 @@ Rule 3: writes go to RocksDB unsynced and one `flush_wal(True)` follows: the bin
         a write, sync included, but not during `flush_wal`. So writes are short (MERGE_ROWS) and the sync is free.
 Rule 4: a write that fails means that the files cannot be trusted to take the next one. Everything is refused, reading
         goes on, and the files are opened again when there may be room; what was acknowledged is there then.
+Rule 5: a transaction is written with its number, so that the files tell after a failure which of the last ones they
+        have. What they do not have is refused for certain. What they have is answered when it is durable: when the
+        files are open again. The outcome is unknown only if the files cannot even be read, or the store is closed
+        before.
 """
 
 from __future__ import annotations
@@ -30,9 +34,10 @@ import msgspec
 import structlog
 from rocksdict import WriteOptions
 
+from motorcade.storage.commit import Commit
 from motorcade.storage.files import Files, Tables, migrate, write_meta
 from motorcade.storage.ports import StoreError, StoreFullError
-from motorcade.storage.tables import META_BOOT, NUMBER
+from motorcade.storage.tables import META_APPLIED, META_BOOT, NUMBER
 from motorcade.storage.transaction import State, Transaction
 from motorcade.storage.wakeups import Watchers
 
@@ -64,13 +69,22 @@ class Call(msgspec.Struct, eq=False):
     """Something for the writer to do."""
 
     apply: Callable[[Transaction], object]
-    future: asyncio.Future[Any]
+    commit: Commit[Any] | asyncio.Future[Any]
     rows: int  #: about how many
     durable: bool  #: answered only after a sync
     grows: bool  #: takes room on the disk
     alone: bool  #: shares no transaction: it reads what others write
     result: object = None
     error: BaseException | None = None
+    in_doubt: bool = False  #: it may be written; answered when the files tell
+
+
+class Unsettled(msgspec.Struct, frozen=True):
+    """A transaction that is written, or may be, and is not synced."""
+
+    number: int
+    calls: list[Call]
+    grown: dict[str, int] | None  #: streams that it appends to: their last offset
 
 
 class Writer:
@@ -93,16 +107,20 @@ class Writer:
         self._sync = sync
         self._reserve = reserve
         self._max_queued = max_queued
-        self._held = 0  #: calls given to the thread and not answered yet
+        self._held = 0  #: calls that the thread has yet to try
         self._turn: list[Call] = []  #: submitted in this turn of the event loop
         self._line: deque[Call] = deque()
         self._queue: queue.SimpleQueue[list[Call] | None] = queue.SimpleQueue()
         self._options = WriteOptions()
         self._tables: Tables | None = None
+        self._number = 0  #: of the last transaction
+        self._unsynced: list[Unsettled] = []  #: of the group
+        self._doubtful: list[Unsettled] = []  #: of groups that have failed, oldest first
         self._grown: dict[str, int] = {}  #: streams that the group appends to: their last offset
         self._looked_at = 0.0
         self._tried_at = 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  #: while calls are taken
+        self._event_loop: asyncio.AbstractEventLoop | None = None  #: where they are answered
         self._thread: threading.Thread | None = None
 
     # -- the event loop's side
@@ -115,6 +133,7 @@ class Writer:
             stored = opened.meta.get(META_BOOT)
             boot = (NUMBER.unpack(stored)[0] if stored is not None else 0) + 1
             write_meta(opened, META_BOOT, boot)
+            self._number = _applied(opened)
             self.state.load(opened, boot)
         except BaseException as error:
             del opened
@@ -123,7 +142,7 @@ class Writer:
                 raise
             raise self.files.explain(error, opening=True) from error
         self._tables = opened
-        self._loop = loop
+        self._loop = self._event_loop = loop
         self._thread = threading.Thread(target=self._run, name="motorcade-store", daemon=True)
         self._thread.start()
 
@@ -136,26 +155,43 @@ class Writer:
         grows: bool = True,
         alone: bool = False,
     ) -> asyncio.Future[T]:
-        """Let the writer do it; the future has the result when it is as durable as promised."""
-        if self._loop is None:
+        """Let the writer do it; the future has the result when it is as durable as promised.
+
+        For the methods of the ports, which wait for it at once: a future costs a tenth of a commit.
+        """
+        loop = self._loop
+        if loop is None:
             raise StoreError("the store is closed")
-        future: asyncio.Future[T] = self._loop.create_future()
+        future: asyncio.Future[T] = loop.create_future()
         call = Call(apply, future, rows, durable, grows, alone)
         self.queued += 1
         if self._held < self._max_queued:
             # As `_hold` does it, but written out: every acknowledgement passes here.
             self._held += 1
             if not self._turn:
-                self._loop.call_soon(self._hand_over)
+                loop.call_soon(self._hand_over)
             self._turn.append(call)
         else:
             self._line.append(call)
         return future
 
-    def _hold(self, call: Call) -> None:
+    def write(self, apply: Callable[[Transaction], T], rows: int, *, durable: bool, grows: bool) -> Commit[T]:
+        """Let the writer do it, as `submit` does; never raises."""
+        if self._loop is None:
+            return Commit.failed(StoreError("the store is closed"))
+        commit: Commit[T] = Commit()
+        call = Call(apply, commit, rows, durable, grows, alone=False)
+        self.queued += 1
+        if self._held < self._max_queued:
+            self._hold(call, self._loop)
+        else:
+            self._line.append(call)
+        return commit
+
+    def _hold(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self._held += 1
         if not self._turn:
-            call.future.get_loop().call_soon(self._hand_over)
+            loop.call_soon(self._hand_over)
         self._turn.append(call)
 
     def _hand_over(self) -> None:
@@ -191,30 +227,31 @@ class Writer:
         await asyncio.sleep(0)
         self._thread = None
 
-    def _answer(self, group: list[Call], grown: dict[str, int]) -> None:
-        """In the event loop: answer a group and let in who stands in line."""
+    def _answer(self, calls: list[Call], grown: dict[str, int], tried: int) -> None:
+        """In the event loop: answer calls, and let in what stands in line for those that were tried."""
         for stream, last in grown.items():
             self.watchers.tell(stream, last)
-        self.queued -= len(group)
-        self._held -= len(group)
-        for call in group:
-            if call.future.cancelled():
-                continue
-            if call.error is not None:
-                call.future.set_exception(call.error)
+        self.queued -= len(calls)
+        self._held -= tried
+        for call in calls:
+            commit = call.commit
+            if isinstance(commit, asyncio.Future):
+                if commit.done():
+                    continue  # its caller was cancelled
+                if call.error is not None:
+                    commit.set_exception(call.error)
+                else:
+                    commit.set_result(call.result)
+            elif call.error is not None:
+                commit.finish(call.error)
             else:
-                call.future.set_result(call.result)
-        while self._line and self._held < self._max_queued:
-            call = self._line.popleft()
-            if call.future.cancelled():
-                self.queued -= 1
-                continue
-            self._hold(call)
+                commit.settle(call.result)
+        while self._line and self._held < self._max_queued and self._loop is not None:
+            self._hold(self._line.popleft(), self._loop)
 
     # -- the thread's side
 
     def _run(self) -> None:
-        loop = self._loop
         while True:
             try:
                 first = self._queue.get(timeout=LOOK_EVERY if self.trouble or self._low else LOOK_IDLE)
@@ -225,13 +262,21 @@ class Writer:
             if group:
                 self._grown = {}
                 self._guard(partial(self._commit, group), group)
-                # The loop may be gone if its owner did not close the store; there is nobody to tell then.
-                if loop is not None and not loop.is_closed():
-                    loop.call_soon_threadsafe(self._answer, group, self._grown)
+                answered = group if self.trouble is None else [call for call in group if not call.in_doubt]
+                self._post(answered, self._grown, len(group))
             if closing:
                 break
+        if self._doubtful:
+            self._guard(self._open_again, [])  # the last chance to tell
         self._tables = None
         self.files.close()
+        self._give_up("the store was closed before it could tell what was written")
+
+    def _post(self, calls: list[Call], grown: dict[str, int], tried: int = 0) -> None:
+        """Have calls answered in the event loop; `tried`: calls of the group that has ended, if one has."""
+        # It may be gone if its owner did not close the store.
+        if self._event_loop is not None and not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._answer, calls, grown, tried)
 
     def _guard(self, step: Callable[[], None], calls: list[Call]) -> None:
         """A fault must not end the thread: every caller would wait for ever. The files are opened again after it."""
@@ -240,8 +285,10 @@ class Writer:
         except Exception as error:
             self.faults += 1
             log.exception("store_writer_failed", consequence="the store refuses writes until its files are open again")
-            self._grown = {}
-            self._fail(error, calls)
+            self._fail(error)
+            for call in calls:
+                if call.error is None and not call.in_doubt:
+                    self._allowed(call)
 
     def _group(self, first: list[Call] | None) -> tuple[list[Call], bool]:
         """Everything that waits, up to about a bound, and whether to end after it."""
@@ -273,23 +320,13 @@ class Writer:
             durable = durable or call.durable
         if part:
             self._write(part)
-        if durable and self._sync:
-            self._flush(group)
+        if durable and self._sync and self.trouble is None and self._tables is not None:
+            try:
+                self._tables.db.flush_wal(True)
+            except Exception as error:  # noqa: BLE001 - the binding knows no other
+                self._fail(error)
+        self._unsynced.clear()
         self.commits += 1
-
-    def _flush(self, group: list[Call]) -> None:
-        """Make a group as durable as promised; if it cannot be, nobody knows of its calls."""
-        if self.trouble is not None or self._tables is None:
-            # Some were written before a write failed, and are not synced.
-            self._grown = {}
-            for call in group:
-                call.error = call.error or StoreError(str(self.trouble))
-            return
-        try:
-            self._tables.db.flush_wal(True)
-        except Exception as error:  # noqa: BLE001 - the binding knows no other
-            self._grown = {}
-            self._fail(error, group)
 
     def _allowed(self, call: Call) -> bool:
         """Whether it may be tried; if not, it knows why."""
@@ -315,11 +352,17 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - what the caller asked for, or the binding
             self._impossible(part, error, opened)
             return
-        if len(batch):
+        if not len(batch):
+            if self._unsynced:  # it was answered from what these write, and stands or falls with them
+                self._unsynced.append(Unsettled(self._number, part, None))
+        else:
+            self._number += 1
+            batch.put(META_APPLIED, NUMBER.pack(self._number), opened.handles["meta"])
+            self._unsynced.append(Unsettled(self._number, part, transaction.grown))
             try:
                 opened.db.write(batch, self._options)
             except Exception as error:  # noqa: BLE001 - the binding knows no other
-                self._fail(error, part)
+                self._fail(error)
                 return
             transaction.written()
             if transaction.grown:
@@ -332,7 +375,9 @@ class Writer:
         try:
             self.state.forget(opened)
         except Exception as worse:  # noqa: BLE001 - the binding knows no other
-            self._fail(worse, part)
+            self._fail(worse)
+            for call in part:
+                self._allowed(call)
             return
         if len(part) > 1:
             for call in part:
@@ -342,16 +387,45 @@ class Writer:
         error.__traceback__ = None  # it holds the transaction, and that holds the files
         part[0].error = error if known else self.files.explain(error)
 
-    def _fail(self, error: Exception, calls: list[Call]) -> None:
-        """The files take no more writes.
-
-        Whether these calls were written shows only when the files are opened again: their error is not a certain one.
-        """
-        self.trouble = trouble = self.files.explain(error)
+    def _fail(self, error: Exception) -> None:
+        """Take no more writes, and find out which of the last ones the files have (rule 5)."""
+        self.trouble = self.files.explain(error)
         self._tried_at = time.monotonic()
-        for call in calls:
-            if call.error is None:
-                call.error = StoreError(str(trouble)) if trouble.certain else type(trouble)(str(trouble))
+        self._grown = {}
+        self._doubtful += self._unsynced
+        for unsettled in self._unsynced:
+            for call in unsettled.calls:
+                call.in_doubt = True
+        self._unsynced = []
+        if not self._doubtful:
+            return
+        try:
+            applied = _number(self.files.stored(META_APPLIED))  # reading goes on with what is open
+        except StoreError:
+            self._give_up("the files cannot tell what was written")
+        else:
+            self._settle(applied, durable=False)
+
+    def _settle(self, applied: int, *, durable: bool) -> None:
+        """Refuse what is in doubt and not written; answer what is written, if it is durable as well."""
+        doubtful, self._doubtful = self._doubtful, []
+        for unsettled in doubtful:
+            if unsettled.number > applied:
+                for call in unsettled.calls:
+                    call.error = StoreFullError(str(self.trouble))
+                self._post(unsettled.calls, {})
+            elif durable:
+                self._post(unsettled.calls, unsettled.grown or {})
+            else:
+                self._doubtful.append(unsettled)
+
+    def _give_up(self, why: str) -> None:
+        """Answer what is in doubt: nobody knows."""
+        doubtful, self._doubtful = self._doubtful, []
+        for unsettled in doubtful:
+            for call in unsettled.calls:
+                call.error = StoreError(f"{why}: {self.trouble}")
+            self._post(unsettled.calls, {})
 
     # -- room
 
@@ -386,9 +460,9 @@ class Writer:
         except StoreError as error:
             self.trouble = error
             try:
-                self.files.open(read_only=True)
+                self._settle(_applied(self.files.open(read_only=True)), durable=False)
             except StoreError:
-                pass  # reading has to wait as well
+                self._give_up("the files cannot tell what was written")  # reading has to wait as well
             return
         self._tables = opened
         try:
@@ -401,5 +475,15 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - the binding knows no other
             self.trouble = self.files.explain(error)
             return
+        self._settle(_applied(opened), durable=True)
         self.trouble = None
         self._look()
+
+
+def _applied(opened: Tables) -> int:
+    """The number of the last transaction that the files have."""
+    return _number(opened.meta.get(META_APPLIED))
+
+
+def _number(stored: bytes | None) -> int:
+    return int(NUMBER.unpack(stored)[0]) if stored is not None else 0

@@ -22,7 +22,7 @@ from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.ledger import Ledger
 from motorcade.plugins.fanout.queries import Queries
 from motorcade.plugins.fanout.receipts import Receipts
-from motorcade.storage.ports import Store
+from motorcade.storage.ports import Batch, Store
 from tests.unit.plugins.hub import MemoryHub
 
 LOG = structlog.stdlib.get_logger("motorcade.plugin")
@@ -70,9 +70,9 @@ class Bookkeeping:
         vins, positions = [make_vin(number) for number in numbers], [self.positions[number] for number in numbers]
         now = self.hub.time
         values = self.receipts.accepted(vins, positions, request_id, now)
-        batch = self.store.batch()
+        batch = Batch()
         self.receipts.stage(batch, values, now)
-        await batch.commit()
+        await self.store.write(batch)
         self.receipts.written_accepted(vins, positions, request_id, now, values)
 
     def receipt(self, state: State, request_id: str, vehicle: int, position: int = 0, **more: Any) -> Receipt:
@@ -89,9 +89,9 @@ class Bookkeeping:
     async def write(self, receipts: list[Receipt], *, told: bool = True) -> list[bytes]:
         """Into the stream; `told`: and the process lives long enough to hear of it."""
         values = self.receipts.values(receipts)
-        batch = self.store.batch()
+        batch = Batch()
         self.receipts.stage(batch, values, self.hub.time)
-        await batch.commit()
+        await self.store.write(batch)
         if told:
             self.receipts.written(receipts, values)
         return values

@@ -19,8 +19,9 @@ from motorcade.extension.hooks import AFTER
 from motorcade.extension.plugin import Plugins
 from motorcade.plugins.retained import RetainedPlugin, keeper
 from motorcade.plugins.retained.record import COLLECTION, RecordError, decode, encode
+from motorcade.storage.commit import Commit
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Store, StoreError, StoreFigures, StoreFullError
+from motorcade.storage.ports import Batch, Store, StoreError, StoreFigures, StoreFullError, Written
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
 from tests.support.redis import RedisServer
@@ -47,6 +48,7 @@ class Faulty:
         self.commits = 0
         self.gate = asyncio.Event()  #: commits wait for it
         self.gate.set()
+        self._writing: set[asyncio.Future[None]] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -61,8 +63,27 @@ class Faulty:
     async def figures(self) -> StoreFigures:
         return replace(await self.inner.figures(), engine="faulty")
 
-    def batch(self) -> FaultyBatch:
-        return FaultyBatch(self)
+    def write(self, batch: Batch) -> Commit[Written]:
+        commit: Commit[Written] = Commit()
+        self._writing.add(task := asyncio.ensure_future(self._write(batch, commit)))
+        task.add_done_callback(self._writing.discard)
+        return commit
+
+    async def _write(self, batch: Batch, commit: Commit[Written]) -> None:
+        fault = self.fault()
+        self.commits += 1
+        await self.pause()
+        if fault == "full":
+            commit.finish(StoreFullError("no room"))
+            return
+        written = Written([], [])
+        if fault != "lost":
+            written = await self.inner.write(batch)
+        await self.pause()
+        if fault != "none":
+            commit.finish(StoreError("nobody knows"))
+        else:
+            commit.settle(written)
 
     def fault(self) -> str:
         if self.script:
@@ -73,26 +94,6 @@ class Faulty:
         await self.gate.wait()
         for _ in range(self.chance.randrange(4)):
             await asyncio.sleep(0)
-
-
-class FaultyBatch:
-    def __init__(self, store: Faulty) -> None:
-        self._store = store
-        self._inner = store.inner.batch()
-        self.put = self._inner.put
-        self.delete = self._inner.delete
-
-    async def commit(self) -> None:
-        fault = self._store.fault()
-        self._store.commits += 1
-        await self._store.pause()
-        if fault == "full":
-            raise StoreFullError("no room")
-        if fault != "lost":
-            await self._inner.commit()
-        await self._store.pause()
-        if fault != "none":
-            raise StoreError("nobody knows")
 
 
 @pytest.fixture

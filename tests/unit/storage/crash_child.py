@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from motorcade.storage import notes
-from motorcade.storage.ports import Draft
+from motorcade.storage.ports import Batch, Draft
 from motorcade.storage.rocks import RocksStore
 
 OWNERS = [f"v{number}" for number in range(20)]
@@ -38,13 +38,13 @@ def say(text: str) -> None:
 
 
 async def publish(store: RocksStore, number: int) -> None:
-    batch = store.batch()
+    batch = Batch()
     # One message for all owners, one record and one stream row: all or nothing of each batch must be there.
     batch.append(OWNERS, Draft(body(number), b"%d " % number * 100), NOW)
     batch.append([*DRAINED, forgotten(number)], Draft(body(number), bytes(50)), NOW)
     batch.put("batches", str(number), b"")
     batch.stream("log", [body(number)], NOW)
-    answers = await batch.commit()
+    answers = (await store.write(batch)).appended
     say(f"{number} {answers[len(OWNERS)].position}")
     await store.mailboxes.mark(OWNERS[0], answers[0].position, mark(number))
     say(f"mark {number}")

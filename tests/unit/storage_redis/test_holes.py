@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from motorcade.storage.ports import Draft, MailboxInfo
+from motorcade.storage.ports import Batch, Draft, MailboxInfo
 from motorcade.storage.redis import RedisStore
 
 NOW = time.time()
@@ -17,10 +17,10 @@ async def holes(store: RedisStore, owner: str) -> list[bytes]:
 
 
 async def fill(store: RedisStore, owner: str, count: int) -> None:
-    batch = store.batch()
+    batch = Batch()
     for number in range(count):
         batch.append([owner], Draft(b"%d" % number), NOW)
-    await batch.commit()
+    await store.write(batch)
 
 
 async def test_what_goes_in_order_leaves_no_holes(store: RedisStore) -> None:

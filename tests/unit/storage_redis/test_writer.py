@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from motorcade.redis.place import RedisOptions
-from motorcade.storage.ports import Bound, Draft, Durability, StoreError, StoreFullError
+from motorcade.redis.servers import Link
+from motorcade.storage.ports import Batch, Bound, Draft, Durability, StoreError, StoreFullError, StoreRefusedError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.redis_format import unpack_state
 from motorcade.storage.redis_scripts import COMMIT
+from motorcade.storage.redis_writer import Call, Job, Lane
 from tests.support.redis import RedisServer, wait_until
 from tests.unit.storage_redis.proxy import Relay
 
@@ -28,6 +30,10 @@ async def opened(url: str, level: Durability = Durability.FAST, **options: float
         yield store
     finally:
         await store.close()
+
+
+def links(store: RedisStore) -> list[Link]:
+    return list(store.core.servers._links.values())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -104,8 +110,10 @@ async def test_writes_wait_for_a_server_that_comes_back(own_server: RedisServer)
 async def test_patience_ends(own_server: RedisServer) -> None:
     async with opened(own_server.url, patience=0.3) as store:
         own_server.kill()
-        with pytest.raises(StoreError, match=r"within 0\.3 s"):
+        await until(lambda: not any(link.connection and link.connection.is_open for link in links(store)))
+        with pytest.raises(StoreRefusedError, match=r"within 0\.3 s") as raised:
             await store.mailboxes.append(["v1"], Draft(b"1"), NOW)
+        assert raised.value.certain
         with pytest.raises(StoreError, match=r"within 0\.3 s"):
             await store.mailboxes.info("v1")
         await asyncio.to_thread(own_server.start)
@@ -136,7 +144,7 @@ async def test_a_full_server_refuses_appends_and_lets_acknowledgements_through(o
 
 
 async def test_safe_means_confirmed_by_a_replica() -> None:
-    """A write that no replica confirms fails; when the replica is back, so are writes."""
+    """A write that no replica confirms waits, however long, and is confirmed when the replica is back."""
     with RedisServer() as master, RedisServer({"replicaof": f"{master.host} {master.port}"}) as replica:
         wait_until(lambda: "online" in str(master.client.info("replication").get("slave0")), "the replica follows")
         async with opened(master.url, Durability.SAFE, patience=60.0) as store:
@@ -144,28 +152,26 @@ async def test_safe_means_confirmed_by_a_replica() -> None:
             replica.pause()
             acknowledged = await store.mailboxes.acknowledge("v1", [1])
             assert 1 == acknowledged, "acknowledgements need no confirmation"
-            store.core.servers.patience = 1.5
-            with pytest.raises(StoreError, match="0 of 1 replicas"):
-                await store.mailboxes.append(["v1"], Draft(b"2"), NOW)
-            assert store.core.writer.unconfirmed
-            store.core.servers.patience = 60.0
-            before = store.core.writer.unconfirmed
-            writing = asyncio.create_task(store.mailboxes.append(["v1"], Draft(b"3"), NOW))
-            await until(lambda: store.core.writer.unconfirmed > before)
+            store.core.servers.patience = 0.1
+            writing = asyncio.create_task(store.mailboxes.append(["v1"], Draft(b"2"), NOW))
+            await until(lambda: store.core.writer.unconfirmed > 1)
             assert not writing.done()
+            assert "0 of 1 replicas" in store.condition().detail
+            store.core.servers.patience = 60.0
             replica.resume()
-            assert 3 == (await writing)[0].position
+            assert 2 == (await writing)[0].position
+            assert 3 == (await store.mailboxes.append(["v1"], Draft(b"3"), NOW))[0].position
             found = replica.client.hget(store.core.key(store.core.cells.of("v1"), "e:", "v1"), "s")
             assert isinstance(found, bytes)
             assert 3 == unpack_state(found).last
 
 
 async def test_large_batches_are_cut_and_stay_in_order(store: RedisStore) -> None:
-    batch = store.batch()
+    batch = Batch()
     names = [f"v{number}" for number in range(2500)]
     batch.append(names, Draft(b"1", b"p" * 100), NOW)
     batch.append(names, Draft(b"2", b"p" * 100), NOW, Bound(entries=1))
-    answers = await batch.commit()
+    answers = (await store.write(batch)).appended
     assert [*names, *names] == [answer.owner for answer in answers]
     assert {(1, ())} == {(answer.position, answer.dropped) for answer in answers[:2500]}
     assert {(2, (1,))} == {(answer.position, answer.dropped) for answer in answers[2500:]}
@@ -186,3 +192,22 @@ async def test_what_is_empty_can_be_removed(store: RedisStore) -> None:
     assert (await store.sweep(NOW + 2, 100)).cursor is None
     assert (0, 0) == await store.blobs.count()
     assert [] == await store.check()
+
+
+def test_calls_that_were_refused_together_go_one_by_one() -> None:
+    """Before all others, whatever their kind, also if some of them are put back or are late meanwhile."""
+    lane, late, timely = Lane(0, "w"), Job([], 0.0), Job([], 10.0)
+
+    def call(job: Job, *, early: bool) -> Call:
+        return Call(job, lane, 0, [], [], True, early, 1, 1, grows=True, ready=True)
+
+    payload, entry, other = call(late, early=True), call(timely, early=False), call(timely, early=True)
+    for each in (payload, entry):
+        each.alone = True
+    lane.put_back([payload, entry])
+    lane.put_back([other])
+    assert payload is lane.peek() is lane.take()
+    lane.put_back([payload])
+    assert [payload] == lane.remove_late(5.0)
+    assert [entry, other] == [lane.take(), lane.take()]
+    assert not lane.has_work

@@ -25,6 +25,7 @@ from motorcade.plugins.streams.position import OFFSET
 from motorcade.plugins.streams.progress import COLLECTION, Ledger, Mark
 from motorcade.plugins.streams.service import Streams
 from motorcade.plugins.streams.stream import Stream
+from motorcade.storage.ports import Batch
 from tests.support.virtual import Client, PluginNode
 
 BUFFER = 64  #: messages of a source that wait for the window of their client
@@ -84,10 +85,13 @@ class StreamsNode(PluginNode):
         if not batch:
             self.run(self.held.streams.append("s", values, self.now))
             return
-        together = self.held.batch()
+        together = Batch()
         together.stream("s", values, self.now)
         together.put("things", "k", b"v")
-        self.run(together.commit())
+        self.run(self._written(together))
+
+    async def _written(self, batch: Batch) -> None:
+        await self.held.write(batch)
 
     def stored(self, stream: str = "s") -> list[bytes]:
         found = self.held.inner.streams.streams

@@ -53,6 +53,7 @@ from motorcade.plugins.streams.position import OFFSET
 from motorcade.plugins.streams.progress import COLLECTION
 from motorcade.plugins.streams.reader import StreamSource
 from motorcade.plugins.streams.service import Streams
+from motorcade.storage.ports import Batch
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, OUTCOMES, STEP, Guest, PluginWorld, often
 
@@ -289,13 +290,13 @@ class Machine(PluginWorld[Car]):
     @rule(count=st.integers(1, 5), turn=turns)
     def append_past(self, count: int, turn: bool) -> None:
         """As another plugin does it, in a batch of its own, perhaps while appends of the service are under way."""
-        batch = self.store.batch()
+        batch = Batch()
         payloads = [b"%d" % number for number in range(self.number + 1, self.number + 1 + count)]
         self.number += count
         batch.stream("s", [encode(Message("t/a", payload)) for payload in payloads], self.now)
 
         async def commit() -> None:
-            await batch.commit()
+            await self.store.write(batch)
 
         self.chore(commit())
         self.go_on(turn)

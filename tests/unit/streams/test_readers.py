@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from motorcade.plugins.streams.pages import PAGE
-from motorcade.storage.ports import StoreError, StreamInfo
+from motorcade.storage.ports import Batch, StoreError, StreamInfo
 from tests.support.virtual import START
 from tests.unit.streams.node import LASTING, StreamsNode, numbers, offsets, read
 
@@ -116,9 +116,9 @@ def test_what_is_appended_while_a_stream_is_being_declared_is_seen(monkeypatch: 
             found = await info(stream)
             monkeypatch.undo()
             await asyncio.sleep(0)
-            batch = node.held.batch()
+            batch = Batch()
             batch.stream("s", [b"\x00"], node.now)
-            await batch.commit()
+            await node.held.write(batch)
             return found
 
         monkeypatch.setattr(node.held.streams, "info", meanwhile)

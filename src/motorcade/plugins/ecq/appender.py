@@ -28,7 +28,7 @@ import structlog
 from motorcade.plugins.ecq.options import EcqConfig
 from motorcade.plugins.ecq.queue import Queue, Queues, Row
 from motorcade.plugins.ecq.tables import QUEUES, QueueRecord, encode
-from motorcade.storage.ports import NO_BOUND, Appended, Bound, Store, StoreError
+from motorcade.storage.ports import NO_BOUND, Appended, Batch, Bound, Store, StoreError
 
 GROUP_ROWS: Final = 256  #: messages in one batch: the store's thread holds up others for as long as it takes
 GROUP_OCTETS: Final = 4 * 1024**2  #: bytes likewise; one message more than that goes alone
@@ -197,7 +197,7 @@ class Appender:
         config = self.config
         try:
             new = await self._prepare(group, now) if group.doubtful else ()
-            batch = self._store.batch()
+            batch = Batch()
             for queue in new:  # first: where batches are not atomic it must not be missing
                 batch.put(QUEUES, queue.owner, encode(QueueRecord(now)))
             append = batch.append
@@ -205,7 +205,7 @@ class Appender:
             bound = Bound(config.max_messages, config.max_bytes) if drops else NO_BOUND
             for row in group.rows:
                 append([row.queue.owner], row.draft, now, bound)
-            answers = await batch.commit() if group.rows else []
+            answers = (await self._store.write(batch)).appended if group.rows else []
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             self._failed(group, error if isinstance(error, StoreError) else StoreError(f"appending failed: {error!r}"))
             return

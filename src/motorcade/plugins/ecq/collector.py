@@ -21,7 +21,7 @@ from motorcade.extension.compacted import Form
 from motorcade.plugins.ecq.queue import Queue
 from motorcade.plugins.ecq.source import Tools
 from motorcade.plugins.ecq.tables import EXCLUSIVE, QUEUES, SHARED, decode_queue
-from motorcade.storage.ports import Entry, StoreError
+from motorcade.storage.ports import Batch, Entry, StoreError
 
 PAUSE: Final = 0.01  #: seconds between two steps
 FIRST: Final = 60.0  #: seconds after the start until the first collection, at most
@@ -152,11 +152,11 @@ class Collector:
                 known.registered = False  # whoever appends meanwhile waits for us, and looks again
             if (await tools.store.mailboxes.info(queue.owner)).entries or await self._is_used(queue, before):
                 return
-            batch = tools.store.batch()
+            batch = Batch()
             batch.delete(QUEUES, queue.owner)
             if queue.shape.form is Form.EXCLUSIVE:
                 batch.delete(queue.shape.progress, queue.name)
-            await batch.commit()
+            await tools.store.write(batch)
             tools.appender.count -= 1
             tools.counters["forgotten"] += 1
             if known is not None:

@@ -25,7 +25,7 @@ from motorcade.extension.gathered import Gathered
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.ecq.queue import Queue, Queues
 from motorcade.plugins.ecq.tables import ProgressRecord, decode_progress, encode
-from motorcade.storage.ports import Store, StoreError
+from motorcade.storage.ports import Batch, Store, StoreError
 
 RETRY: Final = 1.0  #: seconds until a batch that failed is tried again
 MADE_UP: Final = "auto-"  #: ids that the broker gives to clients without one begin so: they never come back
@@ -205,7 +205,7 @@ class Ledger:
 
     async def _write(self, some: list[Progress]) -> bool:
         now = self._now()
-        batch = self._store.batch()
+        batch = Batch()
         records: list[ProgressRecord] = []
         waiters: list[asyncio.Future[None]] = []
         for progress in some:
@@ -219,7 +219,7 @@ class Ledger:
             progress.waiters = []
         error: StoreError | None = None
         try:
-            await batch.commit()
+            await self._store.write(batch)
         except Exception as problem:  # noqa: BLE001 - whatever it is, it is tried again
             error = problem if isinstance(problem, StoreError) else StoreError(repr(problem))
             self._failed(len(some), error)

@@ -19,7 +19,7 @@ from motorcade.plugins.ecq.queue import Consumer, Queue
 from motorcade.plugins.ecq.source import Tools
 from motorcade.plugins.ecq.tables import QUEUES, SHAPES, ProgressRecord
 from motorcade.plugins.ecq.topics import quoted
-from motorcade.storage.ports import Entry, StoreError
+from motorcade.storage.ports import Batch, Entry, StoreError
 
 PAGE: Final = 256  #: messages read at once
 MAX_SHOWN: Final = 1000  #: consumers shown with one queue
@@ -238,14 +238,14 @@ class CompactedService:
         progress = [*await self._progress(queue)]
         last = (await tools.store.mailboxes.info(queue.owner)).last
         await tools.store.mailboxes.clear(queue.owner)
-        batch = tools.store.batch()
+        batch = Batch()
         batch.delete(QUEUES, queue.owner)
         for client in progress:
             pending = tools.ledger.peek(queue, client)
             if pending is not None:
                 tools.ledger.forget(pending, last)
             batch.delete(shape.progress, shape.progress_key(queue.name, client))
-        await batch.commit()
+        await tools.store.write(batch)
         tools.appender.count -= 1
         tools.counters["deleted"] += 1
         if known is not None and known.idle:

@@ -331,10 +331,10 @@ class Intake:
         parsed = job.batch
         key = parsed.request_id.encode() if parsed.mode == "replace" else b""
         draft = Draft(encode(entry), data, key=key)
-        batch = self._store.batch()
+        batch = StoreBatch()
         batch.put(INTENTS, job.key, encode(job.intent()))  # first: where batches are not atomic it must not be missing
         batch.append([owner_of(vin) for vin in parsed.vins], draft, job.now)
-        return await batch.commit()
+        return (await self._store.write(batch)).appended
 
     async def _finish(self, job: Job, entry: EntryRecord, data: bytes, commit: asyncio.Future[list[Appended]]) -> None:
         """See to it that the batch ends, whatever happens."""

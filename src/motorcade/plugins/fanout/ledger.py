@@ -45,7 +45,7 @@ from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State
 from motorcade.core.record import RecordError
 from motorcade.core.record import decode as decode_record
 from motorcade.plugins.fanout.tables import LEDGER, RECEIPTS, owner_of
-from motorcade.storage.ports import Store, StoreError, StreamRecord
+from motorcade.storage.ports import Batch, Store, StoreError, StreamRecord
 
 INTERVAL: Final = 1.0  #: seconds between two checkpoints
 STEP: Final = 1000  #: records read at once
@@ -394,7 +394,7 @@ class Ledger:
             return False
         some = list(islice(self._dirty, GROUP))
         gone = list(islice(self._gone, GROUP))
-        batch = self._store.batch()
+        batch = Batch()
         for request_id in some:
             del self._dirty[request_id]
             tally = self._tallies[request_id]
@@ -409,7 +409,7 @@ class Ledger:
         if not self._dirty and not self._gone:
             batch.put(LEDGER, _HEAD, _encode(_Head(self.offset)))  # last: until then the old one holds (rule 1)
         try:
-            await batch.commit()
+            await self._store.write(batch)
         except BaseException:
             self._dirty |= dict.fromkeys(request_id for request_id in some if request_id in self._tallies)
             self._gone |= dict.fromkeys(request_id for request_id in gone if request_id not in self._tallies)
@@ -526,11 +526,11 @@ class Ledger:
         ended, self._ended = self._ended, []
         if self._store.atomic or not ended:
             return
-        batch = self._store.batch()
+        batch = Batch()
         for delivery_id in ended:
             vin, _, position = delivery_id.rpartition(".")
             batch.acknowledge(owner_of(vin), [int(position)])
-        await batch.commit()
+        await self._store.write(batch)
 
     def _caught_up(self) -> None:
         """From here on blocks are counted as they are written."""

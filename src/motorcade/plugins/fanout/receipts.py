@@ -130,12 +130,12 @@ class Receipts:
     async def _commit(self, fill: Callable[[Batch], None], blocks: Sequence[Block]) -> StoreError | None:
         """One attempt; what went wrong."""
         now = self._hub.now()
-        batch = self._store.batch()
+        batch = Batch()
         for block in blocks:
             self.stage(batch, block.values, now)
         fill(batch)
         try:
-            appended = await batch.commit()
+            appended = (await self._store.write(batch)).appended
         except StoreError as error:
             self._counters["receipts_not_stored"] += 1
             if not self._failing:  # once until it goes well again

@@ -80,10 +80,10 @@ class Recovery:
 
     async def complete(self, batch: bytes, intent: IntentRecord, vins: Sequence[str]) -> list[Receipt]:
         """While the process goes on: what was missing for a batch (rule 2)."""
-        barrier = self._store.batch()
+        barrier = Batch()
         for vin in vins:
             barrier.acknowledge(owner_of(vin), [NOTHING])
-        await barrier.commit()
+        await self._store.write(barrier)
         return await self._complete(batch.hex(), batch, intent, vins)
 
     async def unknown(self, request_id: str, deliveries: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -36,7 +36,7 @@ from motorcade.plugins.fanout.views import (
     Wanted,
     WhyView,
 )
-from motorcade.storage.ports import Entry, Store, StoreError, StoreFullError
+from motorcade.storage.ports import Batch, Entry, Store, StoreError, StoreFullError
 
 HISTORY = 1000  #: final receipts of a vehicle read at most
 
@@ -178,12 +178,12 @@ class FanoutService:
             )
             # Nothing that is pending now lives longer; but what is paused stays so, whatever is issued under its id.
             until = 0.0 if state == "paused" else now + self._desk.config.data_retention
-            batch = self._parts.store.batch()
+            batch = Batch()
             if state == "cancelled":
                 batch.put(STATE, UNSWEPT, b"1")  # first: where batches are not atomic it must not be missing
             batch.put(REQUESTS, request_id, encode(record), until)
             try:
-                await batch.commit()
+                await self._parts.store.write(batch)
             finally:
                 self._desk.cancels += state == "cancelled"  # also if it may be stored
             self._desk.requests[request_id] = record

@@ -28,7 +28,7 @@ import structlog
 from motorcade.core.message import Message
 from motorcade.plugins.queues.dispatcher import Item
 from motorcade.plugins.queues.tables import mark_of, owner_of
-from motorcade.storage.ports import NO_BOUND, SPARE_ALL, Appended, Bound, Draft, Store, StoreError
+from motorcade.storage.ports import NO_BOUND, SPARE_ALL, Appended, Batch, Bound, Draft, Store, StoreError
 
 if TYPE_CHECKING:
     from motorcade.plugins.queues.queue import Queue
@@ -122,7 +122,7 @@ class Appender:
         now = self._now()
         spared: dict[str, int] = {}  # what consumers have is not pushed out
         try:
-            batch = self._store.batch()
+            batch = Batch()
             for job in jobs:
                 for row in job.rows:
                     owner = owner_of(row.queue.name, row.level)
@@ -136,7 +136,7 @@ class Appender:
                     batch.append([owner], row.draft, now, row.bound, [spared[owner]])
                 if job.removal is not None and job.origin is not None:
                     batch.acknowledge(owner_of(job.origin.name, job.removal.level), [job.removal.position])
-            answers = await batch.commit() if any(job.rows for job in jobs) else []
+            answers = (await self._store.write(batch)).appended if any(job.rows for job in jobs) else []
         except StoreError as error:
             self._failed(jobs, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for an answer
@@ -342,7 +342,7 @@ class Remover:
         return True
 
     async def _mark(self) -> bool:
-        batch = self._store.batch()
+        batch = Batch()
         number = 0
         queues, self._marks = self._marks, {}
         for queue in queues:
@@ -356,7 +356,7 @@ class Remover:
         if not number:
             return True
         try:
-            await batch.commit()
+            await self._store.write(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, removing must go on
             self._complain(error)
             self._counters["not_marked"] += number  # they count again when they are sent again

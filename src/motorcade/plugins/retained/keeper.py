@@ -30,6 +30,7 @@ import structlog
 from motorcade.core.message import Message
 from motorcade.plugins.retained.index import Index, size_of
 from motorcade.plugins.retained.record import COLLECTION, RecordError, decode, encode
+from motorcade.storage.ports import Batch as StoreBatch
 from motorcade.storage.ports import Store, StoreError, StoreFullError
 
 #: Topics whose last change the store has not confirmed. A change of one more is refused.
@@ -76,7 +77,8 @@ class Batch:
 
     def __init__(self, store: Store) -> None:
         self.topics: list[str] = []
-        self._batch = store.batch()
+        self._store = store
+        self._batch = StoreBatch()
 
     def put(self, message: Message) -> None:
         """`RecordError`: it cannot be written; the others can."""
@@ -90,7 +92,7 @@ class Batch:
     async def commit(self) -> StoreError | None:
         """Why it failed, if it did."""
         try:
-            await self._batch.commit()
+            await self._store.write(self._batch)
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for an answer

@@ -41,7 +41,7 @@ import structlog
 from motorcade.extension.gathered import BATCH, Gathered
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.streams.position import Position
-from motorcade.storage.ports import Store
+from motorcade.storage.ports import Batch, Store
 
 COLLECTION: Final = "stream-progress"
 RETRY: Final = 5.0  #: seconds until a batch that failed is tried again
@@ -369,10 +369,10 @@ class Ledger:
     async def erase(self, keys: Sequence[str]) -> None:
         """Delete records of progress that was forgotten; done when the store has done it."""
         for start in range(0, len(keys), BATCH):
-            batch = self._store.batch()
+            batch = Batch()
             for key in keys[start : start + BATCH]:
                 batch.delete(COLLECTION, key)
-            await batch.commit()
+            await self._store.write(batch)
 
     # -- into the store
 
@@ -388,7 +388,7 @@ class Ledger:
 
     async def _write(self, some: list[Progress]) -> bool:
         now = self._now()
-        batch = self._store.batch()
+        batch = Batch()
         for progress in some:
             progress.gather()
             value = _encode(_Stored(progress.offset, now, progress.ahead))
@@ -397,7 +397,7 @@ class Ledger:
             progress.time = now
             self._progress[progress.stream].move_to_end(progress.client)
         try:
-            await batch.commit()
+            await self._store.write(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
             self._counters["progress_failed"] += 1
             if not self._failing:

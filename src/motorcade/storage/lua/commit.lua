@@ -11,7 +11,7 @@
 -- sender has given up on it, and it must not be carried out any more.
 
 local number = tonumber(ARGV[2])
-local REMEMBERED = 600000 -- ms
+local REMEMBERED = 86400000 -- ms; the writer gives up sooner (GIVE_UP)
 
 -- While a slot is being moved, keys that have gone already look as if they never existed. Asking for one that cannot exist
 -- tells, before anything is written.
