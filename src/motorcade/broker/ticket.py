@@ -45,8 +45,11 @@ class Ticket:
 
     @property
     def refused(self) -> bool:
-        """Whether it failed and certainly nothing was stored; else nobody knows, and the client should repeat it."""
-        return bool(getattr(self.error, "certain", False))
+        """Whether the client hears that it failed: certainly nothing was stored, and the store does answer.
+
+        Otherwise the client should send it again.
+        """
+        return is_refusal(self.error)
 
     def part(self) -> None:
         """One more part belongs to it."""
@@ -76,6 +79,11 @@ class Ticket:
             callback()
         else:
             self._then.append(callback)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether an error says that something was not taken, rather than that the client should send it again."""
+    return bool(getattr(error, "certain", False)) and not getattr(error, "away", False)
 
 
 class Line:

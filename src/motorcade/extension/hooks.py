@@ -137,9 +137,10 @@ class Pending(list[Any]):
 def acknowledge_after(message: Message, done: asyncio.Future[Any], *, taken: bool = False) -> None:
     """In `message.publish`: the publisher hears that its message is taken only when `done` is.
 
-    If `done` fails, it hears that the message is not taken: a `StoreFullError` refuses it, after any other error the
-    connection is closed, so that the client sends it again. Nobody waits meanwhile, not even the publisher's next
-    packets. `taken`: somebody will get it later, so the publisher is not told that it has no subscribers.
+    If `done` fails, it hears that the message is not taken: a `StoreFullError` (any error that is `certain` and not
+    `away`) refuses it, after any other error the connection is closed, so that the client sends it again. Nobody waits
+    meanwhile, not even the publisher's next packets. `taken`: somebody will get it later, so the publisher is not told
+    that it has no subscribers.
     """
     pending = message.headers.setdefault(AFTER, Pending())
     assert isinstance(pending, Pending)  # noqa: S101 - nobody else writes this header

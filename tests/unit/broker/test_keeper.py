@@ -42,7 +42,7 @@ from motorcade.mqtt.packets import (
     Will,
 )
 from motorcade.mqtt.properties import NONE, Properties
-from motorcade.storage.ports import Entry, StoreError, StoreFullError
+from motorcade.storage.ports import Entry, StoreError, StoreFullError, StoreRefusedError
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Peer, standing, surviving
 
@@ -752,6 +752,30 @@ def test_the_id_of_a_refused_qos_2_message_can_be_used_again(make: Make) -> None
     assert kinds(publisher.take()) == [("Pubrec", 1)]
     peer, packets = world.back("r")
     assert b"m2" in [packet.payload for packet in drain(world, peer, packets)]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_the_store_could_not_take_in_time_is_to_be_sent_again(make: Make, qos: int) -> None:
+    """Certainly nothing is stored, but there is room: an error in PUBACK would tell the client not to try again."""
+    world = make()
+    world.join("r", ("t", 1)).close()
+    publisher = world.join("p")
+    world.store.held = True
+    publisher.send(Publish("t", b"m1", qos, packet_id=1))
+    world.turn()
+    while world.store.waiting:
+        world.store.fail(StoreRefusedError("not written within 10 s: cannot connect to 10.0.0.1:6379"))
+        world.turn()
+    world.store.held = False
+    (answer,) = publisher.take()
+    assert isinstance(answer, Disconnect) and answer.reason is ReasonCode.SERVER_BUSY
+    assert "the store does not answer, send it again" == answer.properties.reason_string
+    publisher, _ = world.back("p")
+    publisher.send(Publish("t", b"m1", qos, packet_id=1, dup=True))
+    world.turn()
+    assert kinds(publisher.take()) == [("Puback" if qos == 1 else "Pubrec", 1)]
+    peer, packets = world.back("r")
+    assert [b"m1"] == [packet.payload for packet in drain(world, peer, packets)]
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------

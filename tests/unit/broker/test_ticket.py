@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motorcade.broker.ticket import Line, Ticket
-from motorcade.storage.ports import StoreError, StoreFullError
+from motorcade.storage.ports import StoreError, StoreFullError, StoreRefusedError
 
 
 def test_a_ticket_is_done_with_its_last_part() -> None:
@@ -49,10 +49,12 @@ def test_whoever_is_told_may_ask_for_more() -> None:
 
 
 def test_a_ticket_is_refused_if_certainly_nothing_was_stored() -> None:
+    """And if the store answers: what it could not take in time is to be sent again."""
     for errors, refused in (
         ([None, None], False),
         ([StoreFullError("full")], True),
         ([StoreError("lost")], False),
+        ([StoreRefusedError("not sent in time")], False),
         ([None, StoreError("lost")], False),
         ([StoreError("lost"), StoreFullError("full")], False),
         ([RuntimeError("a plugin's")], False),
