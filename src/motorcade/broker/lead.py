@@ -57,9 +57,10 @@ class Lead:
         lease, self._lease = self._lease, None
         if lease is not None:
             try:
-                await self._coordination.release(lease)
-            except StoreError as error:
-                log.warning("lease_not_released", error=str(error))
+                async with asyncio.timeout(TTL):  # then it has run out by itself
+                    await self._coordination.release(lease)
+            except (StoreError, TimeoutError) as error:
+                log.warning("lease_not_released", error=str(error) or "the store does not answer")
 
     async def _acquire(self) -> bool:
         began = asyncio.get_running_loop().time()

@@ -1,0 +1,30 @@
+"""The lease of a node when its store does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from motorcade.broker import lead
+from motorcade.broker.lead import Lead
+from motorcade.storage.memory import MemoryStore
+from motorcade.storage.ports import Lease
+
+
+async def test_a_lease_that_cannot_be_given_back_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that was sent is held until its outcome is known; a node that stops cannot wait for that."""
+    store = MemoryStore()
+    await store.open()
+
+    async def release(_lease: Lease) -> bool:
+        await asyncio.get_running_loop().create_future()
+        return True
+
+    monkeypatch.setattr(store.coordination, "release", release)
+    leading = Lead(store.coordination, "node")
+    await leading.begin(lambda _why: None)
+    monkeypatch.setattr(lead, "TTL", 0.01)
+    async with asyncio.timeout(60):
+        await leading.end()
+    await store.close()
