@@ -281,7 +281,7 @@ async def test_files_that_cannot_be_read_cannot_tell(store: RocksStore, monkeypa
         with pytest.raises(StoreError, match="cannot tell"):
             await asyncio.wait_for(commit, 60)
     assert not commit.refused
-    assert 0 == store._writer.queued == store._writer._held
+    await until(lambda: 0 == store._writer.queued == store._writer._held)
 
 
 def count_syncs(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
