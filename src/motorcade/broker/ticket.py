@@ -45,7 +45,7 @@ class Ticket:
 
     @property
     def refused(self) -> bool:
-        """Whether the client hears that it failed: certainly nothing was stored, and the store does answer.
+        """Return True if the client hears that it failed: certainly nothing was stored, and the store does answer.
 
         Otherwise the client should send it again.
         """
@@ -82,7 +82,7 @@ class Ticket:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether an error says that something was not taken, rather than that the client should send it again."""
+    """Return True if an error refuses a message; False if the client should send it again."""
     return bool(getattr(error, "certain", False)) and not getattr(error, "away", False)
 
 

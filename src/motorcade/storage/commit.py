@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Completion(Protocol):
-    """What a commit can wait for: `asyncio.Future`, or anything like it."""
+    """Anything that a commit can wait for, such as `asyncio.Future`."""
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
 
