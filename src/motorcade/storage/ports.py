@@ -485,7 +485,7 @@ class Batch:
 
     @property
     def grows(self) -> bool:
-        """Whether it may take room: a full store refuses it."""
+        """Return True if it may take room: a full store refuses it."""
         return not _GROWING.isdisjoint(map(type, self.steps))
 
 

@@ -176,7 +176,7 @@ class Job:
         return self._troubles[0]
 
     def is_late(self, now: float) -> bool:
-        """Whether it is refused, since nothing of it could be sent in time."""
+        """Return True if it is refused, since nothing of it could be sent in time."""
         return not self.sent and now > self.deadline
 
 
@@ -247,7 +247,7 @@ class Lane:
 
     @property
     def stands(self) -> bool:
-        """Whether nothing of it is under way: its server is away, or what is next waits for another lane."""
+        """Return True if nothing of it is under way: its server is away, or the next call waits for another lane."""
         return self.resting or (self.frozen is None and self.peek() is None)
 
 
