@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from motorcade.storage.commit import Commit
+from motorcade.commit import Commit
 from motorcade.storage.ports import Batch, Draft, Formed, Store, StoreError, Written
 from tests.contracts.engines import NOW, PAYLOAD, Engine, entries
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from motorcade.storage.commit import Commit
+from motorcade.commit import Commit
 from motorcade.storage.memory import (
     MemoryBlobs,
     MemoryCoordination,

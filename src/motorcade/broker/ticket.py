@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
+
+from motorcade.commit import Commit
 
 
 class Future(Protocol):
@@ -64,11 +67,17 @@ class Ticket:
             for callback in then:
                 callback()
 
-    def after(self, futures: Iterable[Future]) -> None:
+    def after(self, waits: Iterable[Commit[Any] | Future]) -> None:
         """It also takes what these bring."""
-        for future in futures:
+        for done in waits:
             self.part()
-            future.add_done_callback(self._ended)
+            if isinstance(done, Commit):
+                done.then(partial(self._committed, done))
+            else:
+                done.add_done_callback(self._ended)
+
+    def _committed(self, commit: Commit[Any]) -> None:
+        self.finish(commit.error)
 
     def _ended(self, future: Future) -> None:
         self.finish(RuntimeError("it was given up") if future.cancelled() else future.exception())

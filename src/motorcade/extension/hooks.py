@@ -52,6 +52,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from motorcade.commit import Commit, commit_of
 from motorcade.core import topic as topics_
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError
@@ -134,8 +135,8 @@ class Pending(list[Any]):
     taken = False  #: somebody will get the message later
 
 
-def acknowledge_after(message: Message, done: asyncio.Future[Any], *, taken: bool = False) -> None:
-    """In `message.publish`: the publisher hears that its message is taken only when `done` is.
+def acknowledge_after(message: Message, done: Commit[Any] | asyncio.Future[Any], *, taken: bool = False) -> None:
+    """In `message.publish`: acknowledge the message to its publisher only when `done` is.
 
     If `done` fails, it hears that the message is not taken: a `StoreFullError` (any error that is `certain` and not
     `away`) refuses it, after any other error the connection is closed, so that the client sends it again. Nobody waits
@@ -144,7 +145,7 @@ def acknowledge_after(message: Message, done: asyncio.Future[Any], *, taken: boo
     """
     pending = message.headers.setdefault(AFTER, Pending())
     assert isinstance(pending, Pending)  # noqa: S101 - nobody else writes this header
-    pending.append(done)
+    pending.append(done if isinstance(done, Commit) else commit_of(done))
     pending.taken = pending.taken or taken
 
 
@@ -201,8 +202,8 @@ POINTS: Final = {
 #: place of the callback for a message of QoS 1 without properties that is not retained, if no other callback wants its
 #: topic. It takes the message, and answers with what the publisher's acknowledgement waits for, as if the callback had
 #: told `acknowledge_after` and answered `Handled()`; or it answers None, and the callback is called. Messages of one
-#: read that wait for the same future are answered together.
-Plain = Callable[[ClientInfo, str, bytes, bytes], "asyncio.Future[Any] | None"]
+#: read that wait for the same commit, or future, are answered together.
+Plain = Callable[[ClientInfo, str, bytes, bytes], "Commit[Any] | asyncio.Future[Any] | None"]
 
 
 @dataclass(eq=False, slots=True)
@@ -219,7 +220,9 @@ class Callback:
     errors: int = 0
     plain: Plain | None = None  #: `message.publish` only
 
-    def take_plain(self, client: ClientInfo, topic: str, payload: bytes, guid: bytes) -> asyncio.Future[Any] | None:
+    def take_plain(
+        self, client: ClientInfo, topic: str, payload: bytes, guid: bytes
+    ) -> Commit[Any] | asyncio.Future[Any] | None:
         """Let it take a plain message; None if it does not, or fails to."""
         try:
             return self.plain(client, topic, payload, guid) if self.plain is not None else None

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
-from motorcade.storage.commit import Commit
+from motorcade.commit import Commit
 from motorcade.storage.ports import (
     NO_BOUND,
     SPARE_ALL,

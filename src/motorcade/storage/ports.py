@@ -33,12 +33,12 @@ from typing import Final, Protocol, overload
 
 from msgspec import Struct
 
+from motorcade.commit import Commit
 from motorcade.core.errors import StoreAwayError as StoreAwayError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreDamagedError as StoreDamagedError  # noqa: PLC0414 - part of the ports
 from motorcade.core.errors import StoreError as StoreError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreFullError as StoreFullError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreRefusedError as StoreRefusedError  # noqa: PLC0414 - likewise
-from motorcade.storage.commit import Commit
 
 
 class Durability(StrEnum):

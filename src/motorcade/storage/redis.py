@@ -28,13 +28,13 @@ from typing import Any, Final
 
 import structlog
 
+from motorcade.commit import Commit
 from motorcade.redis.place import Place, RedisOptions, parse_url
 from motorcade.redis.resp import Address, Argument, Connection, LostError, ServerError, connect
 from motorcade.redis.scripts import Script
 from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import Cells
-from motorcade.storage.commit import Commit
 from motorcade.storage.ports import (
     NO_BOUND,
     Acknowledge,

@@ -40,6 +40,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import structlog
 
+from motorcade.commit import Commit
 from motorcade.redis.resp import Address, Connection, LostError, ServerError
 from motorcade.redis.servers import (
     FIRST_PAUSE,
@@ -51,7 +52,6 @@ from motorcade.redis.servers import (
     refusal,
 )
 from motorcade.storage.cells import Cells
-from motorcade.storage.commit import Commit
 from motorcade.storage.ports import StoreError, StoreFullError, StoreRefusedError
 from motorcade.storage.redis_scripts import COMMIT
 

@@ -31,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from motorcade.commit import Commit
 from motorcade.storage import runs, stream_rows, tables
-from motorcade.storage.commit import Commit
 from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables, scan, scan_up_to
 from motorcade.storage.inspect import inspect
 from motorcade.storage.notes import Notes

@@ -34,7 +34,7 @@ import msgspec
 import structlog
 from rocksdict import WriteOptions
 
-from motorcade.storage.commit import Commit
+from motorcade.commit import Commit
 from motorcade.storage.files import Files, Tables, migrate, write_meta
 from motorcade.storage.ports import StoreError, StoreFullError
 from motorcade.storage.tables import META_APPLIED, META_BOOT, NUMBER

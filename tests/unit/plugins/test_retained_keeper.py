@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
+from motorcade.commit import Commit
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import AFTER
 from motorcade.extension.plugin import Plugins
 from motorcade.plugins.retained import RetainedPlugin, keeper
 from motorcade.plugins.retained.record import COLLECTION, RecordError, decode, encode
-from motorcade.storage.commit import Commit
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Batch, Store, StoreError, StoreFigures, StoreFullError, Written
 from motorcade.storage.redis import RedisStore

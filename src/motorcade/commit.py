@@ -1,24 +1,26 @@
-"""A write on its way into the store, and what becomes of it.
+"""The outcome of a write: the one type of completion, from the store up to the publisher's acknowledgement.
 
     commit = store.write(batch)      never waits, never raises
     commit.then(callback)            called when the outcome is known, in the order of the writes
     written = await commit           the same for a task; raises the error
+    joined([first, second])          done when both are
 
 Rule 1: a commit is done once. Callbacks run then, in the order in which they were given. One that raises is logged, and
         keeps neither the others nor the answers of other commits.
 Rule 2: `write` calls no callback. A commit may be done when it returns: of an empty batch, or a closed store.
+Rule 3: an error that is `certain` says that nothing was stored. After any other error the outcome is unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
-log = structlog.stdlib.get_logger("motorcade.storage")
+log = structlog.stdlib.get_logger("motorcade.commit")
 
 T = TypeVar("T")
 
@@ -39,6 +41,13 @@ class Commit(Generic[T]):
         """Return a commit that has failed already."""
         commit = cls()
         commit.finish(error)
+        return commit
+
+    @classmethod
+    def stored(cls, result: T) -> Self:
+        """Return a commit that is done already."""
+        commit = cls()
+        commit.settle(result)
         return commit
 
     @property
@@ -81,6 +90,49 @@ class Commit(Generic[T]):
         else:
             # Many may raise the same error: it must not gather the frames of all of them.
             waiter.set_exception(self.error.with_traceback(None))
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Return True if a publisher hears that its message is refused; False if it should send it again.
+
+    It is refused if certainly nothing was stored and the store does answer.
+    """
+    return bool(getattr(error, "certain", False)) and not getattr(error, "away", False)
+
+
+def joined(commits: Iterable[Commit[Any]]) -> Commit[None]:
+    """Return a commit that is done when all of these are. It fails with the first error, in their order."""
+    parts = list(commits)
+    whole: Commit[None] = Commit()
+    left = len(parts)
+    if not left:
+        whole.finish()
+
+    def part_done() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            whole.finish(next((part.error for part in parts if part.error is not None), None))
+
+    for part in parts:
+        part.then(part_done)
+    return whole
+
+
+def commit_of(future: asyncio.Future[T]) -> Commit[T]:
+    """Return the commit of what a plugin hands out as a future."""
+    commit: Commit[T] = Commit()
+
+    def done(ended: asyncio.Future[T]) -> None:
+        if ended.cancelled():
+            commit.finish(RuntimeError("the write was cancelled"))
+        elif (error := ended.exception()) is not None:
+            commit.finish(error)
+        else:
+            commit.settle(ended.result())
+
+    future.add_done_callback(done)
+    return commit
 
 
 def _call(callback: Callable[[], object]) -> None:
