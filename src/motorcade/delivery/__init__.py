@@ -1,5 +1,7 @@
-"""What every durable feature has in common: append to a log, answer the publisher when it is stored, give consumers what
-lies after their cursor, and remember what they have acknowledged.
+"""One delivery machine under every durable feature.
+
+Append to a log, answer the publisher when it is stored, give consumers what lies after their cursor, and remember what
+they have acknowledged. Features differ in this:
 
     feature      log                key          consumers                 after the acknowledgement
     session      mailbox            -            one                       entry removed
