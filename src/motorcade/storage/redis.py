@@ -11,6 +11,9 @@ Rule 2: calls of a batch that are of different kinds and in different cells go o
         may rely on an earlier one. Calls of one kind go together; so does everything of one cell, and, on a lone
         server, everything.
 Rule 3: leases go by the servers' clock, everything else by the `now` of the caller.
+Rule 4: a condition of a batch is checked in its cell, together with what the batch writes there, and that goes before
+        everything in other cells. Conditions in several cells are all checked before the first write, and each of them
+        again with its cell: if one changes in between, a part of the batch may be written.
 
 What Redis cannot give: WAIT means that replicas have received a write, not that they have stored it, and the cluster
 may promote a replica that lags behind another. With one replica per master, a write that was confirmed survives the
@@ -24,6 +27,7 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -41,12 +45,14 @@ from motorcade.storage.ports import (
     Append,
     Appended,
     Attached,
+    Backlog,
     Batch,
     Bound,
     Delete,
     Draft,
     Durability,
     Entry,
+    Expect,
     Lease,
     MailboxInfo,
     Mark,
@@ -61,6 +67,7 @@ from motorcade.storage.ports import (
     Watcher,
     Written,
     check_mark,
+    weigh,
 )
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
@@ -74,6 +81,10 @@ log = structlog.get_logger("motorcade.storage.redis")
 #: so when it is no longer than the digest would be.
 INLINE_ONE: Final = 256
 INLINE_MANY: Final = 32
+
+#: What append.lua answers of a mailbox that is too large.
+OVER: Final = 1
+REFUSED: Final = 2
 
 #: Owners in one operation, entries that one operation removes, values in one of a stream, entries in one read.
 MAX_OWNERS: Final = 250
@@ -219,7 +230,7 @@ class Appending:
             for start in range(0, len(indices), MAX_OWNERS):
                 some = indices[start : start + MAX_OWNERS]
                 safe = [spared[index] for index in some] if spared else []
-                words = ("append", cell, *common, [owners[index] for index in some], safe)
+                words = ("append", cell, *common, [owners[index] for index in some], safe, int(bound.refuse))
                 self.operations.append(Operation(words, len(some) * each, len(entry)))
                 self._places.append(some)
 
@@ -227,9 +238,16 @@ class Appending:
         """The replies to `operations` as answers in the order of the owners."""
         found: list[Appended | None] = [None] * len(self.owners)
         for places, reply in zip(self._places, replies, strict=True):
-            for index, (position, replaced, dropped, repeated, node, over) in zip(places, reply, strict=True):
+            for index, (position, replaced, dropped, repeated, node, state) in zip(places, reply, strict=True):
                 found[index] = Appended(
-                    self.owners[index], position, replaced, tuple(dropped), bool(repeated), node, bool(over)
+                    self.owners[index],
+                    position,
+                    replaced,
+                    tuple(dropped),
+                    bool(repeated),
+                    node,
+                    over=state == OVER,
+                    refused=state == REFUSED,
                 )
         return [answer for answer in found if answer is not None]
 
@@ -282,32 +300,28 @@ def _offsets(operations: Sequence[Operation], replies: Sequence[Any]) -> Sequenc
     return ranges[0] if len(ranges) == 1 else [offset for some in ranges for offset in some]
 
 
-class Step:
-    """Operations of a batch that may go together (rule 2)."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.operations: list[Operation] = []
-        self.lanes: set[int] = set()
-        self.appends: list[tuple[int, int, Appending]] = []  #: first and last operation, and whose they are
-        self.streams: list[tuple[int, int]] = []  #: first and last operation of each append to a stream
-
-    def stage(self) -> Stage:
-        durable = any(operation.words[0] != "acknowledge" for operation in self.operations)
-        return Stage(self.operations, durable, early=self.kind == "blob")
+def expect_condition(core: Core, condition: Expect) -> tuple[Any, ...]:
+    """A condition of lua/guard.lua."""
+    value = False if condition.value is None else raw(condition.value)
+    return ("expect", core.cells.of(condition.key), condition.collection, condition.key, value, condition.now)
 
 
 class Plan:
-    """The operations of a batch, in steps."""
+    """The operations of a batch, and the stages in which they are carried out (rules 2 and 4)."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._steps: list[Step] = []
+        self._operations: list[Operation] = []
+        self._conditions: list[tuple[Any, ...]] = []
+        self._parts: list[tuple[str, range]] = []  #: of each step of the batch: its kind, its operations
+        self._appends: list[tuple[range, Appending]] = []
+        self._streams: list[range] = []
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
     def add(self, batch: Batch) -> None:
         """Make operations of a batch."""
         core = self._core
+        self._conditions += [expect_condition(core, condition) for condition in batch.conditions]
         for step in batch.steps:
             match step:
                 case Append(owners, draft, now, bound, spared):
@@ -321,37 +335,32 @@ class Plan:
                 case Delete(collection, key):
                     self._add("delete", [delete_operation(core, collection, key)])
                 case StreamAppend(stream, values, now):
-                    self._stream(stream, values, now)
+                    self._streams.append(self._add("stream", stream_operations(core, stream, values, now)))
 
     def append(
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
     ) -> None:
         appending = Appending(self._core, owners, draft, now, bound, spared)
-        step = self._add("append", appending.operations)
-        end = len(step.operations)
-        step.appends.append((end - len(appending.operations), end, appending))
+        self._appends.append((self._add("append", appending.operations), appending))
         if appending.digest:
             lasts = max(draft.expires_at - now, 1.0) if draft.expires_at else 0.0
             _, before = self._blobs.get(appending.digest, (b"", lasts))
             self._blobs[appending.digest] = (draft.payload, max(lasts, before) if lasts and before else 0.0)
 
-    def _stream(self, stream: str, values: Sequence[bytes], now: float) -> None:
-        operations = stream_operations(self._core, stream, values, now)
-        step = self._add("stream", operations)
-        end = len(step.operations)
-        step.streams.append((end - len(operations), end))
+    def _add(self, kind: str, operations: list[Operation]) -> range:
+        start = len(self._operations)
+        self._operations += operations
+        part = range(start, start + len(operations))
+        self._parts.append((kind, part))
+        return part
 
     def carry_out(self) -> Commit[Written]:
         """Submit the operations; the commit has their answers."""
-        core, steps, blobs = self._core, self._steps, self._blobs
+        core, blobs = self._core, self._blobs
         hold = core.next_hold() if blobs else ""
-        if blobs:
-            first = Step("blob")
-            for digest, (data, lasts) in blobs.items():
-                first.operations.append(blob_operation(core, digest, data, 0.0, lasts, hold))
-            steps = [first, *steps]
-        steps = self._joined(steps)
-        submitted = core.writer.submit([step.stage() for step in steps])
+        payloads = [blob_operation(core, digest, data, 0.0, lasts, hold) for digest, (data, lasts) in blobs.items()]
+        stages, order = self._stages(payloads)
+        submitted = core.writer.submit(stages)
         commit: Commit[Written] = Commit()
 
         def answer() -> None:
@@ -359,7 +368,7 @@ class Plan:
                 commit.finish(submitted.error)
                 return
             try:
-                written = self._written(steps, submitted.result)
+                written = self._written(submitted.result, order)
             except Exception as error:  # noqa: BLE001 - an answer of an unknown form: its caller must not wait for ever
                 commit.finish(StoreError(f"written, but the answer is not understood: {error!r}"))
                 return
@@ -371,41 +380,73 @@ class Plan:
         submitted.then(answer)
         return commit
 
-    def _written(self, steps: Sequence[Step], answers: Sequence[list[Any]]) -> Written:
+    def _stages(self, payloads: list[Operation]) -> tuple[list[Stage], list[Sequence[int]]]:
+        """Return the stages, and of each of them which operations of the batch it has, after the payloads."""
+        if not self._core.servers.clustered:  # everything in one call
+            operations = payloads + self._operations
+            every = range(-len(payloads), len(self._operations))
+            return [Stage(operations, _durable(operations), conditions=self._conditions)], [every]
+        stages: list[Stage] = []
+        order: list[Sequence[int]] = []
+        if payloads:
+            stages.append(Stage(payloads, early=True))
+            order.append(range(-len(payloads), 0))
+        guarded = list(dict.fromkeys(self._lane(condition[1]) for condition in self._conditions))
+        if len(guarded) > 1:  # each of them is looked at again with its lane: this finds nearly everything in time
+            stages.append(Stage([], durable=False, conditions=self._conditions))
+            order.append([])
+        for lane in guarded:
+            order.append([index for index, each in enumerate(self._operations) if self._lane(each.cell) == lane])
+            operations = [self._operations[index] for index in order[-1]]
+            conditions = [condition for condition in self._conditions if self._lane(condition[1]) == lane]
+            stages.append(Stage(operations, _durable(operations), conditions=conditions))
+        for indices in self._steps(set(guarded)):
+            operations = [self._operations[index] for index in indices]
+            stages.append(Stage(operations, _durable(operations)))
+            order.append(indices)
+        return stages, order
+
+    def _steps(self, done: set[int]) -> list[list[int]]:
+        """Return the operations that may go together (rule 2), without those of the lanes that are done."""
+        steps: list[list[int]] = []
+        last, lanes = "", set[int]()
+        for kind, part in self._parts:
+            indices = [index for index in part if self._lane(self._operations[index].cell) not in done]
+            new = {self._lane(self._operations[index].cell) for index in indices}
+            if not indices:
+                continue
+            if not steps or (last != kind and len(lanes | new) > 1):
+                steps.append([])
+                last, lanes = kind, set()
+            elif last != kind:
+                last = ""  # of several kinds, in one lane: takes more of this lane only
+            steps[-1] += indices
+            lanes |= new
+        return steps
+
+    def _lane(self, cell: int) -> int:
+        return self._core.writer.lane_of(cell)
+
+    def _written(self, answers: Sequence[list[Any]], order: Sequence[Sequence[int]]) -> Written:
         """Put the answers of all operations together, and tell who watches the streams."""
+        found: list[Any] = [None] * len(self._operations)
+        for indices, of_stage in zip(order, answers, strict=True):
+            for index, answer in zip(indices, of_stage, strict=True):
+                if index >= 0:
+                    found[index] = answer
         written = Written([], [])
-        for step, of_step in zip(steps, answers, strict=True):
-            for start, end, appending in step.appends:
-                written.appended.extend(appending.answers(of_step[start:end]))
-            for start, end in step.streams:
-                written.offsets.append(_offsets(step.operations[start:end], of_step[start:end]))
-                if start < end:
-                    self._core.told(step.operations[end - 1], of_step[end - 1])
+        for part, appending in self._appends:
+            written.appended.extend(appending.answers(found[part.start : part.stop]))
+        for part in self._streams:
+            operations, replies = self._operations[part.start : part.stop], found[part.start : part.stop]
+            written.offsets.append(_offsets(operations, replies))
+            if part:
+                self._core.told(operations[-1], replies[-1])
         return written
 
-    def _add(self, kind: str, operations: list[Operation]) -> Step:
-        lanes = {self._core.writer.lane_of(operation) for operation in operations}
-        step = self._steps[-1] if self._steps else None
-        if step is None or (step.kind != kind and len(step.lanes | lanes) > 1):
-            step = Step(kind)
-            self._steps.append(step)
-        elif step.kind != kind:
-            step.kind = ""  # of several kinds, in one lane: takes more of this lane only
-        step.operations += operations
-        step.lanes |= lanes
-        return step
 
-    def _joined(self, steps: list[Step]) -> list[Step]:
-        """On a lone server all steps are one."""
-        if self._core.servers.clustered or len(steps) < 2:
-            return steps
-        whole = Step("")
-        for step in steps:
-            start = len(whole.operations)
-            whole.operations += step.operations
-            whole.appends += [(start + first, start + last, appending) for first, last, appending in step.appends]
-            whole.streams += [(start + first, start + last) for first, last in step.streams]
-        return [whole]
+def _durable(operations: Sequence[Operation]) -> bool:
+    return any(operation.words[0] != "acknowledge" for operation in operations)
 
 
 # -- ports
@@ -770,6 +811,7 @@ class RedisStore:
         self._open: Core | None = None
         self.listeners: set[asyncio.Task[None]] = set()
         self.watchers = Watchers()  #: of streams
+        self.backlog = Backlog()
         self.mailboxes = RedisMailboxes(self)
         self.blobs = RedisBlobs(self)
         self.records = RedisRecords(self)
@@ -813,9 +855,18 @@ class RedisStore:
         try:
             plan = Plan(self.core)
             plan.add(batch)
-            return plan.carry_out()
+            commit = plan.carry_out()
         except Exception as error:  # noqa: BLE001 - the caller is told where it looks
             return Commit.failed(error)
+        rows, size = weigh(batch)
+        self.backlog.rows += rows
+        self.backlog.bytes += size
+        commit.then(partial(self._done, rows, size))
+        return commit
+
+    def _done(self, rows: int, size: int) -> None:
+        self.backlog.rows -= rows
+        self.backlog.bytes -= size
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
         swept = await Sweep(self.core, self.blobs, now, budget).step(cursor)

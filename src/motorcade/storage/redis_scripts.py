@@ -17,6 +17,7 @@ OPERATIONS = (
     "stream", "trim", "drop",
     "attach", "detach", "acquire", "renew", "release",
     "blob", "unhold", "condemn", "discard",
+    "guard",
     "load",
 )  # fmt: skip
 

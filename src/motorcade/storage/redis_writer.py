@@ -25,6 +25,8 @@ Rule 6: `StoreRefusedError` is for jobs of which surely nothing was done, `Store
         wrong is a `StoreError`: it may have been done. That is so when the store is closed before the answer is there
         (or after GIVE_UP), when the rest of a job finds its server full, and when a call is refused that was sent
         before.
+Rule 7: a condition of a job that does not hold (`Stage.conditions`, lua/guard.lua) refuses this job and no other. It is
+        checked in its lane, together with the operations of its stage there.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -52,7 +54,7 @@ from motorcade.redis.servers import (
     refusal,
 )
 from motorcade.storage.cells import Cells
-from motorcade.storage.ports import StoreError, StoreFullError, StoreRefusedError
+from motorcade.storage.ports import StoreConflictError, StoreError, StoreFullError, StoreRefusedError
 from motorcade.storage.redis_scripts import COMMIT
 
 log = structlog.get_logger("motorcade.storage.redis")
@@ -79,6 +81,11 @@ NOTHING_DONE: Final = PASSING | FULL | {"NOSCRIPT"}
 #: that a full store can be emptied.
 GROWING: Final = frozenset({"append", "put", "stream", "blob"})
 
+#: What a guard answers when a condition does not hold.
+UNMET: Final[Mapping[str, Callable[[], StoreError]]] = {
+    "CONFLICT": lambda: StoreConflictError("a record is not as the write expects it"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -100,6 +107,7 @@ class Stage:
     operations: Sequence[Operation]
     durable: bool = True
     early: bool = False  #: see rule 4; only the first stage of a job may be
+    conditions: Sequence[Sequence[Any]] = ()  #: see rule 7; name, cell, and what lua/guard.lua lists
 
 
 @dataclass(slots=True, eq=False)
@@ -116,9 +124,17 @@ class Call:
     weight: int
     octets: int
     grows: bool
+    conditions: Sequence[Sequence[Any]] = ()
     ready: bool = False  #: everything before it has succeeded
     dead: bool = False  #: something before it has failed
     alone: bool = False  #: goes by itself and before all others, since together with others it was refused
+
+    def words(self) -> Iterator[Sequence[Any]]:
+        """Everything that is sent for it."""
+        if self.conditions:
+            yield "guard", self.conditions[0][1], self.conditions, len(self.operations)
+        for operation in self.operations:
+            yield operation.words
 
 
 class Job:
@@ -308,8 +324,8 @@ class Writer:
             return "has no room", "Redis refuses writes for want of memory"
         return "", ""
 
-    def lane_of(self, operation: Operation) -> int:
-        return operation.cell if len(self._lanes) > 1 else 0
+    def lane_of(self, cell: int) -> int:
+        return cell if len(self._lanes) > 1 else 0
 
     def submit(self, stages: Sequence[Stage]) -> Commit[list[list[Any]]]:
         """Carry out stages one after the other; the answers of each in the order of its operations."""
@@ -358,9 +374,9 @@ class Writer:
 
     def _turns(self, job: Job, number: int, stage: Stage) -> list[list[Call]]:
         """The calls of a stage: one per lane, and more turns if a lane has more than one call can take."""
-        by_lane: dict[int, list[int]] = {}
+        by_lane: dict[int, list[int]] = {self.lane_of(condition[1]): [] for condition in stage.conditions}
         for index, operation in enumerate(stage.operations):
-            by_lane.setdefault(self.lane_of(operation), []).append(index)
+            by_lane.setdefault(self.lane_of(operation.cell), []).append(index)
         turns: list[list[Call]] = []
         for lane, indices in by_lane.items():
             for turn, some in enumerate(_portions(indices, stage.operations)):
@@ -379,6 +395,7 @@ class Writer:
                     sum(operation.weight for operation in operations),
                     sum(operation.octets for operation in operations),
                     any(operation.words[0] in GROWING for operation in operations),
+                    [each for each in stage.conditions if turn == 0 and self.lane_of(each[1]) == lane],
                 )
                 turns[turn].append(call)
         return turns
@@ -495,7 +512,7 @@ class Writer:
             if call.alone:
                 break
         lane.number += 1
-        packed = msgspec.msgpack.encode([operation.words for call in calls for operation in call.operations])
+        packed = msgspec.msgpack.encode([words for call in calls for words in call.words()])
         lane.frozen = Frozen(
             lane.number,
             calls,
@@ -512,8 +529,13 @@ class Writer:
             return
         start = 0
         for call in frozen.calls:
+            if isinstance(outcome, StoreError):
+                self._finish_call(call, outcome)
+                continue
+            failed = call.conditions and outcome[start]
+            start += bool(call.conditions)
             end = start + len(call.operations)
-            self._finish_call(call, outcome if isinstance(outcome, StoreError) else outcome[start:end])
+            self._finish_call(call, UNMET[failed]() if failed else outcome[start:end])
             start = end
 
     def _look_idle(self) -> None:

@@ -3,11 +3,12 @@
 --   2 cell   3 entry as it is stored   4 now   5 expires_at (0: never)   6 octets   7 flags   8 key (empty: none)
 --   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
 --   12 token (empty: none)   13 owners   14 for each owner the position up to which entries are not pushed out unless
---   they are droppable (-1: all of them; empty: 0 for all)
+--   they are droppable (-1: all of them; empty: 0 for all)   15 1 if what does not fit is refused, 0 if it pushes out
 --
 --   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner o x r n
 --   answer  per owner: position (0: pushed out itself), position replaced or 0, positions pushed out, 1 if the token was
---           known, node the owner is attached to, 1 if the mailbox is too large since all of it is spared
+--           known, node the owner is attached to, and OVER if the mailbox is too large since all of it is spared, REFUSED
+--           if it did not fit, else 0
 --
 -- It answers where the owner is attached, and attach.lua answers whether something is pending: both run in the owner's
 -- cell, one after the other, so at least one of them sees the other.
@@ -52,6 +53,7 @@ local function remember(at, owner, token, now, position, told)
 end
 
 local NONE = {}
+local OVER, REFUSED = 1, 2
 
 -- What leads to a new entry, beside its position; `soon` of the mailbox from now on.
 local function index(op, at, owner, position, soon)
@@ -102,7 +104,17 @@ local function next_to_drop(box, spared)
     return place <= box.last and place or nil
 end
 
--- Add an entry to a mailbox, and push out what does not fit: its position (0: pushed out itself), what was, and 1 if
+-- Whether an entry fits when the one that it replaces (0: none) is gone.
+local function fits(op, box, replaced)
+    local most_entries, most_octets, held, size = op[10], op[11], box.held + 1, box.size + op[6]
+    if replaced > 0 then
+        local _, _, octets = struct.unpack(HEADER, call('HGET', box.entries, digits(replaced)))
+        held, size = held - 1, size - octets
+    end
+    return (most_entries == 0 or held <= most_entries) and (most_octets == 0 or size <= most_octets)
+end
+
+-- Add an entry to a mailbox, and push out what does not fit: its position (0: pushed out itself), what was, and OVER if
 -- it is too large all the same.
 local function add(op, box, spared)
     local at, owner, key, most_entries, most_octets = box.at, box.owner, op[8], op[10], op[11]
@@ -123,7 +135,7 @@ local function add(op, box, spared)
     while (most_entries > 0 and box.held > most_entries) or (most_octets > 0 and box.size > most_octets) do
         local victim = next_to_drop(box, spared)
         if not victim then
-            over = position > 0 and 1 or 0
+            over = position > 0 and OVER or 0
             break
         end
         remove(box, victim)
@@ -156,9 +168,12 @@ local function append(op, at, owner, spared)
     local replaced, position, dropped, over = 0, 0, NONE, 0
     if key ~= '' then
         replaced = tonumber(call('HGET', box.entries, 'k' .. key) or 0)
-        if replaced > 0 then
-            remove(box, replaced)
-        end
+    end
+    if op[15] == 1 and not fits(op, box, replaced) then
+        return { 0, 0, NONE, 0, node, REFUSED }
+    end
+    if replaced > 0 then
+        remove(box, replaced)
     end
     if most_octets == 0 or op[6] <= most_octets then
         position, dropped, over = add(op, box, spared)

@@ -5,6 +5,9 @@
 --   ARGV     prefix, number of the call, packed operations, '1' on a cluster, '1' if a full server shall refuse it
 --   answer   packed answers, one per operation
 --
+-- The operations are those of many jobs. A job with conditions has a guard before its operations; if it does not hold,
+-- these are skipped (and answered with 0), and no others.
+--
 -- A writer numbers its calls per cell and sends the next one only when it has the answer to the last. A call whose answer
 -- was lost is sent again with the same number, to whoever is master by then, and is answered from what is stored here:
 -- this is what makes every operation safe to repeat. A call that comes after a later one was held up somewhere, its
@@ -43,9 +46,17 @@ else
     call('DEL', KEYS[1] .. ':?')
 end
 
-local answers = {}
+local answers, skipped = {}, 0
 for index, op in ipairs(cmsgpack.unpack(ARGV[3])) do
-    answers[index] = operations[op[1]](op)
+    if skipped > 0 then
+        answers[index], skipped = 0, skipped - 1
+    else
+        local answer = operations[op[1]](op)
+        answers[index] = answer
+        if op[1] == 'guard' and answer ~= 0 then
+            skipped = op[4]
+        end
+    end
 end
 settle()
 local packed = cmsgpack.pack(answers)
