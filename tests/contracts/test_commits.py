@@ -8,7 +8,16 @@ from contextlib import suppress
 import pytest
 
 from motorcade.commit import Commit
-from motorcade.storage.ports import Batch, Draft, Formed, Store, StoreError, Written
+from motorcade.storage.ports import (
+    MAX_BACKLOG_BYTES,
+    MAX_BACKLOG_ROWS,
+    Batch,
+    Draft,
+    Formed,
+    Store,
+    StoreError,
+    Written,
+)
 from tests.contracts.engines import NOW, PAYLOAD, Engine, entries
 
 
@@ -181,3 +190,22 @@ async def test_a_store_that_is_closed(engine: Engine) -> None:
     with pytest.raises(StoreError):
         await asyncio.wait_for(late, 60)
     assert told[-1] is False
+
+
+async def test_what_waits_is_counted_until_it_is_done(store: Store) -> None:
+    """By rows and by bytes; nothing is refused because of it."""
+    backlog = store.backlog
+    assert (0, 0, False) == (backlog.rows, backlog.bytes, backlog.full)
+    rows: list[int] = []
+    one = store.write(appending("v", b"body", payload=b"payload"))
+    assert 1 <= backlog.rows <= 3 and 11 <= backlog.bytes < 100
+    one.then(lambda: rows.append(backlog.rows))
+    await one
+    assert [0] == rows
+    many = Batch()
+    many.append([f"v{number}" for number in range(100)], Draft(b"", b"x" * 1000), NOW)
+    many.acknowledge("v", range(1, MAX_BACKLOG_ROWS))
+    commit = store.write(many)
+    assert backlog.full and backlog.bytes < MAX_BACKLOG_BYTES // 2
+    await asyncio.wait_for(commit, 60)
+    assert (0, 0, False) == (backlog.rows, backlog.bytes, backlog.full)

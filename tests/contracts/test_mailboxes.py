@@ -304,3 +304,28 @@ async def test_each_owner_has_all_of_its_own_once_when_many_are_written_at_once(
     for name in names:
         wanted = [b"%d" % number for number, plan in enumerate(plans) if name in plan]
         assert wanted == await bodies(store, name)
+
+
+async def test_a_full_mailbox_refuses_what_does_not_fit(store: Store) -> None:
+    """It keeps what it has, the older value of a refused key too, and takes a newer value that fits."""
+    bound = Bound(2, 10, refuse=True)
+    for key in (b"a", b"b"):
+        assert (await append(store, "v", Draft(b"1234", key=key), bound=bound)).position
+    refused = Draft(b"new", key=b"c", token=b"token")
+    for _ in range(2):
+        assert Appended("v", 0, refused=True) == await append(store, "v", refused, bound=bound)
+    too_large = await append(store, "v", Draft(b"1234567", key=b"a"), bound=bound)
+    assert Appended("v", 0, refused=True) == too_large
+    alone = await append(store, "v", Draft(b"x" * 11, key=b"a", droppable=True), bound=bound)
+    assert Appended("v", 0, refused=True) == alone
+    assert [b"1234", b"1234"] == await bodies(store, "v")
+    assert Appended("v", 3, replaced=1) == await append(store, "v", Draft(b"123456", key=b"a"), bound=bound)
+    await store.mailboxes.acknowledge("v", [2])
+    assert Appended("v", 4) == await append(store, "v", refused, bound=bound), "nor was the token remembered"
+    answers = await store.mailboxes.append(["v", "w"], Draft(b"", PAYLOAD), NOW, Bound(2, refuse=True))
+    assert [Appended("v", 0, refused=True), Appended("w", 1)] == answers
+    assert [b"123456", b"new"] == await bodies(store, "v")
+    await store.mailboxes.clear("w")
+    await sweep(store, NOW + 2 * HOUR)
+    assert (0, 0) == await store.blobs.count(), "what was refused leaves no payload"
+    assert [] == await store.check()

@@ -65,9 +65,9 @@ PAYLOADS = [b"", b"small", b"a" * 1000, b"b" * 2000]
 CONTENTS = [b"", b"value", bytes(range(256)), b"x" * 40_000]
 BOUNDS = st.one_of(
     st.just(Bound()),
-    st.builds(Bound, entries=st.integers(1, 4)),
-    st.builds(Bound, octets=st.sampled_from([3, 10, 2500])),
-    st.builds(Bound, entries=st.integers(1, 4), octets=st.sampled_from([10, 2500])),
+    st.builds(Bound, entries=st.integers(1, 4), refuse=st.booleans()),
+    st.builds(Bound, octets=st.sampled_from([3, 10, 2500]), refuse=st.booleans()),
+    st.builds(Bound, entries=st.integers(1, 4), octets=st.sampled_from([10, 2500]), refuse=st.booleans()),
 )
 #: Seconds from now on, when something expires; 0: never.
 ENDS = st.sampled_from([0.0, 0.0, 1.0, 5.0, 2 * HOUR, -1.0])
@@ -132,6 +132,7 @@ class ModelBox:
         if now < first + HOUR:
             return Appended(owner, known, repeated=True, attached=node)
         replaced = next((entry.position for entry, _ in self.entries if draft.key and entry.key == draft.key), 0)
+        before = list(self.entries)
         self.remove({replaced})
         dropped: list[int] = []
         if bound.octets and len(draft.body) + len(draft.payload) > bound.octets:
@@ -139,6 +140,10 @@ class ModelBox:
         else:
             entry = Entry(position, draft.body, draft.payload, draft.key, now, draft.expires_at, 0)
             self.entries.append((entry, draft.droppable))
+        if bound.refuse and (not position or self.too_large(bound)):
+            self.entries = before
+            return Appended(owner, 0, attached=node, refused=True)
+        if position:
             while self.too_large(bound):
                 victims = [old.position for old, droppable in self.entries if droppable]
                 victims += [old.position for old, _ in self.entries if old.position > spared != SPARE_ALL]
@@ -564,7 +569,7 @@ def random_step(dice: Random, boxes: list[str], now: float) -> tuple[str, tuple[
         dice.random() < 0.3,
         dice.choice((b"", b"", b"", b"t%d" % dice.randrange(9))),
     )
-    bound = Bound(dice.choice((0, 0, 1, 3, 8)), dice.choice((0, 0, 0, 3, 10, 2500, 6000)))
+    bound = Bound(dice.choice((0, 0, 1, 3, 8)), dice.choice((0, 0, 0, 3, 10, 2500, 6000)), dice.random() < 0.3)
     names = dice.sample(boxes, dice.choice((1, 1, 2, 3)))
     spared = [dice.choice((0, 0, SPARE_ALL, dice.randrange(50), dice.randrange(50))) for _ in names]
     return "append", (names, draft, now, bound, spared)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from motorcade.storage.ports import Batch, Store
-from tests.contracts.engines import NOW, ODD_NAMES, odd_id, scan
+import pytest
+
+from motorcade.storage.ports import Batch, Draft, Store, StoreConflictError
+from tests.contracts.engines import NOW, ODD_NAMES, bodies, odd_id, scan
 
 
 async def test_keys_are_any_text_and_a_scan_takes_its_prefix_literally(store: Store) -> None:
@@ -65,3 +67,29 @@ async def test_calls_in_the_air_keep_their_order(store: Store) -> None:
     ]
     answers = await asyncio.gather(*(asyncio.ensure_future(call) for call in different))
     assert [False, None, True, False] == answers
+
+
+async def test_a_put_that_expects_another_value_refuses_its_batch(store: Store) -> None:
+    """All of it, and no other batch of the same turn; what is expected is what was stored before the batch."""
+
+    def batch(value: bytes, expect: bytes | None, now: float = NOW) -> Batch:
+        made = Batch()
+        made.append(["v"], Draft(value), NOW)
+        made.put("c", "key", value, NOW + 10, expect=expect, now=now)
+        made.put("c", "beside", value)
+        return made
+
+    first = [store.write(batch(b"%d" % number, None)) for number in range(3)]
+    second = [store.write(batch(b"%d" % number, b"0")) for number in range(3, 5)]
+    await asyncio.gather(*first, *second, return_exceptions=True)
+    assert [False, True, True] == [commit.refused for commit in first]
+    assert [False, True] == [commit.refused for commit in second]
+    with pytest.raises(StoreConflictError):
+        await second[1]
+    assert {"key": b"3", "beside": b"3"} == await scan(store, "c")
+    assert [b"0", b"3"] == await bodies(store, "v")
+    with pytest.raises(StoreConflictError):
+        await store.write(batch(b"5", None, NOW + 9))
+    await store.write(batch(b"6", None, NOW + 10))  # it has expired
+    assert {"key": b"6", "beside": b"6"} == await scan(store, "c")
+    assert [] == await store.check()

@@ -27,6 +27,7 @@ from motorcade.storage.ports import (
     NO_BOUND,
     Append,
     Appended,
+    Backlog,
     Batch,
     Bound,
     Draft,
@@ -34,11 +35,13 @@ from motorcade.storage.ports import (
     MailboxInfo,
     Put,
     StoreCondition,
+    StoreError,
     StoreFigures,
     StoreFullError,
     StreamRecord,
     Swept,
     Written,
+    weigh,
 )
 
 T = TypeVar("T")
@@ -53,8 +56,12 @@ class Waiting(Generic[T]):
         self.commit: Commit[T] = Commit()
 
     def go(self) -> None:
-        """It is done."""
-        result = self.apply()
+        """It is done, or refused by the store."""
+        try:
+            result = self.apply()
+        except StoreError as error:
+            self.refuse(error)
+            return
         if not self.commit.done:
             self.commit.settle(result)
 
@@ -148,6 +155,7 @@ class HeldStore:
         self.atomic = atomic
         self.mailboxes = HeldMailboxes(self)
         self.streams = HeldStreams(self)
+        self.backlog = Backlog()
         self.waiting: deque[Waiting[Any]] = deque()
         self.reads: deque[Waiting[Any]] = deque()
         self.held = False  #: writes wait
@@ -193,7 +201,16 @@ class HeldStore:
         """A batch."""
         # Records of streams are let through when it is full: what removes something has its receipt with it.
         grows = any(isinstance(step, (Append, Put)) for step in batch.steps)
-        return self._hold(lambda: self._apply(batch), removes=not grows)
+        rows, size = weigh(batch)
+        self.backlog.rows += rows
+        self.backlog.bytes += size
+        commit = self._hold(lambda: self._apply(batch), removes=not grows)
+        commit.then(lambda: self._done(rows, size))
+        return commit
+
+    def _done(self, rows: int, size: int) -> None:
+        self.backlog.rows -= rows
+        self.backlog.bytes -= size
 
     def _apply(self, batch: Batch) -> Written:
         for step in batch.steps:

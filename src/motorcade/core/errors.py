@@ -60,5 +60,11 @@ class StoreFullError(StoreRefusedError):
     away = False
 
 
+class StoreConflictError(StoreError):
+    """A condition of the write does not hold: another write came first. Nothing of this one was applied."""
+
+    certain = True
+
+
 class StoreDamagedError(StoreError):
     """The files of the store are damaged; the message names the file and what to do."""

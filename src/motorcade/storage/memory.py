@@ -35,16 +35,19 @@ from motorcade.storage.ports import (
     Append,
     Appended,
     Attached,
+    Backlog,
     Batch,
     Bound,
     Delete,
     Draft,
     Entry,
+    Expect,
     Lease,
     MailboxInfo,
     Mark,
     Put,
     StoreCondition,
+    StoreConflictError,
     StoreError,
     StoreFigures,
     StreamAppend,
@@ -54,6 +57,7 @@ from motorcade.storage.ports import (
     Watcher,
     Written,
     check_mark,
+    weigh,
 )
 from motorcade.storage.wakeups import WakeUps, Watchers
 
@@ -235,6 +239,13 @@ class Mailbox:
     def exceeds(self, bound: Bound) -> bool:
         return 0 < bound.entries < len(self.rows) or 0 < bound.octets < self.octets
 
+    def fits(self, draft: Draft, replaced: int, bound: Bound) -> bool:
+        """Return True if an entry fits when the one that it replaces (0: none) is gone."""
+        old = self.rows[replaced].octets if replaced else 0
+        octets = self.octets - old + len(draft.body) + len(draft.payload)
+        entries = len(self.rows) + (0 if replaced else 1)
+        return not (0 < bound.entries < entries or 0 < bound.octets < octets)
+
     def next_to_drop(self, spared: int) -> int | None:
         if self.droppable:
             return next(iter(self.droppable))
@@ -352,6 +363,8 @@ class MemoryMailboxes:
             if now < until:
                 return Appended(owner, position, repeated=True, attached=attached)
         replaced = box.keys.get(draft.key, 0) if draft.key else 0
+        if bound.refuse and not box.fits(draft, replaced, bound):
+            return Appended(owner, 0, attached=attached, refused=True)
         if replaced:
             self._remove(box, replaced)
         position, dropped = self._add(owner, box, draft, now, bound, spared)
@@ -446,6 +459,12 @@ class MemoryRecords:
         for key, (value, expires_at) in list(self.collections.get(collection, {}).items()):
             if key.startswith(prefix) and not 0 < expires_at <= now:
                 yield key, value
+
+    def check(self, condition: Expect) -> None:
+        """Raise `StoreConflictError` unless a record is as expected."""
+        value, expires_at = self.collections.get(condition.collection, {}).get(condition.key, (None, 0.0))
+        if (None if 0 < expires_at <= condition.now else value) != condition.value:
+            raise StoreConflictError(f"the record {condition.collection}/{condition.key} is not as expected")
 
     def count(self) -> int:
         return sum(len(collection) for collection in self.collections.values())
@@ -651,6 +670,7 @@ class MemoryStore:
         self.records = MemoryRecords(self.gate, self._ending)
         self.streams = MemoryStreams(self.gate)
         self.coordination = MemoryCoordination(self.gate, self.mailboxes)
+        self.backlog = Backlog()
         self._swept = 0
         self._answers: list[tuple[Commit[Written], Written | Exception]] = []  # of this turn of the event loop
 
@@ -669,6 +689,9 @@ class MemoryStore:
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._answer)
         try:
+            rows, size = weigh(batch)
+            self.backlog.rows += rows
+            self.backlog.bytes += size
             self._answers.append((commit, self.apply(batch)))
         except Exception as error:  # noqa: BLE001 - the caller is told where it looks
             self._answers.append((commit, error))
@@ -677,6 +700,8 @@ class MemoryStore:
     def apply(self, batch: Batch) -> Written:
         """Make the changes of a batch."""
         self.gate.write()
+        for condition in batch.conditions:
+            self.records.check(condition)
         written = Written([], [])
         for step in batch.steps:
             match step:
@@ -696,6 +721,7 @@ class MemoryStore:
 
     def _answer(self) -> None:
         answers, self._answers = self._answers, []
+        self.backlog.rows = self.backlog.bytes = 0
         for commit, outcome in answers:
             if isinstance(outcome, Exception):
                 commit.finish(outcome)

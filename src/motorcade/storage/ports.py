@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum, auto
+from enum import Enum, StrEnum, auto
 from itertools import repeat
 from typing import Final, Protocol, overload
 
@@ -35,6 +35,7 @@ from msgspec import Struct
 
 from motorcade.commit import Commit
 from motorcade.core.errors import StoreAwayError as StoreAwayError  # noqa: PLC0414 - likewise
+from motorcade.core.errors import StoreConflictError as StoreConflictError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreDamagedError as StoreDamagedError  # noqa: PLC0414 - part of the ports
 from motorcade.core.errors import StoreError as StoreError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreFullError as StoreFullError  # noqa: PLC0414 - likewise
@@ -76,10 +77,14 @@ class Bound:
     may be the one to go: a droppable one that finds only others that are not, or one that finds only spared ones.
     One that is larger than `octets` all by itself pushes out nothing else. Entries that have expired count, and go in
     the same order, until they are swept.
+
+    `refuse`: what does not fit is refused instead (`Appended.refused`): nothing is pushed out nor replaced, no position
+    is used and no token remembered. An entry that fits when the one of its key is gone replaces it.
     """
 
     entries: int = 0
     octets: int = 0  #: of bodies and payloads
+    refuse: bool = False
 
 
 NO_BOUND: Final = Bound()
@@ -102,6 +107,7 @@ class Appended(Struct, frozen=True, gc=False):
     repeated: bool = False  #: the token was known: nothing was appended, `position` is the first append's
     attached: str = ""  #: node the owner is attached to now (see `Coordination`)
     over: bool = False  #: the mailbox is larger than the bound, since all of it is spared
+    refused: bool = False  #: it did not fit (`Bound.refuse`): nothing was changed, `position` is 0
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -448,13 +454,32 @@ class StreamAppend(Struct, frozen=True, gc=False):
     now: float
 
 
+class Expect(Struct, frozen=True, gc=False):
+    """A condition of a batch: what a record holds before the batch."""
+
+    collection: str
+    key: str
+    value: bytes | None  #: None: there is no such record, or it has expired
+    now: float
+
+
+class Unconditional(Enum):
+    """The type of `ANYTHING`."""
+
+    ANYTHING = auto()
+
+
+ANYTHING: Final = Unconditional.ANYTHING  #: see `Batch.put`
+
+
 class Batch:
     """Writes that belong together (rule 2), in order. Filled by one caller, then given to `Store.write`."""
 
-    __slots__ = ("steps",)
+    __slots__ = ("conditions", "steps")
 
     def __init__(self) -> None:
         self.steps: list[Append | Acknowledge | Mark | Put | Delete | StreamAppend] = []
+        self.conditions: Sequence[Expect] = ()
 
     def append(
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
@@ -471,8 +496,23 @@ class Batch:
         check_mark(mark)
         self.steps.append(Mark(owner, position, mark))
 
-    def put(self, collection: str, key: str, value: bytes, expires_at: float = 0.0) -> None:
-        """Write a record (`Records.put`)."""
+    def put(
+        self,
+        collection: str,
+        key: str,
+        value: bytes,
+        expires_at: float = 0.0,
+        *,
+        expect: bytes | Unconditional | None = ANYTHING,
+        now: float = 0.0,
+    ) -> None:
+        """Write a record (`Records.put`).
+
+        `expect`: what must be stored before the batch; None: no such record, or one that has expired at `now`. If it is
+        not so, the whole batch is refused before its first write: `StoreConflictError`.
+        """
+        if not isinstance(expect, Unconditional):
+            self.conditions = [*self.conditions, Expect(collection, key, expect, now)]
         self.steps.append(Put(collection, key, value, expires_at))
 
     def delete(self, collection: str, key: str) -> None:
@@ -490,6 +530,29 @@ class Batch:
 
 
 _GROWING: Final = frozenset({Append, Put, StreamAppend})
+
+
+def weigh(batch: Batch) -> tuple[int, int]:
+    """Return the rows and bytes of a batch, as `Backlog` counts them."""
+    rows = size = 0
+    for step in batch.steps:
+        if isinstance(step, Append):
+            rows += len(step.owners)
+            size += len(step.draft.body) + len(step.draft.payload)
+        elif isinstance(step, Acknowledge):
+            rows += len(step.positions)
+        elif isinstance(step, StreamAppend):
+            rows += len(step.values)
+            size += bytes_of(step.values)
+        else:
+            rows += 1
+            size += len(step.value) if isinstance(step, Put) else 0
+    return rows, size
+
+
+def bytes_of(values: Sequence[bytes]) -> int:
+    """Return the bytes of all values of an append to a stream."""
+    return values.octets() if isinstance(values, Formed) else sum(map(len, values))
 
 
 def check_mark(mark: int) -> None:
@@ -530,6 +593,29 @@ class StoreCondition:
     detail: str = ""  #: the same for the operator
 
 
+#: What may wait in a store before callers should take no more.
+MAX_BACKLOG_ROWS: Final = 100_000
+MAX_BACKLOG_BYTES: Final = 64 * 2**20
+
+
+class Backlog:
+    """What was handed to `Store.write` and is not done: rows (entries, records, positions) and bytes of values.
+
+    `write` never refuses because of it. Callers look whether it is `full` before they take more from whom they serve.
+    """
+
+    __slots__ = ("bytes", "rows")
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Return True while callers should take no more."""
+        return self.rows >= MAX_BACKLOG_ROWS or self.bytes >= MAX_BACKLOG_BYTES
+
+
 class Store(Protocol):
     """One engine."""
 
@@ -552,6 +638,9 @@ class Store(Protocol):
 
     @property
     def coordination(self) -> Coordination: ...
+
+    @property
+    def backlog(self) -> Backlog: ...
 
     async def open(self) -> None:
         """Open or create. `StoreError` says what is wrong and what to do."""

@@ -42,6 +42,7 @@ from motorcade.storage.ports import (
     Append,
     Appended,
     Attached,
+    Backlog,
     Batch,
     Bound,
     Delete,
@@ -61,6 +62,7 @@ from motorcade.storage.ports import (
     Swept,
     Watcher,
     Written,
+    bytes_of,
     check_mark,
 )
 from motorcade.storage.tables import after_prefix
@@ -640,9 +642,12 @@ class RocksCoordination:
 # -- the store
 
 
-def _weight(batch: Batch) -> tuple[int, bool]:
-    """About how many rows a batch writes, and whether it must be synced: acknowledgements ride on the next group."""
-    rows, durable = 0, False
+def _weight(batch: Batch) -> tuple[int, int, bool]:
+    """Return about how many rows a batch writes, the bytes of its values, and whether it must be synced.
+
+    Acknowledgements ride on the next group.
+    """
+    rows, size, durable = 0, 0, False
     for step in batch.steps:
         if isinstance(step, Acknowledge):
             rows += len(step.positions)
@@ -650,17 +655,24 @@ def _weight(batch: Batch) -> tuple[int, bool]:
         durable = True
         if isinstance(step, Append):
             rows += len(step.owners) + 1
+            size += len(step.draft.body) + len(step.draft.payload)
         elif isinstance(step, StreamAppend):
             rows += runs.weight(step.values) + 1
+            size += bytes_of(step.values)
+        elif isinstance(step, Put):
+            rows += 2
+            size += len(step.value)
         else:
-            rows += 2 if isinstance(step, Put) else 1
-    return rows, durable
+            rows += 1
+    return rows, size, durable
 
 
 def _apply(batch: Batch, write: Transaction) -> Written:
     """Make the changes of a batch."""
     appended: list[Appended] = []
     offsets: list[Sequence[int]] = []
+    for condition in batch.conditions:
+        write.check_record(condition)
     for step in batch.steps:  # the frequent ones first; `match` takes twice as long
         if isinstance(step, Append):
             appended += write.append(step.owners, step.draft, step.now, step.bound, step.spared)
@@ -729,8 +741,15 @@ class RocksStore:
         sys.setswitchinterval(self._switch_interval)
 
     def write(self, batch: Batch) -> Commit[Written]:
-        rows, durable = _weight(batch)
-        return self._writer.write(partial(_apply, batch), rows, durable=durable, grows=batch.grows)
+        try:
+            rows, size, durable = _weight(batch)
+        except TypeError as error:  # of a caller that gives no bytes
+            return Commit.failed(error)
+        return self._writer.write(partial(_apply, batch), rows, size, durable=durable, grows=batch.grows)
+
+    @property
+    def backlog(self) -> Backlog:
+        return self._writer.backlog
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - the table is in order
         removed, octets, left = 0, 0, budget

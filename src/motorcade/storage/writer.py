@@ -36,7 +36,7 @@ from rocksdict import WriteOptions
 
 from motorcade.commit import Commit
 from motorcade.storage.files import Files, Tables, migrate, write_meta
-from motorcade.storage.ports import StoreError, StoreFullError
+from motorcade.storage.ports import Backlog, StoreConflictError, StoreError, StoreFullError
 from motorcade.storage.tables import META_APPLIED, META_BOOT, NUMBER
 from motorcade.storage.transaction import State, Transaction
 from motorcade.storage.wakeups import Watchers
@@ -74,6 +74,7 @@ class Call(msgspec.Struct, eq=False):
     durable: bool  #: answered only after a sync
     grows: bool  #: takes room on the disk
     alone: bool  #: shares no transaction: it reads what others write
+    bytes: int = 0  #: of values
     result: object = None
     error: BaseException | None = None
     in_doubt: bool = False  #: it may be written; answered when the files tell
@@ -101,6 +102,7 @@ class Writer:
         self.refused = 0  #: calls refused for want of room
         self.faults = 0  #: times the thread has met what it does not expect
         self.queued = 0  #: calls not answered yet
+        self.backlog = Backlog()  #: of `write`
         self.watchers = Watchers()  #: of streams
         self.trouble: StoreError | None = None  #: why nothing can be written
         self._low: StoreFullError | None = None  #: why nothing more can be stored
@@ -175,13 +177,17 @@ class Writer:
             self._line.append(call)
         return future
 
-    def write(self, apply: Callable[[Transaction], T], rows: int, *, durable: bool, grows: bool) -> Commit[T]:
+    def write(
+        self, apply: Callable[[Transaction], T], rows: int, size: int, *, durable: bool, grows: bool
+    ) -> Commit[T]:
         """Let the writer do it, as `submit` does; never raises."""
         if self._loop is None:
             return Commit.failed(StoreError("the store is closed"))
         commit: Commit[T] = Commit()
-        call = Call(apply, commit, rows, durable, grows, alone=False)
+        call = Call(apply, commit, rows, durable, grows, alone=False, bytes=size)
         self.queued += 1
+        self.backlog.rows += rows
+        self.backlog.bytes += size
         if self._held < self._max_queued:
             self._hold(call, self._loop)
         else:
@@ -233,6 +239,7 @@ class Writer:
             self.watchers.tell(stream, last)
         self.queued -= len(calls)
         self._held -= tried
+        backlog = self.backlog
         for call in calls:
             commit = call.commit
             if isinstance(commit, asyncio.Future):
@@ -242,7 +249,10 @@ class Writer:
                     commit.set_exception(call.error)
                 else:
                     commit.set_result(call.result)
-            elif call.error is not None:
+                continue
+            backlog.rows -= call.rows
+            backlog.bytes -= call.bytes
+            if call.error is not None:
                 commit.finish(call.error)
             else:
                 commit.settle(call.result)
@@ -347,7 +357,10 @@ class Writer:
         transaction = Transaction(opened, self.state)
         try:
             for call in part:
-                call.result = call.apply(transaction)
+                try:
+                    call.result = call.apply(transaction)
+                except StoreConflictError as error:  # raised before its first change: the others are not touched
+                    call.error = error.with_traceback(None)  # which holds the transaction, and that the files
             batch = transaction.finish()
         except Exception as error:  # noqa: BLE001 - what the caller asked for, or the binding
             self._impossible(part, error, opened)
@@ -381,6 +394,7 @@ class Writer:
             return
         if len(part) > 1:
             for call in part:
+                call.error = None
                 self._write([call])
             return
         known = isinstance(error, (StoreError, ValueError, TypeError))

@@ -238,10 +238,22 @@ class Appends(Mailboxes):
     ) -> Appended:
         """To a mailbox where something must go, unless it is replaced."""
         head = self._used(owner)
+        if bound.refuse and not self._fits(head, draft.key, size, bound):
+            self._unclaim(row)
+            return Appended(owner, 0, 0, (), False, node, False, True)
         replaced = self._replaced(head, draft.key) if draft.key else 0
         position, dropped = self._add(head, draft, row, size, bound, spared)
         over = spared != 0 and position != 0 and _exceeds(head, bound)
         return Appended(owner, position, replaced, dropped, False, node, over)
+
+    def _fits(self, head: Head, key: bytes, size: int, bound: Bound) -> bool:
+        """Return True if an entry fits when the one of the same key is gone."""
+        count, octets = head.count + 1, head.octets + size
+        place = self._place_of(head, head.prefix + key, tables.key_bit(key)) if key else None
+        row = self._get_entry(head.prefix + place) if place is not None else None
+        if row is not None:
+            count, octets = count - 1, octets - tables.facts(row)[1]
+        return not (0 < bound.entries < count or 0 < bound.octets < octets)
 
     def _append_each(
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int, spared: Sequence[int]
@@ -263,11 +275,13 @@ class Appends(Mailboxes):
             if fits:
                 row = row or self._row(draft, now, len(owners) - number)
                 answer = self._append_full(owner, draft, row, size, bound, node, spared[number] if spared else 0)
+            elif bound.refuse:
+                answer = Appended(owner, 0, 0, (), False, node, False, True)
             else:
                 replaced = self._replaced(head, draft.key) if draft.key else 0
                 answer = Appended(owner, 0, replaced, (), False, node)
             answers.append(answer)
-            if draft.token:
+            if draft.token and not answer.refused:
                 fresh.append(owner)
                 token = tables.TOKEN.pack(now + TOKEN_MEMORY, answer.position)
                 self._set("tokens", head.prefix + draft.token, token)

@@ -8,7 +8,7 @@ import msgspec
 
 from motorcade.storage import runs, tables
 from motorcade.storage.files import scan
-from motorcade.storage.ports import Attached, Lease, Swept
+from motorcade.storage.ports import Attached, Expect, Lease, StoreConflictError, Swept
 from motorcade.storage.tables import Kind, after_prefix
 from motorcade.storage.transaction.appends import Appends
 from motorcade.storage.transaction.state import StreamHead
@@ -25,6 +25,15 @@ class Transaction(Appends):
     """One atomic write in the making."""
 
     # -- records
+
+    def check_record(self, condition: Expect) -> None:
+        """Raise `StoreConflictError` unless a record is as expected."""
+        where = tables.name(condition.collection) + b"\0" + tables.name(condition.key)
+        row = self._get("records", where)
+        if row is not None and 0 < tables.EXPIRES.unpack_from(row)[0] <= condition.now:
+            row = None
+        if (row if row is None else row[tables.EXPIRES.size :]) != condition.value:
+            raise StoreConflictError(f"the record {condition.collection}/{condition.key} is not as expected")
 
     def put_record(self, collection: str, key: str, value: bytes, expires_at: float) -> None:
         where = tables.name(collection) + b"\0" + tables.name(key)
