@@ -66,5 +66,14 @@ class StoreConflictError(StoreError):
     certain = True
 
 
+class StoreFencedError(StoreError):
+    """The caller is no longer in charge: of a home, which another has attached, or its store was fenced.
+
+    Nothing of the write was applied, unless an engine that stores it in parts says otherwise (`certain`).
+    """
+
+    certain = True
+
+
 class StoreDamagedError(StoreError):
     """The files of the store are damaged; the message names the file and what to do."""

@@ -1,4 +1,4 @@
-"""The engine that forgets: all five ports in dictionaries, for tests and for nodes that need not remember.
+"""The engine that forgets: all ports in dictionaries, for tests and for nodes that need not remember.
 
     MemoryStore ── write, sweep, figures, check
         mailboxes ──> blobs        entries refer to payloads by digest
@@ -19,19 +19,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
+import secrets
+import time
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 
 from motorcade.commit import Commit
+from motorcade.storage.homes import home_of_owner, records_of
 from motorcade.storage.ports import (
+    FEED_KEPT,
     NO_BOUND,
     SPARE_ALL,
     TOKEN_MEMORY,
     Acknowledge,
+    AddNote,
     Append,
     Appended,
     Attached,
@@ -42,13 +48,21 @@ from motorcade.storage.ports import (
     Draft,
     Entry,
     Expect,
+    FeedEnd,
+    FeedPage,
+    Fence,
     Lease,
     MailboxInfo,
+    Make,
     Mark,
+    Member,
+    Note,
+    Opened,
     Put,
     StoreCondition,
     StoreConflictError,
     StoreError,
+    StoreFencedError,
     StoreFigures,
     StreamAppend,
     StreamInfo,
@@ -60,6 +74,9 @@ from motorcade.storage.ports import (
     weigh,
 )
 from motorcade.storage.wakeups import WakeUps, Watchers
+
+#: Why a store refuses everything.
+FENCED = "this store was fenced: another member has taken its right to write; it has to be opened again"
 
 #: The cursor of a sweep that is not done. The heap knows where to go on, so it says no more than that.
 MORE = b"more"
@@ -110,11 +127,19 @@ class Ending:
 
 
 class Gate:
-    """Whether the store is open, and how much was written; every port asks and tells."""
+    """Whether the store is open and may write, and how much was written; every port asks and tells."""
 
     def __init__(self) -> None:
         self.is_open = False
+        self.writer = ""
+        self.since = 0.0
+        self.fenced = False
         self.writes = 0
+
+    def open(self) -> None:
+        self.is_open = True
+        self.writer = secrets.token_hex(8)
+        self.since = time.time()
 
     def read(self) -> None:
         if not self.is_open:
@@ -122,6 +147,8 @@ class Gate:
 
     def write(self) -> None:
         self.read()
+        if self.fenced:
+            raise StoreFencedError(FENCED)
         self.writes += 1
 
 
@@ -235,6 +262,11 @@ class Mailbox:
     tokens: dict[bytes, tuple[float, int]] = field(default_factory=dict)  #: until when, position
     octets: int = 0
     last: int = 0
+    generation: int = 1
+
+    @property
+    def info(self) -> MailboxInfo:
+        return MailboxInfo(len(self.rows), self.octets, next(iter(self.rows), 0), self.last, self.generation)
 
     def exceeds(self, bound: Bound) -> bool:
         return 0 < bound.entries < len(self.rows) or 0 < bound.octets < self.octets
@@ -265,16 +297,27 @@ class MemoryMailboxes:
 
     def __init__(self, gate: Gate, ending: Ending, blobs: MemoryBlobs) -> None:
         self.boxes: dict[str, Mailbox] = {}
-        self.attachments: dict[str, tuple[str, int]] = {}  #: owner: node, epoch; written by MemoryCoordination
+        self.floor = 0  #: positions of mailboxes that are made begin above it
+        self.attached: dict[str, tuple[str, Fence]] = {}  #: home: member, its fence; written by MemoryCoordination
         self._gate = gate
         self._ending = ending
         self._blobs = blobs
 
     async def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound = NO_BOUND,
+        spared: Sequence[int] = (),
+        generations: Sequence[int] = (),
     ) -> list[Appended]:
         self._gate.write()
-        return self.apply_append(owners, draft, now, bound, spared)
+        return self.apply_append(owners, draft, now, bound, spared, generations)
+
+    async def make(self, owner: str) -> int:
+        self._gate.write()
+        return self.apply_make(owner)
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         self._gate.read()
@@ -303,19 +346,21 @@ class MemoryMailboxes:
 
     async def info(self, owner: str) -> MailboxInfo:
         self._gate.read()
-        box = self.boxes.get(owner)
-        if box is None:
-            return MailboxInfo(0, 0, 0, 0)
-        return MailboxInfo(len(box.rows), box.octets, next(iter(box.rows), 0), box.last)
+        return self.look(owner)
 
     async def clear(self, owner: str) -> int:
         self._gate.write()
         box = self.boxes.get(owner)
         return self.apply_acknowledge(owner, list(box.rows)) if box is not None else 0
 
-    async def forget(self, owner: str) -> int:
+    async def forget(self, owner: str, fence: Fence | None = None) -> int:
+        self._gate.write()
+        if fence is not None:
+            self.check(fence)
         removed = await self.clear(owner)
-        self.boxes.pop(owner, None)
+        box = self.boxes.pop(owner, None)
+        if box is not None:
+            self.floor = max(self.floor, box.last, box.generation)
         return removed
 
     async def owners(self) -> AsyncIterator[str]:
@@ -323,16 +368,41 @@ class MemoryMailboxes:
         for owner in [owner for owner, box in self.boxes.items() if box.rows]:
             yield owner
 
-    def pending(self, owner: str) -> bool:
+    def look(self, owner: str) -> MailboxInfo:
         box = self.boxes.get(owner)
-        return box is not None and bool(box.rows)
+        return MailboxInfo(0, 0, 0, 0) if box is None else box.info
+
+    def check(self, fence: Fence) -> None:
+        """Raise `StoreFencedError` unless it is the fence of its home."""
+        if fence.home not in self.attached or self.attached[fence.home][1] != fence:
+            raise StoreFencedError(f"{fence.home} is attached elsewhere")
 
     def apply_append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound,
+        spared: Sequence[int] = (),
+        generations: Sequence[int] = (),
     ) -> list[Appended]:
-        return [
-            self._append(owner, draft, now, bound, spared[index] if spared else 0) for index, owner in enumerate(owners)
-        ]
+        answers = []
+        for index, owner in enumerate(owners):
+            member = self.attached[home][0] if (home := home_of_owner(owner)) in self.attached else ""
+            if generations and generations[index] not in (0, self.look(owner).generation):
+                answers.append(Appended(owner, 0, attached=member, gone=True))
+            else:
+                answers.append(self._append(owner, draft, now, bound, spared[index] if spared else 0, member))
+        return answers
+
+    def apply_make(self, owner: str) -> int:
+        return self._made(owner).generation
+
+    def _made(self, owner: str) -> Mailbox:
+        box = self.boxes.get(owner)
+        if box is None:
+            box = self.boxes[owner] = Mailbox(last=self.floor, generation=self.floor + 1)
+        return box
 
     def apply_acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         box = self.boxes.get(owner)
@@ -353,11 +423,8 @@ class MemoryMailboxes:
             row.expires_at = 0.0
         return True
 
-    def _append(self, owner: str, draft: Draft, now: float, bound: Bound, spared: int) -> Appended:
-        box = self.boxes.get(owner)
-        if box is None:
-            box = self.boxes[owner] = Mailbox()
-        attached = self.attachments.get(owner, ("", 0))[0]
+    def _append(self, owner: str, draft: Draft, now: float, bound: Bound, spared: int, attached: str) -> Appended:
+        box = self._made(owner)
         if draft.token:
             until, position = box.tokens.get(draft.token, (now, 0))
             if now < until:
@@ -418,7 +485,6 @@ class MemoryMailboxes:
     def _end_entry(self, owner: str, position: int, now: float) -> Ended:
         box = self.boxes.get(owner)
         row = box.rows.get(position) if box is not None else None
-        # The position may have been given again since, if the owner was forgotten.
         if box is None or row is None or not 0 < row.expires_at <= now:
             return NOTHING
         return Ended(1, self._remove(box, position), (owner, position))
@@ -459,6 +525,15 @@ class MemoryRecords:
         for key, (value, expires_at) in list(self.collections.get(collection, {}).items()):
             if key.startswith(prefix) and not 0 < expires_at <= now:
                 yield key, value
+
+    def of_home(self, home: str, collection: str, now: float) -> dict[str, bytes]:
+        """Return the records of a home."""
+        prefix, exact = records_of(home, collection)
+        return {
+            key: value
+            for key, (value, expires_at) in self.collections.get(collection, {}).items()
+            if (key == prefix if exact else key.startswith(prefix)) and not 0 < expires_at <= now
+        }
 
     def check(self, condition: Expect) -> None:
         """Raise `StoreConflictError` unless a record is as expected."""
@@ -584,33 +659,81 @@ class MemoryStreams:
         return Swept(count, octets, cursor)
 
 
+# -- feeds
+
+
+class MemoryFeeds:
+    """What has changed: one feed."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._notes: deque[Note] = deque(maxlen=FEED_KEPT)
+
+    def feed_of(self, home: str) -> int:  # noqa: ARG002 - there is but one
+        return 0
+
+    async def ends(self) -> list[FeedEnd]:
+        self._gate.read()
+        return [FeedEnd(self._notes[-1].number, self._notes[-1].nonce) if self._notes else FeedEnd()]
+
+    async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:  # noqa: ARG002 - there is but one
+        self._gate.read()
+        first = self._notes[0].number if self._notes else 1
+        start = after.number + 1 - first  # of the notes that are kept
+        known = FeedEnd() if start == 0 == after.number else None
+        if 0 < start <= len(self._notes):
+            known = FeedEnd(self._notes[start - 1].number, self._notes[start - 1].nonce)
+        if known != after:
+            return FeedPage([], gap=True)
+        return FeedPage(list(islice(self._notes, start, start + max(limit, 0))))
+
+    def apply_note(self, data: bytes) -> None:
+        number = self._notes[-1].number + 1 if self._notes else 1
+        self._notes.append(Note(number, secrets.token_bytes(8), data))
+
+
 # -- coordination
 
 
 class MemoryCoordination:
-    """Who is where, and who leads. One counter gives all epochs and tokens: they grow for each name, with gaps."""
+    """Who is where, and who leads. One counter gives all tokens of leases: they grow for each name, with gaps."""
 
-    def __init__(self, gate: Gate, mailboxes: MemoryMailboxes) -> None:
+    def __init__(self, gate: Gate, mailboxes: MemoryMailboxes, records: MemoryRecords) -> None:
         self._gate = gate
         self._mailboxes = mailboxes
+        self._records = records
         self.leases: dict[str, tuple[int, float]] = {}  #: token, until when
         self._wake_ups = WakeUps()
         self.serial = 0  #: given last
 
-    async def attach(self, owner: str, node: str) -> Attached:
+    async def attach(self, owner: str, member: str) -> Attached:
         self._gate.write()
-        attachments = self._mailboxes.attachments
-        previous = attachments.get(owner, ("", 0))[0]
-        epoch = self._next()
-        attachments[owner] = (node, epoch)
-        return Attached(epoch, previous, self._mailboxes.pending(owner))
+        home, attached = home_of_owner(owner), self._mailboxes.attached
+        previous, old = attached.get(home, ("", None))
+        fence = Fence(home, old.number + 1 if old is not None else 1, secrets.token_bytes(8))
+        attached[home] = member, fence
+        return Attached(fence, previous, self._mailboxes.look(owner))
 
-    async def detach(self, owner: str, epoch: int) -> bool:
+    async def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
+        found = [self._records.of_home(home_of_owner(owner), collection, now) for collection in collections]
+        return Opened(await self.attach(owner, member), found)
+
+    async def detach(self, fence: Fence) -> bool:
         self._gate.write()
-        attachments = self._mailboxes.attachments
-        if owner not in attachments or attachments[owner][1] != epoch:
+        if self._mailboxes.attached.get(fence.home, ("", None))[1] != fence:
             return False
-        del attachments[owner]
+        del self._mailboxes.attached[fence.home]
+        return True
+
+    async def members(self) -> list[Member]:
+        self._gate.read()
+        return [] if self._gate.fenced else [Member(self._gate.writer, self._gate.since)]
+
+    async def fence_member(self, writer: str) -> bool:
+        self._gate.write()
+        if writer != self._gate.writer:
+            return False
+        self._gate.fenced = True
         return True
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002
@@ -669,7 +792,8 @@ class MemoryStore:
         self.mailboxes = MemoryMailboxes(self.gate, self._ending, self.blobs)
         self.records = MemoryRecords(self.gate, self._ending)
         self.streams = MemoryStreams(self.gate)
-        self.coordination = MemoryCoordination(self.gate, self.mailboxes)
+        self.feeds = MemoryFeeds(self.gate)
+        self.coordination = MemoryCoordination(self.gate, self.mailboxes, self.records)
         self.backlog = Backlog()
         self._swept = 0
         self._answers: list[tuple[Commit[Written], Written | Exception]] = []  # of this turn of the event loop
@@ -677,7 +801,11 @@ class MemoryStore:
     async def open(self) -> None:
         if self.gate.is_open:
             raise StoreError("the store is open already")
-        self.gate.is_open = True
+        self.gate.open()
+
+    @property
+    def writer(self) -> str:
+        return self.gate.writer
 
     async def close(self) -> None:
         self._answer()
@@ -701,12 +829,18 @@ class MemoryStore:
         """Make the changes of a batch."""
         self.gate.write()
         for condition in batch.conditions:
-            self.records.check(condition)
-        written = Written([], [])
+            if isinstance(condition, Fence):
+                self.mailboxes.check(condition)
+            else:
+                self.records.check(condition)
+        generations: list[int] = []
+        written = Written([], [], generations)
         for step in batch.steps:
             match step:
-                case Append(owners, draft, now, bound, spared):
-                    written.appended.extend(self.mailboxes.apply_append(owners, draft, now, bound, spared))
+                case Append(owners, draft, now, bound, spared, named):
+                    written.appended.extend(self.mailboxes.apply_append(owners, draft, now, bound, spared, named))
+                case Make(owner):
+                    generations.append(self.mailboxes.apply_make(owner))
                 case Acknowledge(owner, positions):
                     self.mailboxes.apply_acknowledge(owner, positions)
                 case Mark(owner, position, mark):
@@ -717,6 +851,8 @@ class MemoryStore:
                     self.records.apply_delete(collection, key)
                 case StreamAppend(stream, values, now):
                     written.offsets.append(self.streams.apply_append(stream, values, now))
+                case AddNote(_, data):
+                    self.feeds.apply_note(data)
         return written
 
     def _answer(self) -> None:
@@ -751,7 +887,8 @@ class MemoryStore:
         )
 
     def condition(self) -> StoreCondition:
-        return StoreCondition("memory", self.gate.writes, self.gate.writes, 0, full=False)
+        trouble, detail = ("is fenced", FENCED) if self.gate.fenced else ("", "")
+        return StoreCondition("memory", self.gate.writes, self.gate.writes, 0, False, trouble, detail)
 
     async def check(self) -> list[str]:
         self.gate.read()

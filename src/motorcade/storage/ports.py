@@ -1,12 +1,18 @@
-"""The five storage ports: what every feature that must outlive a process is built from.
+"""The storage ports: what every feature that must outlive a process is built from.
 
     mailboxes     per owner: ordered entries, an optional compaction key, acknowledged one by one
     blobs         payloads by content hash, stored once, gone when nothing refers to them
     records       small named collections
     streams       append-only, offsets, retention
-    coordination  who is attached where, leases with fencing tokens, wake-ups
+    feeds         what has changed, for those who keep a copy of it in memory
+    coordination  who is attached where, fences, leases with fencing tokens, wake-ups
 
-Each engine serves all five natively (`memory`, `rocks`, `redis`); one contract suite per port runs over all of them.
+Each engine serves all of them natively (`memory`, `rocks`, `redis`); one contract suite per port runs over all engines.
+
+Words. *Home*: what a name belongs to, a client, a queue (`homes`); on Redis everything of a home lies in one cell.
+*Decision*: a write that may come only from the one in charge of a home, such as a session record or a subscription: its
+batch has a fence. *Fact*: what is true whoever says it, such as an acknowledgement: it has none. *Generation*: of a
+mailbox, another one whenever it is made again.
 
 Rule 1: a method that writes returns when what it wrote is as durable as the store's level promises. What is written
         between two awaits of one task may share a commit.
@@ -21,6 +27,12 @@ Rule 6: writes to the same owner, record or stream are applied in the order in w
         anybody has waited for the earlier ones: a caller may have many in the air and still keep its order.
 Rule 7: names (owners, streams, nodes, leases, keys of records) are any non-empty text without U+0000, up to 65 535
         bytes of UTF-8. A store that is closed answers every call with `StoreError`; closing it again does nothing.
+Rule 8: conditions of a batch (`fence`, `put` with `expect`) are checked before its first write, against what is stored
+        before it. If one does not hold, this batch is refused, with a `certain` error, and no other one of its group.
+        On Redis, what the batch writes in the cell of the condition comes first and together with the check; the rest
+        follows, as in rule 2.
+Rule 9: positions of an owner never restart, even if it is forgotten. So a late acknowledgement or mark never meets
+        another entry than its own.
 """
 
 from __future__ import annotations
@@ -38,6 +50,7 @@ from motorcade.core.errors import StoreAwayError as StoreAwayError  # noqa: PLC0
 from motorcade.core.errors import StoreConflictError as StoreConflictError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreDamagedError as StoreDamagedError  # noqa: PLC0414 - part of the ports
 from motorcade.core.errors import StoreError as StoreError  # noqa: PLC0414 - likewise
+from motorcade.core.errors import StoreFencedError as StoreFencedError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreFullError as StoreFullError  # noqa: PLC0414 - likewise
 from motorcade.core.errors import StoreRefusedError as StoreRefusedError  # noqa: PLC0414 - likewise
 
@@ -99,8 +112,8 @@ class Appended(Struct, frozen=True, gc=False):
     """What became of one owner's copy."""
 
     owner: str
-    #: One more with every append to this owner, from 1; never used again. 0: it was pushed out itself (which may use up
-    #: a position or not).
+    #: One more with every append to this owner; never used again (rule 9). 0: it was pushed out itself (which may use
+    #: up a position or not), or not taken (`refused`, `gone`).
     position: int
     replaced: int = 0  #: position of the entry with the same key that it replaced, expired or not
     dropped: tuple[int, ...] = ()  #: positions pushed out by the bound, in the order they went; not its own
@@ -108,6 +121,7 @@ class Appended(Struct, frozen=True, gc=False):
     attached: str = ""  #: node the owner is attached to now (see `Coordination`)
     over: bool = False  #: the mailbox is larger than the bound, since all of it is spared
     refused: bool = False  #: it did not fit (`Bound.refuse`): nothing was changed, `position` is 0
+    gone: bool = False  #: there is no mailbox of the generation that was named: likewise
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -130,6 +144,7 @@ class MailboxInfo:
     octets: int  #: of bodies and payloads, each payload counted for each entry
     first: int  #: position of the oldest entry; 0: empty
     last: int  #: position given last, whether the entry is still there or not
+    generation: int = 0  #: 0: there is no such mailbox, and the other numbers are 0 too
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +158,33 @@ class Swept:
 
 
 class Mailboxes(Protocol):
-    """Ordered entries per owner."""
+    """Ordered entries per owner.
+
+    A mailbox is there from `make`, or from its first entry on, until it is forgotten. A new one begins above every
+    position that one of that name ever had (rule 9): above the *floor* of its cell, which is raised to the last
+    position of each mailbox that is forgotten there. Its generation is the first position that it may give, so no
+    other mailbox of that name ever has the same.
+    """
 
     async def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = ..., spared: Sequence[int] = ...
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound = ...,
+        spared: Sequence[int] = ...,
+        generations: Sequence[int] = ...,
     ) -> list[Appended]:
         """Append to one or many owners, one answer per owner in the same order. An owner named twice gets two.
 
         `spared`: for each owner, the position up to which entries are in flight: the bound does not push them out,
         unless they are droppable. `SPARE_ALL`: it pushes out no entry that is not droppable; `over` tells of it.
+        `generations`: for each owner, the generation that is meant (0: any, and the mailbox is made if there is none).
+        If there is no such mailbox, nothing is appended to it: `gone`.
         """
+
+    async def make(self, owner: str) -> int:
+        """Make a mailbox, unless there is one; its generation."""
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         """Up to `limit` entries with a position above `after`, oldest first. Expired ones do not count.
@@ -178,11 +210,12 @@ class Mailboxes(Protocol):
     async def clear(self, owner: str) -> int:
         """Remove all entries; how many. Positions go on from where they were, tokens stay known."""
 
-    async def forget(self, owner: str) -> int:
+    async def forget(self, owner: str, fence: Fence | None = ...) -> int:
         """Remove all entries and everything known of an owner but where it is attached; how many entries.
 
-        Positions begin anew at 1 and tokens are forgotten, unless something is appended while this is under way: that
-        stays, with positions that may go on. A large mailbox goes in steps that let other writes in between.
+        Tokens are forgotten; positions are never given again (rule 9). What is appended while this is under way stays,
+        in the same mailbox or in a new one. A large mailbox goes in steps that let other writes in between; with a
+        fence, each of them is refused if it no longer holds.
         """
 
     def owners(self) -> AsyncIterator[str]:
@@ -340,16 +373,91 @@ class Streams(Protocol):
         """
 
 
+# -- feeds
+
+#: Notes that a feed keeps at least; readers that are farther behind read the collections again.
+FEED_KEPT: Final = 65_536
+
+
+class Note(Struct, frozen=True, gc=False):
+    """Something that has changed, in the words of the feature that wrote it."""
+
+    number: int  #: grows by one
+    nonce: bytes  #: random: after a fail-over the same number may be another note
+    data: bytes
+
+
+class FeedEnd(Struct, frozen=True, gc=False):
+    """How far a feed is, or a reader of it: the last note."""
+
+    number: int = 0  #: 0: none yet
+    nonce: bytes = b""
+
+
+class FeedPage(Struct, frozen=True, gc=False):
+    """A part of a feed."""
+
+    notes: list[Note]
+    #: Notes are missing: they were trimmed, or the last note of the reader is not there any more. There are none here
+    #: then. The reader takes the `ends` of now, reads all collections again, and goes on from these ends.
+    gap: bool = False
+
+
+class Feeds(Protocol):
+    """What has changed, one feed per cell; a note is written together with what it tells of (`Batch.note`)."""
+
+    def feed_of(self, home: str) -> int:
+        """Return the number of the feed that notes of a home go to."""
+
+    async def ends(self) -> list[FeedEnd]:
+        """Return the ends of all feeds; their number never changes."""
+
+    async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:
+        """Return up to `limit` notes after that one, oldest first. Fewer, and no gap: there are no more."""
+
+
 # -- coordination
+
+
+class Fence(Struct, frozen=True, gc=False):
+    """The right to make decisions about a home, until another one attaches it.
+
+    Number and token are compared: a fail-over may forget a number and give it again.
+    """
+
+    home: str
+    number: int  #: one more with every attach, from 1 again after a detach
+    token: bytes  #: random
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The owner is attached to the caller's node now."""
+    """The home of an owner is attached to the caller's member now."""
 
-    epoch: int  #: grows with every attach of this owner
-    previous: str  #: node it was attached to, perhaps the same; empty: none
-    pending: bool  #: its mailbox is not empty (expired entries count until they are swept)
+    fence: Fence
+    previous: str  #: member it was attached to, perhaps the same; empty: none
+    mailbox: MailboxInfo  #: of the owner
+
+    @property
+    def pending(self) -> bool:
+        """Return True if the owner's mailbox is not empty. Expired entries count until they are swept."""
+        return self.mailbox.entries > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A home that was attached, with its records."""
+
+    attached: Attached
+    records: list[dict[str, bytes]]  #: of each collection: key and value
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A store object that is open somewhere, and may write."""
+
+    writer: str  #: another one each time that a store is opened
+    since: float  #: when it was opened, by its own clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,21 +471,36 @@ class Lease:
 class Coordination(Protocol):
     """Who is where, and who leads.
 
-    No lost wake-up: `attach` and `append` to the same owner are serialised. `append` answers where the owner is
+    No lost wake-up: `attach` and `append` to owners of the same home are serialised. `append` answers where the home is
     attached, `attach` answers whether something is pending, so at least one of the two sees the other.
 
     An engine that serves one node may forget who was attached when it closes (that node is gone then anyway). Fencing
-    tokens grow for ever.
+    tokens of leases grow for ever.
 
     Leases: an engine that serves one node goes by `now`. One that several nodes share goes by its own clock and ignores
     `now`, since their clocks may differ.
     """
 
-    async def attach(self, owner: str, node: str) -> Attached:
-        """Claim an owner for a node."""
+    async def attach(self, owner: str, member: str) -> Attached:
+        """Claim the home of an owner (or a home by its own name) for a member. Fences from before are void."""
 
-    async def detach(self, owner: str, epoch: int) -> bool:
-        """Give an owner up; an old epoch does nothing and answers False."""
+    async def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
+        """Attach, and read all records of the home in some collections, in one step.
+
+        `ValueError` for a collection in which the records of a home do not lie together (`homes.records_of`).
+        """
+
+    async def detach(self, fence: Fence) -> bool:
+        """Give a home up; an old fence does nothing and answers False. Nothing of the attachment is left."""
+
+    async def members(self) -> list[Member]:
+        """Return all store objects that may write now."""
+
+    async def fence_member(self, writer: str) -> bool:
+        """Take the right to write from a store object, for good; False if it had none.
+
+        When this returns, nothing that it still sends is applied, however late. It may be the caller's own store.
+        """
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:
         """Take a lease that nobody holds, or that has run out; None if somebody does, be it the same holder."""
@@ -403,6 +526,7 @@ class Written(Struct, frozen=True, gc=False):
 
     appended: list[Appended]  #: of all appends in order, one per owner
     offsets: list[Sequence[int]]  #: of each call of `stream`, in order: the offsets of its records
+    generations: Sequence[int] = ()  #: of each call of `make`, in order
 
 
 class Append(Struct, frozen=True, gc=False):
@@ -413,6 +537,13 @@ class Append(Struct, frozen=True, gc=False):
     now: float
     bound: Bound
     spared: Sequence[int]
+    generations: Sequence[int]
+
+
+class Make(Struct, frozen=True, gc=False):
+    """`Mailboxes.make`, as part of a batch."""
+
+    owner: str
 
 
 class Acknowledge(Struct, frozen=True, gc=False):
@@ -454,6 +585,16 @@ class StreamAppend(Struct, frozen=True, gc=False):
     now: float
 
 
+class AddNote(Struct, frozen=True, gc=False):
+    """A note for the feed of a home, as part of a batch."""
+
+    home: str
+    data: bytes
+
+
+Step = Append | Make | Acknowledge | Mark | Put | Delete | StreamAppend | AddNote
+
+
 class Expect(Struct, frozen=True, gc=False):
     """A condition of a batch: what a record holds before the batch."""
 
@@ -478,14 +619,28 @@ class Batch:
     __slots__ = ("conditions", "steps")
 
     def __init__(self) -> None:
-        self.steps: list[Append | Acknowledge | Mark | Put | Delete | StreamAppend] = []
-        self.conditions: Sequence[Expect] = ()
+        self.steps: list[Step] = []
+        self.conditions: Sequence[Expect | Fence] = ()  #: rule 8
+
+    def fence(self, fence: Fence) -> None:
+        """Make it a decision: it is applied only while this is the fence of its home, else `StoreFencedError`."""
+        self.conditions = [*self.conditions, fence]
 
     def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound = NO_BOUND,
+        spared: Sequence[int] = (),
+        generations: Sequence[int] = (),
     ) -> None:
         """Append to one or many owners (`Mailboxes.append`)."""
-        self.steps.append(Append(list(owners), draft, now, bound, spared))
+        self.steps.append(Append(list(owners), draft, now, bound, spared, generations))
+
+    def make(self, owner: str) -> None:
+        """Make a mailbox (`Mailboxes.make`)."""
+        self.steps.append(Make(owner))
 
     def acknowledge(self, owner: str, positions: Iterable[int]) -> None:
         """Remove entries (`Mailboxes.acknowledge`)."""
@@ -508,8 +663,8 @@ class Batch:
     ) -> None:
         """Write a record (`Records.put`).
 
-        `expect`: what must be stored before the batch; None: no such record, or one that has expired at `now`. If it is
-        not so, the whole batch is refused before its first write: `StoreConflictError`.
+        `expect`: what must be stored before the batch; None: no such record, or one that has expired at `now`. Else the
+        whole batch is refused (rule 8): `StoreConflictError`.
         """
         if not isinstance(expect, Unconditional):
             self.conditions = [*self.conditions, Expect(collection, key, expect, now)]
@@ -523,13 +678,17 @@ class Batch:
         """Append to a stream (`Streams.append`)."""
         self.steps.append(StreamAppend(stream, values if isinstance(values, Formed) else list(values), now))
 
+    def note(self, home: str, data: bytes) -> None:
+        """Tell the readers of the home's feed what this batch changes there (`Feeds`)."""
+        self.steps.append(AddNote(home, data))
+
     @property
     def grows(self) -> bool:
         """Return True if it may take room: a full store refuses it."""
         return not _GROWING.isdisjoint(map(type, self.steps))
 
 
-_GROWING: Final = frozenset({Append, Put, StreamAppend})
+_GROWING: Final = frozenset({Append, Make, Put, StreamAppend})  # a feed is trimmed as it grows
 
 
 def weigh(batch: Batch) -> tuple[int, int]:
@@ -547,6 +706,7 @@ def weigh(batch: Batch) -> tuple[int, int]:
         else:
             rows += 1
             size += len(step.value) if isinstance(step, Put) else 0
+            size += len(step.data) if isinstance(step, AddNote) else 0
     return rows, size
 
 
@@ -637,10 +797,21 @@ class Store(Protocol):
     def streams(self) -> Streams: ...
 
     @property
+    def feeds(self) -> Feeds: ...
+
+    @property
     def coordination(self) -> Coordination: ...
 
     @property
     def backlog(self) -> Backlog: ...
+
+    @property
+    def writer(self) -> str:
+        """The name under which it writes, another one each time it is opened (`Coordination.members`).
+
+        Once that is fenced, every write is refused with `StoreFencedError`, and `condition` says so; reading goes on.
+        It may be closed and opened again, and writes then as another member.
+        """
 
     async def open(self) -> None:
         """Open or create. `StoreError` says what is wrong and what to do."""
