@@ -447,12 +447,16 @@ async def _stats_shared(where: Where) -> dict[str, Any]:
 
 
 async def _export_shared(where: Where, out: BinaryIO) -> dict[str, int]:
+    from motorcade.storage.ports import Durability
+    from motorcade.storage.redis import RedisStore
     from motorcade.storage.transfer_redis import RedisSource
 
-    async def write(store: RedisStore) -> dict[str, int]:
+    store = RedisStore(where.url, Durability.FAST, only_read=True)  # also one of the format before
+    await store.open()
+    try:
         return await _export(RedisSource(store), out)
-
-    return await _shared(where, write)
+    finally:
+        await store.close()
 
 
 async def _import_shared(where: Where, reading: BinaryIO) -> dict[str, int]:

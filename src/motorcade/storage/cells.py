@@ -1,20 +1,24 @@
 """Where a key lives: names to cells, cells to slots; `redis.slots` has the rest of the way to a server.
 
-    owner, record key, stream, lease, digest ──crc32 mod count──> cell ──hash tag {cell}──> slot ──topology──> server
+    owner, record ──homes.py──> home
+    home, stream, lease, digest ──crc32 mod count──> cell ──hash tag {cell}──> slot ──topology──> server
 
-A cell is what one script call can change at once. Everything about one owner is in one cell: its mailbox, where it is
-attached, and the records under its name. The number of cells is fixed when a store is created (`meta`), because every
-node has to come to the same cell; it should be a few times the number of masters, and no more, since each cell that a
-batch touches costs a call.
+A cell is what one script call can change at once. Everything of one home is in one cell: its mailboxes, its records,
+where it is attached, its fence. The number of cells is fixed when a store is created (`meta`), because every node has
+to come to the same cell; it should be a few times the number of masters, and no more, since each cell that a batch
+touches costs a call.
 
 All keys, where P is the store's prefix and N the cell:
 
     P:meta                  hash    version, cells; importing: while, or after a crash while, it was being filled
-    P:{N}:w:writer          string  number and answers of a writer's last call (see commit.lua)
-    P:{N}:n                 hash    counters: entries, records, blobs, octets of blobs
+    P:{N}:w:writer          string  number and answers of a writer's last call (see commit.lua); 'closed': it is fenced
+    P:{0}:w                 hash    writer -> second it was seen last, when it was opened: all that are registered
+    P:{N}:n                 hash    counters: entries, records, blobs, octets of blobs, notes
+    P:{N}:a                 hash    home -> NUMBER:TOKEN:MEMBER, its fence and who has attached it
+    P:{N}:p                 string  floor: positions of a mailbox that is made begin above it
     P:{N}:o                 set     owners with entries
     P:{N}:e:owner           hash    POSITION -> entry; m POSITION -> mark; k KEY -> position (without the blanks);
-                                    s -> its state (see redis_format); node, epoch
+                                    s -> its state (see redis_format)
     P:{N}:g:owner           zset    positions between first and last that are gone: 'FROM:TO' by FROM
     P:{N}:d:owner           zset    positions of the droppable entries
     P:{N}:x:owner           zset    position -> when the entry expires
@@ -27,7 +31,9 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:h:digest          zset    appends under way that will refer to the blob -> until when they count
     P:{N}:c:digest          string  condemned by this sweep, unless somebody wants it again
     P:{N}:R:collection      hash    key -> expires_at (8 bytes), value
-    P:{N}:y                 zset    collection NUL key -> when the record expires
+    P:{N}:i:home            set     collection NUL key: records of a home that are not found by its name
+    P:{N}:y                 zset    collection NUL key NUL home (if it is in i:home) -> when the record expires
+    P:{N}:F                 stream  NUMBER-0 -> n: nonce, d: data: the feed of changes
     P:{N}:S:stream          stream  OFFSET-0 -> t: time, v: value
     P:{N}:s:stream          hash    last, time, octets
     P:{N}:s                 set     streams
@@ -42,6 +48,7 @@ from __future__ import annotations
 import zlib
 
 from motorcade.redis.slots import slot_of
+from motorcade.storage.homes import home_of_owner, home_of_record
 
 DEFAULT_CELLS = 64
 
@@ -56,8 +63,14 @@ class Cells:
         self._slots = [slot_of(base) for base in self._bases]
 
     def of(self, name: str | bytes) -> int:
-        """The cell of an owner, a record's key, a stream, a lease or a digest."""
+        """The cell of a home, a stream, a lease or a digest."""
         return zlib.crc32(name if isinstance(name, bytes) else name.encode()) % self.count
+
+    def of_owner(self, owner: str) -> int:
+        return self.of(home_of_owner(owner))
+
+    def of_record(self, collection: str, key: str) -> int:
+        return self.of(home_of_record(collection, key))
 
     def key(self, cell: int, rest: str) -> str:
         return self._bases[cell] + rest

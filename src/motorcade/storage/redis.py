@@ -1,4 +1,4 @@
-"""The shared engine: all five ports on Redis 7.0 or later, or Valkey, alone or as a cluster.
+"""The shared engine: all ports on Redis 7.0 or later, or Valkey, alone or as a cluster.
 
     RedisStore ── ports ──> Writer   ── group per server ──> Servers ── Connection    lua/*.lua do the work
                        └──> reads ─────────────────────────> Servers
@@ -27,7 +27,7 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import structlog
@@ -38,10 +38,14 @@ from motorcade.redis.resp import Address, Argument, Connection, LostError, Serve
 from motorcade.redis.scripts import Script
 from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
 from motorcade.redis.slots import slot_of
+from motorcade.storage import redis_members
 from motorcade.storage.cells import Cells
+from motorcade.storage.homes import CLIENT, home_of_owner, home_of_record, records_of
 from motorcade.storage.ports import (
+    FEED_KEPT,
     NO_BOUND,
     Acknowledge,
+    AddNote,
     Append,
     Appended,
     Attached,
@@ -53,9 +57,16 @@ from motorcade.storage.ports import (
     Durability,
     Entry,
     Expect,
+    FeedEnd,
+    FeedPage,
+    Fence,
     Lease,
     MailboxInfo,
+    Make,
     Mark,
+    Member,
+    Note,
+    Opened,
     Put,
     StoreCondition,
     StoreError,
@@ -82,9 +93,10 @@ log = structlog.get_logger("motorcade.storage.redis")
 INLINE_ONE: Final = 256
 INLINE_MANY: Final = 32
 
-#: What append.lua answers of a mailbox that is too large.
+#: What append.lua answers of a mailbox that is too large, or not the one that was meant.
 OVER: Final = 1
 REFUSED: Final = 2
+GONE: Final = 3
 
 #: Owners in one operation, entries that one operation removes, values in one of a stream, entries in one read.
 MAX_OWNERS: Final = 250
@@ -193,6 +205,17 @@ class Core:
                         break
                     cursor, page = await self.ask(cell, command, kind, b"", cursor, *arguments)
 
+    async def members(self, cell: int, kind: str, name: str = "") -> AsyncIterator[bytes]:
+        """All members of a set, each once."""
+        cursor, seen = b"0", set[bytes]()
+        while True:
+            cursor, page = await self.ask(cell, "SSCAN", kind, name, cursor, "COUNT", 500)
+            for member in set(page) - seen:
+                yield member
+            seen.update(page)
+            if cursor == b"0":
+                return
+
     def key(self, cell: int, kind: str, name: str | bytes = b"") -> bytes:
         return self.cells.key(cell, kind).encode() + (name if isinstance(name, bytes) else name.encode())
 
@@ -207,7 +230,14 @@ class Appending:
     """One append, as operations: a blob perhaps, and one or more per cell."""
 
     def __init__(
-        self, core: Core, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int]
+        self,
+        core: Core,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound,
+        spared: Sequence[int],
+        generations: Sequence[int],
     ) -> None:
         self.owners = owners
         self.digest = b""
@@ -221,16 +251,25 @@ class Appending:
         # Each of these is a key or two more that has to be looked at.
         extras = (draft.key, draft.expires_at, draft.token, draft.droppable, bound.entries or bound.octets)
         each = 1 + sum(bool(extra) for extra in extras)
+        homes = list(map(home_of_owner, owners))
         cells: dict[int, list[int]] = {}
-        for index, owner in enumerate(owners):
-            cells.setdefault(core.cells.of(owner), []).append(index)
+        for index, home in enumerate(homes):
+            cells.setdefault(core.cells.of(home), []).append(index)
         self.operations: list[Operation] = []
         self._places: list[list[int]] = []  #: of each operation: the indices of its owners
         for cell, indices in cells.items():
             for start in range(0, len(indices), MAX_OWNERS):
                 some = indices[start : start + MAX_OWNERS]
-                safe = [spared[index] for index in some] if spared else []
-                words = ("append", cell, *common, [owners[index] for index in some], safe, int(bound.refuse))
+                words = (
+                    "append",
+                    cell,
+                    *common,
+                    [owners[index] for index in some],
+                    [spared[index] for index in some] if spared else [],
+                    int(bound.refuse),
+                    [generations[index] for index in some] if generations else [],
+                    [homes[index] for index in some],
+                )
                 self.operations.append(Operation(words, len(some) * each, len(entry)))
                 self._places.append(some)
 
@@ -248,6 +287,7 @@ class Appending:
                     node,
                     over=state == OVER,
                     refused=state == REFUSED,
+                    gone=state == GONE,
                 )
         return [answer for answer in found if answer is not None]
 
@@ -260,22 +300,44 @@ def blob_operation(core: Core, digest: bytes, data: bytes, keep_until: float, la
 
 
 def acknowledge_operations(core: Core, owner: str, positions: Iterable[int]) -> list[Operation]:
-    cell, every = core.cells.of(owner), list(positions)
+    cell, every = core.cells.of_owner(owner), list(positions)
     portions = [every[start : start + MAX_REMOVED] for start in range(0, len(every), MAX_REMOVED)]
     return [Operation(("acknowledge", cell, owner, some), 2 * len(some)) for some in portions]
 
 
 def mark_operation(core: Core, owner: str, position: int, mark: int) -> Operation:
-    return Operation(("mark", core.cells.of(owner), owner, position, mark))
+    return Operation(("mark", core.cells.of_owner(owner), owner, position, mark))
 
 
 def put_operation(core: Core, collection: str, key: str, value: bytes, expires_at: float) -> Operation:
+    home = home_of_record(collection, key)
     stored = raw(TIME.pack(expires_at) + value)
-    return Operation(("put", core.cells.of(key), collection, key, stored, expires_at), 1, len(value))
+    words = ("put", core.cells.of(home), collection, key, stored, expires_at, _index(collection, key, home))
+    return Operation(words, 1, len(value))
 
 
 def delete_operation(core: Core, collection: str, key: str) -> Operation:
-    return Operation(("delete", core.cells.of(key), collection, key))
+    home = home_of_record(collection, key)
+    return Operation(("delete", core.cells.of(home), collection, key, _index(collection, key, home)))
+
+
+def _index(collection: str, key: str, home: str) -> str:
+    """Return the home whose index has a record; empty: it is found without."""
+    return home if home != key and _has_many(collection) else ""
+
+
+@lru_cache(1024)
+def _has_many(collection: str) -> bool:
+    """Return True if a home may have many records in a collection."""
+    try:
+        return not records_of(f"{CLIENT}x", collection)[1]
+    except ValueError:
+        return False
+
+
+def note_operation(core: Core, home: str, data: bytes) -> Operation:
+    words = ("note", core.cells.of(home), raw(secrets.token_bytes(8)), raw(data), FEED_KEPT)
+    return Operation(words, 1, len(data))
 
 
 def stream_operations(core: Core, stream: str, values: Sequence[bytes], now: float) -> list[Operation]:
@@ -300,10 +362,17 @@ def _offsets(operations: Sequence[Operation], replies: Sequence[Any]) -> Sequenc
     return ranges[0] if len(ranges) == 1 else [offset for some in ranges for offset in some]
 
 
-def expect_condition(core: Core, condition: Expect) -> tuple[Any, ...]:
-    """A condition of lua/guard.lua."""
+def condition_of(core: Core, condition: Expect | Fence) -> tuple[Any, ...]:
+    """A condition, as lua/guard.lua has it."""
+    if isinstance(condition, Fence):
+        return ("fence", core.cells.of(condition.home), condition.home, _stored_fence(condition))
+    collection, key = condition.collection, condition.key
     value = False if condition.value is None else raw(condition.value)
-    return ("expect", core.cells.of(condition.key), condition.collection, condition.key, value, condition.now)
+    return ("expect", core.cells.of_record(collection, key), collection, key, value, condition.now)
+
+
+def _stored_fence(fence: Fence) -> str:
+    return f"{fence.number}:{fence.token.hex()}:"
 
 
 class Plan:
@@ -316,16 +385,19 @@ class Plan:
         self._parts: list[tuple[str, range]] = []  #: of each step of the batch: its kind, its operations
         self._appends: list[tuple[range, Appending]] = []
         self._streams: list[range] = []
+        self._made: list[int] = []
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
     def add(self, batch: Batch) -> None:
         """Make operations of a batch."""
         core = self._core
-        self._conditions += [expect_condition(core, condition) for condition in batch.conditions]
+        self._conditions += [condition_of(core, condition) for condition in batch.conditions]
         for step in batch.steps:
             match step:
-                case Append(owners, draft, now, bound, spared):
-                    self.append(owners, draft, now, bound, spared)
+                case Append(owners, draft, now, bound, spared, generations):
+                    self.append(owners, draft, now, bound, spared, generations)
+                case Make(owner):
+                    self._made += self._add("make", [Operation(("make", core.cells.of_owner(owner), owner))])
                 case Acknowledge(owner, positions):
                     self._add("acknowledge", acknowledge_operations(core, owner, positions))
                 case Mark(owner, position, mark):
@@ -336,11 +408,19 @@ class Plan:
                     self._add("delete", [delete_operation(core, collection, key)])
                 case StreamAppend(stream, values, now):
                     self._streams.append(self._add("stream", stream_operations(core, stream, values, now)))
+                case AddNote(home, data):
+                    self._add("note", [note_operation(core, home, data)])
 
     def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound,
+        spared: Sequence[int],
+        generations: Sequence[int],
     ) -> None:
-        appending = Appending(self._core, owners, draft, now, bound, spared)
+        appending = Appending(self._core, owners, draft, now, bound, spared, generations)
         self._appends.append((self._add("append", appending.operations), appending))
         if appending.digest:
             lasts = max(draft.expires_at - now, 1.0) if draft.expires_at else 0.0
@@ -408,21 +488,24 @@ class Plan:
 
     def _steps(self, done: set[int]) -> list[list[int]]:
         """Return the operations that may go together (rule 2), without those of the lanes that are done."""
-        steps: list[list[int]] = []
-        last, lanes = "", set[int]()
+        steps: list[tuple[list[int], set[int]]] = []  # operations, their lanes
+        last = ""
         for kind, part in self._parts:
             indices = [index for index in part if self._lane(self._operations[index].cell) not in done]
-            new = {self._lane(self._operations[index].cell) for index in indices}
+            lanes = {self._lane(self._operations[index].cell) for index in indices}
             if not indices:
                 continue
-            if not steps or (last != kind and len(lanes | new) > 1):
-                steps.append([])
-                last, lanes = kind, set()
+            if kind == "note" and (told := [step for step, of in steps if lanes <= of]):
+                told[-1].extend(indices)  # together with what it tells of
+                continue
+            if not steps or (last != kind and len(steps[-1][1] | lanes) > 1):
+                steps.append(([], set()))
+                last = kind
             elif last != kind:
                 last = ""  # of several kinds, in one lane: takes more of this lane only
-            steps[-1] += indices
-            lanes |= new
-        return steps
+            steps[-1][0].extend(indices)
+            steps[-1][1].update(lanes)
+        return [indices for indices, _ in steps]
 
     def _lane(self, cell: int) -> int:
         return self._core.writer.lane_of(cell)
@@ -434,7 +517,7 @@ class Plan:
             for index, answer in zip(indices, of_stage, strict=True):
                 if index >= 0:
                     found[index] = answer
-        written = Written([], [])
+        written = Written([], [], [found[index] for index in self._made])
         for part, appending in self._appends:
             written.appended.extend(appending.answers(found[part.start : part.stop]))
         for part in self._streams:
@@ -467,15 +550,24 @@ class RedisMailboxes(Port):
     """Ordered entries per owner."""
 
     async def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound = NO_BOUND,
+        spared: Sequence[int] = (),
+        generations: Sequence[int] = (),
     ) -> list[Appended]:
         plan = Plan(self._core)
-        plan.append(owners, draft, now, bound, spared)
+        plan.append(owners, draft, now, bound, spared, generations)
         return (await plan.carry_out()).appended
+
+    async def make(self, owner: str) -> int:
+        return int(await self._core.one(Operation(("make", self._core.cells.of_owner(owner), owner))))
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         core = self._core
-        cell = core.cells.of(owner)
+        cell = core.cells.of_owner(owner)
         found: list[Entry] = []
         after = max(after, 0)
         while limit > 0:
@@ -517,21 +609,21 @@ class RedisMailboxes(Port):
 
     async def info(self, owner: str) -> MailboxInfo:
         core = self._core
-        return MailboxInfo(*await core.evaluate(core.cells.of(owner), INFO, "e", owner))
+        return MailboxInfo(*await core.evaluate(core.cells.of_owner(owner), INFO, "e", owner))
 
     async def clear(self, owner: str) -> int:
         return await self._step_by_step("clear", owner)
 
-    async def forget(self, owner: str) -> int:
-        return await self._step_by_step("forget", owner)
+    async def forget(self, owner: str, fence: Fence | None = None) -> int:
+        return await self._step_by_step("forget", owner, fence)
 
-    async def _step_by_step(self, operation: str, owner: str) -> int:
+    async def _step_by_step(self, operation: str, owner: str, fence: Fence | None = None) -> int:
         core = self._core
-        cell, total, upto, more = core.cells.of(owner), 0, -1, 1
+        conditions = [] if fence is None else [condition_of(core, fence)]
+        cell, total, upto, more = core.cells.of_owner(owner), 0, -1, 1
         while more:
-            removed, upto, more = await core.one(
-                Operation((operation, cell, owner, upto, MAX_REMOVED), 2 * MAX_REMOVED)
-            )
+            step = Operation((operation, cell, owner, upto, MAX_REMOVED), 2 * MAX_REMOVED)
+            [[(removed, upto, more)]] = await core.writer.submit([Stage([step], conditions=conditions)])
             total += removed
         return total
 
@@ -621,7 +713,7 @@ class RedisRecords(Port):
 
     async def get(self, collection: str, key: str, now: float) -> bytes | None:
         core = self._core
-        stored = await core.ask(core.cells.of(key), "HGET", "R:", collection, key)
+        stored = await core.ask(core.cells.of_record(collection, key), "HGET", "R:", collection, key)
         return None if stored is None else _alive(stored, now)
 
     async def delete(self, collection: str, key: str) -> bool:
@@ -639,6 +731,11 @@ class RedisRecords(Port):
                 if value is not None and key not in seen and key.startswith(start):
                     seen.add(key)
                     yield key.decode(), value
+
+
+def _attached(home: str, token: bytes, answer: Sequence[Any]) -> Attached:
+    number, previous, mailbox = answer
+    return Attached(Fence(home, number, token), previous, MailboxInfo(*mailbox))
 
 
 def _alive(stored: bytes, now: float) -> bytes | None:
@@ -694,15 +791,81 @@ class RedisStreams(Port):
         return self._store.watchers.add(told)
 
 
+class RedisFeeds(Port):
+    """What has changed, one feed per cell."""
+
+    def feed_of(self, home: str) -> int:
+        return self._core.cells.of(home)
+
+    async def ends(self) -> list[FeedEnd]:
+        last = await self._core.everywhere("XREVRANGE", "F", "+", "-", "COUNT", 1)
+        return [FeedEnd(note.number, note.nonce) if note else FeedEnd() for note in map(_last_note, last)]
+
+    async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:
+        """With the note that the reader knows, to see that it is still the same."""
+        limit = max(limit, 0)
+        rows = await self._core.ask(feed, "XRANGE", "F", b"", f"{after.number}-0", "+", "COUNT", limit + 1)
+        notes = list(map(_note, rows))
+        if after.number:
+            known = bool(notes) and FeedEnd(notes[0].number, notes[0].nonce) == after
+            return FeedPage(notes[1:]) if known else FeedPage([], gap=True)
+        return FeedPage(notes[:limit]) if not notes or notes[0].number == 1 else FeedPage([], gap=True)
+
+
+def _note(row: Any) -> Note:
+    id_, fields = row
+    return Note(int(id_.split(b"-")[0]), bytes(fields[1]), bytes(fields[3]))
+
+
+def _last_note(rows: list[Any]) -> Note | None:
+    return _note(rows[0]) if rows else None
+
+
 class RedisCoordination(Port):
     """Who is where, and who leads."""
 
-    async def attach(self, owner: str, node: str) -> Attached:
-        epoch, previous, pending = await self._core.one(Operation(("attach", self._core.cells.of(owner), owner, node)))
-        return Attached(epoch, previous, bool(pending))
+    async def attach(self, owner: str, member: str) -> Attached:
+        home, token = home_of_owner(owner), secrets.token_bytes(8)
+        words = ("attach", self._core.cells.of(home), home, member, token.hex(), owner)
+        return _attached(home, token, await self._core.one(Operation(words)))
 
-    async def detach(self, owner: str, epoch: int) -> bool:
-        return bool(await self._core.one(Operation(("detach", self._core.cells.of(owner), owner, epoch))))
+    async def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
+        core, home, token = self._core, home_of_owner(owner), secrets.token_bytes(8)
+        cell, places = core.cells.of(home), [records_of(home, collection) for collection in collections]
+        wanted = [(name, key if single else "") for name, (key, single) in zip(collections, places, strict=True)]
+        words = ("open", cell, home, member, token.hex(), owner, wanted, MAX_READ)
+        answer, rows = await core.one(Operation(words, 1 + len(wanted)))
+        if rows is False:
+            found = [await self._of_home(cell, home, *place) for place in wanted]
+        else:
+            found = [{key: value.encode("latin-1") for key, value in some} for some in rows]
+        records = [
+            {key: value for key, stored in some.items() if (value := _alive(stored, now)) is not None} for some in found
+        ]
+        return Opened(_attached(home, token, answer), records)
+
+    async def _of_home(self, cell: int, home: str, collection: str, key: str) -> dict[str, bytes]:
+        """Return the records of a home that has many, as they are stored."""
+        core, names = self._core, [key] if key else []
+        if not key:
+            parts = [name.decode().partition("\0") async for name in core.members(cell, "i:", home)]
+            names = [rest for of, _, rest in parts if of == collection]
+        found: dict[str, bytes] = {}
+        for start in range(0, len(names), MAX_READ):
+            some = names[start : start + MAX_READ]
+            values = await core.ask(cell, "HMGET", "R:", collection, *some)
+            found |= {name: value for name, value in zip(some, values, strict=True) if value is not None}
+        return found
+
+    async def detach(self, fence: Fence) -> bool:
+        words = ("detach", self._core.cells.of(fence.home), fence.home, _stored_fence(fence))
+        return bool(await self._core.one(Operation(words)))
+
+    async def members(self) -> list[Member]:
+        return await redis_members.listed(self._core)
+
+    async def fence_member(self, writer: str) -> bool:
+        return await redis_members.fence(self._core, writer)
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002 - rule 3
         words = ("acquire", self._core.cells.of(name), name, holder, max(int(ttl * 1000), 1))
@@ -805,9 +968,18 @@ class RedisStore:
 
     atomic = False
 
-    def __init__(self, url: str, durability: Durability = Durability.SAFE, options: RedisOptions | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        durability: Durability = Durability.SAFE,
+        options: RedisOptions | None = None,
+        *,
+        only_read: bool = False,
+    ) -> None:
+        """`only_read`: also a store of the format before is opened, to be exported; every write is refused."""
         self._place: Place = parse_url(url, options or RedisOptions())
         self._durability = durability
+        self._only_read = only_read
         self._open: Core | None = None
         self.listeners: set[asyncio.Task[None]] = set()
         self.watchers = Watchers()  #: of streams
@@ -816,6 +988,7 @@ class RedisStore:
         self.blobs = RedisBlobs(self)
         self.records = RedisRecords(self)
         self.streams = RedisStreams(self)
+        self.feeds = RedisFeeds(self)
         self.coordination = RedisCoordination(self)
 
     @property
@@ -832,14 +1005,19 @@ class RedisStore:
         try:
             await servers.open()
             replicas = await check_servers(servers, self._durability, options)
-            cells = Cells(options.prefix, await agree_on_cells(servers, options, replicas))
+            cells = Cells(options.prefix, await agree_on_cells(servers, options, replicas, self._only_read))
+            core = Core(servers, cells, Writer(servers, cells, replicas), options.blob_cache, self.watchers)
+            if self._only_read:
+                core.writer.fenced = True
+            else:
+                await redis_members.join(core, replicas)
         except ServerError as error:
             await servers.close()
             raise refusal(error, place.addresses[0]) from None
         except BaseException:
             await servers.close()
             raise
-        self._open = Core(servers, cells, Writer(servers, cells, replicas), options.blob_cache, self.watchers)
+        self._open = core
 
     async def close(self) -> None:
         core = self._open
@@ -848,6 +1026,7 @@ class RedisStore:
         for task in list(self.listeners):
             task.cancel()
         await core.writer.close()
+        await redis_members.leave(core)
         await core.servers.close()
         self._open = None
 
@@ -868,7 +1047,13 @@ class RedisStore:
         self.backlog.rows -= rows
         self.backlog.bytes -= size
 
+    @property
+    def writer(self) -> str:
+        return self.core.writer.name
+
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
+        if not cursor:
+            await redis_members.sweep(self.core)
         swept = await Sweep(self.core, self.blobs, now, budget).step(cursor)
         self.core.swept += swept.removed
         return swept

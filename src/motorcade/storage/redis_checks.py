@@ -25,7 +25,9 @@ from motorcade.storage.redis_scripts import READ
 log = structlog.get_logger("motorcade.storage.redis")
 
 #: Format of keys and values; raised when a store of the old format cannot be used as it is.
-VERSION = 2
+VERSION = 3
+#: Formats that can be exported: 2 had no homes, so that most of its keys lie in other cells.
+READABLE = (2, VERSION)
 OLDEST_SERVER = (7, 0)
 
 
@@ -112,21 +114,25 @@ def _confirmations(replicas: dict[Address, int], level: Durability, options: Red
     return 1
 
 
-async def agree_on_cells(servers: Servers, options: RedisOptions, replicas: int) -> int:
+async def agree_on_cells(servers: Servers, options: RedisOptions, replicas: int, only_read: bool = False) -> int:
     """Create the store's meta record, or check that it is what we expect; the number of cells."""
     key = f"{options.prefix}:meta"
     slot = slot_of(key)
-    wanted = options.cells or DEFAULT_CELLS
-    await servers.ask(slot, "HSETNX", key, "version", VERSION)
-    await servers.ask(slot, "HSETNX", key, "cells", wanted)
+    # Asked first: a full server takes no HSETNX, and a full store has to be opened to be emptied.
+    known = None not in await servers.ask(slot, "HMGET", key, "version", "cells")
+    if not known and only_read:
+        raise StoreError(f"there is no store with the prefix {options.prefix!r} on these servers")
+    if not known:
+        await servers.ask(slot, "HSETNX", key, "version", VERSION)
+        await servers.ask(slot, "HSETNX", key, "cells", options.cells or DEFAULT_CELLS)
     if replicas:
         confirmed = await servers.ask(slot, "WAIT", replicas, 2000)
         if confirmed < replicas:
             raise StoreError(f"{confirmed} of {replicas} replicas have confirmed the first write")
     *numbers, importing = await servers.ask(slot, "HMGET", key, "version", "cells", "importing")
     version, cells = (int(value) for value in numbers)
-    if version != VERSION:
-        raise StoreError(f"the store has format {version}, this program knows format {VERSION}")
+    if version not in (READABLE if only_read else (VERSION,)):
+        raise StoreError(format_refusal(version))
     if importing is not None:
         raise StoreError(
             f"an import into this store was not finished; remove all keys that begin with {options.prefix}: and import "
@@ -135,6 +141,17 @@ async def agree_on_cells(servers: Servers, options: RedisOptions, replicas: int)
     if options.cells is not None and options.cells != cells:
         raise StoreError(f"the store was created with {cells} cells, not {options.cells}; that cannot be changed")
     return cells
+
+
+def format_refusal(version: int) -> str:
+    """Say why a store cannot be used as it is, and what to do."""
+    told = f"the store has format {version}, this program knows format {VERSION}"
+    if version not in READABLE:
+        return told
+    return (
+        f"{told}; `motorcade store export` of this version reads it: stop all nodes, export it, and `motorcade store "
+        "import` the file into another prefix (?prefix=NAME) or servers without contents"
+    )
 
 
 class Inspection:

@@ -3,7 +3,7 @@
     entry    stored_at, expires_at, octets, flags, length of key, length of body | key | body | payload, or its digest
     record   expires_at | value
     blob     keep_until | data
-    state    of a mailbox: last, first, entries, octets, soon, all as doubles, which Lua's numbers are
+    state    of a mailbox: last, first, entries, octets, soon, begun, all as doubles, which Lua's numbers are
 
 All numbers big-endian; times are doubles.
 """
@@ -19,7 +19,8 @@ from motorcade.storage.ports import Draft
 
 HEADER = Struct(">ddIBII")
 TIME = Struct(">d")
-STATE = Struct(">ddddd")
+STATE = Struct(">dddddd")
+STATE_BEFORE = Struct(">ddddd")  #: of format 2, where all mailboxes began at position 1
 DROPPABLE = 1
 BY_DIGEST = 2
 
@@ -70,13 +71,16 @@ class StoredState:
     entries: int = 0
     octets: int = 0
     soon: float = 0.0  #: when its next entry expires, or sooner; 0: none does
+    begun: int = 0  #: position that it began above
 
 
 def unpack_state(value: bytes | None) -> StoredState:
     if value is None:
         return StoredState()
-    last, first, entries, octets, soon = STATE.unpack(value)
-    return StoredState(int(last), int(first), int(entries), int(octets), soon)
+    if len(value) == STATE_BEFORE.size:
+        value += bytes(8)
+    last, first, entries, octets, soon, begun = STATE.unpack(value)
+    return StoredState(int(last), int(first), int(entries), int(octets), soon, int(begun))
 
 
 def raw(data: bytes) -> msgspec.Raw:

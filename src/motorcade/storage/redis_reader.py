@@ -27,7 +27,7 @@ from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import Cells
 from motorcade.storage.ports import StoreError
 from motorcade.storage.readers import MOST_ROWS, PAGE_OCTETS, Extent, Page, Waiting, rows_for
-from motorcade.storage.redis_checks import VERSION
+from motorcade.storage.redis_checks import VERSION, format_refusal
 from motorcade.storage.redis_format import TIME, unpack_entry
 from motorcade.storage.redis_scripts import EXTENT, FIND, READ
 
@@ -148,7 +148,7 @@ class RedisReader:
                 f"there is no store with the prefix {options.prefix!r} on these servers; ?prefix=… names another one"
             )
         if int(version) != VERSION:
-            raise StoreError(f"the store has format {int(version)}, this program knows format {VERSION}")
+            raise StoreError(format_refusal(int(version)))
         if importing is not None:
             raise StoreError("an import into this store was not finished")
         return Cells(options.prefix, int(cells))
@@ -162,7 +162,7 @@ class RedisReader:
     # -- records
 
     def record(self, collection: str, key: str) -> bytes | None:
-        cell = self._cells.of(key)
+        cell = self._cells.of_record(collection, key)
         where = self._cells.key(cell, f"R:{collection}")
         stored = self._asking.wait(self._asking.ask(self._cells.slot(cell), "HGET", where, key))
         return None if stored is None else stored[TIME.size :]

@@ -1,7 +1,8 @@
 """The Lua files beside this one, put together and known by their digest.
 
 commit   common.lua, all operations, commit.lua: everything that writes
-read, info, find: read only, one file each
+join     registers a writer
+read, info, find, extent: read only, one file each
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from functools import partial
 
 from motorcade.redis.scripts import script_of
 
-#: Files that define operations of `commit`; `load` uses what `append` defines.
+#: Files that define operations of `commit`. `load` uses what `append` defines, `expire` what `delete` does.
 OPERATIONS = (
-    "append", "acknowledge", "mark", "clear", "forget", "expire",
-    "put", "delete",
+    "append", "make", "acknowledge", "mark", "clear", "forget",
+    "put", "delete", "expire",
     "stream", "trim", "drop",
-    "attach", "detach", "acquire", "renew", "release",
+    "note",
+    "attach", "open", "detach", "fence", "acquire", "renew", "release",
     "blob", "unhold", "condemn", "discard",
     "guard",
     "load",
@@ -29,4 +31,5 @@ READ = _script("read")
 INFO = _script("info")
 FIND = _script("find")
 EXTENT = _script("extent")
+JOIN = _script("join")
 ALL = (COMMIT, READ, INFO, FIND, EXTENT)

@@ -11,6 +11,8 @@ What a caller submits is a `Job` of one or more stages. A stage begins when ever
 only the beginning of a job can be left behind. All its calls take their places in the lanes at once, when it is
 submitted: a call whose turn has not come holds up what was submitted after it.
 
+The writer is registered in every lane before its first call, and refused when it is so no more (`redis_members.py`).
+
 Rule 1: a lane has one call under way at most. It is numbered, and sent again unchanged under the same number until the
         answer is there; the script carries a number out once (commit.lua). So a job of which something was sent is
         carried on however long that takes, and its caller hears whether it is stored. A job of which nothing but
@@ -22,9 +24,8 @@ Rule 4: jobs are carried out in each lane in the order in which they were submit
 Rule 5: at most `MAX_QUEUED` calls wait; jobs beyond that stand in line.
 Rule 6: `StoreRefusedError` is for jobs of which surely nothing was done, `StoreFullError` for those of which nothing
         that grows was done: every call of it was refused, and none was ever sent without an answer. Whatever else goes
-        wrong is a `StoreError`: it may have been done. That is so when the store is closed before the answer is there
-        (or after GIVE_UP), when the rest of a job finds its server full, and when a call is refused that was sent
-        before.
+        wrong is a `StoreError`: it may have been done. That is so when the store is closed before the answer is there,
+        when the rest of a job finds its server full, and when a call is refused that was sent before.
 Rule 7: a condition of a job that does not hold (`Stage.conditions`, lua/guard.lua) refuses this job and no other. It is
         checked in its lane, together with the operations of its stage there.
 """
@@ -54,7 +55,13 @@ from motorcade.redis.servers import (
     refusal,
 )
 from motorcade.storage.cells import Cells
-from motorcade.storage.ports import StoreConflictError, StoreError, StoreFullError, StoreRefusedError
+from motorcade.storage.ports import (
+    StoreConflictError,
+    StoreError,
+    StoreFencedError,
+    StoreFullError,
+    StoreRefusedError,
+)
 from motorcade.storage.redis_scripts import COMMIT
 
 log = structlog.get_logger("motorcade.storage.redis")
@@ -67,23 +74,25 @@ MAX_OCTETS: Final = 4 << 20
 #: Seconds without a confirmation until the store counts as away, and seconds that it does after the last attempt.
 TROUBLE_AFTER: Final = 1.0
 TROUBLE_LASTS: Final = 30.0
-#: Seconds until a call that was sent is given up: commit.lua remembers it for longer.
-GIVE_UP: Final = 82_800.0
 #: Seconds between two looks for what is late.
 EXPIRE_EVERY: Final = 0.25
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
 WAIT_TIME: Final = 1000
 
 #: Answers that mean: nothing of the call was done.
-NOTHING_DONE: Final = PASSING | FULL | {"NOSCRIPT"}
+NOTHING_DONE: Final = PASSING | FULL | {"NOSCRIPT", "FENCED"}
+
+#: Why everything is refused.
+FENCED: Final = "this store was fenced, it may not write any more: it has to be opened again"
 
 #: Operations that a full server refuses. The others remove something, or change a few octets that must be changed so
 #: that a full store can be emptied.
-GROWING: Final = frozenset({"append", "put", "stream", "blob"})
+GROWING: Final = frozenset({"append", "make", "put", "stream", "blob"})
 
 #: What a guard answers when a condition does not hold.
 UNMET: Final[Mapping[str, Callable[[], StoreError]]] = {
     "CONFLICT": lambda: StoreConflictError("a record is not as the write expects it"),
+    "FENCED": lambda: StoreFencedError("the home is attached elsewhere"),
 }
 
 
@@ -205,7 +214,6 @@ class Frozen:
     packed: bytes
     durable: bool
     grows: bool
-    give_up: float  #: loop time
     lost: bool = False  #: it was sent at least once and nobody knows what became of that
 
 
@@ -279,6 +287,8 @@ class Writer:
     """The only place that sends operations."""
 
     def __init__(self, servers: Servers, cells: Cells, replicas: int) -> None:
+        self.name = secrets.token_hex(8)
+        self.fenced = False
         self.commits = 0
         self.writes = 0
         self.full = False
@@ -292,9 +302,8 @@ class Writer:
         self._letting_in = False
         self._idle = asyncio.Event()
         self._idle.set()
-        writer = secrets.token_hex(6)
         count = cells.count if servers.clustered else 1
-        self._lanes = [Lane(cells.slot(cell), cells.key(cell, f"w:{writer}")) for cell in range(count)]
+        self._lanes = [Lane(cells.slot(cell), cells.key(cell, f"w:{self.name}")) for cell in range(count)]
         self._ready: dict[Lane, None] = {}
         self._troubles: dict[Lane, Trouble] = {}
         self._full_at = 0.0  # loop time of the last refusal for want of room
@@ -313,6 +322,8 @@ class Writer:
         What lasts less than `TROUBLE_AFTER` is part of every failover. What has gone quiet counts for `TROUBLE_LASTS`
         more: nobody may have written since.
         """
+        if self.fenced:
+            return "is fenced", FENCED
         now = asyncio.get_running_loop().time()
         for lane, trouble in list(self._troubles.items()):
             if not lane.resting and now - trouble.last > TROUBLE_LASTS:
@@ -327,10 +338,17 @@ class Writer:
     def lane_of(self, cell: int) -> int:
         return cell if len(self._lanes) > 1 else 0
 
+    @property
+    def places(self) -> list[tuple[int, str]]:
+        """Return the slot and the key of each lane."""
+        return [(lane.slot, lane.key) for lane in self._lanes]
+
     def submit(self, stages: Sequence[Stage]) -> Commit[list[list[Any]]]:
         """Carry out stages one after the other; the answers of each in the order of its operations."""
         if self._closing:
             return Commit.failed(StoreError("the store is closed"))
+        if self.fenced:
+            return Commit.failed(StoreFencedError(FENCED))
         job = Job(stages, asyncio.get_running_loop().time() + self._servers.patience)
         if self._line or self._queued >= MAX_QUEUED:
             self._line.append(job)
@@ -395,7 +413,12 @@ class Writer:
                     sum(operation.weight for operation in operations),
                     sum(operation.octets for operation in operations),
                     any(operation.words[0] in GROWING for operation in operations),
-                    [each for each in stage.conditions if turn == 0 and self.lane_of(each[1]) == lane],
+                    # A record is as expected before the first portion is written, a fence has to hold for each.
+                    [
+                        each
+                        for each in stage.conditions
+                        if self.lane_of(each[1]) == lane and (turn == 0 or each[0] == "fence")
+                    ],
                 )
                 turns[turn].append(call)
         return turns
@@ -461,7 +484,7 @@ class Writer:
             # Nothing of it was done, so some of it may become late.
             calls, lane.frozen = lane.frozen.calls, None
             lane.put_back(calls)
-        if lane.frozen is not None and now > min(lane.frozen.give_up, end):
+        if lane.frozen is not None and now > end:
             self._finish(lane, StoreError(f"not confirmed in time, perhaps written: {trouble}"))
         self._expire_in(FIRST_PAUSE)
         if now > end:
@@ -519,7 +542,6 @@ class Writer:
             packed,
             any(call.durable for call in calls),
             any(call.grows for call in calls),
-            asyncio.get_running_loop().time() + GIVE_UP,
         )
         return lane.frozen
 
@@ -648,7 +670,10 @@ class Writer:
 
     def _refused(self, lane: Lane, call: Frozen, answer: object, address: Address) -> None:
         error = refusal(answer, address) if isinstance(answer, ServerError) else StoreError(f"{address}: {answer}")
-        known = isinstance(error, StoreFullError) and self.full
+        known = (isinstance(error, StoreFullError) and self.full) or self.fenced
+        if isinstance(answer, ServerError) and answer.code == "FENCED":
+            self.fenced = True
+            error = StoreError(f"perhaps written, perhaps not: {FENCED}") if call.lost else StoreFencedError(FENCED)
         if isinstance(error, StoreFullError):
             self.full = True
             self._full_at = asyncio.get_running_loop().time()

@@ -19,9 +19,19 @@ from typing import Any, Final
 from motorcade.redis.resp import Address, ServerError
 from motorcade.redis.servers import Purpose, refusal
 from motorcade.redis.slots import slot_of
+from motorcade.storage.homes import home_of_owner
 from motorcade.storage.ports import TOKEN_MEMORY, StoreDamagedError
 from motorcade.storage.redis import Core, RedisStore, blob_operation, put_operation
-from motorcade.storage.redis_format import BY_DIGEST, DROPPABLE, HEADER, TIME, raw, unpack_entry, unpack_state
+from motorcade.storage.redis_format import (
+    BY_DIGEST,
+    DROPPABLE,
+    HEADER,
+    TIME,
+    StoredState,
+    raw,
+    unpack_entry,
+    unpack_state,
+)
 from motorcade.storage.redis_scripts import READ
 from motorcade.storage.redis_writer import MAX_OCTETS, MAX_WEIGHT, Operation
 from motorcade.storage.transfer import (
@@ -93,8 +103,8 @@ class RedisSource:
         self._written: set[bytes] = set()
 
     async def contents(self, now: float) -> AsyncIterator[Content]:
-        highest, blobs = 0, list[bytes]()
-        async for page in Keys(self._core).pages((b"e:", b"t0:", b"t1:", b"R:", b"s:", b"b:", b"f:", b"f")):
+        highest, floor, blobs = 0, 0, list[bytes]()
+        async for page in Keys(self._core).pages((b"e:", b"t0:", b"t1:", b"R:", b"s:", b"b:", b"f:", b"f", b"p")):
             for start in range(0, len(page), WINDOW):
                 async for content in self._some(page[start : start + WINDOW], now):
                     yield content
@@ -102,20 +112,23 @@ class RedisSource:
             for cell, kind, name in page:
                 if kind in {b"f:", b"f"}:
                     highest = max(highest, int(await self._core.ask(cell, "GET", kind.decode(), name) or 0))
+                if kind == b"p":
+                    floor = max(floor, int(await self._core.ask(cell, "GET", "p")))
         for digest in blobs:
             if digest not in self._written:
                 blob = await self._blob(digest, now)
                 if blob is not None and blob.keep_until:
                     yield blob
-        yield Floor(highest)
+        yield Floor(highest, floor)
 
     async def _some(self, places: list[tuple[int, bytes, bytes]], now: float) -> AsyncIterator[Content]:
         """What some keys hold; the short ones are read side by side."""
         owners = [(cell, name.decode()) for cell, kind, name in places if kind == b"e:"]
         beginnings = await asyncio.gather(*(self._beginning(cell, owner, now) for cell, owner in owners))
-        for (cell, owner), (last, rows) in zip(owners, beginnings, strict=True):
-            async for content in self._mailbox(cell, owner, last, rows, now):
-                yield content
+        for (cell, owner), (state, rows) in zip(owners, beginnings, strict=True):
+            if state is not None:
+                async for content in self._mailbox(cell, owner, unpack_state(state), rows, now):
+                    yield content
         known = [(cell, kind, name) for cell, kind, name in places if kind in {b"t0:", b"t1:"}]
         for tokens in await asyncio.gather(*(self._tokens(cell, kind, name, now) for cell, kind, name in known)):
             if tokens.tokens:
@@ -133,28 +146,28 @@ class RedisSource:
                     if lease is not None:
                         yield lease
 
-    async def _beginning(self, cell: int, owner: str, now: float) -> tuple[int, list[bytes]]:
-        """The last position of a mailbox, and its first part."""
-        last = unpack_state(await self._core.ask(cell, "HGET", "e:", owner, "s")).last
-        return last, await self._core.evaluate(cell, READ, "eg", owner, 0, PART_ROWS, now)
+    async def _beginning(self, cell: int, owner: str, now: float) -> tuple[bytes | None, list[bytes]]:
+        """The state of a mailbox (None: format 2 only knows where it is attached), and its first part."""
+        state = await self._core.ask(cell, "HGET", "e:", owner, "s")
+        return state, await self._core.evaluate(cell, READ, "eg", owner, 0, PART_ROWS, now)
 
-    async def _mailbox(self, cell: int, owner: str, last: int, rows: list[bytes], now: float) -> AsyncIterator[Content]:
-        if not last:  # only known for where it is attached
-            return
-        parts = 0
+    async def _mailbox(
+        self, cell: int, owner: str, state: StoredState, rows: list[bytes], now: float
+    ) -> AsyncIterator[Content]:
+        last, parts = state.last, 0
         while rows or not parts:
-            items, blobs = await self._items(owner, rows, now)
+            items, blobs = await self._items(cell, owner, rows, now)
             for blob in blobs:
                 yield blob
             # What came since the beginning was read is in the file, so its position must not be given again.
             last = max([last, *(item.position for item in items[-1:])])
-            yield Mailbox(owner, last, items)
+            yield Mailbox(owner, last, items, state.begun + 1)
             parts += 1
             if len(rows) < 3 * PART_ROWS:
                 return
             rows = await self._core.evaluate(cell, READ, "eg", owner, int(rows[-3]), PART_ROWS, now)
 
-    async def _items(self, owner: str, rows: list[bytes], now: float) -> tuple[list[Item], list[Blob]]:
+    async def _items(self, cell: int, owner: str, rows: list[bytes], now: float) -> tuple[list[Item], list[Blob]]:
         """A part of a mailbox, and the blobs that have to stand before it."""
         entries = [(int(rows[at]), rows[at + 1], int(rows[at + 2] or 0)) for at in range(0, len(rows), 3)]
         wanted = {unpack_entry(value).digest for _, value, _ in entries} - {b""} - self._written
@@ -167,7 +180,7 @@ class RedisSource:
             if digest and digest not in self._written:
                 blob = found[digest]
                 if blob is None:
-                    if not await self._core.ask(self._core.cells.of(owner), "HEXISTS", "e:", owner, position):
+                    if not await self._core.ask(cell, "HEXISTS", "e:", owner, position):
                         continue  # acknowledged meanwhile, and its payload went with it
                     raise StoreDamagedError(f"mailbox {owner!r}: the payload of entry {position} is missing")
                 if size <= INLINE:
@@ -270,20 +283,21 @@ class RedisTarget:
                 self._mailbox(content)
             case Tokens():
                 rows = [(raw(token), position, until - TOKEN_MEMORY) for token, position, until in content.tokens]
-                self._add("load_tokens", content.owner, (rows,), len(rows))
+                self._add("load_tokens", home_of_owner(content.owner), content.owner, (rows,), len(rows))
             case Records():
                 for key, value, until in content.records:
                     self._put(put_operation(self._core, content.collection, key, value, until))
             case Stream():
                 rows = [(offset, time, raw(value)) for offset, time, value in content.records]  # type: ignore[misc]
                 octets = sum(len(value) for _, _, value in content.records)
-                self._add("load_stream", content.name, (content.last, content.time, rows), len(rows), octets)
+                words = (content.last, content.time, rows)
+                self._add("load_stream", content.name, content.name, words, len(rows), octets)
             case HeldLease():
                 left = max(int((content.until - self._now) * 1000), 1)
-                self._add("load_lease", content.name, (content.token, left))
+                self._add("load_lease", content.name, content.name, (content.token, left))
             case Floor():
                 for cell in range(self._core.cells.count):
-                    self._put(Operation(("load_floor", cell, content.token)))
+                    self._put(Operation(("load_floor", cell, content.token, content.position)))
         if self._weight > MAX_WEIGHT * WINDOW or sum(operation.octets for operation in self._blobs) > MAX_OCTETS:
             await self._write()
 
@@ -304,10 +318,11 @@ class RedisTarget:
             tail = (item.expires_at, size, flags, raw(item.key), raw(item.digest), item.mark)
             rows.append((item.position, raw(entry), *tail))
             octets += len(entry)
-        self._add("load_mailbox", part.owner, (part.last, rows), len(rows), octets)
+        words = (part.last, rows, part.generation - 1)
+        self._add("load_mailbox", home_of_owner(part.owner), part.owner, words, len(rows), octets)
 
-    def _add(self, name: str, of: str, words: tuple[Any, ...], weight: int = 1, octets: int = 0) -> None:
-        self._put(Operation((name, self._core.cells.of(of), of, *words), max(weight, 1), octets))
+    def _add(self, name: str, home: str, of: str, words: tuple[Any, ...], weight: int = 1, octets: int = 0) -> None:
+        self._put(Operation((name, self._core.cells.of(home), of, *words), max(weight, 1), octets))
 
     def _put(self, operation: Operation) -> None:
         self._others.append(operation)

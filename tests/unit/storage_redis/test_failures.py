@@ -149,7 +149,7 @@ async def test_a_full_server_can_be_emptied(own_server: RedisServer) -> None:
         assert lease is not None
         assert await store.coordination.renew(lease, 60.0, NOW)
         assert await store.coordination.release(lease)
-        assert await store.coordination.detach("v1", attached.epoch)
+        assert await store.coordination.detach(attached.fence)
         await store.sweep(NOW, 100)
         assert (0, 0) == await store.blobs.count()
         with pytest.raises(StoreFullError):

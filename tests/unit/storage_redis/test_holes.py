@@ -28,7 +28,7 @@ async def test_what_goes_in_order_leaves_no_holes(store: RedisStore) -> None:
     for position in range(1, 10):
         await store.mailboxes.acknowledge("v1", [position])
         assert [] == await holes(store, "v1")
-    assert MailboxInfo(1, 1, 10, 10) == await store.mailboxes.info("v1")
+    assert MailboxInfo(1, 1, 10, 10, 1) == await store.mailboxes.info("v1")
 
 
 async def test_holes_are_joined(store: RedisStore) -> None:

@@ -69,7 +69,7 @@ async def test_a_call_whose_answer_was_lost_is_done_once(server: RedisServer) ->
             assert [number, number] == [answer.position for answer in answers]
             assert [number] == await store.streams.append("s", [b"%d" % number], NOW)
             attached = await store.coordination.attach("v1", "node")
-            assert number == attached.epoch
+            assert number == attached.fence.number
         assert relay.lost >= 20
         assert [b"%d" % n for n in range(1, 21)] == [e.body for e in await store.mailboxes.read("v1", 0, 100, NOW)]
         assert 20 == (await store.streams.info("s")).records

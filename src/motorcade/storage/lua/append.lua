@@ -4,11 +4,13 @@
 --   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
 --   12 token (empty: none)   13 owners   14 for each owner the position up to which entries are not pushed out unless
 --   they are droppable (-1: all of them; empty: 0 for all)   15 1 if what does not fit is refused, 0 if it pushes out
+--   16 for each owner the generation that its mailbox must have (0: any, also none; empty: 0 for all)   17 for each owner
+--   its home
 --
---   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner o x r n
+--   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner a o x r n p
 --   answer  per owner: position (0: pushed out itself), position replaced or 0, positions pushed out, 1 if the token was
---           known, node the owner is attached to, and OVER if the mailbox is too large since all of it is spared, REFUSED
---           if it did not fit, else 0
+--           known, node the home is attached to, OVER if the mailbox is too large since all of it is spared, REFUSED if
+--           it did not fit, GONE if there is no mailbox of that generation, else 0
 --
 -- It answers where the owner is attached, and attach.lua answers whether something is pending: both run in the owner's
 -- cell, one after the other, so at least one of them sees the other.
@@ -53,7 +55,7 @@ local function remember(at, owner, token, now, position, told)
 end
 
 local NONE = {}
-local OVER, REFUSED = 1, 2
+local OVER, REFUSED, GONE = 1, 2, 3
 
 -- What leads to a new entry, beside its position; `soon` of the mailbox from now on.
 local function index(op, at, owner, position, soon)
@@ -72,17 +74,21 @@ local function index(op, at, owner, position, soon)
 end
 
 -- The short way, when nothing can be replaced, repeated or pushed out: a campaign, sleeping sessions.
-local function append_plain(op, at, owner)
+local function append_plain(op, at, owner, node, _, generation)
     local entries = at .. 'e:' .. owner
-    local state = call('HMGET', entries, 'node', 's')
-    local last, first, held, size, soon = unpack_state(state[2])
+    local packed = call('HGET', entries, 's')
+    local last, first, held, size, soon, begun = unpack_state(at, packed)
+    if generation > 0 and not (packed and begun + 1 == generation) then
+        return { 0, 0, NONE, 0, node, GONE }
+    end
     local position = last + 1
     soon = index(op, at, owner, position, soon)
-    call('HSET', entries, position, op[3], 's', struct.pack(STATE, position, first, held + 1, size + op[6], soon))
+    local state = struct.pack(STATE, position, first, held + 1, size + op[6], soon, begun)
+    call('HSET', entries, position, op[3], 's', state)
     if held == 0 then
         call('SADD', at .. 'o', owner)
     end
-    return { position, 0, NONE, 0, state[1] or '', 0 }
+    return { position, 0, NONE, 0, node, 0 }
 end
 
 -- The entry that goes next: the oldest droppable one, or the oldest that is not spared; nil: all others are.
@@ -153,10 +159,12 @@ local function add(op, box, spared)
     return position, dropped, over
 end
 
-local function append(op, at, owner, spared)
+local function append(op, at, owner, node, spared, generation)
     local key, token, most_octets = op[8], op[12], op[11]
     local box = open(at, owner)
-    local node = call('HGET', box.entries, 'node') or ''
+    if generation > 0 and not (box.made and box.begun + 1 == generation) then
+        return { 0, 0, NONE, 0, node, GONE }
+    end
     local told
     if token ~= '' then
         local position
@@ -187,17 +195,26 @@ local function append(op, at, owner, spared)
 end
 
 operations.append = function(op)
-    local at, owners, spared, answers = base(op[2]), op[13], op[14] or NONE, {}
-    local one = append
-    if op[8] == '' and op[12] == '' and op[10] == 0 and op[11] == 0 then
-        one = append_plain
-        count(at, 'entries', #owners)
-        if op[9] ~= '' then
-            refer(at, op[9], #owners)
-        end
-    end
+    local at, owners, spared, generations, answers = base(op[2]), op[13], op[14], op[16], {}
+    local attached = call('HMGET', at .. 'a', unpack(op[17]))
+    local plain = op[8] == '' and op[12] == '' and op[10] == 0 and op[11] == 0
+    local one = plain and append_plain or append
+    local stored = 0
     for number, owner in ipairs(owners) do
-        answers[number] = one(op, at, owner, spared[number] or 0)
+        local node = ''
+        if attached[number] then
+            local _
+            _, node = attachment(attached[number])
+        end
+        local answer = one(op, at, owner, node, spared[number] or 0, generations[number] or 0)
+        answers[number] = answer
+        stored = answer[1] > 0 and stored + 1 or stored
+    end
+    if plain and stored > 0 then
+        count(at, 'entries', stored)
+        if op[9] ~= '' then
+            refer(at, op[9], stored)
+        end
     end
     return answers
 end

@@ -1,15 +1,16 @@
--- attach: claim an owner for a node.
+-- attach: claim a home for a member, and raise its fence.
 --
---   2 cell   3 owner   4 node
+--   2 cell   3 home   4 member   5 token of the fence   6 owner whose mailbox is looked at
 --
---   keys    e:owner
---   answer  epoch, previous node or nothing, 1 if the mailbox is not empty
+--   keys    a e:owner
+--   answer  number of the fence, previous member or nothing, and the mailbox: entries, octets, first, last, generation
 
 operations.attach = function(op)
-    local meta = base(op[2]) .. 'e:' .. op[3]
-    local state = call('HMGET', meta, 'node', 's')
-    local _, _, held = unpack_state(state[2])
-    local epoch = call('HINCRBY', meta, 'epoch', 1)
-    call('HSET', meta, 'node', op[4])
-    return { epoch, state[1] or '', held > 0 and 1 or 0 }
+    local at, home, number, previous = base(op[2]), op[3], 0, ''
+    local stored = call('HGET', at .. 'a', home)
+    if stored then
+        number, previous = attachment(stored)
+    end
+    call('HSET', at .. 'a', home, digits(number + 1) .. ':' .. op[5] .. ':' .. op[4])
+    return { number + 1, previous, told(open(at, op[6])) }
 end

@@ -8,13 +8,15 @@
 -- The operations are those of many jobs. A job with conditions has a guard before its operations; if it does not hold,
 -- these are skipped (and answered with 0), and no others.
 --
+-- A writer is registered in each cell (join.lua) before its first call. One without a key, or with one that was closed
+-- (fence.lua), is fenced: nothing of its calls is carried out, however late they come.
+--
 -- A writer numbers its calls per cell and sends the next one only when it has the answer to the last. A call whose answer
 -- was lost is sent again with the same number, to whoever is master by then, and is answered from what is stored here:
 -- this is what makes every operation safe to repeat. A call that comes after a later one was held up somewhere, its
 -- sender has given up on it, and it must not be carried out any more.
 
 local number = tonumber(ARGV[2])
-local REMEMBERED = 86400000 -- ms; the writer gives up sooner (GIVE_UP)
 
 -- While a slot is being moved, keys that have gone already look as if they never existed. Asking for one that cannot exist
 -- tells, before anything is written.
@@ -26,16 +28,18 @@ if ARGV[4] == '1' then
 end
 
 local stored = call('GET', KEYS[1])
-if stored then
-    local colon = stored:find(':', 1, true)
-    local last = tonumber(stored:sub(1, colon - 1))
-    if last == number then
-        -- A write, so that the WAIT which follows also waits for what the first sending wrote.
-        call('PEXPIRE', KEYS[1], REMEMBERED)
-        return stored:sub(colon + 1)
-    elseif number < last then
-        return redis.error_reply('STALE a later call was carried out already')
-    end
+local colon = stored and stored:find(':', 1, true)
+if not colon then
+    return redis.error_reply('FENCED this writer is not registered any more')
+end
+local last = tonumber(stored:sub(1, colon - 1))
+if last == number then
+    -- A write, so that the WAIT which follows also waits for what the first sending wrote; one that a full server takes.
+    call('PEXPIRE', KEYS[1], 86400000)
+    call('PERSIST', KEYS[1])
+    return stored:sub(colon + 1)
+elseif number < last then
+    return redis.error_reply('STALE a later call was carried out already')
 end
 
 -- A server that takes no writes says so to the first command that writes, and only to that; one that is full says so only
@@ -60,5 +64,9 @@ for index, op in ipairs(cmsgpack.unpack(ARGV[3])) do
 end
 settle()
 local packed = cmsgpack.pack(answers)
-call('SET', KEYS[1], ARGV[2] .. ':' .. packed, 'PX', REMEMBERED)
+if closed then
+    call('SET', KEYS[1], 'closed', 'PX', 86400000)
+else
+    call('SET', KEYS[1], ARGV[2] .. ':' .. packed)
+end
 return packed

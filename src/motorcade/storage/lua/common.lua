@@ -2,7 +2,7 @@
 -- second is its cell; cells.py lists the keys. All keys of a call are in the slot of KEYS[1] (on a lone server: anywhere),
 -- which is why they may be made up here instead of being listed.
 --
--- Lua's numbers are doubles: positions, offsets and epochs are exact up to 2^53.
+-- Lua's numbers are doubles: positions, offsets and numbers of fences are exact up to 2^53.
 
 local call = redis.call
 local prefix = ARGV[1]
@@ -59,28 +59,57 @@ end
 -- A mailbox. Its entries lie between `first` and `last`, and there is one at `first` unless it is empty. Positions in
 -- between that are gone are in holes: a sorted set of 'from:to' by from, maximal, and only there if something went out of
 -- order. So appending touches one key, and so does removing from the front. `soon` is what the cell's index x says: when
--- the next entry expires, or sooner; 0: none does.
-local STATE = '>ddddd'
+-- the next entry expires, or sooner; 0: none does. `begun` is the position that it began above, which is the floor of the
+-- cell when it was made; its generation is the next one.
+local STATE = '>dddddd'
 
-local function unpack_state(packed)
+local floors = {} -- base of a cell -> its floor: a new mailbox begins above it
+
+local function floor_of(at)
+    local floor = floors[at]
+    if not floor then
+        floor = tonumber(call('GET', at .. 'p') or 0)
+        floors[at] = floor
+    end
+    return floor
+end
+
+local function raise_floor(at, position)
+    if position > floor_of(at) then
+        floors[at] = position
+        call('SET', at .. 'p', digits(position))
+    end
+end
+
+-- last, first, held, size, soon, begun
+local function unpack_state(at, packed)
     if packed then
         return struct.unpack(STATE, packed)
     end
-    return 0, 1, 0, 0, 0
+    local floor = floor_of(at)
+    return floor, floor + 1, 0, 0, 0, floor
 end
 
 local function open(at, owner)
     local entries = at .. 'e:' .. owner
-    local last, first, held, size, soon = unpack_state(call('HGET', entries, 's'))
+    local packed = call('HGET', entries, 's')
+    local last, first, held, size, soon, begun = unpack_state(at, packed)
     return {
         at = at, owner = owner, entries = entries, -- key of the entries
-        last = last, first = first, held = held, size = size, soon = soon,
+        last = last, first = first, held = held, size = size, soon = soon, begun = begun,
         before = held, -- entries when it was opened
+        made = packed and true, -- it exists
     }
 end
 
 local function packed_state(box)
-    return struct.pack(STATE, box.last, box.first, box.held, box.size, box.soon)
+    return struct.pack(STATE, box.last, box.first, box.held, box.size, box.soon, box.begun)
+end
+
+-- Who has attached a home, stored as NUMBER:TOKEN:MEMBER: the number of its fence, and the member.
+local function attachment(stored)
+    local number, member = stored:match('^(%d+):%x*:(.*)$')
+    return tonumber(number), member
 end
 
 -- Whether it has entries decides whether its owner is listed.
@@ -90,6 +119,14 @@ local function list(box)
     elseif box.before > 0 and box.held == 0 then
         call('SREM', box.at .. 'o', box.owner)
     end
+end
+
+-- Entries, octets, first position or 0, last position, generation; all 0 if there is no such mailbox.
+local function told(box)
+    if not box.made then
+        return { 0, 0, 0, 0, 0 }
+    end
+    return { box.held, box.size, box.held > 0 and box.first or 0, box.last, box.begun + 1 }
 end
 
 local function save(box)

@@ -1,14 +1,21 @@
 -- delete: remove one record.
 --
---   2 cell   3 collection   4 key
+--   2 cell   3 collection   4 key   5 home (empty: the key itself)
 --
---   keys    R:collection y n
+--   keys    R:collection i:home y n
 --   answer  1, or 0 if it was not there
 
-operations.delete = function(op)
-    local at = base(op[2])
-    local gone = call('HDEL', at .. 'R:' .. op[3], op[4])
-    call('ZREM', at .. 'y', op[3] .. '\0' .. op[4])
+local function delete(at, collection, key, home)
+    local name = collection .. '\0' .. key
+    local gone = call('HDEL', at .. 'R:' .. collection, key)
+    call('ZREM', at .. 'y', name .. '\0' .. home)
+    if gone == 1 and home ~= '' then
+        call('SREM', at .. 'i:' .. home, name)
+    end
     count(at, 'records', -gone)
     return gone
+end
+
+operations.delete = function(op)
+    return delete(base(op[2]), op[3], op[4], op[5])
 end

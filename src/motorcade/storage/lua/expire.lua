@@ -2,7 +2,7 @@
 --
 --   2 cell   3 now   4 at most so many
 --
---   keys    x y and, of each owner and collection found there, e: g: d: x: R:, and o r n
+--   keys    x y and, of each owner, collection and home found there, e: g: d: x: R: i:, and o r n
 --   answer  how many went, their octets, 1 if there is more, and owner and position of each entry among them
 --
 -- The index x of a cell may name an owner too early, when its entry was acknowledged: it is put right here.
@@ -35,19 +35,17 @@ operations.expire = function(op)
             box.soon = 0
             call('ZREM', at .. 'x', owner)
         end
-        if box.last > 0 then -- else it was forgotten
+        if box.made then -- else it was forgotten
             save(box)
         end
     end
     if steps < budget then
         for _, member in ipairs(call('ZRANGEBYSCORE', at .. 'y', '-inf', now, 'LIMIT', 0, budget - steps)) do
-            local nul = member:find('\0', 1, true)
-            local records, key = at .. 'R:' .. member:sub(1, nul - 1), member:sub(nul + 1)
-            octets = octets + math.max(call('HSTRLEN', records, key) - 8, 0)
-            local went = call('HDEL', records, key)
-            call('ZREM', at .. 'y', member)
-            count(at, 'records', -went)
-            gone = gone + went
+            local first = member:find('\0', 1, true)
+            local second = member:find('\0', first + 1, true)
+            local collection, key = member:sub(1, first - 1), member:sub(first + 1, second - 1)
+            octets = octets + math.max(call('HSTRLEN', at .. 'R:' .. collection, key) - 8, 0)
+            gone = gone + delete(at, collection, key, member:sub(second + 1))
             steps = steps + 1
         end
     end

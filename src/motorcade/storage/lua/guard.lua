@@ -3,9 +3,10 @@
 --   2 cell   3 conditions   4 how many operations follow that depend on them
 --
 --   expect   2 cell   3 collection   4 key   5 value that the record must have now (false: there must be none)   6 now
+--   fence    2 cell   3 home   4 the fence that it must have: NUMBER:TOKEN:
 --
---   keys    R:collection
---   answer  what does not hold: CONFLICT, or 0 if everything does
+--   keys    R:collection a
+--   answer  what does not hold: CONFLICT or FENCED, or 0 if everything does
 
 local conditions = {}
 
@@ -19,6 +20,14 @@ conditions.expect = function(op)
     end
     if (stored and stored:sub(9)) ~= op[5] then
         return 'CONFLICT'
+    end
+    return 0
+end
+
+conditions.fence = function(op)
+    local stored = call('HGET', base(op[2]) .. 'a', op[3])
+    if not stored or stored:sub(1, #op[4]) ~= op[4] then
+        return 'FENCED'
     end
     return 0
 end

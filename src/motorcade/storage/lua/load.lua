@@ -2,13 +2,14 @@
 -- (transfer_redis.py). Positions, offsets and fencing tokens come from there, so that nothing is given twice.
 --
 --   load_mailbox   2 cell   3 owner   4 last position   5 rows: position, entry as it is stored, expires_at, octets, flags,
---                  key, digest, mark
+--                  key, digest, mark   6 position that it began above
 --   load_tokens    2 cell   3 owner   4 rows: token, position, time of the append
 --   load_stream    2 cell   3 stream   4 last offset   5 time of the last   6 rows: offset, time, value
 --   load_lease     2 cell   3 name   4 token   5 ms it has left
---   load_floor     2 cell   3 no token of a lease of this cell may be this one or below
+--   load_floor     2 cell   3 no token of a lease of this cell may be this one or below   4 nor a position of a mailbox
+--                  that is made later
 --
---   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner o x r n   S:stream s:stream s   l:name f:name f
+--   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner o x r n   S:stream s:stream s   l:name f:name f p
 --   answer  1
 
 -- A position that was in a hole, or before everything, gets an entry; positions come in ascending order.
@@ -53,6 +54,7 @@ operations.load_mailbox = function(op)
     local at, owner = base(op[2]), op[3]
     local box = open(at, owner)
     local entries = box.entries
+    box.begun = op[6]
     extend(box, op[4])
     for _, row in ipairs(op[5]) do
         local position, entry, expires, octets, flags, key, digest, mark = unpack(row)
@@ -117,5 +119,6 @@ end
 
 operations.load_floor = function(op)
     call('SET', base(op[2]) .. 'f', digits(op[3]))
+    raise_floor(base(op[2]), op[4])
     return 1
 end
