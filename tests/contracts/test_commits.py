@@ -130,7 +130,8 @@ async def test_offsets_of_each_append_to_a_stream(store: Store) -> None:
 
 
 async def test_an_empty_batch(store: Store) -> None:
-    assert Written([], []) == await store.write(Batch())
+    written = await store.write(Batch())
+    assert ([], [], []) == (written.appended, written.offsets, list(written.generations))
 
 
 async def test_many_tasks_may_wait_for_one_commit(store: Store) -> None:

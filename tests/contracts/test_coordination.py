@@ -35,7 +35,7 @@ async def test_the_last_attach_counts_whatever_an_old_connection_does(store: Sto
     assert ("", False) == (old.previous, old.pending)
     new = await other.coordination.attach("v1", "node-b")
     assert "node-a" == new.previous
-    assert not await store.coordination.detach("v1", old.epoch)
+    assert not await store.coordination.detach(old.fence)
     draft, wanted = Draft(b"body", token=b"token"), [("v1", "node-b"), ("v2", "")]
     for _ in range(2):
         answers = await store.mailboxes.append(["v1", "v2"], draft, NOW)
@@ -44,11 +44,12 @@ async def test_the_last_attach_counts_whatever_an_old_connection_does(store: Sto
     batch.append(["v1"], Draft(b"body"), NOW)
     batch.append(["v2"], Draft(b"body"), NOW)
     assert wanted == [(answer.owner, answer.attached) for answer in (await other.write(batch)).appended]
-    assert await other.coordination.detach("v1", new.epoch)
-    assert not await other.coordination.detach("v1", new.epoch)
+    assert await other.coordination.detach(new.fence)
+    assert not await other.coordination.detach(new.fence)
     again = await store.coordination.attach("v1", "node-a")
     assert ("", True) == (again.previous, again.pending)
-    assert old.epoch < new.epoch < again.epoch, "epochs grow across a detach"
+    assert old.fence.number + 1 == new.fence.number
+    assert 3 == len({old.fence.token, new.fence.token, again.fence.token})
 
 
 async def test_no_wake_up_is_lost(store: Store, other: Store) -> None:
@@ -111,9 +112,9 @@ async def test_attaches_at_once_form_a_chain(store: Store, other: Store) -> None
     """Each sees exactly one before it; one is the last."""
     calls = [(store if number % 2 else other).coordination.attach("v1", f"node-{number}") for number in range(30)]
     answers = await asyncio.gather(*calls)
-    epochs = [answer.epoch for answer in answers]
-    assert len(set(epochs)) == 30
-    in_order = sorted(range(30), key=epochs.__getitem__)
+    numbers = [answer.fence.number for answer in answers]
+    assert list(range(1, 31)) == sorted(numbers)
+    in_order = sorted(range(30), key=numbers.__getitem__)
     assert ["", *(f"node-{number}" for number in in_order[:-1])] == [answers[number].previous for number in in_order]
     assert f"node-{in_order[-1]}" == (await append(store, "v1", Draft(b"body"))).attached
 

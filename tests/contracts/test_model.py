@@ -2,8 +2,9 @@
 
 The model is written down twice as simple as any engine could be; hypothesis looks for a sequence of calls where the two
 differ, and shows the shortest. Whatever is written down here needs no example beside it: bounds, what is in flight and
-spared, tokens, keys, marks, expiry, sweeps and their budgets, batches in order, records, streams and their trims, blobs
-that are kept, attachments; on engines that keep their data, closed and opened again at any moment.
+spared, tokens, keys, marks, expiry, sweeps and their budgets, batches in order and their conditions, records, streams
+and their trims, blobs that are kept, attachments and fences, generations, feeds; on engines that keep their data,
+closed and opened again at any moment.
 """
 
 from __future__ import annotations
@@ -27,18 +28,24 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from motorcade.storage.homes import home_of_owner
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import (
     SPARE_ALL,
     Appended,
+    Attached,
     Batch,
     Bound,
     Draft,
     Durability,
     Entry,
+    FeedEnd,
+    Fence,
     Formed,
     MailboxInfo,
     Store,
+    StoreConflictError,
+    StoreFencedError,
     StreamInfo,
     StreamRecord,
     Written,
@@ -60,7 +67,8 @@ from tests.contracts.engines import (
 
 T = TypeVar("T")
 
-OWNERS = st.sampled_from(["v1", "v2", "v1/v2"])
+OWNERS = st.sampled_from(["v1", "session:v", "fanout:v"])  # the last two have one home
+HOMES = st.sampled_from(["v1", "client:v", "elsewhere"])
 PAYLOADS = [b"", b"small", b"a" * 1000, b"b" * 2000]
 CONTENTS = [b"", b"value", bytes(range(256)), b"x" * 40_000]
 BOUNDS = st.one_of(
@@ -81,17 +89,20 @@ DRAFTS = st.builds(
     token=st.sampled_from([b"", b"", b"t1", b"t2"]),
 )
 SPARED = st.sampled_from([0, 0, 0, SPARE_ALL, 1, 3, 5, 8, 12])
-POSITIONS = st.integers(-1, 20)
+POSITIONS = st.integers(-1, 30)
+#: The generation that an append names: any, the one that there is, another one.
+ANY, THIS, ANOTHER = 0, 1, 2
+GENERATIONS = st.sampled_from([ANY, ANY, THIS, ANOTHER])
 MARKS = st.sampled_from([0, 1, 255])
 
-COLLECTIONS, KEYS = st.sampled_from(["c", "cc"]), st.sampled_from(["k", "k/1", "k/1/2", "*"])
+COLLECTIONS, KEYS = st.sampled_from(["c", "cc"]), st.sampled_from(["k", "k/1", "k/1/2", "*", "v1"])
 VALUES = st.integers(0, 3).map(lambda number: CONTENTS[number])  # by number: large ones would be told in full
 
 STREAMS = st.sampled_from(["s", "ss"])
 ROWS = st.lists(VALUES, min_size=1, max_size=5)
 RECORDS = ROWS | ROWS.map(lambda values: Formed([b"<", 0, b"|", 0, b">"], [values]))
 
-APPEND = st.tuples(st.just("append"), st.lists(OWNERS, max_size=3), DRAFTS, BOUNDS, SPARED)
+APPEND = st.tuples(st.just("append"), st.lists(OWNERS, max_size=3), DRAFTS, BOUNDS, SPARED, GENERATIONS)
 STEPS = st.one_of(
     APPEND,
     APPEND,
@@ -100,6 +111,13 @@ STEPS = st.one_of(
     st.tuples(st.just("put"), COLLECTIONS, KEYS, VALUES, ENDS),
     st.tuples(st.just("delete"), COLLECTIONS, KEYS),
     st.tuples(st.just("stream"), STREAMS, RECORDS, st.sampled_from([0.0, 0.0, 5.0])),
+    st.tuples(st.just("make"), OWNERS),
+    st.tuples(st.just("note"), HOMES, st.binary(max_size=4)),
+)
+CONDITIONS = st.one_of(
+    st.tuples(st.just("fence"), st.integers(0, 3)),  # how many attaches ago it was given
+    st.tuples(st.just("expect"), COLLECTIONS, KEYS, st.none() | VALUES),
+    st.tuples(st.just("expect"), COLLECTIONS, KEYS, st.just("what is there")),
 )
 
 
@@ -110,6 +128,9 @@ class ModelBox:
     entries: list[tuple[Entry, bool]] = field(default_factory=list)  #: and whether it is droppable
     last: int = 0
     tokens: dict[bytes, tuple[float, int]] = field(default_factory=dict)
+    floor: int = 0  #: of positions and generations before it was forgotten
+    made: bool = False
+    generation: int = 0  #: as the engine has told it
 
     def octets(self) -> int:
         return sum(len(entry.body) + len(entry.payload) for entry, _ in self.entries)
@@ -219,8 +240,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.now = NOW
         self.boxes: dict[str, ModelBox] = {}
-        self.attached: dict[str, tuple[str, int]] = {}  #: node and epoch
-        self.epochs: dict[str, int] = {}  #: the last one of each owner
+        self.attached: dict[str, tuple[str, Fence]] = {}  #: by home
+        self.fences: list[Fence] = []  #: all that were given, the last one first
+        self.notes: dict[int, list[bytes]] = {}  #: of each feed, that were not read
+        self.read_up_to: dict[int, FeedEnd] = {}
         self.records: dict[tuple[str, str], tuple[bytes, float]] = {}
         self.streams: dict[str, ModelStream] = {}
         self.kept: dict[bytes, float] = {}  #: blobs that were put, and how long they are kept
@@ -245,32 +268,63 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- writes
 
-    def expect(self, owner: str, draft: Draft, bound: Bound, spared: int, answer: Appended) -> None:
-        box, node = self.box(owner), self.attached.get(owner, ("", 0))[0]
+    def expect(self, owner: str, draft: Draft, bound: Bound, spared: int, named: int, answer: Appended) -> None:
+        box, node = self.box(owner), self.attached[home][0] if (home := home_of_owner(owner)) in self.attached else ""
+        if named == ANOTHER:
+            assert answer == Appended(owner, 0, attached=node, gone=True)
+            return
         wanted = box.append(owner, draft, self.now, bound, answer.position or box.last + 1, spared, node)
         assert answer == wanted
         if answer.position and not answer.repeated:
             # What was pushed out itself may have used up positions; nothing else may.
-            assert answer.position > box.last
-            box.last = answer.position
+            assert answer.position > max(box.last, box.floor)
+            box.last, box.made = answer.position, True
+
+    def generations(self, names: list[str], named: int) -> list[int]:
+        if named == ANOTHER:
+            return [self.box(owner).generation + 1_000_000 for owner in names]
+        return [self.box(owner).generation for owner in names] if named == THIS else []
 
     @rule(call=APPEND)
-    def append(self, call: tuple[str, list[str], Draft, Bound, int]) -> None:
-        _, names, draft, bound, spared = call
-        draft = replace(draft, expires_at=self.at(draft.expires_at))
-        answers = self.run(self.store.mailboxes.append(names, draft, self.now, bound, [spared] * len(names)))
+    def append(self, call: tuple[str, list[str], Draft, Bound, int, int]) -> None:
+        _, names, draft, bound, spared, named = call
+        draft, generations = replace(draft, expires_at=self.at(draft.expires_at)), self.generations(names, named)
+        answers = self.run(
+            self.store.mailboxes.append(names, draft, self.now, bound, [spared] * len(names), generations)
+        )
         for owner, answer in zip(names, answers, strict=True):
-            self.expect(owner, draft, bound, spared, answer)
+            self.expect(owner, draft, bound, spared, named, answer)
 
-    @rule(steps=st.lists(STEPS, max_size=8))
-    def batch(self, steps: list[tuple]) -> None:
-        """Each step sees what the steps before it have done."""
+    def add_conditions(self, batch: Batch, conditions: list[tuple]) -> bool:
+        """Whether all of them hold."""
+        holds = True
+        for condition in conditions:
+            match condition:
+                case ("fence", ago) if ago < len(self.fences):
+                    fence = self.fences[ago]
+                    batch.fence(fence)
+                    holds = holds and self.attached.get(fence.home, ("", None))[1] == fence
+                case ("expect", collection, key, value):
+                    there = self.readable(collection).get(key)
+                    value = there if value == "what is there" else value
+                    batch.put(collection, key, b"expected", expect=value, now=self.now)
+                    holds = holds and there == value
+        return holds
+
+    @rule(steps=st.lists(STEPS, max_size=8), conditions=st.just([]) | st.lists(CONDITIONS, max_size=2))
+    def batch(self, steps: list[tuple], conditions: list[tuple]) -> None:
+        """Each step sees what the steps before it have done; conditions are about what was there before."""
         batch = Batch()
+        holds = self.add_conditions(batch, conditions)
         for step in steps:
             match step:
-                case ("append", names, draft, bound, spared):
+                case ("append", names, draft, bound, spared, named):
                     draft = replace(draft, expires_at=self.at(draft.expires_at))
-                    batch.append(names, draft, self.now, bound, [spared] * len(names))
+                    batch.append(names, draft, self.now, bound, [spared] * len(names), self.generations(names, named))
+                case ("make", owner):
+                    batch.make(owner)
+                case ("note", home, data):
+                    batch.note(home, data)
                 case ("acknowledge", owner, positions):
                     batch.acknowledge(owner, iter(positions))
                 case ("mark", owner, position, mark):
@@ -281,14 +335,25 @@ class StoreMachine(RuleBasedStateMachine):
                     batch.delete(collection, key)
                 case ("stream", name, values, ago):
                     batch.stream(name, values, self.now - ago)
+        if not holds:
+            with pytest.raises((StoreFencedError, StoreConflictError)):
+                self.run(self.written(batch))
+            return
         written = self.run(self.written(batch))
-        answers, offsets = iter(written.appended), iter(written.offsets)
+        for condition in conditions:
+            if condition[0] == "expect":
+                self.records[condition[1], condition[2]] = b"expected", 0.0
+        answers, offsets, generations = iter(written.appended), iter(written.offsets), iter(written.generations)
         for step in steps:
             match step:
-                case ("append", names, draft, bound, spared):
+                case ("append", names, draft, bound, spared, named):
                     draft = replace(draft, expires_at=self.at(draft.expires_at))
                     for owner in names:
-                        self.expect(owner, draft, bound, spared, next(answers))
+                        self.expect(owner, draft, bound, spared, named, next(answers))
+                case ("make", owner):
+                    self.made(owner, next(generations))
+                case ("note", home, data):
+                    self.notes.setdefault(self.store.feeds.feed_of(home), []).append(data)
                 case ("acknowledge", owner, positions):
                     self.box(owner).remove(set(positions))
                 case ("mark", owner, position, mark):
@@ -302,6 +367,17 @@ class StoreMachine(RuleBasedStateMachine):
                     stream.append(values, self.now - ago, list(next(offsets)))  # the invariant compares the rest
         assert next(answers, None) is None
         assert next(offsets, None) is None
+        assert next(generations, None) is None
+
+    def made(self, owner: str, generation: int) -> None:
+        """The mailbox is there, and has a generation that is its own."""
+        box = self.box(owner)
+        assert generation == box.generation if box.generation else generation > box.floor
+        box.made, box.generation = True, generation
+
+    @rule(owner=OWNERS)
+    def make(self, owner: str) -> None:
+        self.made(owner, self.run(self.store.mailboxes.make(owner)))
 
     @rule(owner=OWNERS, positions=st.lists(POSITIONS, max_size=6))
     def acknowledge(self, owner: str, positions: list[int]) -> None:
@@ -320,8 +396,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(owner=OWNERS)
     def forget(self, owner: str) -> None:
-        assert len(self.box(owner).entries) == self.run(self.store.mailboxes.forget(owner))
-        self.boxes[owner] = ModelBox()
+        box = self.box(owner)
+        assert len(box.entries) == self.run(self.store.mailboxes.forget(owner))
+        self.boxes[owner] = ModelBox(floor=max(box.floor, box.last, box.generation))
         assert MailboxInfo(0, 0, 0, 0) == self.run(self.store.mailboxes.info(owner))
 
     @rule(payload=st.integers(2, 3).map(lambda number: PAYLOADS[number]), seconds=st.sampled_from([1.0, 5.0, 2 * HOUR]))
@@ -372,20 +449,48 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(owner=OWNERS, node=st.sampled_from(["node-a", "node-b"]))
     def attach(self, owner: str, node: str) -> None:
-        answer = self.run(self.store.coordination.attach(owner, node))
-        previous = self.attached.get(owner, ("", 0))[0]
-        assert (previous, bool(self.box(owner).entries)) == (answer.previous, answer.pending)
-        assert answer.epoch > self.epochs.get(owner, 0)
-        self.attached[owner], self.epochs[owner] = (node, answer.epoch), answer.epoch
+        self.was_attached(owner, node, self.run(self.store.coordination.attach(owner, node)))
 
-    @rule(owner=OWNERS, of=OWNERS, step=st.sampled_from([0, 0, 0, -1, 1]))
-    def detach(self, owner: str, of: str, step: int) -> None:
-        """With the epoch of the last attach, one that is old or unknown, or somebody else's."""
-        epoch = self.epochs.get(of, 1) + step
-        there = owner in self.attached and self.attached[owner][1] == epoch
-        assert there == self.run(self.store.coordination.detach(owner, epoch))
+    @rule(owner=OWNERS, node=st.sampled_from(["node-a", "node-b"]))
+    def open_home(self, owner: str, node: str) -> None:
+        """Also with records: of these collections, those whose key is the home."""
+        opened = self.run(self.store.coordination.open(owner, node, ["c", "cc"], self.now))
+        self.was_attached(owner, node, opened.attached)
+        home = home_of_owner(owner)
+        records = [self.readable(collection) for collection in ("c", "cc")]
+        assert [{home: found[home]} if home in found else {} for found in records] == opened.records
+
+    def was_attached(self, owner: str, node: str, answer: Attached) -> None:
+        home, info = home_of_owner(owner), self.run(self.store.mailboxes.info(owner))
+        previous, old = self.attached.get(home, ("", None))
+        assert (previous, bool(self.box(owner).entries), info) == (answer.previous, answer.pending, answer.mailbox)
+        assert home == answer.fence.home and answer.fence not in self.fences
+        assert old is None or answer.fence.number == old.number + 1
+        self.attached[home] = node, answer.fence
+        self.fences.insert(0, answer.fence)
+
+    @precondition(lambda self: self.fences)
+    @rule(ago=st.integers(0, 3))
+    def detach(self, ago: int) -> None:
+        """With the fence of the last attach, or an old one."""
+        fence = self.fences[min(ago, len(self.fences) - 1)]
+        there = self.attached.get(fence.home, ("", None))[1] == fence
+        assert there == self.run(self.store.coordination.detach(fence))
         if there:
-            del self.attached[owner]
+            del self.attached[fence.home]
+
+    @rule(limit=st.integers(1, 3))
+    def read_feeds(self, limit: int) -> None:
+        """All that was noted comes once, in order, and leads to the end."""
+        for feed, end in enumerate(self.run(self.store.feeds.ends())):
+            wanted, found = self.notes.pop(feed, []), list[bytes]()
+            page = self.run(self.store.feeds.read(feed, self.read_up_to.get(feed, FeedEnd()), limit))
+            while page.notes:
+                found += [note.data for note in page.notes]
+                self.read_up_to[feed] = FeedEnd(page.notes[-1].number, page.notes[-1].nonce)
+                page = self.run(self.store.feeds.read(feed, self.read_up_to[feed], limit))
+            assert not page.gap and found == wanted
+            assert end == self.read_up_to.get(feed, FeedEnd())
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0, HOUR]))
     def pass_time(self, seconds: float) -> None:
@@ -459,8 +564,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert box.alive(self.now) == await entries(self.store, owner, self.now)
             info = await mailboxes.info(owner)
             first = box.entries[0][0].position if box.entries else 0
-            assert info == MailboxInfo(len(box.entries), box.octets(), first, info.last)
+            assert info == MailboxInfo(len(box.entries), box.octets(), first, info.last, info.generation)
             assert info.last >= box.last
+            if info.generation:
+                self.made(owner, info.generation)
+            assert bool(info.generation) == box.made
             kept |= {entry.payload for entry, _ in box.entries if len(entry.payload) > 256}
         assert sorted(owner for owner, box in self.boxes.items() if box.entries) == await owners(self.store)
         for payload in kept:

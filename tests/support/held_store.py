@@ -19,6 +19,7 @@ from motorcade.commit import Commit
 from motorcade.storage.memory import (
     MemoryBlobs,
     MemoryCoordination,
+    MemoryFeeds,
     MemoryRecords,
     MemoryStore,
     MemoryStreams,
@@ -32,6 +33,7 @@ from motorcade.storage.ports import (
     Bound,
     Draft,
     Entry,
+    Fence,
     MailboxInfo,
     Put,
     StoreCondition,
@@ -90,9 +92,21 @@ class HeldMailboxes:
         self._wait_read = store.wait_read
 
     async def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound = NO_BOUND,
+        spared: Sequence[int] = (),
+        generations: Sequence[int] = (),
     ) -> list[Appended]:
-        return await self._wait(lambda: _run(self._inner.append(owners, draft, now, bound, spared)), removes=False)
+        inner = self._inner
+        return await self._wait(
+            lambda: _run(inner.append(owners, draft, now, bound, spared, generations)), removes=False
+        )
+
+    async def make(self, owner: str) -> int:
+        return await self._wait(lambda: _run(self._inner.make(owner)), removes=False)
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         return await self._wait_read(lambda: _run(self._inner.read(owner, after, limit, now)))
@@ -110,8 +124,8 @@ class HeldMailboxes:
     async def clear(self, owner: str) -> int:
         return await self._wait(lambda: _run(self._inner.clear(owner)), removes=True)
 
-    async def forget(self, owner: str) -> int:
-        return await self._wait(lambda: _run(self._inner.forget(owner)), removes=True)
+    async def forget(self, owner: str, fence: Fence | None = None) -> int:
+        return await self._wait(lambda: _run(self._inner.forget(owner, fence)), removes=True)
 
     def owners(self) -> AsyncIterator[str]:
         return self._inner.owners()
@@ -174,8 +188,16 @@ class HeldStore:
         return self.inner.records
 
     @property
+    def feeds(self) -> MemoryFeeds:
+        return self.inner.feeds
+
+    @property
     def coordination(self) -> MemoryCoordination:
         return self.inner.coordination
+
+    @property
+    def writer(self) -> str:
+        return self.inner.writer
 
     async def open(self) -> None:
         """It is open from the beginning: what it has must outlive the process that is tested."""

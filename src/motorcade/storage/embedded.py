@@ -147,8 +147,7 @@ def contents(path: Path) -> Contents:
         try:
             notes = Notes()
             notes.load(found)
-            totals = notes.get(found, tables.TOTALS_NOTE)
-            entries, blobs, octets, *_ = tables.TOTALS.unpack(totals) if totals is not None else (0, 0, 0, 0, 0)
+            entries, blobs, octets, *_ = tables.parse_totals(notes.get(found, tables.TOTALS_NOTE))
             records: Counter[str] = Counter()
             for key, _ in scan(found.records, b"", b""):
                 records[key.partition(b"\0")[0].decode()] += 1

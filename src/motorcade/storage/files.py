@@ -90,6 +90,7 @@ class Tables:
     leases: Rdict
     endings: Rdict
     notes: Rdict
+    feed: Rdict
     meta: Rdict
 
     def __init__(self, db: Rdict, present: Iterable[str] = tables.TABLES) -> None:
@@ -367,8 +368,13 @@ def _allow_runs(_: Tables, __: bytes) -> tuple[WriteBatch, None]:
     return WriteBatch(raw_mode=True), None
 
 
+def _add_generations(_: Tables, __: bytes) -> tuple[WriteBatch, None]:
+    """3 to 4: heads have a generation, totals a floor, and there is a feed. What is there may stay as it is."""
+    return WriteBatch(raw_mode=True), None
+
+
 #: What brings files of an older format to the next one, step by step: by the format they have.
-MIGRATIONS: dict[int, Step] = {1: _add_shared, 2: _allow_runs}
+MIGRATIONS: dict[int, Step] = {1: _add_shared, 2: _allow_runs, 3: _add_generations}
 
 
 def migrate(opened: Tables, steps: dict[int, Step] | None = None) -> None:

@@ -53,7 +53,7 @@ class _Inspection:
         entries, shared = self._mailboxes(), self._shared()
         totals = (entries, *self._blobs(), sum(1 for _ in scan(self._tables.records, b"", b"")), shared)
         stored = self._notes.get(self._tables, tables.TOTALS_NOTE)
-        expected = tables.TOTALS.unpack(stored) if stored is not None else (0, 0, 0, 0, 0)
+        expected = tables.parse_totals(stored)[:5]
         if totals != expected:
             what = "entries, blobs, octets of blobs, records, shared messages"
             self._say(f"totals ({what}): counted {totals}, noted {expected}")

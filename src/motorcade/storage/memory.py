@@ -33,6 +33,7 @@ from motorcade.commit import Commit
 from motorcade.storage.homes import home_of_owner, records_of
 from motorcade.storage.ports import (
     FEED_KEPT,
+    FENCED,
     NO_BOUND,
     SPARE_ALL,
     TOKEN_MEMORY,
@@ -74,9 +75,6 @@ from motorcade.storage.ports import (
     weigh,
 )
 from motorcade.storage.wakeups import WakeUps, Watchers
-
-#: Why a store refuses everything.
-FENCED = "this store was fenced: another member has taken its right to write; it has to be opened again"
 
 #: The cursor of a sweep that is not done. The heap knows where to go on, so it says no more than that.
 MORE = b"more"
@@ -263,6 +261,11 @@ class Mailbox:
     octets: int = 0
     last: int = 0
     generation: int = 1
+    made: bool = False  #: by `make`
+
+    @property
+    def is_there(self) -> bool:
+        return self.made or self.last >= self.generation
 
     @property
     def info(self) -> MailboxInfo:
@@ -359,7 +362,7 @@ class MemoryMailboxes:
             self.check(fence)
         removed = await self.clear(owner)
         box = self.boxes.pop(owner, None)
-        if box is not None:
+        if box is not None and box.is_there:
             self.floor = max(self.floor, box.last, box.generation)
         return removed
 
@@ -370,7 +373,7 @@ class MemoryMailboxes:
 
     def look(self, owner: str) -> MailboxInfo:
         box = self.boxes.get(owner)
-        return MailboxInfo(0, 0, 0, 0) if box is None else box.info
+        return box.info if box is not None and box.is_there else MailboxInfo(0, 0, 0, 0)
 
     def check(self, fence: Fence) -> None:
         """Raise `StoreFencedError` unless it is the fence of its home."""
@@ -396,7 +399,9 @@ class MemoryMailboxes:
         return answers
 
     def apply_make(self, owner: str) -> int:
-        return self._made(owner).generation
+        box = self._made(owner)
+        box.made = True
+        return box.generation
 
     def _made(self, owner: str) -> Mailbox:
         box = self.boxes.get(owner)

@@ -452,6 +452,10 @@ class Opened:
     records: list[dict[str, bytes]]  #: of each collection: key and value
 
 
+#: What a store says that was fenced (`Coordination.fence_member`).
+FENCED: Final = "this store was fenced: another member has taken its right to write; it has to be opened again"
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A store object that is open somewhere, and may write."""

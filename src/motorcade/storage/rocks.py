@@ -1,4 +1,4 @@
-"""The embedded engine: all five ports over RocksDB, for one node.
+"""The embedded engine: all ports over RocksDB, for one node.
 
     rocks.py         the ports; everything that reads
     writer.py        one thread that commits in groups; everything that writes passes through it
@@ -39,6 +39,7 @@ from motorcade.storage.notes import Notes
 from motorcade.storage.ports import (
     NO_BOUND,
     Acknowledge,
+    AddNote,
     Append,
     Appended,
     Attached,
@@ -49,9 +50,16 @@ from motorcade.storage.ports import (
     Draft,
     Durability,
     Entry,
+    FeedEnd,
+    FeedPage,
+    Fence,
     Formed,
     Lease,
     MailboxInfo,
+    Mark,
+    Member,
+    Note,
+    Opened,
     Put,
     StoreCondition,
     StoreError,
@@ -66,7 +74,7 @@ from motorcade.storage.ports import (
     check_mark,
 )
 from motorcade.storage.tables import after_prefix
-from motorcade.storage.transaction import MAX_HEADS, MAX_SEEN_ROWS, State, Transaction, load_head
+from motorcade.storage.transaction import MAX_HEADS, MAX_SEEN_ROWS, State, Transaction, feed_end, load_head
 from motorcade.storage.wakeups import WakeUps
 from motorcade.storage.writer import MAX_QUEUED, RESERVE, Writer
 
@@ -286,12 +294,21 @@ class RocksMailboxes:
         self._seen = writer.state.seen
 
     async def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound = NO_BOUND, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound = NO_BOUND,
+        spared: Sequence[int] = (),
+        generations: Sequence[int] = (),
     ) -> list[Appended]:
         owners = list(owners)
         return await self._writer.submit(
-            lambda write: write.append(owners, draft, now, bound, spared), rows=len(owners) + 2
+            lambda write: write.append(owners, draft, now, bound, spared, generations), rows=len(owners) + 2
         )
+
+    async def make(self, owner: str) -> int:
+        return await self._writer.submit(lambda write: write.make(owner))
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         head = self._heads.peek(owner)
@@ -362,7 +379,7 @@ class RocksMailboxes:
         return await self._writer.submit(lambda write: write.mark(owner, position, mark), grows=False)
 
     async def info(self, owner: str) -> MailboxInfo:
-        if self._writer.trouble is not None:
+        if self._writer.trouble is not None or self._writer.fenced:
             return await self._reader.now(partial(_info, self._writer.state.notes, owner))
         return await self._writer.submit(lambda write: write.info(owner), durable=False, grows=False)
 
@@ -377,14 +394,16 @@ class RocksMailboxes:
             if removed < STEP_REMOVALS:
                 return total
 
-    async def forget(self, owner: str) -> int:
+    async def forget(self, owner: str, fence: Fence | None = None) -> int:
         total, up_to, more = 0, -1, True
+
+        def step(write: Transaction) -> tuple[int, int, bool]:
+            if fence is not None:
+                write.check_fence(fence)
+            return write.forget(owner, up_to, STEP_REMOVALS)
+
         while more:
-            removed, up_to, more = await self._writer.submit(
-                lambda write, up_to=up_to: write.forget(owner, up_to, STEP_REMOVALS),  # type: ignore[misc]
-                rows=2 * STEP_REMOVALS,
-                grows=False,
-            )
+            removed, up_to, more = await self._writer.submit(step, rows=2 * STEP_REMOVALS, grows=False)
             total += removed
         return total
 
@@ -436,9 +455,11 @@ def _entries(
 def _info(notes: Notes, owner: str, opened: Tables) -> MailboxInfo:
     """Size and ends, from the tables alone."""
     head = load_head(opened, notes, owner)
+    if not head.is_there:
+        return MailboxInfo(0, 0, 0, 0)
     rows = scan(opened.entries, head.prefix + _pack(head.first), after_prefix(head.prefix))
     first = next((tables.NUMBER.unpack(key[-8:])[0] for key, _ in rows), 0)
-    return MailboxInfo(head.count, head.octets, first, head.last)
+    return MailboxInfo(head.count, head.octets, first, head.last, head.generation)
 
 
 def _owners(start: bytes, opened: Tables) -> tuple[list[str], bytes | None]:
@@ -598,6 +619,44 @@ def _kept(values: Sequence[bytes]) -> Sequence[bytes]:
     return values if isinstance(values, Formed) else list(values)
 
 
+# -- feeds
+
+
+class RocksFeeds:
+    """What has changed: one feed."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def feed_of(self, home: str) -> int:  # noqa: ARG002 - there is but one
+        return 0
+
+    async def ends(self) -> list[FeedEnd]:
+        return [await self._reader.now(feed_end)]
+
+    async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:  # noqa: ARG002 - there is but one
+        look = self._reader.now if limit <= DIRECT_ROWS else self._reader.beside
+        return await look(partial(_notes, after, limit))
+
+
+def _notes(after: FeedEnd, limit: int, opened: Tables) -> FeedPage:
+    """Return the notes after the one that the reader knows, if that is still there."""
+    notes: list[Note] = []
+    known = not after.number  # at the beginning
+    for key, row in scan(opened.feed, _pack(after.number), b""):
+        number = _unpack_number(key)[0]
+        note = Note(number, row[: tables.NONCE_SIZE], row[tables.NONCE_SIZE :])
+        if number == after.number and note.nonce == after.nonce:
+            known = True
+            continue
+        if not known or (not after.number and not notes and number > 1):
+            return FeedPage([], gap=True)
+        if len(notes) >= limit:
+            break
+        notes.append(note)
+    return FeedPage(notes) if known else FeedPage([], gap=True)
+
+
 # -- coordination
 
 
@@ -609,15 +668,25 @@ class RocksCoordination:
         self._writer = writer
         self._wake_ups = WakeUps()
 
-    async def attach(self, owner: str, node: str) -> Attached:
+    async def attach(self, owner: str, member: str) -> Attached:
         return await self._writer.submit(
-            lambda write: write.attach(owner, node), durable=False, grows=False, alone=True
+            lambda write: write.attach(owner, member), durable=False, grows=False, alone=True
         )
 
-    async def detach(self, owner: str, epoch: int) -> bool:
+    async def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
         return await self._writer.submit(
-            lambda write: write.detach(owner, epoch), durable=False, grows=False, alone=True
+            lambda write: write.open(owner, member, collections, now), durable=False, grows=False, alone=True
         )
+
+    async def detach(self, fence: Fence) -> bool:
+        return await self._writer.submit(lambda write: write.detach(fence), durable=False, grows=False, alone=True)
+
+    async def members(self) -> list[Member]:
+        await self._reader.now(lambda _: None)
+        return [] if self._writer.fenced else [Member(self._writer.name, self._writer.since)]
+
+    async def fence_member(self, writer: str) -> bool:
+        return await self._writer.submit(lambda _: self._writer.fence(writer), durable=False, grows=False, alone=True)
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002
         return await self._writer.submit(lambda write: write.acquire(name, ttl, now), grows=False)
@@ -664,6 +733,7 @@ def _weight(batch: Batch) -> tuple[int, int, bool]:
             size += len(step.value)
         else:
             rows += 1
+            size += len(step.data) if isinstance(step, AddNote) else 0
     return rows, size, durable
 
 
@@ -671,11 +741,15 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     """Make the changes of a batch."""
     appended: list[Appended] = []
     offsets: list[Sequence[int]] = []
+    generations: list[int] = []
     for condition in batch.conditions:
-        write.check_record(condition)
+        if isinstance(condition, Fence):
+            write.check_fence(condition)
+        else:
+            write.check_record(condition)
     for step in batch.steps:  # the frequent ones first; `match` takes twice as long
         if isinstance(step, Append):
-            appended += write.append(step.owners, step.draft, step.now, step.bound, step.spared)
+            appended += write.append(step.owners, step.draft, step.now, step.bound, step.spared, step.generations)
         elif isinstance(step, Acknowledge):
             write.acknowledge(step.owner, step.positions)
         elif isinstance(step, StreamAppend):
@@ -684,9 +758,13 @@ def _apply(batch: Batch, write: Transaction) -> Written:
             write.put_record(step.collection, step.key, step.value, step.expires_at)
         elif isinstance(step, Delete):
             write.delete_record(step.collection, step.key)
-        else:
+        elif isinstance(step, Mark):
             write.mark(step.owner, step.position, step.mark)
-    return Written(appended, offsets)
+        elif isinstance(step, AddNote):
+            write.add_note(step.data)
+        else:
+            generations.append(write.make(step.owner))
+    return Written(appended, offsets, generations)
 
 
 class RocksStore:
@@ -720,6 +798,7 @@ class RocksStore:
         self.blobs = RocksBlobs(self._reader, self._writer, contents)
         self.records = RocksRecords(self._reader, self._writer)
         self.streams = RocksStreams(self._reader, self._writer)
+        self.feeds = RocksFeeds(self._reader)
         self.coordination = RocksCoordination(self._reader, self._writer)
         self._switch_interval = 0.0
 
@@ -750,6 +829,10 @@ class RocksStore:
     @property
     def backlog(self) -> Backlog:
         return self._writer.backlog
+
+    @property
+    def writer(self) -> str:
+        return self._writer.name
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - the table is in order
         removed, octets, left = 0, 0, budget

@@ -6,7 +6,8 @@
                                                  and, if it expires, when(f8)
     shared     message(8)                        what the references to it have in common: a row like that of an entry
     holders    message(8)                        entries that refer to it(8)                                  noted
-    heads      owner                             last, count, octets, first, droppable (5 x 8); see `Head`    noted
+    heads      owner                             last, count, octets, first, droppable, generation (6 x 8);   noted
+                                                 see `Head`
     keys       owner 0 compaction key            position(8)
     tokens     owner 0 token                     known until(f8) position(8)
     blobs      sha256                            the payload
@@ -17,7 +18,8 @@
     leases     name                              token(8) until(f8)
     endings    when(8) kind(1) what              what ends by itself, soonest first; see `Kind`
     notes      number(8)                         rows of the tables above marked "noted", see notes.py
-    meta       name                              format, boot, migrated; totals (noted)
+    feed       number(8)                         nonce(8) data: what has changed, the newest last
+    meta       name                              format, boot, migrated; totals (noted), see `Totals`
 
 Numbers are big-endian, so that keys sort by them; times are seconds since the epoch, except in `endings`, where they
 are whole milliseconds, rounded up, so that they sort. Names have no U+0000, so 0 ends them.
@@ -29,6 +31,7 @@ Rule 2: a head may lag behind. It is noted with the first entry of an owner, whe
 Rule 3: the two kinds of rows in `entries` are told apart by their length, so nothing else may be as short as a
         reference.
 Rule 4: tables marked "noted" are never read directly: what they hold may be older than its note.
+Rule 5: up to format 3 heads and totals ended before their last number: such heads have generation 1, the floor is 0.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from typing import NamedTuple
 import msgspec
 
 #: Version of all layouts together.
-FORMAT = 3
+FORMAT = 4
 
 TABLES = (
     "entries",
@@ -58,6 +61,7 @@ TABLES = (
     "leases",
     "endings",
     "notes",
+    "feed",
     "meta",
 )
 
@@ -78,7 +82,7 @@ KEY_BITS = 255
 MAX_NAME = 65_535
 
 NUMBER = Struct(">Q")
-HEAD = Struct(">QQQQQ")
+HEAD = Struct(">QQQQQQ")
 ENTRY = Struct(">ddBBIII")  # stored at, expires at, flags, mark, length of key, of body, of payload
 REFERENCE = Struct(">QBBI")  # message, flags, mark, octets of body and payload
 REFERENCE_EXPIRES = Struct(">QBBId")
@@ -88,7 +92,8 @@ EXPIRES = Struct(">d")
 NEVER = EXPIRES.pack(0.0)
 STREAM = Struct(">QQQQd")
 LEASE = Struct(">Qd")
-TOTALS = Struct(">QQQQQ")  # entries, blobs, octets of blobs, records, shared messages
+TOTALS = Struct(">QQQQQQ")
+NONCE_SIZE = 8
 
 #: Flags of an entry.
 DROPPABLE = 1
@@ -133,6 +138,17 @@ class EntryRow(NamedTuple):
     octets: int  #: of body and payload
 
 
+class Totals(NamedTuple):
+    """What is known of the whole store."""
+
+    entries: int = 0
+    blobs: int = 0
+    blob_octets: int = 0
+    records: int = 0
+    shared: int = 0  #: messages
+    floor: int = 0  #: no mailbox that is gone had a position above it; new ones begin above it
+
+
 class Head(msgspec.Struct, gc=False, eq=False):
     """What is known of a mailbox without looking at its entries.
 
@@ -152,9 +168,22 @@ class Head(msgspec.Struct, gc=False, eq=False):
     base: int = 0  #: `last` before that transaction
     newest: bytes = b""  #: the row at `last`, if it is short enough to be kept in mind
     keyed: int = 0  #: bits of compaction keys that entries may have, see `key_bit`; -1: any
+    generation: int = 1  #: the first position that the mailbox could give
+    made: bool = False  #: noted, or to be noted, even without an entry
     # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
     emptied: int = -1  #: when this was the last position, there were surely no entries
     floor: int = 1  #: surely no entry below it
+
+    @property
+    def is_there(self) -> bool:
+        """Return True if there is such a mailbox."""
+        return self.made or self.last >= self.generation
+
+
+def new_head(owner: str, prefix: bytes, floor: int) -> Head:
+    """Return the head of a mailbox that is not there: if it is made, it begins above the floor."""
+    first = floor + 1
+    return Head(owner, prefix, last=floor, base=floor, first=first, write_at=first, generation=first, floor=first)
 
 
 def name(text: str) -> bytes:
@@ -168,6 +197,16 @@ def name(text: str) -> bytes:
 def key_bit(key: bytes) -> int:
     """A bit for a compaction key: a head without it has no entry of that key. Differs from process to process."""
     return 1 << (hash(key) & KEY_BITS)
+
+
+def parse_head(row: bytes) -> tuple[int, ...]:
+    """Return what `HEAD` has packed, with a generation whatever the format (rule 5)."""
+    return HEAD.unpack(row if len(row) == HEAD.size else row + NUMBER.pack(1))
+
+
+def parse_totals(row: bytes | None) -> Totals:
+    """Return what `TOTALS` has packed, whatever the format (rule 5)."""
+    return Totals() if row is None else Totals(*TOTALS.unpack(row.ljust(TOTALS.size, b"\0")))
 
 
 def entry_row(

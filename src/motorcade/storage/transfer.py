@@ -8,8 +8,9 @@
     end                                     last: how many there were, and the SHA-256 of every octet before it
 
 Rule 1: a file holds what readers of the ports could still see at the moment of the export, and what they must never
-        see again: the last position of every mailbox, the offset last given by every stream, and a number that all
-        fencing tokens stay below. Who is attached where is not in it: those nodes are not connected to the new store.
+        see again: the last position of every mailbox, of those that are gone too, the offset last given by every
+        stream, and a number that all fencing tokens stay below. Who is attached where is not in it: those nodes are not
+        connected to the new store. Nor are feeds: their readers begin with the records.
 Rule 2: payloads of up to INLINE octets stand in their entries, larger ones are blobs, once, however an engine keeps
         them. So the same contents make the same items, whichever engine they come from.
 Rule 3: a mailbox or stream of more than one frame comes in parts, one after the other, each with the same head.
@@ -31,7 +32,7 @@ from motorcade import __version__
 from motorcade.storage.ports import StoreError
 
 NAME: Final = "motorcade store"
-VERSION: Final = 1
+VERSION: Final = 2  #: 1: without generations, and without the floor of positions
 
 #: Octets; larger payloads are stored apart from their entries.
 INLINE: Final = 256
@@ -91,6 +92,7 @@ class Mailbox(msgspec.Struct, frozen=True, array_like=True, tag="mailbox"):
     owner: str
     last: int
     entries: list[Item]
+    generation: int = 1
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
@@ -125,9 +127,10 @@ class HeldLease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
 
 
 class Floor(msgspec.Struct, frozen=True, array_like=True, tag="floor"):
-    """No fencing token above it was given so far."""
+    """What was given so far, and to what is gone: fencing tokens, and positions in mailboxes; none is above it."""
 
     token: int
+    position: int = 0
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):

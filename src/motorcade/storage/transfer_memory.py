@@ -53,7 +53,7 @@ class MemorySource:
         for name, (token, until) in store.coordination.leases.items():
             if now < until:
                 yield HeldLease(name, token, until)
-        yield Floor(store.coordination.serial)
+        yield Floor(store.coordination.serial, store.mailboxes.floor)
 
     def _mailbox(self, owner: str, box: MemoryBox, now: float, written: set[bytes]) -> Iterator[Content]:
         entries: list[Item] = []
@@ -74,11 +74,11 @@ class MemorySource:
             times = (row.stored_at, row.expires_at)
             entries.append(Item(position, *times, row.mark, droppable, row.key, row.body, payload, digest, size))
             if len(entries) == PART_ROWS:
-                yield Mailbox(owner, box.last, entries)
+                yield Mailbox(owner, box.last, entries, box.generation)
                 entries = []
                 parts += 1
-        if entries or (box.last and not parts):
-            yield Mailbox(owner, box.last, entries)
+        if entries or (box.is_there and not parts):
+            yield Mailbox(owner, box.last, entries, box.generation)
         tokens = [(token, position, until) for token, (until, position) in box.tokens.items() if now < until]
         if tokens:
             yield Tokens(owner, tokens)
@@ -112,6 +112,7 @@ class MemoryTarget:
                 store.coordination.leases[content.name] = (content.token, content.until)
             case Floor():
                 store.coordination.serial = max(store.coordination.serial, content.token)
+                store.mailboxes.floor = max(store.mailboxes.floor, content.position)
 
     def _mailbox(self, part: Mailbox) -> None:
         mailboxes = self._store.mailboxes
@@ -122,7 +123,7 @@ class MemoryTarget:
             draft = Draft(item.body, payload, item.key, item.expires_at, item.droppable)
             mailboxes.apply_append([part.owner], draft, item.stored_at, Bound())
             box.rows[item.position].mark = item.mark
-        box.last = part.last
+        box.last, box.generation, box.made = part.last, part.generation, True
 
     def _stream(self, part: Stream) -> None:
         stream = self._store.streams.streams.setdefault(part.name, MemoryStream())

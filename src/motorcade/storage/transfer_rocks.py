@@ -78,7 +78,8 @@ def _contents(opened: Tables, now: float) -> Iterator[Content]:
             yield HeldLease(key.decode(), token, until)
     boot = opened.meta.get(tables.META_BOOT)
     # Each life of a store has numbers of its own (see `State`); the next one begins here.
-    yield Floor((tables.NUMBER.unpack(boot)[0] + 1) << 32 if boot is not None else 0)
+    token = (tables.NUMBER.unpack(boot)[0] + 1) << 32 if boot is not None else 0
+    yield Floor(token, tables.parse_totals(notes.get(opened, tables.TOTALS_NOTE)).floor)
 
 
 def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[bytes]) -> Iterator[Content]:
@@ -103,10 +104,10 @@ def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[
         entries.append(Item(position, *times, entry.mark, droppable, entry.key, entry.body, payload, digest, size))
         octets += len(row)
         if len(entries) == PART_ROWS or octets > PART_OCTETS:
-            yield Mailbox(owner, head.last, entries)
+            yield Mailbox(owner, head.last, entries, head.generation)
             entries, octets, parts = [], 0, parts + 1
-    if entries or (head.last and not parts):
-        yield Mailbox(owner, head.last, entries)
+    if entries or not parts:
+        yield Mailbox(owner, head.last, entries, head.generation)
 
 
 def _blob(opened: Tables, digest: bytes) -> bytes:
@@ -196,7 +197,7 @@ class RocksTarget:
         self._stream: _StreamHead | None = None
         self._holders: Counter[bytes] = Counter()
         self._kept: dict[bytes, tuple[float, int]] = {}  #: digest: keep_until, size
-        self._totals = [0, 0, 0, 0, 0]  #: entries, blobs, octets of blobs, records, shared messages (none)
+        self._totals = [0, 0, 0, 0, 0, 0]  #: see `tables.Totals`; shared messages: none
         self._floor = 0
 
     async def load(self, content: Content) -> None:
@@ -216,6 +217,7 @@ class RocksTarget:
                 self._floor = max(self._floor, content.token)
             case Floor():
                 self._floor = max(self._floor, content.token)
+                self._totals[5] = max(self._totals[5], content.position)
         if self._octets > PART_OCTETS * 4:
             self._write()
 
@@ -231,7 +233,7 @@ class RocksTarget:
     def _mailbox(self, part: Mailbox) -> None:
         if self._head is None or self._head.owner != part.owner:
             self._finish_head()
-            self._head = _Head(part.owner, part.last)
+            self._head = _Head(part.owner, part.last, part.generation)
         head = self._head
         prefix = tables.name(part.owner) + b"\0"
         ending: dict[float, list[int]] = {}
@@ -339,9 +341,10 @@ class RocksTarget:
 class _Head:
     """What will be known of a mailbox."""
 
-    def __init__(self, owner: str, last: int) -> None:
+    def __init__(self, owner: str, last: int, generation: int) -> None:
         self.owner = owner
         self._last = last
+        self._generation = generation
         self._count = self._octets = self._droppable = 0
         self._first = 0
 
@@ -353,7 +356,7 @@ class _Head:
 
     def row(self) -> bytes:
         first = self._first or self._last + 1
-        return tables.HEAD.pack(self._last, self._count, self._octets, first, self._droppable)
+        return tables.HEAD.pack(self._last, self._count, self._octets, first, self._droppable, self._generation)
 
 
 class _StreamHead:

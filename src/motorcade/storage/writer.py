@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import secrets
 import threading
 import time
 from collections import deque
@@ -36,7 +37,7 @@ from rocksdict import WriteOptions
 
 from motorcade.commit import Commit
 from motorcade.storage.files import Files, Tables, migrate, write_meta
-from motorcade.storage.ports import Backlog, StoreConflictError, StoreError, StoreFullError
+from motorcade.storage.ports import FENCED, Backlog, StoreConflictError, StoreError, StoreFencedError, StoreFullError
 from motorcade.storage.tables import META_APPLIED, META_BOOT, NUMBER
 from motorcade.storage.transaction import State, Transaction
 from motorcade.storage.wakeups import Watchers
@@ -104,6 +105,9 @@ class Writer:
         self.queued = 0  #: calls not answered yet
         self.backlog = Backlog()  #: of `write`
         self.watchers = Watchers()  #: of streams
+        self.name = ""  #: another one each time the store is opened
+        self.since = 0.0  #: when that was
+        self.fenced = False  #: nothing is written under this name any more
         self.trouble: StoreError | None = None  #: why nothing can be written
         self._low: StoreFullError | None = None  #: why nothing more can be stored
         self._sync = sync
@@ -144,6 +148,7 @@ class Writer:
                 raise
             raise self.files.explain(error, opening=True) from error
         self._tables = opened
+        self.name, self.since, self.fenced = secrets.token_hex(8), time.time(), False
         self._loop = self._event_loop = loop
         self._thread = threading.Thread(target=self._run, name="motorcade-store", daemon=True)
         self._thread.start()
@@ -212,6 +217,8 @@ class Writer:
 
     def condition(self) -> tuple[str, str]:
         """Why not everything can be written, in few words and in the operator's; both empty: it can."""
+        if self.fenced:
+            return "is fenced", FENCED
         if self.trouble is not None:
             detail = str(self.trouble)
             return "has no room" if "No space left" in detail else "cannot be written", detail
@@ -340,6 +347,9 @@ class Writer:
 
     def _allowed(self, call: Call) -> bool:
         """Whether it may be tried; if not, it knows why."""
+        if self.fenced:
+            call.error = StoreFencedError(FENCED)
+            return False
         trouble = self.trouble or (self._low if call.grows else None)
         if trouble is None:
             return True
@@ -350,7 +360,7 @@ class Writer:
     def _write(self, part: list[Call]) -> None:
         """One transaction for all; if one of them is impossible, one for each."""
         opened = self._tables
-        if self.trouble is not None or opened is None:
+        if self.trouble is not None or self.fenced or opened is None:
             for call in part:
                 self._allowed(call)
             return
@@ -359,7 +369,10 @@ class Writer:
             for call in part:
                 try:
                     call.result = call.apply(transaction)
-                except StoreConflictError as error:  # raised before its first change: the others are not touched
+                except (
+                    StoreConflictError,
+                    StoreFencedError,
+                ) as error:  # raised before its first change: the others are not touched
                     call.error = error.with_traceback(None)  # which holds the transaction, and that the files
             batch = transaction.finish()
         except Exception as error:  # noqa: BLE001 - what the caller asked for, or the binding
@@ -382,6 +395,11 @@ class Writer:
                 self._grown.update(transaction.grown)
         self.writes += len(part)
         self.swept += transaction.swept
+
+    def fence(self, name: str) -> bool:
+        """Write nothing any more under this name; False if it is not ours. In the writer's thread."""
+        self.fenced = self.fenced or name == self.name
+        return name == self.name
 
     def _impossible(self, part: list[Call], error: Exception, opened: Tables) -> None:
         """Nothing was written; the others must not suffer for the one."""

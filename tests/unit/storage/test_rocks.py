@@ -28,6 +28,7 @@ from motorcade.storage.ports import (
     Draft,
     Durability,
     Entry,
+    FeedEnd,
     MailboxInfo,
     StoreDamagedError,
     StoreError,
@@ -112,7 +113,7 @@ async def test_closing_commits_what_waits(tmp_path: Path) -> None:
     await store.close()
     assert 20 == len(await asyncio.gather(*appends))
     again = await reopened(store)
-    assert MailboxInfo(20, 0, 1, 20) == await again.mailboxes.info("v")
+    assert MailboxInfo(20, 0, 1, 20, 1) == await again.mailboxes.info("v")
     await again.close()
 
 
@@ -314,7 +315,7 @@ async def test_sizes_are_right_after_opening_again(store: RocksStore) -> None:
             await store.mailboxes.append([f"v{count}"], Draft(b"%03d" % number, droppable=number % 2 == 0), NOW)
     again = await reopened(store)
     for count in counts:
-        assert MailboxInfo(count, 3 * count, 1, count) == await again.mailboxes.info(f"v{count}")
+        assert MailboxInfo(count, 3 * count, 1, count, 1) == await again.mailboxes.info(f"v{count}")
     assert [] == await again.check()
     await again.close()
 
@@ -339,9 +340,9 @@ async def test_what_is_forgotten_takes_no_place_in_the_cache_of_heads(store: Roc
     await asyncio.gather(*(boxes.forget(f"car-{number}") for number in range(49)))
     assert ["car-49"] == [*heads.young, *heads._old]
     (again,) = await boxes.append(["car-7"], Draft(b"again"), NOW)
-    assert 1 == again.position
+    assert 2 == again.position
     _, appended = await asyncio.gather(boxes.forget("car-49"), boxes.append(["car-49"], Draft(b"new"), NOW))
-    assert (1, [b"new"]) == (appended[0].position, [entry.body for entry in await boxes.read("car-49", 0, 9, NOW)])
+    assert (2, [b"new"]) == (appended[0].position, [entry.body for entry in await boxes.read("car-49", 0, 9, NOW)])
     store = await reopened(store)
     assert [b"again"] == [entry.body for entry in await store.mailboxes.read("car-7", 0, 9, NOW)]
     assert [] == await store.mailboxes.read("car-8", 0, 9, NOW)
@@ -355,7 +356,7 @@ async def test_a_small_cache_of_heads_changes_nothing(tmp_path: Path) -> None:
     for number in range(1, 4):
         answers = await store.mailboxes.append([*owners, *owners], Draft(b"x", key=b"k%d" % number), NOW)
         assert {2 * number - 1, 2 * number} == {answer.position for answer in answers}
-    assert all([MailboxInfo(3, 3, 2, 6) == await store.mailboxes.info(owner) for owner in owners])
+    assert all([MailboxInfo(3, 3, 2, 6, 1) == await store.mailboxes.info(owner) for owner in owners])
     assert [] == await store.check()
     await store.close()
 
@@ -486,7 +487,7 @@ async def test_a_message_for_many_is_stored_once_and_goes_with_its_last_entry(st
         first, second = await again.mailboxes.read(owner, 0, 9, NOW)
         assert (b"body" * 20, b"payload" * 10, b"", 0.0) == (first.body, first.payload, first.key, first.expires_at)
         assert (b"body", PAYLOAD, b"key", NOW + 9) == (second.body, second.payload, second.key, second.expires_at)
-        assert MailboxInfo(2, 154 + len(PAYLOAD), 1, 2) == await again.mailboxes.info(owner)
+        assert MailboxInfo(2, 154 + len(PAYLOAD), 1, 2, 1) == await again.mailboxes.info(owner)
         assert 2 == (await again.figures()).shared
         assert 1 == await again.mailboxes.acknowledge(owner, [1])
     assert [] == await again.check()
@@ -534,8 +535,9 @@ async def test_what_is_acknowledged_twice_counts_once_though_it_was_seen(store: 
     assert [1, 0, 1, 0, 1, 0, 1, 0] == removed
     assert [3, 5] == [entry.position for entry in await store.mailboxes.read("v0", 0, 9, NOW)]
     await store.mailboxes.forget("v0")
-    await store.mailboxes.append(["v0"], Draft(b"new"), NOW)
-    assert 1 == await store.mailboxes.acknowledge("v0", [1])
+    (new,) = await store.mailboxes.append(["v0"], Draft(b"new"), NOW)
+    assert 0 == await store.mailboxes.acknowledge("v0", range(1, 7))
+    assert 1 == await store.mailboxes.acknowledge("v0", [new.position])
     assert [] == await store.check()
     assert 0 == (await store.mailboxes.info("v0")).octets
 
@@ -561,7 +563,7 @@ async def test_entries_that_lie_together_are_not_read_one_by_one_to_be_removed(s
     finally:
         opened.entries = asked.table
         del opened, asked
-    assert MailboxInfo(247, 247 * 3, 102, 400) == await store.mailboxes.info("q")
+    assert MailboxInfo(247, 247 * 3, 102, 400, 1) == await store.mailboxes.info("q")
     assert [] == await store.check()
 
 
@@ -595,25 +597,6 @@ async def test_what_has_just_come_is_not_looked_up_to_be_removed(
         opened.entries = asked.table
         del opened, asked
     assert [] == await store.check()
-
-
-async def test_what_was_forgotten_is_not_kept_in_mind(store: RocksStore) -> None:
-    """Positions begin anew, and so do the rows at them."""
-    owners = [f"v{number}" for number in range(30)]
-    for size in (10, 300, 20):
-        for draft in (Draft(bytes(size)), Draft(bytes(size), PAYLOAD)):
-            await store.mailboxes.append(owners, draft, NOW)
-            await store.mailboxes.append(["v0"], draft, NOW)
-            wanted = 2 * (size + len(draft.payload))
-            assert MailboxInfo(2, wanted, 1, 2) == await store.mailboxes.info("v0")
-            assert 1 == await store.mailboxes.acknowledge("v1", [1])
-            assert MailboxInfo(0, 0, 0, 1) == await store.mailboxes.info("v1")
-            assert 1 == await store.mailboxes.acknowledge("v0", [2])
-            assert MailboxInfo(1, wanted // 2, 1, 2) == await store.mailboxes.info("v0")
-            for owner in owners:
-                await store.mailboxes.forget(owner)
-    assert [] == await store.check()
-    assert (0, 0) == await store.blobs.count()
 
 
 async def test_any_entries_may_be_removed_at_once(store: RocksStore) -> None:
@@ -659,7 +642,7 @@ async def remove_any(store: RocksStore, draw: random.Random, owners: list[str]) 
     assert [] == await store.check()
     for owner, mine in there.items():
         assert len(mine) == await store.mailboxes.acknowledge(owner, range(last[owner] + 9))
-        assert MailboxInfo(0, 0, 0, last[owner]) == await store.mailboxes.info(owner)
+        assert MailboxInfo(0, 0, 0, last[owner], 1) == await store.mailboxes.info(owner)
     assert [] == await store.check()
     assert (0, 0) == await store.blobs.count()
 
@@ -829,7 +812,7 @@ async def test_a_directory_of_format_1_is_brought_up_to_date(tmp_path: Path) -> 
     assert [(1, PAYLOAD, 0), (2, b"in", 7)] == [
         (entry.position, entry.payload, entry.mark) for entry in await store.mailboxes.read("v", 0, 9, NOW)
     ]
-    assert MailboxInfo(2, 10 + len(PAYLOAD), 1, 2) == await store.mailboxes.info("v")
+    assert MailboxInfo(2, 10 + len(PAYLOAD), 1, 2, 1) == await store.mailboxes.info("v")
     assert b"value" == await store.records.get("c", "k", NOW)
     answers = await store.mailboxes.append(["v", "w"] * 3, Draft(bytes(99), PAYLOAD, b"key", token=b"token"), NOW)
     assert [(3, 1), (1, 0), (3, 0), (1, 0), (3, 0), (1, 0)] == [(each.position, each.replaced) for each in answers]
@@ -841,8 +824,41 @@ async def test_a_directory_of_format_1_is_brought_up_to_date(tmp_path: Path) -> 
     assert [] == await store.check()
     await store.close()
     with files_open(tmp_path) as opened:
-        assert number(3) == opened.meta.get(b"format")
+        assert number(4) == opened.meta.get(b"format")
         del opened
+
+
+async def test_a_directory_of_format_3_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Heads and totals of five numbers, some in place, some noted only; no feed."""
+    number, row = tables.NUMBER.pack, struct.pack(">ddBBIII", NOW, 0.0, 0, 0, 0, 4, 0) + b"body"
+    with Rdict(str(tmp_path), Options(raw_mode=True), column_families=None) as db:
+        made = {table: db.create_column_family(table, Options(raw_mode=True)) for table in FORMAT_3}
+        for owner, position in ((b"v", 7), (b"w", 3)):
+            made["entries"][owner + b"\0" + number(position)] = row
+        made["heads"][b"v"] = struct.pack(">QQQQQ", 7, 1, 4, 7, 0)
+        noted = {b"hw": struct.pack(">QQQQQ", 3, 1, 4, 3, 0), b"mtotals": struct.pack(">QQQQQ", 2, 0, 0, 0, 0)}
+        made["notes"][number(1)] = msgspec.msgpack.encode(noted)
+        made["meta"][b"totals"] = struct.pack(">QQQQQ", 1, 0, 0, 0, 0)
+        made["meta"][b"format"] = number(3)
+        made["meta"][b"boot"] = number(5)
+        del made
+    store = RocksStore(tmp_path)
+    await store.open()
+    assert [] == await store.check()
+    assert MailboxInfo(1, 4, 7, 7, 1) == await store.mailboxes.info("v")
+    assert MailboxInfo(1, 4, 3, 3, 1) == await store.mailboxes.info("w")
+    assert 1 == await store.mailboxes.forget("v")
+    answers = await store.mailboxes.append(["v", "w", "x"], Draft(b"later"), NOW, generations=[0, 1, 0])
+    assert [8, 4, 8] == [answer.position for answer in answers]
+    batch = Batch()
+    batch.note("client:v", b"changed")
+    await store.write(batch)
+    store = await reopened(store)
+    assert [8, 1, 8] == [(await store.mailboxes.info(owner)).generation for owner in "vwx"]
+    assert [b"changed"] == [note.data for note in (await store.feeds.read(0, FeedEnd(), 9)).notes]
+    assert 9 == (await store.mailboxes.append(["v"], Draft(b"later"), NOW))[0].position
+    assert [] == await store.check()
+    await store.close()
 
 
 async def test_a_directory_of_format_2_is_brought_up_to_date(store: RocksStore) -> None:
@@ -868,7 +884,7 @@ async def test_a_directory_of_format_2_is_brought_up_to_date(store: RocksStore) 
     assert {"streams": 1, "meta": 4} == rows_of(store)
     await store.close()
     with files_open(store.path) as opened:
-        assert tables.NUMBER.pack(3) == opened.meta.get(b"format")
+        assert tables.NUMBER.pack(4) == opened.meta.get(b"format")
         del opened
     await store.open()
 
@@ -877,6 +893,7 @@ FORMAT_1 = (
     *("entries", "heads", "keys", "tokens", "blobs", "blobinfo"),
     *("records", "streams", "rows", "leases", "endings", "meta"),
 )
+FORMAT_3 = (*FORMAT_1, "shared", "holders", "notes")
 
 
 async def test_a_later_format_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ Rule 4: whoever makes a row with `_row` has claimed its message or blob for as m
 
 from motorcade.storage.transaction.appends import MAX_ENDING
 from motorcade.storage.transaction.mailboxes import load_head
-from motorcade.storage.transaction.state import MAX_HEADS, MAX_SEEN_ROWS, State, StreamHead
+from motorcade.storage.transaction.state import MAX_HEADS, MAX_SEEN_ROWS, State, StreamHead, feed_end
 from motorcade.storage.transaction.transaction import Transaction
 
-__all__ = ["MAX_ENDING", "MAX_HEADS", "MAX_SEEN_ROWS", "State", "StreamHead", "Transaction", "load_head"]
+__all__ = ["MAX_ENDING", "MAX_HEADS", "MAX_SEEN_ROWS", "State", "StreamHead", "Transaction", "feed_end", "load_head"]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from motorcade.storage import tables
+from motorcade.storage.homes import home_of_owner
 from motorcade.storage.ports import NO_BOUND, SPARE_ALL, TOKEN_MEMORY, Appended, Bound, Draft
 from motorcade.storage.tables import Head, Kind
 from motorcade.storage.transaction.mailboxes import Mailboxes
@@ -34,9 +35,19 @@ class Appends(Mailboxes):
     """Whatever concerns entries that come."""
 
     def append(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound,
+        spared: Sequence[int] = (),
+        generations: Sequence[int] = (),
     ) -> list[Appended]:
         """Append to each owner; the answers in the same order."""
+        if generations:
+            gone = self._gone(owners, generations)
+            if gone:
+                return self._append_to_some(owners, draft, now, bound, spared, gone)
         if not owners:
             return []  # nothing would ever release the payload
         if len(owners) == 1:
@@ -52,6 +63,33 @@ class Appends(Mailboxes):
         if draft.expires_at and stored:
             self._end_entries(draft.expires_at, [answer for answer in stored if answer.position])
         return answers
+
+    def _gone(self, owners: Sequence[str], generations: Sequence[int]) -> set[int]:
+        """Return which of the owners have no mailbox of the generation that is named (0: any)."""
+        gone = set()
+        for index, (owner, generation) in enumerate(zip(owners, generations, strict=True)):
+            if generation:
+                head = self._used(owner)
+                if head.generation != generation or not head.is_there:
+                    gone.add(index)
+        return gone
+
+    def _append_to_some(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int], gone: set[int]
+    ) -> list[Appended]:
+        """Append to the owners whose mailboxes are not gone."""
+        left = [index for index in range(len(owners)) if index not in gone]
+        safe = [spared[index] for index in left] if spared else ()
+        answers = iter(self.append([owners[index] for index in left], draft, now, bound, safe))
+        return [
+            Appended(owner, 0, attached=self._member_of(owner), gone=True) if index in gone else next(answers)
+            for index, owner in enumerate(owners)
+        ]
+
+    def _member_of(self, owner: str) -> str:
+        """Return the member that an owner is attached to."""
+        attached = self._state.attached
+        return attached[home][0] if attached and (home := home_of_owner(owner)) in attached else ""
 
     def _append_plain(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended | None:
         """The shortest way, for what most messages are: a small one, for one owner with room; None: take another."""
@@ -82,7 +120,7 @@ class Appends(Mailboxes):
         if position >= head.write_at:
             self._heads[owner] = head
         self._state.entries += 1
-        return Appended(owner, position, replaced, (), False, self._state.attached.get(owner, ""))
+        return Appended(owner, position, replaced, (), False, self._member_of(owner))
 
     def _take_key(self, head: Head, compaction: bytes) -> int:
         """Let a compaction key lead to the entry that comes next; the position of the one it led to, now removed."""
@@ -126,7 +164,7 @@ class Appends(Mailboxes):
             head = recent(owner) or self._head(owner)
             if bounded and (head.count >= most or head.octets > most_octets):
                 safe = spared[len(answers)] if spared else 0
-                answer(self._append_full(owner, draft, row, size, bound, attached.get(owner, ""), safe))
+                answer(self._append_full(owner, draft, row, size, bound, self._member_of(owner), safe))
                 self._settled = len(answers)
                 full += 1
                 continue
@@ -150,7 +188,7 @@ class Appends(Mailboxes):
             if position >= head.write_at:
                 dirty[owner] = head
             if attached or replaced:
-                answer(Appended(owner, position, replaced, (), False, attached.get(owner, "")))
+                answer(Appended(owner, position, replaced, (), False, self._member_of(owner)))
             else:
                 answer(Appended(owner, position))
         self._state.entries += len(owners) - full
@@ -215,7 +253,7 @@ class Appends(Mailboxes):
             if position >= head.write_at:
                 dirty[owner] = head
             if attached:
-                answer(Appended(owner, position, 0, (), False, attached.get(owner, "")))
+                answer(Appended(owner, position, 0, (), False, self._member_of(owner)))
             else:
                 answer(Appended(owner, position))
 
@@ -265,7 +303,7 @@ class Appends(Mailboxes):
         fits = not 0 < bound.octets < size
         for number, owner in enumerate(owners):
             head = self._used(owner)
-            node = self._state.attached.get(owner, "")
+            node = self._member_of(owner)
             known = self._known(head, draft.token, now) if draft.token else None
             if known is not None:
                 if row:

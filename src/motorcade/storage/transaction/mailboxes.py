@@ -138,12 +138,23 @@ class Mailboxes(Shares):
             self._unset("tokens", key)
         self._heads.pop(owner, None)
         self._noted[b"h" + head.prefix[:-1]] = None
+        state = self._state
+        if head.is_there:
+            state.floor = max(state.floor, head.last, head.generation)
         # A new object: readers who still hold the old one must not take what it says for the new entries.
-        fresh = Head(owner, head.prefix)
+        fresh = tables.new_head(owner, head.prefix, state.floor)
         fresh.user = self._number
-        self._state.heads.put(owner, fresh)
-        self._forgotten.append((fresh, head.last))
+        state.heads.put(owner, fresh)
+        self._forgotten.append(fresh)
         return removed, up_to, False
+
+    def make(self, owner: str) -> int:
+        """Make a mailbox, unless there is one; its generation."""
+        head = self._used(owner)
+        if not head.is_there:
+            head.made = True
+            self._heads[owner] = head
+        return head.generation
 
     def _tokens_of(self, head: Head) -> Iterator[bytes]:
         """Keys of all tokens as this transaction sees them; they may be removed meanwhile."""
@@ -160,8 +171,10 @@ class Mailboxes(Shares):
     def info(self, owner: str) -> MailboxInfo:
         """Size and ends."""
         head = self._used(owner)
+        if not head.is_there:
+            return MailboxInfo(0, 0, 0, 0)
         first = next(self._entries_of(head), (0, b""))[0] if head.count else 0
-        return MailboxInfo(head.count, head.octets, first, head.last)
+        return MailboxInfo(head.count, head.octets, first, head.last, head.generation)
 
     def _remove(self, head: Head, position: int, row: bytes | None = None) -> int | None:
         """Remove one entry; octets given back, None if it was not there."""
@@ -252,7 +265,7 @@ class Mailboxes(Shares):
     def _head(self, owner: str) -> Head:
         head = self._state.heads.get(owner)
         if head is None:
-            head = load_head(self._tables, self._state.notes, owner)
+            head = load_head(self._tables, self._state.notes, owner, self._state.floor)
             self._state.heads.put(owner, head)
         return head
 
@@ -275,15 +288,14 @@ def _row_known(head: Head, position: int, seen: list[tuple[int, bytes]] | None) 
     return None
 
 
-def load_head(opened: Tables, notes: Notes, owner: str) -> Head:
-    """A head as it was noted, with the entries that came since."""
+def load_head(opened: Tables, notes: Notes, owner: str, floor: int = 0) -> Head:
+    """A head as it was noted, with the entries that came since; a new one above the floor if there is none."""
     where = tables.name(owner)
-    head = Head(owner, where + b"\0")
     row = notes.get_from(opened.heads, b"h" + where)
     if row is None:
-        return head
-    head.keyed = -1
-    head.last, head.count, head.octets, head.first, head.droppable = tables.HEAD.unpack(row)
+        return tables.new_head(owner, where + b"\0", floor)
+    head = Head(owner, where + b"\0", keyed=-1, made=True)
+    head.last, head.count, head.octets, head.first, head.droppable, head.generation = tables.parse_head(row)
     head.write_at = head.last + tables.TAIL
     for key, entry in scan(opened.entries, head.prefix + _pack(head.last + 1), after_prefix(head.prefix)):
         flags, octets = tables.facts(entry)

@@ -39,7 +39,7 @@ class Rows:
         self._settled = 0  #: answers of the last in `_bulk` that are in the overlay
         self._noted: dict[bytes, bytes | None] = {}  #: to be noted, beside the next three
         self._heads: dict[str, Head] = {}
-        self._forgotten: list[tuple[Head, int]] = []  #: of owners that begin again, and the last position they had
+        self._forgotten: list[Head] = []  #: of owners that begin again
         self._blobs: dict[bytes, BlobInfo] = {}
         self._messages: dict[int, Message] = {}
         self._streams: dict[str, StreamHead] = {}  #: to be written
@@ -55,7 +55,9 @@ class Rows:
         """Everything of this transaction, to be written as a whole."""
         noted = self._noted
         for head in self._heads.values():
-            noted[b"h" + head.prefix[:-1]] = _pack_head(head.last, head.count, head.octets, head.first, head.droppable)
+            noted[b"h" + head.prefix[:-1]] = _pack_head(
+                head.last, head.count, head.octets, head.first, head.droppable, head.generation
+            )
             head.write_at = head.last + tables.TAIL
         for digest, info in self._blobs.items():
             noted[b"b" + digest] = tables.BLOBINFO.pack(info.holders, info.keep_until, info.size)
@@ -79,10 +81,8 @@ class Rows:
         for head in self._heads.values():
             head.floor = head.first
             head.emptied = -1 if head.count else head.last
-        for head, last in self._forgotten:
-            # Positions begin again: a row that was removed under one of them must not hide the next one there.
-            self._state.forget_rows(head.prefix, last)
-            if not head.last:  # owners are chosen by clients: what is forgotten takes no place
+        for head in self._forgotten:
+            if not head.is_there:  # owners are chosen by clients: what is forgotten takes no place
                 self._state.heads.drop(head.owner, head)
 
     def _get_entry(self, key: bytes) -> bytes | None:

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from motorcade.storage import tables
 from motorcade.storage.files import Tables
 from motorcade.storage.notes import Notes
+from motorcade.storage.ports import FeedEnd, Fence
 from motorcade.storage.tables import Head
 
 #: Heads in the cache: about 300 octets each.
@@ -125,13 +126,14 @@ class State:
         self.known_before: dict[bytes, bytes | None] = {}
         self._known_octets = 0
         self.notes = Notes()
-        self.attached: dict[str, str] = {}  #: owner: node; as many as are attached
-        self.epochs: dict[str, int] = {}  #: likewise
+        self.attached: dict[str, tuple[str, Fence]] = {}  #: home: member; as many as are attached
         self.entries = 0
         self.blob_count = 0
         self.blob_octets = 0
         self.records = 0
         self.shared = 0
+        self.floor = 0  #: see `tables.Totals`
+        self.feed = 0  #: number of the last note
         self._serial = 0
         self._transactions = 0
 
@@ -149,13 +151,14 @@ class State:
         self.blobs.clear()
         self.messages.clear()
         self.known, self.known_before, self._known_octets = {}, {}, 0
-        row = self.notes.get(opened, tables.TOTALS_NOTE)
-        self.entries, self.blob_count, self.blob_octets, self.records, self.shared = (
-            tables.TOTALS.unpack(row) if row is not None else (0, 0, 0, 0, 0)
-        )
+        totals = tables.parse_totals(self.notes.get(opened, tables.TOTALS_NOTE))
+        self.entries, self.blob_count, self.blob_octets, self.records, self.shared, self.floor = totals
+        self.feed = feed_end(opened).number
 
     def totals(self) -> bytes:
-        return tables.TOTALS.pack(self.entries, self.blob_count, self.blob_octets, self.records, self.shared)
+        return tables.TOTALS.pack(
+            self.entries, self.blob_count, self.blob_octets, self.records, self.shared, self.floor
+        )
 
     def keep_in_mind(self, rows: dict[bytes, bytes | None], octets: int) -> None:
         """Rows that have just been written, in a transaction of so many octets."""
@@ -163,16 +166,6 @@ class State:
         self._known_octets += octets
         if self._known_octets > MAX_KNOWN:
             self.known_before, self.known, self._known_octets = self.known, {}, 0
-
-    def forget_rows(self, prefix: bytes, last: int) -> None:
-        """Drop what is remembered of the rows of a mailbox, up to a position."""
-        for rows in (self.known, self.known_before):
-            if last > len(rows):
-                for key in [key for key in rows if key[:-8] == prefix]:
-                    del rows[key]
-                continue
-            for position in range(1, last + 1):
-                rows.pop(prefix + tables.NUMBER.pack(position), None)
 
     def next_transaction(self) -> int:
         self._transactions += 1
@@ -182,3 +175,13 @@ class State:
         """A number that was never given before, in any life of this store."""
         self._serial += 1
         return self._serial
+
+
+def feed_end(opened: Tables) -> FeedEnd:
+    """Return the last note of the feed."""
+    cursor = opened.feed.iter()
+    cursor.seek_to_last()
+    if not cursor.valid():
+        cursor.status()  # see `files.scan`
+        return FeedEnd()
+    return FeedEnd(tables.NUMBER.unpack(cursor.key())[0], cursor.value()[: tables.NONCE_SIZE])

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from motorcade.storage import runs, tables
 from motorcade.storage.files import scan
-from motorcade.storage.ports import Attached, Expect, Lease, StoreConflictError, Swept
+from motorcade.storage.homes import home_of_owner, records_of
+from motorcade.storage.ports import (
+    FEED_KEPT,
+    Attached,
+    Expect,
+    Fence,
+    Lease,
+    Opened,
+    StoreConflictError,
+    StoreFencedError,
+    Swept,
+)
 from motorcade.storage.tables import Kind, after_prefix
 from motorcade.storage.transaction.appends import Appends
 from motorcade.storage.transaction.state import StreamHead
@@ -126,21 +138,53 @@ class Transaction(Appends):
             head = StreamHead(*tables.STREAM.unpack(row)) if row is not None else None
         return head
 
-    # -- coordination; who is attached is kept in memory only, since after a crash nobody is
+    # -- feeds
 
-    def attach(self, owner: str, node: str) -> Attached:
-        state = self._state
-        previous = state.attached.get(owner, "")
-        pending = self._used(owner).count > 0
-        state.attached[owner] = node
-        state.epochs[owner] = epoch = state.serial()
-        return Attached(epoch, previous, pending)
+    def add_note(self, data: bytes) -> None:
+        state, handle = self._state, self._handles["feed"]
+        state.feed += 1
+        self._put(_pack(state.feed), secrets.token_bytes(tables.NONCE_SIZE) + data, handle)
+        if state.feed > FEED_KEPT:
+            self._delete(_pack(state.feed - FEED_KEPT), handle)
 
-    def detach(self, owner: str, epoch: int) -> bool:
-        if self._state.epochs.get(owner) != epoch:
+    # -- coordination; attachments are kept in memory only, since none outlives the process
+
+    def attach(self, owner: str, member: str) -> Attached:
+        home, attached = home_of_owner(owner), self._state.attached
+        mailbox = self.info(owner)
+        previous, old = attached.get(home, ("", None))
+        fence = Fence(home, old.number + 1 if old is not None else 1, secrets.token_bytes(8))
+        attached[home] = member, fence
+        return Attached(fence, previous, mailbox)
+
+    def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
+        """Attach, and read the records of the home; shares no transaction, so all of them are in the table."""
+        home = home_of_owner(owner)
+        found = [self._records_of_home(home, collection, now) for collection in collections]
+        return Opened(self.attach(owner, member), found)
+
+    def _records_of_home(self, home: str, collection: str, now: float) -> dict[str, bytes]:
+        prefix, exact = records_of(home, collection)
+        within = tables.name(collection) + b"\0"
+        start = within + prefix.encode()
+        found: dict[str, bytes] = {}
+        for key, row in scan(self._tables.records, start, start + b"\0" if exact else after_prefix(within)):
+            if not key.startswith(start):
+                break
+            if not 0 < tables.EXPIRES.unpack_from(row)[0] <= now:
+                found[key[len(within) :].decode()] = row[tables.EXPIRES.size :]
+        return found
+
+    def detach(self, fence: Fence) -> bool:
+        if self._state.attached.get(fence.home, ("", None))[1] != fence:
             return False
-        del self._state.attached[owner], self._state.epochs[owner]
+        del self._state.attached[fence.home]
         return True
+
+    def check_fence(self, fence: Fence) -> None:
+        """Raise `StoreFencedError` unless it is the fence of its home."""
+        if self._state.attached.get(fence.home, ("", None))[1] != fence:
+            raise StoreFencedError(f"{fence.home} is attached elsewhere")
 
     def acquire(self, name: str, ttl: float, now: float) -> Lease | None:
         key = tables.name(name)

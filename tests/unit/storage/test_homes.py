@@ -1,0 +1,60 @@
+"""Homes: the names that features give to what they store, by the features' own functions."""
+
+from __future__ import annotations
+
+import pytest
+
+from motorcade.broker import kept
+from motorcade.plugins.ecq import tables as compacted
+from motorcade.plugins.fanout import tables as fanout
+from motorcade.plugins.queues import tables as queues
+from motorcade.plugins.streams import progress as streams
+from motorcade.storage.homes import home_of_owner, home_of_record, records_of
+
+CLIENTS = ["vin", "a/b", "3:x", "", "queue:x", "ü{}", "7"]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_everything_of_a_client_has_one_home(client: str) -> None:
+    exclusive, shared = compacted.EXCLUSIVE, compacted.SHARED
+    progress = streams.Progress("stream", client)
+    homes = {
+        home_of_owner(kept.owner_of(client)),
+        home_of_owner(fanout.owner_of(client)),
+        home_of_owner(fanout.done_of(client)),
+        home_of_owner(exclusive.owner_of(client)),
+        home_of_record(kept.SESSIONS, client),
+        home_of_record(kept.SUBSCRIPTIONS, kept.pair(client, "a/+/#")),
+        home_of_record(kept.AWAITING, kept.pair(client, "17")),
+        home_of_record(exclusive.progress, exclusive.progress_key(client, client)),
+        home_of_record(shared.progress, shared.progress_key("queue", client)),
+        home_of_record(compacted.QUEUES, exclusive.owner_of(client)),
+        home_of_record(streams.COLLECTION, progress.key),
+    }
+    assert {f"client:{client}"} == homes
+
+
+def test_everything_of_a_queue_has_one_home() -> None:
+    homes = {home_of_owner(owner) for owner in queues.owners_of("orders")}
+    assert {"queue:orders"} == homes | {home_of_record(queues.COLLECTION, "orders")}
+    shared = compacted.SHARED.owner_of("orders")
+    assert shared == home_of_owner(shared) == home_of_record(compacted.QUEUES, shared)
+
+
+def test_other_names_are_their_own_home() -> None:
+    for name in ("v1", "fanout", "sessions:x", "client:x", "/", "3:vin"):
+        assert name == home_of_owner(name) == home_of_record("retained", name) == home_of_record("fanout-data", name)
+    for key in ("", "vin", ":", "9:vin", "x:vin", "-1:vin", "²:vin"):
+        assert key == home_of_record(kept.SUBSCRIPTIONS, key), "not made by `pair`"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_records_of_a_home_are_found_by_how_their_keys_begin(client: str) -> None:
+    home = f"client:{client}"
+    assert (kept.pair(client, ""), False) == records_of(home, kept.SUBSCRIPTIONS)
+    assert (client, True) == records_of(home, kept.SESSIONS)
+    assert (home, True) == records_of(home, "anything")
+    assert ("v1", True) == records_of("v1", kept.SUBSCRIPTIONS)
+    for collection in (streams.COLLECTION, compacted.SHARED.progress, queues.COLLECTION, compacted.QUEUES):
+        with pytest.raises(ValueError, match="lie together"):
+            records_of(home, collection)
