@@ -8,7 +8,10 @@ from typing import Self
 
 
 class Relay:
-    """Listens on `port`; cuts the connection instead of passing on the next answer to a script, or the next script."""
+    """Listens on `port`; cuts the connection instead of passing on the next answer to a script, or the next script.
+
+    While it `holds`, commands stay with it, as in the buffers of a process or a network that stands still.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -18,9 +21,19 @@ class Relay:
         self.lost = 0
         self._lose = 0
         self._stop = 0
+        self._then_hold = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
 
-    def lose_next(self, count: int = 1) -> None:
+    def lose_next(self, count: int = 1, *, then_hold: bool = False) -> None:
         self._lose = count
+        self._then_hold = then_hold
+
+    def hold(self) -> None:
+        self._flowing.clear()
+
+    def release(self) -> None:
+        self._flowing.set()
 
     def stop_next(self, count: int = 1) -> None:
         """The server never gets it."""
@@ -54,6 +67,7 @@ class Relay:
                     return
                 if self._lose and b"EVALSHA" in data:
                     armed.set()
+                await self._flowing.wait()
                 forth.write(data)
 
         async def answers() -> None:
@@ -61,6 +75,8 @@ class Relay:
                 if armed.is_set():
                     self._lose -= 1
                     self.lost += 1
+                    if self._then_hold:
+                        self.hold()
                     return
                 writer.write(data)
 
