@@ -69,7 +69,9 @@ from motorcade.storage.ports import (
     Opened,
     Put,
     StoreCondition,
+    StoreConflictError,
     StoreError,
+    StoreFencedError,
     StoreFigures,
     StreamAppend,
     StreamInfo,
@@ -444,8 +446,12 @@ class Plan:
         commit: Commit[Written] = Commit()
 
         def answer() -> None:
-            if submitted.error is not None:
-                commit.finish(submitted.error)
+            error = submitted.error
+            if error is None or isinstance(error, StoreConflictError | StoreFencedError):
+                for digest in blobs:
+                    core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))
+            if error is not None:
+                commit.finish(error)
                 return
             try:
                 written = self._written(submitted.result, order)
@@ -454,7 +460,6 @@ class Plan:
                 return
             for digest, (data, _) in blobs.items():
                 core.cache.put(digest, data)
-                core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))
             commit.settle(written)
 
         submitted.then(answer)
