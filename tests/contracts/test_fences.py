@@ -78,9 +78,8 @@ async def test_a_decision_that_comes_late_is_refused_as_a_whole(store: Store, ot
         await store.streams.names(),
     )
     assert all(FeedEnd() == end for end in await store.feeds.ends())
-    await store.mailboxes.clear(MAILBOX)
-    await sweep(store, NOW + 3 * HOUR)
-    assert (0, 0) == await store.blobs.count()
+    if store.atomic:  # others may have stored the payload before the rest, and keep it for a while
+        assert (0, 0) == await store.blobs.count()
 
 
 async def test_a_fence_ends_with_its_attachment(store: Store, other: Store) -> None:
