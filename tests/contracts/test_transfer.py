@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from motorcade.storage import transfer
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Batch, Bound, Draft, Store, StoreError
+from motorcade.storage.ports import Batch, Bound, Draft, MailboxInfo, Store, StoreError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.transfer_memory import MemorySource, MemoryTarget
 from motorcade.storage.transfer_redis import RedisSource, RedisTarget
@@ -29,6 +31,7 @@ from tests.contracts.engines import (
     SharedEngine,
     append,
     entries,
+    fill,
     owners,
     scan,
     sweep,
@@ -115,8 +118,9 @@ def contents(file: bytes) -> dict[str, object]:
             case transfer.Blob():
                 found[f"blob {frame.data!r}"] = frame.keep_until
             case transfer.Mailbox():
-                before = found.get(f"mailbox {frame.owner}", (0, []))
-                found[f"mailbox {frame.owner}"] = (frame.last, before[1] + frame.entries)  # type: ignore[index]
+                before = found.get(f"mailbox {frame.owner}", (0, 0, []))
+                entries = before[2] + frame.entries  # type: ignore[index]
+                found[f"mailbox {frame.owner}"] = (frame.last, frame.generation, entries)
             case transfer.Tokens():
                 for token, position, until in frame.tokens:
                     found[f"token {frame.owner} {token!r}"] = (position, round(until, 3))
@@ -384,6 +388,46 @@ async def test_a_file_with_one_wrong_octet_is_refused() -> None:
 async def test_a_compressed_file_is_the_same() -> None:
     file = await some_file()
     assert transfer.verify(io.BytesIO(file)) == transfer.verify(io.BytesIO(gzip.compress(file)))
+
+
+async def test_generations_and_the_positions_of_what_is_gone_go_along(places: dict[str, Place], place: Place) -> None:
+    """From memory to each engine, and on from there."""
+    async with places["memory"].store() as store:
+        await fill(store, "session:a", b"1", b"2", b"3")
+        await store.mailboxes.forget("session:a")
+        made = await store.mailboxes.make("session:b")
+        await fill(store, "session:c", b"4")
+    file = await places["memory"].export()
+    await moved(place, file)
+    assert contents(file) == contents(await place.export())
+    async with place.store() as store:
+        assert made == (await store.mailboxes.info("session:b")).generation
+        assert (await fill(store, "session:a", b"5"))[0] > 3
+        answers = await store.mailboxes.append(["session:b"] * 2, Draft(b""), NOW, generations=[made, made + 1])
+        assert [False, True] == [answer.gone for answer in answers]
+        assert [] == await store.check()
+
+
+async def test_a_file_of_version_1_is_read(place: Place) -> None:
+    """Its mailboxes have no generation, and it has no floor of positions."""
+    item = [7, NOW, 0.0, 3, False, b"key", b"body", b"payload", b"", 7]
+    frames: list[list[object]] = [
+        ["store", "motorcade store", 1, "memory", NOW, "0.9"],
+        ["mailbox", "session:a", 9, [item]],
+        ["records", "session", [["a", b"value", 0.0]]],
+        ["floor", 5],
+    ]
+    file = b"".join(len(packed).to_bytes(4, "big") + packed for packed in map(msgspec.msgpack.encode, frames))
+    counts = dict.fromkeys(
+        ("mailboxes", "entries", "blobs", "blob_octets", "records", "streams", "stream_records", "leases"), 0
+    ) | {"mailboxes": 1, "entries": 1, "records": 1}
+    end = msgspec.msgpack.encode(["end", counts, hashlib.sha256(file).digest()])
+    await place.load(file + len(end).to_bytes(4, "big") + end)
+    async with place.store() as store:
+        assert MailboxInfo(1, 11, 7, 9, 1) == await store.mailboxes.info("session:a")
+        assert b"value" == await store.records.get("session", "a", NOW)
+        assert [10] == await fill(store, "session:a", b"next")
+        assert [] == await store.check()
 
 
 async def test_other_files_and_later_versions_are_refused_by_name() -> None:
