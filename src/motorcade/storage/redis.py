@@ -27,7 +27,7 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final
 
 import structlog
@@ -243,33 +243,37 @@ class Appending:
     ) -> None:
         self.owners = owners
         self.digest = b""
-        self.blob: Operation | None = None
         inline = INLINE_ONE if len(owners) == 1 else INLINE_MANY
         if len(draft.payload) > inline and owners:
             self.digest = hashlib.sha256(draft.payload).digest()
         entry, octets, flags = pack_entry(draft, now, self.digest)
-        common = (raw(entry), now, draft.expires_at, octets, flags, raw(draft.key), raw(self.digest))
-        common += (bound.entries, bound.octets, raw(draft.token))  # type: ignore[assignment]
+        what = (raw(entry), now, draft.expires_at, octets, flags, raw(draft.key), raw(self.digest))
+        how = (bound.entries, bound.octets, raw(draft.token))
         # Each of these is a key or two more that has to be looked at.
-        extras = (draft.key, draft.expires_at, draft.token, draft.droppable, bound.entries or bound.octets)
-        each = 1 + sum(bool(extra) for extra in extras)
-        homes = list(map(home_of_owner, owners))
+        each = 1 + bool(draft.key) + bool(draft.expires_at) + bool(draft.token) + bool(draft.droppable)
+        each += bool(bound.entries or bound.octets)
+        homes = [home_of_owner(owner) for owner in owners]
+        if len(owners) == 1:  # as nearly always, and much quicker
+            words = ("append", core.cells.of(homes[0]), *what, *how, owners, spared, bound.refuse, generations, homes)
+            self.operations = [Operation(words, each, len(entry))]
+            self._places = [[0]]  #: of each operation: the indices of its owners
+            return
         cells: dict[int, list[int]] = {}
         for index, home in enumerate(homes):
             cells.setdefault(core.cells.of(home), []).append(index)
-        self.operations: list[Operation] = []
-        self._places: list[list[int]] = []  #: of each operation: the indices of its owners
+        self.operations, self._places = [], []
         for cell, indices in cells.items():
             for start in range(0, len(indices), MAX_OWNERS):
                 some = indices[start : start + MAX_OWNERS]
                 words = (
                     "append",
                     cell,
-                    *common,
+                    *what,
+                    *how,
                     [owners[index] for index in some],
-                    [spared[index] for index in some] if spared else [],
-                    int(bound.refuse),
-                    [generations[index] for index in some] if generations else [],
+                    [spared[index] for index in some] if spared else (),
+                    bound.refuse,
+                    [generations[index] for index in some] if generations else (),
                     [homes[index] for index in some],
                 )
                 self.operations.append(Operation(words, len(some) * each, len(entry)))
@@ -279,7 +283,11 @@ class Appending:
         """The replies to `operations` as answers in the order of the owners."""
         found: list[Appended | None] = [None] * len(self.owners)
         for places, reply in zip(self._places, replies, strict=True):
-            for index, (position, replaced, dropped, repeated, node, state) in zip(places, reply, strict=True):
+            for index, answer in zip(places, reply, strict=True):
+                if type(answer) is int:
+                    found[index] = Appended(self.owners[index], answer)
+                    continue
+                position, replaced, dropped, repeated, node, state = answer
                 found[index] = Appended(
                     self.owners[index],
                     position,
@@ -383,23 +391,25 @@ class Plan:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._operations: list[Operation] = []
-        self._conditions: list[tuple[Any, ...]] = []
+        self._conditions: Sequence[tuple[Any, ...]] = ()
         self._parts: list[tuple[str, range]] = []  #: of each step of the batch: its kind, its operations
         self._appends: list[tuple[range, Appending]] = []
-        self._streams: list[range] = []
-        self._made: list[int] = []
+        self._streams: Sequence[range] = ()
+        self._made: Sequence[int] = ()
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
     def add(self, batch: Batch) -> None:
         """Make operations of a batch."""
         core = self._core
-        self._conditions += [condition_of(core, condition) for condition in batch.conditions]
+        if batch.conditions:
+            self._conditions = [condition_of(core, condition) for condition in batch.conditions]
         for step in batch.steps:
             match step:
                 case Append(owners, draft, now, bound, spared, generations):
                     self.append(owners, draft, now, bound, spared, generations)
                 case Make(owner):
-                    self._made += self._add("make", [Operation(("make", core.cells.of_owner(owner), owner))])
+                    made = self._add("make", [Operation(("make", core.cells.of_owner(owner), owner))])
+                    self._made = [*self._made, *made]
                 case Acknowledge(owner, positions):
                     self._add("acknowledge", acknowledge_operations(core, owner, positions))
                 case Mark(owner, position, mark):
@@ -409,7 +419,8 @@ class Plan:
                 case Delete(collection, key):
                     self._add("delete", [delete_operation(core, collection, key)])
                 case StreamAppend(stream, values, now):
-                    self._streams.append(self._add("stream", stream_operations(core, stream, values, now)))
+                    added = self._add("stream", stream_operations(core, stream, values, now))
+                    self._streams = [*self._streams, added]
                 case AddNote(home, data):
                     self._add("note", [note_operation(core, home, data)])
 
@@ -436,17 +447,27 @@ class Plan:
         self._parts.append((kind, part))
         return part
 
-    def carry_out(self) -> Commit[Written]:
-        """Submit the operations; the commit has their answers."""
+    def carry_out(self, backlog: Backlog | None = None, rows: int = 0, size: int = 0) -> Commit[Written]:
+        """Submit the operations; the commit has their answers. They count in the backlog until then."""
         core, blobs = self._core, self._blobs
         hold = core.next_hold() if blobs else ""
         payloads = [blob_operation(core, digest, data, 0.0, lasts, hold) for digest, (data, lasts) in blobs.items()]
-        stages, order = self._stages(payloads)
+        if core.servers.clustered:
+            stages, order = self._stages(payloads)
+        else:  # everything in one call
+            operations = payloads + self._operations if payloads else self._operations
+            stages, order = [Stage(operations, _durable(operations), conditions=self._conditions)], None
+        if backlog is not None:
+            backlog.rows += rows
+            backlog.bytes += size
         submitted = core.writer.submit(stages)
         commit: Commit[Written] = Commit()
 
         def answer() -> None:
             error = submitted.error
+            if backlog is not None:
+                backlog.rows -= rows
+                backlog.bytes -= size
             if error is None or isinstance(error, StoreConflictError | StoreFencedError):
                 for digest in blobs:
                     core.writer.later(Operation(("unhold", core.cells.of(digest), hold, [raw(digest)])))
@@ -465,17 +486,13 @@ class Plan:
         submitted.then(answer)
         return commit
 
-    def _stages(self, payloads: list[Operation]) -> tuple[list[Stage], list[Sequence[int]]]:
-        """Return the stages, and of each of them which operations of the batch it has, after the payloads."""
-        if not self._core.servers.clustered:  # everything in one call
-            operations = payloads + self._operations
-            every = range(-len(payloads), len(self._operations))
-            return [Stage(operations, _durable(operations), conditions=self._conditions)], [every]
+    def _stages(self, payloads: list[Operation]) -> tuple[list[Stage], list[Sequence[int]] | None]:
+        """Return the stages on a cluster, and of each of them which operations of the batch it has."""
         stages: list[Stage] = []
         order: list[Sequence[int]] = []
         if payloads:
             stages.append(Stage(payloads, early=True))
-            order.append(range(-len(payloads), 0))
+            order.append([-1] * len(payloads))
         guarded = list(dict.fromkeys(self._lane(condition[1]) for condition in self._conditions))
         if len(guarded) > 1:  # each of them is looked at again with its lane: this finds nearly everything in time
             stages.append(Stage([], durable=False, conditions=self._conditions))
@@ -515,13 +532,16 @@ class Plan:
     def _lane(self, cell: int) -> int:
         return self._core.writer.lane_of(cell)
 
-    def _written(self, answers: Sequence[list[Any]], order: Sequence[Sequence[int]]) -> Written:
+    def _written(self, answers: Sequence[list[Any]], order: Sequence[Sequence[int]] | None) -> Written:
         """Put the answers of all operations together, and tell who watches the streams."""
-        found: list[Any] = [None] * len(self._operations)
-        for indices, of_stage in zip(order, answers, strict=True):
-            for index, answer in zip(indices, of_stage, strict=True):
-                if index >= 0:
-                    found[index] = answer
+        if order is None:
+            found = answers[0][len(self._blobs) :] if self._blobs else answers[0]
+        else:
+            found = [None] * len(self._operations)
+            for indices, of_stage in zip(order, answers, strict=True):
+                for index, answer in zip(indices, of_stage, strict=True):
+                    if index >= 0:
+                        found[index] = answer
         written = Written([], [], [found[index] for index in self._made])
         for part, appending in self._appends:
             written.appended.extend(appending.answers(found[part.start : part.stop]))
@@ -1039,18 +1059,9 @@ class RedisStore:
         try:
             plan = Plan(self.core)
             plan.add(batch)
-            commit = plan.carry_out()
+            return plan.carry_out(self.backlog, *weigh(batch))
         except Exception as error:  # noqa: BLE001 - the caller is told where it looks
             return Commit.failed(error)
-        rows, size = weigh(batch)
-        self.backlog.rows += rows
-        self.backlog.bytes += size
-        commit.then(partial(self._done, rows, size))
-        return commit
-
-    def _done(self, rows: int, size: int) -> None:
-        self.backlog.rows -= rows
-        self.backlog.bytes -= size
 
     @property
     def writer(self) -> str:

@@ -83,9 +83,14 @@ def unpack_state(value: bytes | None) -> StoredState:
     return StoredState(int(last), int(first), int(entries), int(octets), soon, int(begun))
 
 
+EMPTY = msgspec.Raw(b"\xa0")
+
+
 def raw(data: bytes) -> msgspec.Raw:
     """Bytes for a script: as a string, since the server's decoder knows no binary type."""
     size = len(data)
+    if not size:
+        return EMPTY
     if size < 32:
         head = bytes((0xA0 | size,))
     elif size < 1 << 8:

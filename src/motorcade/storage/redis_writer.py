@@ -35,7 +35,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -96,8 +96,10 @@ UNMET: Final[Mapping[str, Callable[[], StoreError]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+# Structs, since one of each is made for every write, and making a frozen dataclass takes ten times as long.
+
+
+class Operation(msgspec.Struct, frozen=True, gc=False):
     """What one of the scripts in lua/ does to one cell."""
 
     words: Sequence[Any]  #: name, cell, and what the script's header lists
@@ -109,8 +111,7 @@ class Operation:
         return int(self.words[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, gc=False):
     """Operations that need not wait for each other."""
 
     operations: Sequence[Operation]
@@ -119,8 +120,7 @@ class Stage:
     conditions: Sequence[Sequence[Any]] = ()  #: see rule 7; name, cell, and what lua/guard.lua lists
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """Operations of one job for one lane; they are carried out together."""
 
     job: Job
@@ -137,13 +137,6 @@ class Call:
     ready: bool = False  #: everything before it has succeeded
     dead: bool = False  #: something before it has failed
     alone: bool = False  #: goes by itself and before all others, since together with others it was refused
-
-    def words(self) -> Iterator[Sequence[Any]]:
-        """Everything that is sent for it."""
-        if self.conditions:
-            yield "guard", self.conditions[0][1], self.conditions, len(self.operations)
-        for operation in self.operations:
-            yield operation.words
 
 
 class Job:
@@ -413,15 +406,15 @@ class Writer:
                     sum(operation.weight for operation in operations),
                     sum(operation.octets for operation in operations),
                     any(operation.words[0] in GROWING for operation in operations),
-                    # A record is as expected before the first portion is written, a fence has to hold for each.
-                    [
-                        each
-                        for each in stage.conditions
-                        if self.lane_of(each[1]) == lane and (turn == 0 or each[0] == "fence")
-                    ],
+                    stage.conditions and self._conditions(stage, lane, turn),
                 )
                 turns[turn].append(call)
         return turns
+
+    def _conditions(self, stage: Stage, lane: int, turn: int) -> list[Sequence[Any]]:
+        """The conditions of a call. A record is as expected before the first turn, a fence has to hold in each."""
+        in_lane = [condition for condition in stage.conditions if self.lane_of(condition[1]) == lane]
+        return [condition for condition in in_lane if turn == 0 or condition[0] == "fence"]
 
     def _begin_turn(self, job: Job) -> None:
         for call in job.begin_turn():
@@ -535,7 +528,12 @@ class Writer:
             if call.alone:
                 break
         lane.number += 1
-        packed = msgspec.msgpack.encode([words for call in calls for words in call.words()])
+        words: list[Sequence[Any]] = []
+        for call in calls:
+            if call.conditions:
+                words.append(("guard", call.conditions[0][1], call.conditions, len(call.operations)))
+            words += [operation.words for operation in call.operations]
+        packed = msgspec.msgpack.encode(words)
         lane.frozen = Frozen(
             lane.number,
             calls,
@@ -551,14 +549,14 @@ class Writer:
             return
         start = 0
         for call in frozen.calls:
-            if isinstance(outcome, StoreError):
-                self._finish_call(call, outcome)
-                continue
-            failed = call.conditions and outcome[start]
-            start += bool(call.conditions)
-            end = start + len(call.operations)
-            self._finish_call(call, UNMET[failed]() if failed else outcome[start:end])
-            start = end
+            result: list[Any] | StoreError = outcome
+            if isinstance(outcome, list):
+                start += bool(call.conditions)  # a guard has an answer too
+                end = start + len(call.operations)
+                failed = call.conditions and outcome[start - 1]
+                result = UNMET[failed]() if failed else outcome[start:end]
+                start = end
+            self._finish_call(call, result)
 
     def _look_idle(self) -> None:
         if self._queued == 0 and not self._line:

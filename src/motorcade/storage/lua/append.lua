@@ -3,14 +3,15 @@
 --   2 cell   3 entry as it is stored   4 now   5 expires_at (0: never)   6 octets   7 flags   8 key (empty: none)
 --   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
 --   12 token (empty: none)   13 owners   14 for each owner the position up to which entries are not pushed out unless
---   they are droppable (-1: all of them; empty: 0 for all)   15 1 if what does not fit is refused, 0 if it pushes out
+--   they are droppable (-1: all of them; empty: 0 for all)   15 whether what does not fit is refused
 --   16 for each owner the generation that its mailbox must have (0: any, also none; empty: 0 for all)   17 for each owner
 --   its home
 --
 --   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner a o x r n p
---   answer  per owner: position (0: pushed out itself), position replaced or 0, positions pushed out, 1 if the token was
---           known, node the home is attached to, OVER if the mailbox is too large since all of it is spared, REFUSED if
---           it did not fit, GONE if there is no mailbox of that generation, else 0
+--   answer  per owner: its position, if there is no more to tell; else position (0: pushed out itself, or not taken),
+--           position replaced or 0, positions pushed out, 1 if the token was known, node the home is attached to, OVER if
+--           the mailbox is too large since all of it is spared, REFUSED if it did not fit, GONE if there is no mailbox of
+--           that generation, else 0
 --
 -- It answers where the owner is attached, and attach.lua answers whether something is pending: both run in the owner's
 -- cell, one after the other, so at least one of them sees the other.
@@ -88,7 +89,7 @@ local function append_plain(op, at, owner, node, _, generation)
     if held == 0 then
         call('SADD', at .. 'o', owner)
     end
-    return { position, 0, NONE, 0, node, 0 }
+    return node == '' and position or { position, 0, NONE, 0, node, 0 }
 end
 
 -- The entry that goes next: the oldest droppable one, or the oldest that is not spared; nil: all others are.
@@ -177,7 +178,7 @@ local function append(op, at, owner, node, spared, generation)
     if key ~= '' then
         replaced = tonumber(call('HGET', box.entries, 'k' .. key) or 0)
     end
-    if op[15] == 1 and not fits(op, box, replaced) then
+    if op[15] and not fits(op, box, replaced) then
         return { 0, 0, NONE, 0, node, REFUSED }
     end
     if replaced > 0 then
@@ -191,12 +192,15 @@ local function append(op, at, owner, node, spared, generation)
     if token ~= '' then
         remember(at, owner, token, op[4], position, told)
     end
+    if replaced == 0 and dropped == NONE and node == '' and over == 0 then
+        return position
+    end
     return { position, replaced, dropped, 0, node, over }
 end
 
 operations.append = function(op)
     local at, owners, spared, generations, answers = base(op[2]), op[13], op[14], op[16], {}
-    local attached = call('HMGET', at .. 'a', unpack(op[17]))
+    local attached = call('HLEN', at .. 'a') > 0 and call('HMGET', at .. 'a', unpack(op[17])) or NONE
     local plain = op[8] == '' and op[12] == '' and op[10] == 0 and op[11] == 0
     local one = plain and append_plain or append
     local stored = 0
@@ -208,9 +212,11 @@ operations.append = function(op)
         end
         local answer = one(op, at, owner, node, spared[number] or 0, generations[number] or 0)
         answers[number] = answer
-        stored = answer[1] > 0 and stored + 1 or stored
+        if plain and (type(answer) == 'number' or answer[6] ~= GONE) then
+            stored = stored + 1
+        end
     end
-    if plain and stored > 0 then
+    if stored > 0 then
         count(at, 'entries', stored)
         if op[9] ~= '' then
             refer(at, op[9], stored)

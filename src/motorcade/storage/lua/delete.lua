@@ -6,13 +6,15 @@
 --   answer  1, or 0 if it was not there
 
 local function delete(at, collection, key, home)
-    local name = collection .. '\0' .. key
     local gone = call('HDEL', at .. 'R:' .. collection, key)
-    call('ZREM', at .. 'y', name .. '\0' .. home)
-    if gone == 1 and home ~= '' then
-        call('SREM', at .. 'i:' .. home, name)
+    if gone == 1 then
+        local name = collection .. '\0' .. key
+        call('ZREM', at .. 'y', name .. '\0' .. home)
+        if home ~= '' then
+            call('SREM', at .. 'i:' .. home, name)
+        end
+        count(at, 'records', -1)
     end
-    count(at, 'records', -gone)
     return gone
 end
 

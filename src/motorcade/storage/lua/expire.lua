@@ -46,6 +46,7 @@ operations.expire = function(op)
             local collection, key = member:sub(1, first - 1), member:sub(first + 1, second - 1)
             octets = octets + math.max(call('HSTRLEN', at .. 'R:' .. collection, key) - 8, 0)
             gone = gone + delete(at, collection, key, member:sub(second + 1))
+            call('ZREM', at .. 'y', member) -- also if it was there without a record, or this would never end
             steps = steps + 1
         end
     end

@@ -8,9 +8,9 @@
 --           UTF-8 as if it were Latin-1; or false if there are more records than so many: the caller reads them bit by
 --           bit, since only it decides about them now
 
-local UTF8 = {}
-for byte = 128, 255 do
-    UTF8[string.char(byte)] = string.char(192 + math.floor(byte / 64), 128 + byte % 64)
+local function utf8(letter)
+    local byte = letter:byte()
+    return string.char(192 + math.floor(byte / 64), 128 + byte % 64)
 end
 
 operations.open = function(op)
@@ -32,7 +32,7 @@ operations.open = function(op)
         if keys then
             for at_key, value in ipairs(call('HMGET', at .. 'R:' .. collection, unpack(keys))) do
                 if value then
-                    rows[#rows + 1] = { keys[at_key], (value:gsub('[\128-\255]', UTF8)) }
+                    rows[#rows + 1] = { keys[at_key], (value:gsub('[\128-\255]', utf8)) }
                 end
             end
         end

@@ -8,16 +8,18 @@
 -- The index y has the home too, so that what has expired leaves the index of its home as well.
 
 operations.put = function(op)
-    local at, name = base(op[2]), op[3] .. '\0' .. op[4]
-    local new = call('HSET', at .. 'R:' .. op[3], op[4], op[5])
-    count(at, 'records', new)
-    if new == 1 and op[7] ~= '' then
-        call('SADD', at .. 'i:' .. op[7], name)
+    local at, collection, key, home = base(op[2]), op[3], op[4], op[7]
+    local new = call('HSET', at .. 'R:' .. collection, key, op[5])
+    if new == 1 then
+        count(at, 'records', 1)
+        if home ~= '' then
+            call('SADD', at .. 'i:' .. home, collection .. '\0' .. key)
+        end
     end
     if op[6] > 0 then
-        call('ZADD', at .. 'y', op[6], name .. '\0' .. op[7])
-    else
-        call('ZREM', at .. 'y', name .. '\0' .. op[7])
+        call('ZADD', at .. 'y', op[6], collection .. '\0' .. key .. '\0' .. home)
+    elseif new == 0 then
+        call('ZREM', at .. 'y', collection .. '\0' .. key .. '\0' .. home)
     end
     return new
 end
