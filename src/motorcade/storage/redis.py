@@ -154,6 +154,7 @@ class Core:
         self.writer = writer
         self.cache = BlobCache(blob_cache)
         self.swept = 0
+        self.pulse: asyncio.TimerHandle | None = None  #: of `redis_members`
         self._watchers = watchers or Watchers()
         self._hold = 0
         self._name = secrets.token_hex(4)

@@ -6,8 +6,8 @@
 Rule 1: a writer is listed before it is registered anywhere, and taken off the list when it is fenced everywhere. So
         every registration can be found, also of a process that died while it opened or closed its store.
 Rule 2: no key of a writer expires while it is registered. A process that stood still goes on if it was not fenced.
-Rule 3: a writer that was not seen for `OVERDUE` is fenced by the sweep of another one. Sweeps are also what shows that
-        a writer is alive: a process that never sweeps may write for so long.
+Rule 3: an open store shows every `PULSE` that it is alive. One that was not seen for `OVERDUE` is fenced by the sweep
+        of another one: its process has died, or was cut off from the servers for as long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("motorcade.storage.redis")
 
-#: Seconds without a sign of life after which a writer is fenced.
+#: Seconds between two signs of life of a writer, and without any after which it is fenced.
+PULSE: Final = 3600.0
 OVERDUE: Final = 86_400
 #: Seconds that a store which is being closed tries to leave.
 LEAVING: Final = 1.0
@@ -51,10 +52,24 @@ async def join(core: Core, replicas: int) -> None:
         waiting = (core.servers.ask(slot, "WAIT", replicas, int(CONFIRMED * 1000)) for slot in masters.values())
         if min(await asyncio.gather(*waiting)) < replicas:
             raise StoreAwayError(f"fewer than {replicas} replicas have confirmed that this store may write")
+    _beat(core)
+
+
+def _beat(core: Core) -> None:
+    """Show that the writer is alive, and do so again in a while."""
+    if core.pulse is not None:  # joining has shown it already
+        core.writer.later(_seen(core))
+    core.pulse = asyncio.get_running_loop().call_later(PULSE, _beat, core)
+
+
+def _seen(core: Core) -> Operation:
+    return Operation(("seen", 0, core.writer.name, OVERDUE))
 
 
 async def leave(core: Core) -> None:
     """Remove the registration of a store that is being closed. If its servers are away, a sweep will find it."""
+    if core.pulse is not None:
+        core.pulse.cancel()
     if core.writer.fenced:
         return
     try:
@@ -86,5 +101,5 @@ async def fence(core: Core, writer: str) -> bool:
 
 async def sweep(core: Core) -> None:
     """Show that this writer is alive, and fence those that are overdue."""
-    for writer in await core.one(Operation(("seen", 0, core.writer.name, OVERDUE)), durable=False):
+    for writer in await core.one(_seen(core), durable=False):
         await fence(core, writer)

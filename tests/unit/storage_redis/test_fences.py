@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from motorcade.broker.kept import pair
+from motorcade.storage import redis_members
 from motorcade.storage.ports import Batch, Draft, Durability, FeedEnd, StoreError, StoreFencedError, Written
 from motorcade.storage.redis import RedisStore
 from tests.contracts.engines import patient
@@ -137,6 +138,25 @@ async def test_a_large_mailbox_is_forgotten_only_while_the_fence_holds(store: Re
     assert [] == await store.check()
 
 
+async def test_a_decision_too_large_for_one_call_ends_where_the_fence_does(
+    store: RedisStore, server: RedisServer
+) -> None:
+    async with opened(server.url) as other:
+        attached = await store.coordination.attach("session:x", "a")
+        batch = Batch()
+        batch.fence(attached.fence)
+        batch.append([f"v{number}" for number in range(20_000)], Draft(b"1", key=b"k"), NOW)
+        before = store.core.writer.writes
+        commit = store.write(batch)
+        await until(lambda: store.core.writer.writes > before)
+        await other.coordination.attach("session:x", "b")
+        with pytest.raises(StoreError, match="in part"):
+            await commit
+        assert not commit.refused
+    assert 0 < (await store.figures()).entries < 20_000
+    assert [] == await store.check()
+
+
 async def test_a_home_with_many_records_is_opened_whole(store: RedisStore) -> None:
     """Few come with the attach, many are read after it; binary values as they are."""
     every = bytes(range(256))
@@ -230,6 +250,17 @@ async def test_the_registration_of_a_process_that_died_goes_with_a_sweep(
         assert 0 < server.command("PTTL", key)
         await alive.records.put("c", "key", b"1")
         assert 2 == len(await store.coordination.members())
+
+
+async def test_a_store_that_never_sweeps_shows_that_it_is_alive(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_members, "PULSE", 0.01)
+    async with opened(server.url) as quiet:
+        server.command("HSET", "motorcade:{0}:w", quiet.writer, f"1000:{NOW:.3f}")
+        await until(lambda: not server.command("HGET", "motorcade:{0}:w", quiet.writer).startswith(b"1000:"))
+        await store.sweep(NOW, 100)
+        await quiet.records.put("c", "key", b"1")
 
 
 async def test_a_store_may_fence_itself(store: RedisStore) -> None:
