@@ -316,7 +316,9 @@ class MemoryMailboxes:
         generations: Sequence[int] = (),
     ) -> list[Appended]:
         self._gate.write()
-        return self.apply_append(owners, draft, now, bound, spared, generations)
+        if generations:
+            return self.apply_named(owners, draft, now, bound, spared, generations)
+        return self.apply_append(owners, draft, now, bound, spared)
 
     async def make(self, owner: str) -> int:
         self._gate.write()
@@ -381,22 +383,32 @@ class MemoryMailboxes:
             raise StoreFencedError(f"{fence.home} is attached elsewhere")
 
     def apply_append(
+        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
+    ) -> list[Appended]:
+        return [
+            self._append(owner, draft, now, bound, spared[index] if spared else 0) for index, owner in enumerate(owners)
+        ]
+
+    def apply_named(
         self,
         owners: Sequence[str],
         draft: Draft,
         now: float,
         bound: Bound,
-        spared: Sequence[int] = (),
-        generations: Sequence[int] = (),
+        spared: Sequence[int],
+        generations: Sequence[int],
     ) -> list[Appended]:
+        """Append to mailboxes of these generations."""
         answers = []
-        for index, owner in enumerate(owners):
-            member = self.attached[home][0] if (home := home_of_owner(owner)) in self.attached else ""
-            if generations and generations[index] not in (0, self.look(owner).generation):
-                answers.append(Appended(owner, 0, attached=member, gone=True))
+        for index, (owner, generation) in enumerate(zip(owners, generations, strict=True)):
+            if generation not in (0, self.look(owner).generation):
+                answers.append(Appended(owner, 0, attached=self._member_of(owner), gone=True))
             else:
-                answers.append(self._append(owner, draft, now, bound, spared[index] if spared else 0, member))
+                answers += self.apply_append([owner], draft, now, bound, spared[index : index + 1])
         return answers
+
+    def _member_of(self, owner: str) -> str:
+        return self.attached[home][0] if (home := home_of_owner(owner)) in self.attached else ""
 
     def apply_make(self, owner: str) -> int:
         box = self._made(owner)
@@ -428,8 +440,8 @@ class MemoryMailboxes:
             row.expires_at = 0.0
         return True
 
-    def _append(self, owner: str, draft: Draft, now: float, bound: Bound, spared: int, attached: str) -> Appended:
-        box = self._made(owner)
+    def _append(self, owner: str, draft: Draft, now: float, bound: Bound, spared: int) -> Appended:
+        box, attached = self._made(owner), self._member_of(owner)
         if draft.token:
             until, position = box.tokens.get(draft.token, (now, 0))
             if now < until:
@@ -842,8 +854,10 @@ class MemoryStore:
         written = Written([], [], generations)
         for step in batch.steps:
             match step:
+                case Append(owners, draft, now, bound, spared, []):
+                    written.appended.extend(self.mailboxes.apply_append(owners, draft, now, bound, spared))
                 case Append(owners, draft, now, bound, spared, named):
-                    written.appended.extend(self.mailboxes.apply_append(owners, draft, now, bound, spared, named))
+                    written.appended.extend(self.mailboxes.apply_named(owners, draft, now, bound, spared, named))
                 case Make(owner):
                     generations.append(self.mailboxes.apply_make(owner))
                 case Acknowledge(owner, positions):

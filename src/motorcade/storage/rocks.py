@@ -718,14 +718,17 @@ def _weight(batch: Batch) -> tuple[int, int, bool]:
     """
     rows, size, durable = 0, 0, False
     for step in batch.steps:
+        if isinstance(step, Append):
+            durable = True
+            draft = step.draft
+            rows += len(step.owners) + 1
+            size += len(draft.body) + len(draft.payload)
+            continue
         if isinstance(step, Acknowledge):
             rows += len(step.positions)
             continue
         durable = True
-        if isinstance(step, Append):
-            rows += len(step.owners) + 1
-            size += len(step.draft.body) + len(step.draft.payload)
-        elif isinstance(step, StreamAppend):
+        if isinstance(step, StreamAppend):
             rows += runs.weight(step.values) + 1
             size += bytes_of(step.values)
         elif isinstance(step, Put):
@@ -742,11 +745,8 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     appended: list[Appended] = []
     offsets: list[Sequence[int]] = []
     generations: list[int] = []
-    for condition in batch.conditions:
-        if isinstance(condition, Fence):
-            write.check_fence(condition)
-        else:
-            write.check_record(condition)
+    if batch.conditions:
+        write.check(batch.conditions)
     for step in batch.steps:  # the frequent ones first; `match` takes twice as long
         if isinstance(step, Append):
             appended += write.append(step.owners, step.draft, step.now, step.bound, step.spared, step.generations)

@@ -189,10 +189,11 @@ class Writer:
         if self._loop is None:
             return Commit.failed(StoreError("the store is closed"))
         commit: Commit[T] = Commit()
-        call = Call(apply, commit, rows, durable, grows, alone=False, bytes=size)
+        call = Call(apply, commit, rows, durable, grows, False, size)
         self.queued += 1
-        self.backlog.rows += rows
-        self.backlog.bytes += size
+        backlog = self.backlog
+        backlog.rows += rows
+        backlog.bytes += size
         if self._held < self._max_queued:
             self._hold(call, self._loop)
         else:

@@ -89,7 +89,7 @@ class Appends(Mailboxes):
     def _member_of(self, owner: str) -> str:
         """Return the member that an owner is attached to."""
         attached = self._state.attached
-        return attached[home][0] if attached and (home := home_of_owner(owner)) in attached else ""
+        return attached[home][0] if (home := home_of_owner(owner)) in attached else ""
 
     def _append_plain(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended | None:
         """The shortest way, for what most messages are: a small one, for one owner with room; None: take another."""
@@ -120,7 +120,7 @@ class Appends(Mailboxes):
         if position >= head.write_at:
             self._heads[owner] = head
         self._state.entries += 1
-        return Appended(owner, position, replaced, (), False, self._member_of(owner))
+        return Appended(owner, position, replaced, (), False, self._member_of(owner) if self._state.attached else "")
 
     def _take_key(self, head: Head, compaction: bytes) -> int:
         """Let a compaction key lead to the entry that comes next; the position of the one it led to, now removed."""

@@ -38,7 +38,7 @@ class Transaction(Appends):
 
     # -- records
 
-    def check_record(self, condition: Expect) -> None:
+    def _check_record(self, condition: Expect) -> None:
         """Raise `StoreConflictError` unless a record is as expected."""
         where = tables.name(condition.collection) + b"\0" + tables.name(condition.key)
         row = self._get("records", where)
@@ -180,6 +180,14 @@ class Transaction(Appends):
             return False
         del self._state.attached[fence.home]
         return True
+
+    def check(self, conditions: Sequence[Expect | Fence]) -> None:
+        """Raise an error unless all hold."""
+        for condition in conditions:
+            if isinstance(condition, Fence):
+                self.check_fence(condition)
+            else:
+                self._check_record(condition)
 
     def check_fence(self, fence: Fence) -> None:
         """Raise `StoreFencedError` unless it is the fence of its home."""
