@@ -25,6 +25,7 @@ import secrets
 import shutil
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -228,11 +229,13 @@ class Reader:
     def __init__(self, files: Files, writer: Writer) -> None:
         self.files = files
         self.is_open = False
+        self.member = Member("", 0.0)  #: this store object, while it is open
         self._writer = writer
         self._pool: ThreadPoolExecutor | None = None
 
     def open(self) -> None:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="motorcade-store-read")
+        self.member = Member(secrets.token_hex(8), time.time())
         self.is_open = True
 
     def close(self) -> None:
@@ -683,10 +686,17 @@ class RocksCoordination:
 
     async def members(self) -> list[Member]:
         await self._reader.now(lambda _: None)
-        return [] if self._writer.fenced else [Member(self._writer.name, self._writer.since)]
+        return [] if self._writer.fenced else [self._reader.member]
 
     async def fence_member(self, writer: str) -> bool:
-        return await self._writer.submit(lambda _: self._writer.fence(writer), durable=False, grows=False, alone=True)
+        if writer != self._reader.member.writer:
+            return False
+
+        def fence(_: Transaction) -> None:
+            self._writer.fenced = True
+
+        await self._writer.submit(fence, durable=False, grows=False, alone=True)
+        return True
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:  # noqa: ARG002
         return await self._writer.submit(lambda write: write.acquire(name, ttl, now), grows=False)
@@ -832,7 +842,7 @@ class RocksStore:
 
     @property
     def writer(self) -> str:
-        return self._writer.name
+        return self._reader.member.writer
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - the table is in order
         removed, octets, left = 0, 0, budget

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import secrets
 import threading
 import time
 from collections import deque
@@ -92,6 +91,8 @@ class Unsettled(msgspec.Struct, frozen=True):
 class Writer:
     """The thread, its queue and its state."""
 
+    # No more than 30 attributes: beyond that, Python looks each of them up in a dictionary.
+
     def __init__(
         self, files: Files, state: State, *, sync: bool, max_queued: int = MAX_QUEUED, reserve: int = RESERVE
     ) -> None:
@@ -105,9 +106,7 @@ class Writer:
         self.queued = 0  #: calls not answered yet
         self.backlog = Backlog()  #: of `write`
         self.watchers = Watchers()  #: of streams
-        self.name = ""  #: another one each time the store is opened
-        self.since = 0.0  #: when that was
-        self.fenced = False  #: nothing is written under this name any more
+        self.fenced = False  #: nothing is written until it is opened again
         self.trouble: StoreError | None = None  #: why nothing can be written
         self._low: StoreFullError | None = None  #: why nothing more can be stored
         self._sync = sync
@@ -123,8 +122,7 @@ class Writer:
         self._unsynced: list[Unsettled] = []  #: of the group
         self._doubtful: list[Unsettled] = []  #: of groups that have failed, oldest first
         self._grown: dict[str, int] = {}  #: streams that the group appends to: their last offset
-        self._looked_at = 0.0
-        self._tried_at = 0.0
+        self._looked_at = 0.0  #: for room, or whether writing is possible again
         self._loop: asyncio.AbstractEventLoop | None = None  #: while calls are taken
         self._event_loop: asyncio.AbstractEventLoop | None = None  #: where they are answered
         self._thread: threading.Thread | None = None
@@ -148,7 +146,7 @@ class Writer:
                 raise
             raise self.files.explain(error, opening=True) from error
         self._tables = opened
-        self.name, self.since, self.fenced = secrets.token_hex(8), time.time(), False
+        self.fenced = False
         self._loop = self._event_loop = loop
         self._thread = threading.Thread(target=self._run, name="motorcade-store", daemon=True)
         self._thread.start()
@@ -397,11 +395,6 @@ class Writer:
         self.writes += len(part)
         self.swept += transaction.swept
 
-    def fence(self, name: str) -> bool:
-        """Write nothing any more under this name; False if it is not ours. In the writer's thread."""
-        self.fenced = self.fenced or name == self.name
-        return name == self.name
-
     def _impossible(self, part: list[Call], error: Exception, opened: Tables) -> None:
         """Nothing was written; the others must not suffer for the one."""
         try:
@@ -423,7 +416,7 @@ class Writer:
     def _fail(self, error: Exception) -> None:
         """Take no more writes, and find out which of the last ones the files have (rule 5)."""
         self.trouble = self.files.explain(error)
-        self._tried_at = time.monotonic()
+        self._looked_at = time.monotonic()
         self._grown = {}
         self._doubtful += self._unsynced
         for unsettled in self._unsynced:
@@ -465,12 +458,12 @@ class Writer:
     def _mend(self) -> None:
         """Look whether there is room, now and then; after an error, whether writing is possible again."""
         now = time.monotonic()
+        if now - self._looked_at < LOOK_EVERY:
+            return
+        self._looked_at = now
         if self.trouble is not None:
-            if now - self._tried_at >= LOOK_EVERY:
-                self._tried_at = now
-                self._open_again()
-        elif now - self._looked_at >= LOOK_EVERY:
-            self._looked_at = now
+            self._open_again()
+        else:
             self._look()
 
     def _look(self) -> None:
