@@ -105,6 +105,8 @@ MAX_OWNERS: Final = 250
 MAX_REMOVED: Final = 250
 MAX_RECORDS: Final = 1000
 MAX_READ: Final = 1000
+#: Records that come with an attach; of a home that has more they are read after it.
+MAX_OPENED: Final = 250
 #: Octets of stream values in one operation.
 MAX_VALUES: Final = 1 << 20
 
@@ -453,11 +455,14 @@ class Plan:
         core, blobs = self._core, self._blobs
         hold = core.next_hold() if blobs else ""
         payloads = [blob_operation(core, digest, data, 0.0, lasts, hold) for digest, (data, lasts) in blobs.items()]
-        if core.servers.clustered:
-            stages, order = self._stages(payloads)
-        else:  # everything in one call
+        order: list[Sequence[int]] | None = None  # one stage has everything, payloads first
+        if not core.servers.clustered:  # everything in one call
             operations = payloads + self._operations if payloads else self._operations
-            stages, order = [Stage(operations, _durable(operations), conditions=self._conditions)], None
+            stages = [Stage(operations, _durable(operations), conditions=self._conditions)]
+        elif len(self._parts) == 1 and not (payloads or self._conditions):
+            stages = [Stage(self._operations, _durable(self._operations))]
+        else:
+            stages, order = self._stages(payloads)
         if backlog is not None:
             backlog.rows += rows
             backlog.bytes += size
@@ -487,7 +492,7 @@ class Plan:
         submitted.then(answer)
         return commit
 
-    def _stages(self, payloads: list[Operation]) -> tuple[list[Stage], list[Sequence[int]] | None]:
+    def _stages(self, payloads: list[Operation]) -> tuple[list[Stage], list[Sequence[int]]]:
         """Return the stages on a cluster, and of each of them which operations of the batch it has."""
         stages: list[Stage] = []
         order: list[Sequence[int]] = []
@@ -859,8 +864,8 @@ class RedisCoordination(Port):
         core, home, token = self._core, home_of_owner(owner), secrets.token_bytes(8)
         cell, places = core.cells.of(home), [records_of(home, collection) for collection in collections]
         wanted = [(name, key if single else "") for name, (key, single) in zip(collections, places, strict=True)]
-        words = ("open", cell, home, member, token.hex(), owner, wanted, MAX_READ)
-        answer, rows = await core.one(Operation(words, 1 + len(wanted)))
+        words = ("open", cell, home, member, token.hex(), owner, wanted, MAX_OPENED)
+        answer, rows = await core.one(Operation(words, 10 + len(wanted)))
         if rows is False:
             found = [await self._of_home(cell, home, *place) for place in wanted]
         else:

@@ -8,10 +8,13 @@
 --           UTF-8 as if it were Latin-1; or false if there are more records than so many: the caller reads them bit by
 --           bit, since only it decides about them now
 
-local function utf8(letter)
-    local byte = letter:byte()
-    return string.char(192 + math.floor(byte / 64), 128 + byte % 64)
-end
+local utf8 = setmetatable({}, {
+    __index = function(known, letter)
+        local byte = letter:byte()
+        known[letter] = string.char(192 + math.floor(byte / 64), 128 + byte % 64)
+        return known[letter]
+    end,
+})
 
 operations.open = function(op)
     local at, indexed, found = base(op[2]), {}, {}
