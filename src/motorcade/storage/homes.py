@@ -25,7 +25,7 @@ _OWNERS: Final = ("session:", "fanout:", "fanout-done:", "ecq:")  #: followed by
 _QUEUE: Final = "queue:"
 
 _WHOLE: Final = frozenset({"session", "ecq-progress"})  #: collections whose key is a client id
-_PAIRS: Final = frozenset({"subscription", "awaiting"})  #: whose key begins with a client id and its length
+PAIRS: Final = frozenset({"subscription", "awaiting"})  #: whose key begins with a client id and its length
 _LAST: Final = frozenset({"stream-progress", "scq-progress"})  #: whose key ends with a client id, after a slash
 
 
@@ -43,7 +43,7 @@ def home_of_record(collection: str, key: str) -> str:
     """Return the home of a record."""
     if collection in _WHOLE:
         return CLIENT + key
-    if collection in _PAIRS:
+    if collection in PAIRS:
         length, found, both = key.partition(":")
         if found and length.isdecimal() and int(length) <= len(both):
             return CLIENT + both[: int(length)]
@@ -66,7 +66,7 @@ def records_of(home: str, collection: str) -> tuple[str, bool]:
     if collection in _LAST or collection in ("queue", "compacted"):
         raise ValueError(f"the records of a home do not lie together in the collection {collection!r}")
     client_id = home[len(CLIENT) :] if home.startswith(CLIENT) else None
-    if collection in _PAIRS and client_id is not None:
+    if collection in PAIRS and client_id is not None:
         return f"{len(client_id)}:{client_id}", False
     if collection in _WHOLE and client_id is not None:
         return client_id, True

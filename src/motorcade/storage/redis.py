@@ -27,7 +27,6 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import structlog
@@ -40,7 +39,7 @@ from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers
 from motorcade.redis.slots import slot_of
 from motorcade.storage import redis_members
 from motorcade.storage.cells import Cells
-from motorcade.storage.homes import CLIENT, home_of_owner, home_of_record, records_of
+from motorcade.storage.homes import PAIRS, home_of_owner, home_of_record, records_of
 from motorcade.storage.ports import (
     FEED_KEPT,
     NO_BOUND,
@@ -336,16 +335,7 @@ def delete_operation(core: Core, collection: str, key: str) -> Operation:
 
 def _index(collection: str, key: str, home: str) -> str:
     """Return the home whose index has a record; empty: it is found without."""
-    return home if home != key and _has_many(collection) else ""
-
-
-@lru_cache(1024)
-def _has_many(collection: str) -> bool:
-    """Return True if a home may have many records in a collection."""
-    try:
-        return not records_of(f"{CLIENT}x", collection)[1]
-    except ValueError:
-        return False
+    return home if home != key and collection in PAIRS else ""
 
 
 def note_operation(core: Core, home: str, data: bytes) -> Operation:

@@ -6,6 +6,7 @@ that evicts forgets what was acknowledged. Neither is opened unless told to.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from motorcade.redis.resp import Address, ServerError
 from motorcade.redis.servers import Purpose, Servers
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import DEFAULT_CELLS, Cells
+from motorcade.storage.homes import PAIRS, home_of_record
 from motorcade.storage.ports import Durability, StoreAwayError, StoreError
 from motorcade.storage.redis_format import unpack_entry, unpack_state
 from motorcade.storage.redis_scripts import READ
@@ -170,6 +172,7 @@ class Inspection:
             for attempt in range(self.ATTEMPTS):
                 before = await self._ask(cell, "HGETALL", self._key(cell, "n"))
                 wrong, needed = await self._cell(cell)
+                wrong += await self._unindexed(cell)
                 if before == await self._ask(cell, "HGETALL", self._key(cell, "n")):
                     self._wrong += wrong
                     await self._blobs(needed)
@@ -211,6 +214,30 @@ class Inspection:
         if dict(zip(stored[::2], map(int, stored[1::2]), strict=True)) != references:
             wrong.append(f"cell {cell}: the references to blobs do not agree with the entries")
         return wrong, needed
+
+    async def _unindexed(self, cell: int) -> list[str]:
+        """Records that a session which is opened would not find."""
+        wrong: list[str] = []
+        for collection in PAIRS:
+            records, cursor = self._key(cell, "R:", collection.encode()), b"0"
+            while True:
+                cursor, page = await self._ask(cell, "HSCAN", records, cursor, "COUNT", self.PAGE)
+                homes = {key: home_of_record(collection, key) for key in (key.decode() for key in page[::2])}
+                found = await asyncio.gather(
+                    *(
+                        self._ask(cell, "SISMEMBER", self._key(cell, "i:", home.encode()), f"{collection}\0{key}")
+                        for key, home in homes.items()
+                    )
+                )
+                missing = [
+                    key
+                    for (key, home), is_there in zip(homes.items(), found, strict=True)
+                    if not is_there and home != key
+                ]
+                wrong += [f"record {collection}/{key}: missing in the index of its home" for key in missing]
+                if cursor == b"0":
+                    break
+        return wrong
 
     async def _blobs(self, digests: set[bytes]) -> None:
         for digest in digests:

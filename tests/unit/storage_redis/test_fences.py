@@ -173,6 +173,15 @@ async def test_a_home_with_many_records_is_opened_whole(store: RedisStore) -> No
         assert b"4" + every == found.records[1][pair("x", "f/4")]
 
 
+async def test_check_tells_of_a_record_that_opening_would_not_find(store: RedisStore, server: RedisServer) -> None:
+    for name in (pair("x", "a/+"), pair("x", "b"), "no pair"):
+        await store.records.put("subscription", name, b"1")
+    assert [] == await store.check()
+    index = store.core.key(store.core.cells.of("client:x"), "i:", "client:x")
+    server.command("SREM", index, f"subscription\0{pair('x', 'b')}")
+    assert ["record subscription/1:xb: missing in the index of its home"] == await store.check()
+
+
 # -- stores
 
 
