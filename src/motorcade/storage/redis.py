@@ -813,7 +813,7 @@ class RedisStreams(Port):
 
 
 class RedisFeeds(Port):
-    """What has changed, one feed per cell."""
+    """Notes of changes, one feed per cell."""
 
     def feed_of(self, home: str) -> int:
         return self._core.cells.of(home)

@@ -32,7 +32,7 @@ async def opened(url: str, level: Durability = Durability.FAST) -> AsyncIterator
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - nobody tells of it
+        while not condition():  # noqa: ASYNC110 - there is nothing to wait for
             await asyncio.sleep(0.01)
 
 

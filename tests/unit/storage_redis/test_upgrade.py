@@ -25,8 +25,8 @@ NONE = bytes(8)
 DIGEST = bytes.fromhex("67f102b906240ff517423373b60581ff8cba5c5a9fa817885faad1e46f5e2833")
 
 
-def entry(octets: int, flags: int, key: bytes, body: bytes, payload: bytes) -> bytes:
-    sizes = struct.pack(">IBII", octets, flags, len(key), len(body))
+def entry(size: int, flags: int, key: bytes, body: bytes, payload: bytes) -> bytes:
+    sizes = struct.pack(">IBII", size, flags, len(key), len(body))
     return TIME + NONE + sizes + key + body + payload
 
 

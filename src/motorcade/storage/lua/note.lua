@@ -1,5 +1,5 @@
--- note: put a note into the feed of a cell. Its number is one more than that of the note before, its nonce is its own:
--- whoever has read it sees by that whether it is still the same note, or another one since a server has forgotten some.
+-- note: put a note into the feed of a cell. Its number is one more than that of the note before. Its nonce is its own: it
+-- tells a reader whether this is the note that it knows, or another one since a server has forgotten some.
 --
 --   2 cell   3 nonce   4 data   5 notes that are kept, at least
 --
