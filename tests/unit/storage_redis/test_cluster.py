@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from motorcade.storage.ports import Draft
+from motorcade.storage.ports import Batch, Draft, Fence, StoreFencedError
 from tests.chaos.masters import NOW, Load, master_of, opened, replica_of
 from tests.support.redis import RedisCluster, wait_until
 
@@ -69,6 +69,32 @@ async def test_a_cell_that_is_being_moved_waits_and_is_not_torn(cluster: RedisCl
         bodies = [entry.body for entry in await store.mailboxes.read("v0", 0, 10, NOW)]
         assert [b"1", b"2", b"3", b"4"] == bodies
         assert [] == await store.check()
+
+
+async def test_fences_hold_after_a_change_of_roles(cluster: RedisCluster) -> None:
+    """Of a home and of a store: what was refused before is refused by the servers that take over, too."""
+    async with opened(cluster) as store, opened(cluster) as late, opened(cluster) as dead:
+        stale = (await late.coordination.attach("session:x", "late")).fence
+        fence = (await store.coordination.attach("session:x", "store")).fence
+        assert await store.coordination.fence_member(dead.writer)
+        old = set(cluster.masters())
+        for server in old:
+            replica_of(cluster, server).command("CLUSTER", "FAILOVER")
+        await asyncio.to_thread(wait_until, lambda: old.isdisjoint(cluster.masters()), "the roles are changed")
+
+        def decision(named: Fence) -> Batch:
+            batch = Batch()
+            batch.fence(named)
+            batch.put("session", "x", b"1")
+            return batch
+
+        for writing in (late.write(decision(stale)), dead.write(decision(fence))):
+            with pytest.raises(StoreFencedError):
+                await writing
+        await store.write(decision(fence))
+        await asyncio.gather(*(late.records.put("c", f"k{number}", b"1") for number in range(100)))
+        assert "" == late.condition().trouble
+        assert {store.writer, late.writer} == {member.writer for member in await store.coordination.members()}
 
 
 async def test_wake_ups_find_their_way_after_a_failover(cluster: RedisCluster) -> None:
