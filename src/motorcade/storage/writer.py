@@ -91,7 +91,7 @@ class Unsettled(msgspec.Struct, frozen=True):
 class Writer:
     """The thread, its queue and its state."""
 
-    # No more than 30 attributes: beyond that, Python looks each of them up in a dictionary.
+    # Fewer than 30 attributes: beyond that, Python looks each of them up in a dictionary.
 
     def __init__(
         self, files: Files, state: State, *, sync: bool, max_queued: int = MAX_QUEUED, reserve: int = RESERVE
@@ -101,7 +101,6 @@ class Writer:
         self.commits = 0
         self.writes = 0
         self.swept = 0
-        self.refused = 0  #: calls refused for want of room
         self.faults = 0  #: times the thread has met what it does not expect
         self.queued = 0  #: calls not answered yet
         self.backlog = Backlog()  #: of `write`
@@ -352,7 +351,6 @@ class Writer:
         trouble = self.trouble or (self._low if call.grows else None)
         if trouble is None:
             return True
-        self.refused += 1
         call.error = type(trouble)(str(trouble))
         return False
 
