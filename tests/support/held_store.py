@@ -239,7 +239,9 @@ class HeldStore:
             if isinstance(step, Append):
                 self.appended.update((owner, step.draft.payload) for owner in step.owners)
         if self.cut is not None:
-            del batch.steps[self.cut :]
+            part = Batch()
+            part.steps = batch.steps[: self.cut]
+            return self.inner.apply(part)
         return self.inner.apply(batch)
 
     def _hold(self, apply: Callable[[], T], *, removes: bool) -> Commit[T]:

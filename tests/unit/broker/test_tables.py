@@ -15,7 +15,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.core.vin import make_vin
 from motorcade.mqtt.packets import Connect, Publish, Subscribe
 from motorcade.plugins.fanout import metrics as fanout
-from motorcade.plugins.fanout.ledger import Tally
+from motorcade.plugins.fanout.counters import Tally
 from motorcade.plugins.retained import metrics as retained
 from motorcade.plugins.retained.index import Index
 from tests.support.virtual import MemoryNode, standing

@@ -1,4 +1,4 @@
-"""Receipts, ledger and queries over a store, without a broker: what the fan-out does with them, in few words.
+"""Receipts, counters and queries over a store, without a broker: what the fan-out does with them, in few words.
 
 books = await Bookkeeping.on(store)
 await books.accepted("task_1", [1, 2, 3])        vehicles by number; each has a mailbox of its own
@@ -19,9 +19,10 @@ import structlog
 from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.core.vin import make_vin
 from motorcade.extension.plugin import Context
-from motorcade.plugins.fanout.ledger import Ledger
-from motorcade.plugins.fanout.queries import Queries
-from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.counters import AcceptedRun
+from motorcade.plugins.fanout.options import FanoutConfig
+from motorcade.plugins.fanout.parts import Parts
+from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.storage.ports import Batch, Store
 from tests.unit.plugins.hub import MemoryHub
 
@@ -35,22 +36,21 @@ class Bookkeeping:
         self.store = store
         self.hub = MemoryHub()
         self.context = Context("fanout", self.hub, LOG, Path(), Counter(), set(), store)
-        self.counters = self.context.counters
-        self.ledger = Ledger(store, max_requests, self.hub.now, LOG, self.counters)
-        self.receipts = Receipts(self.context, node, self.ledger)
-        self.queries = Queries(store, self.ledger, self.hub.now)
+        self.counted = self.context.counters
+        parts = Parts(self.context, FanoutConfig(max_requests=max_requests))
+        self.counters, self.receipts, self.queries = parts.counters, parts.receipts, parts.queries
         self.positions: Counter[int] = Counter()  # by vehicle
 
     @classmethod
     async def on(cls, store: Store, node: str = "n1", max_requests: int = 1000) -> Self:
         books = cls(store, node, max_requests)
-        await books.ledger.load()
+        await books.counters.load()
         return books
 
     async def crash(self) -> Bookkeeping:
         """The process is gone, another one begins."""
         await self.stop()
-        after = await type(self).on(self.store, "n2", self.ledger.max_requests)
+        after = await type(self).on(self.store, "n2", self.counters.max_requests)
         after.positions = self.positions
         after.hub.time = self.hub.time
         return after
@@ -68,12 +68,7 @@ class Bookkeeping:
         numbers = list(vehicles)
         self.positions.update(numbers)
         vins, positions = [make_vin(number) for number in numbers], [self.positions[number] for number in numbers]
-        now = self.hub.time
-        values = self.receipts.accepted(vins, positions, request_id, now)
-        batch = Batch()
-        self.receipts.stage(batch, values, now)
-        await self.store.write(batch)
-        self.receipts.written_accepted(vins, positions, request_id, now, values)
+        await self.receipts.write(Batch(), [], AcceptedRun(vins, positions, request_id, self.hub.time))
 
     def receipt(self, state: State, request_id: str, vehicle: int, position: int = 0, **more: Any) -> Receipt:
         vin = make_vin(vehicle)
@@ -86,16 +81,13 @@ class Bookkeeping:
         """Something has happened to the latest delivery of vehicles."""
         await self.write([self.receipt(state, request_id, vehicle, **more) for vehicle in vehicles])
 
-    async def write(self, receipts: list[Receipt], *, told: bool = True) -> list[bytes]:
+    async def write(self, receipts: list[Receipt], *, told: bool = True) -> None:
         """Into the stream; `told`: and the process lives long enough to hear of it."""
-        values = self.receipts.values(receipts)
-        batch = Batch()
-        self.receipts.stage(batch, values, self.hub.time)
-        await self.store.write(batch)
         if told:
-            self.receipts.written(receipts, values)
-        return values
+            await self.receipts.write(Batch(), receipts)
+        else:
+            await self.store.streams.append(RECEIPTS, self.receipts.format.values(receipts), self.hub.time)
 
     def states(self, request_id: str) -> dict[State, int]:
-        tally = self.ledger.find(request_id)
+        tally = self.counters.find(request_id)
         return tally.states() if tally is not None else {}

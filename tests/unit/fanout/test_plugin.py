@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from motorcade.commit import Commit
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import State
 from motorcade.mqtt.packets import Puback
-from motorcade.plugins.fanout.clerk import Clerk
-from motorcade.plugins.fanout.dispatcher import Pool
+from motorcade.plugins.fanout.dispatcher import Dispatcher
+from motorcade.plugins.fanout.receipt_writer import ReceiptWriter
 from motorcade.plugins.fanout.tables import done_of
 from motorcade.plugins.fanout.views import WhyView
-from tests.support.virtual import surviving
 from tests.unit.fanout.test_model import MAX_ATTEMPTS, VINS, Machine
 
 VIN = VINS[0]
@@ -40,17 +40,17 @@ def test_why_a_message_is_being_looked_for(world: Machine) -> None:
 
 def test_a_dispatcher_that_fails_once_goes_on(world: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """S46: of two vehicles of one worker the other one has its message, and the first has it with its next trigger."""
-    serve = Pool._serve
+    serve = Dispatcher._serve
     failed: list[str] = []
 
-    async def breaks(pool: Pool, vin: str, *more: Any) -> None:
+    async def breaks(dispatcher: Dispatcher, vin: str, *more: Any) -> None:
         if not failed:
             failed.append(vin)
             raise ZeroDivisionError
-        await serve(pool, vin, *more)
+        await serve(dispatcher, vin, *more)
 
     world.publish()
-    monkeypatch.setattr(Pool, "_serve", breaks)
+    monkeypatch.setattr(Dispatcher, "_serve", breaks)
     world.connect(subscribes=True)
     assert [VIN] == failed and not world.cars[0].flying
     world.heartbeat()
@@ -58,26 +58,25 @@ def test_a_dispatcher_that_fails_once_goes_on(world: Machine, monkeypatch: pytes
     assert 1 == world.loaded.context.counters.pop("dispatch_failed")
 
 
-def test_a_clerk_who_fails_once_forgets_nothing(world: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_fails_once_loses_nothing(world: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """S46: neither receipts nor times."""
-    write = Clerk._write
+    write = ReceiptWriter._write_notes
     broken: list[int] = []
 
-    async def breaks(clerk: Clerk, notes: Any) -> None:
+    def breaks(writer: ReceiptWriter) -> Commit[None]:
         if not broken:
-            broken.append(len(notes))
+            broken.append(writer.unwritten)
             raise ZeroDivisionError
-        await write(clerk, notes)
+        return write(writer)
 
-    monkeypatch.setattr(Clerk, "_write", breaks)
-    with surviving():
-        world.connect(subscribes=True)
-        world.publish()
-        assert [1] == broken
-        world.pass_time(5.0)
-        world.pass_time(6.0)  # silent for too long
-        assert ["accepted", "sent", "retried"] == [receipt.state.value for receipt in world.receipts()]
-    assert 1 == world.loaded.context.counters.pop("task_failed")
+    monkeypatch.setattr(ReceiptWriter, "_write_notes", breaks)
+    world.connect(subscribes=True)
+    world.publish()
+    assert [1] == broken
+    world.pass_time(5.0)
+    world.pass_time(6.0)  # silent for too long
+    assert ["accepted", "sent", "retried"] == [receipt.state.value for receipt in world.receipts()]
+    assert 1 == world.loaded.context.counters["receipts_not_stored"]
 
 
 # -- one in flight is one packet
@@ -172,8 +171,8 @@ def test_attempts_are_forgotten_with_their_delivery(world: Machine) -> None:
     world.answer(refuse=True)
     world.leave(goodbye=True)
     world.go_on()
-    assert [VIN] == [vin for vin, _ in world.plugin.desk.attempts]
+    assert [VIN] == [vin for vin, _ in world.plugin.table.attempts]
     world.cancel()
     world.connect(subscribes=True)
     world.pass_time(10.0)
-    assert not world.plugin.desk.attempts
+    assert not world.plugin.table.attempts

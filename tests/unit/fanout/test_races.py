@@ -10,7 +10,7 @@ import pytest
 
 from motorcade.core.reasons import ReasonCode
 from motorcade.mqtt.packets import Disconnect, Puback, Publish
-from motorcade.plugins.fanout.ledger import Ledger
+from motorcade.plugins.fanout.counters import RequestCounters
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, INTENTS
 from motorcade.storage.ports import StoreError, StoreFullError
 from tests.unit.fanout.node import VIN, VINS, FanoutNode, batch, filter_of, in_turn, message_of, packed, taken, topic_of
@@ -280,17 +280,17 @@ def test_a_cancellation_that_comes_during_a_collection_survives_a_kill(node: Fan
 
 def test_counts_survive_a_checkpoint_that_fails(node: FanoutNode, monkeypatch) -> None:
     """What could not be written is written with the next one, though that is about other requests."""
-    write = Ledger._write_some
+    write = RequestCounters._write_some
     full = iter([True])
 
-    async def failing(ledger: Ledger) -> bool:
+    async def failing(counters: RequestCounters) -> None:
         node.held.full = next(full, False)
         try:
-            return await write(ledger)
+            await write(counters)
         finally:
             node.held.full = False
 
-    monkeypatch.setattr(Ledger, "_write_some", failing)
+    monkeypatch.setattr(RequestCounters, "_write_some", failing)
     node.send(VINS[:3], "a")
     node.wait(2.0)
     node.send(VINS[:2], "b")

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from motorcade.core.receipt import FINAL, State, decode, encode
-from motorcade.plugins.fanout import ledger, queries, receipts
-from motorcade.plugins.fanout.desk import ENDS
+from motorcade.plugins.fanout import counters, queries, receipt_writer
+from motorcade.plugins.fanout.inflight import ENDS
 from motorcade.plugins.fanout.options import FanoutConfig
 
 PAGE = (Path(__file__).parents[3] / "docs" / "receipts.md").read_text()
@@ -42,14 +42,14 @@ def test_reasons_that_are_written_are_explained() -> None:
     explained = {(state, reason.strip("` ")) for state, _, reasons in rows() for reason in reasons.split(",")}
     for state, reason in ENDS.values():
         assert (str(state), reason) in explained
-    fanout = Path(receipts.__file__).parent
-    written = "".join((fanout / f"{name}.py").read_text() for name in ("clerk", "intake", "source", "dispatcher"))
+    fanout = Path(receipt_writer.__file__).parent
+    written = "".join((fanout / f"{name}.py").read_text() for name in ("attempts", "ingress", "source", "dispatcher"))
     for state, reason in re.findall(r'State\.([A-Z]+), "([a-z_0-9]+)"', written):
         assert (state.lower(), reason) in explained
 
 
 def test_bounds_are_those_of_the_code() -> None:
-    for bound in (FanoutConfig().max_requests, ledger.MOST_OPEN):
+    for bound in (FanoutConfig().max_requests, counters.MAX_OPEN):
         assert f"| {bound} |" in PAGE
-    for bound in (queries.WINDOW, receipts.MOST_UNPUBLISHED):
+    for bound in (queries.WINDOW, receipt_writer.MAX_UNPUBLISHED):
         assert f" {bound:,} ".replace(",", " ") in PAGE

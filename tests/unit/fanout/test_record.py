@@ -15,7 +15,7 @@ from motorcade.plugins.fanout.record import (
     decode_request,
     encode,
 )
-from motorcade.plugins.fanout.tables import MOST_ATTEMPTS, attempts_of, done_of, mark_of, owner_of, vin_of
+from motorcade.plugins.fanout.tables import MAX_ATTEMPTS, attempts_of, done_of, mark_of, owner_of, vin_of
 
 ENTRY = EntryRecord(b"g" * 16, "task_1", 10.0, 20.0, 9, "platform")
 DATA = DataRecord(b"d" * 32, "a" * 40, 5, 11.0)
@@ -68,6 +68,6 @@ def test_mailboxes_belong_to_vehicles_and_history_is_another_one() -> None:
 
 def test_attempts_survive_in_the_mark() -> None:
     assert 0 == attempts_of(0)
-    for attempts in range(MOST_ATTEMPTS + 1):
+    for attempts in range(MAX_ATTEMPTS + 1):
         assert attempts == attempts_of(mark_of(attempts))
     assert 255 == mark_of(1000)

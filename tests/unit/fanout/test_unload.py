@@ -11,9 +11,9 @@ import pytest
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.reasons import ReasonCode
 from motorcade.mqtt.packets import Disconnect, Puback
-from motorcade.plugins.fanout.ledger import UNLOADED, Ledger
+from motorcade.plugins.fanout.counters import UNLOADED, RequestCounters
 from motorcade.plugins.fanout.plugin import LAST_WRITES
-from motorcade.plugins.fanout.receipts import RETRY
+from motorcade.plugins.fanout.receipt_writer import RETRY
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, INTENTS
 from tests.support.virtual import Turns
@@ -183,11 +183,11 @@ def test_a_caller_that_asks_for_counts_during_a_replay_is_told_that_the_plugin_w
     node.send([VIN], "a")
     unload(node)
 
-    async def slow(_ledger: Ledger, _steps: int = 0) -> None:
+    async def slow(_counters: RequestCounters, _steps: int = 0) -> None:
         await asyncio.sleep(0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_replay", slow)
+        patch.setattr(RequestCounters, "_read", slow)
         load_again(node)
         asking = ask(node, lambda service: service.status("a"))
         assert not asking.done()

@@ -1,69 +1,36 @@
-"""The pool that finds the next message of a vehicle: `maybe_send` of every trigger.
-
-A vehicle always has the same worker, so its messages are looked for one after the other. A trigger that comes while a
-vehicle waits for its worker changes nothing; one that comes while it is being served has it served once more. That, and
-the order of writing before triggering, is why no trigger is lost.
-"""
+"""Finds the next message of a vehicle, when something has triggered that (`triggers`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
 from typing import Final
-from zlib import crc32
-
-import structlog
 
 from motorcade.core.receipt import State
-from motorcade.plugins.fanout.clerk import Clerk
-from motorcade.plugins.fanout.desk import ENDS, Delivery, Desk, Verdict, delivery_of
-from motorcade.plugins.fanout.receipts import RETRY
+from motorcade.plugins.fanout.inflight import ENDS, Delivery, Verdict, delivery_of
+from motorcade.plugins.fanout.parts import Parts
+from motorcade.plugins.fanout.receipt_writer import RETRY
 from motorcade.plugins.fanout.record import EntryRecord, RecordError, decode_entry
 from motorcade.plugins.fanout.tables import attempts_of, owner_of
-from motorcade.storage.ports import Entry, Mailboxes, StoreError
+from motorcade.plugins.fanout.triggers import Worker
+from motorcade.storage.ports import Entry, StoreError
 
 FEW: Final = 2  #: entries read where the oldest is the next
 MANY: Final = 64  #: entries read at once where priorities decide; all of them are looked at
 
 
-class Worker:
-    """Vehicles that are to be looked at, each once."""
+class Dispatcher:
+    """Reads the mailboxes of vehicles."""
 
-    def __init__(self) -> None:
-        self.vins: dict[str, None] = {}
-        self.wake = asyncio.Event()
-
-
-class Pool:
-    """The workers of one node."""
-
-    def __init__(
-        self,
-        mailboxes: Mailboxes,
-        desk: Desk,
-        counters: Counter[str],
-        now: Callable[[], float],
-        log: structlog.stdlib.BoundLogger,
-    ) -> None:
-        self.clerk: Clerk | None = None  #: set before the first trigger; both need each other
-        self._mailboxes = mailboxes
-        self._desk = desk
-        self._counters = counters
-        self._now = now
-        self._log = log
-        self.workers = [Worker() for _ in range(desk.config.dispatchers)]
-
-    def trigger(self, vin: str, why: str) -> None:
-        """There may be something for a vehicle."""
-        if vin in self._desk.seats:
-            self._counters[f"trigger_{why}"] += 1
-            worker = self.workers[crc32(vin.encode()) % len(self.workers)]
-            worker.vins[vin] = None
-            worker.wake.set()
+    def __init__(self, parts: Parts) -> None:
+        self._mailboxes = parts.store.mailboxes
+        self._table = parts.table
+        self._attempts = parts.attempts
+        self._counters = parts.context.counters
+        self._now = parts.now
+        self._log = parts.context.log
 
     async def run(self, worker: Worker) -> None:
-        """Serve until cancelled."""
+        """Serve the vehicles of a worker until cancelled."""
         while True:
             await worker.wake.wait()
             worker.wake.clear()
@@ -81,25 +48,30 @@ class Pool:
                     self._log.exception("fanout_not_dispatched", vin=vin)
 
     async def _serve(self, vin: str, worker: Worker) -> None:
-        if vin not in self._desk.seats or vin in self._desk.hold:
+        table = self._table
+        source = table.sources.get(vin)
+        if source is None or vin in table.inflight:
             return
-        seat = self._desk.seats[vin]
         delivery, all_seen = await self._next(vin)
-        if self._desk.seats.get(vin) is not seat:
-            return  # gone meanwhile; who has come instead has its own trigger
-        if delivery is not None:
-            judged = self._desk.judge(delivery.entry, self._now()) is Verdict.SEND  # reading may have taken long
-            seat.offer(delivery, judged=judged)
-        elif all_seen and vin not in worker.vins:
-            self._desk.drained.add(vin)
+        if table.sources.get(vin) is not source:
+            return  # gone meanwhile; a new connection has its own trigger
+        if delivery is None:
+            if all_seen and vin not in worker.vins:
+                table.drained.add(vin)
+            return
+        now = self._now()  # reading may have taken long
+        if table.judge(delivery.entry, now) is Verdict.SEND and table.claim(delivery):
+            source.give(delivery, now)
+        else:
+            source.offer(delivery)
 
     async def _next(self, vin: str) -> tuple[Delivery | None, bool]:
-        """The first of the highest priority, and whether there is nothing else; what is over is ended on the way."""
+        """Return the first of the highest priority, and whether there is nothing else; end what is over on the way."""
         best: tuple[int, Delivery] | None = None
         after = 0
         all_seen = True
         while True:
-            limit = MANY if self._desk.prioritised else FEW
+            limit = MANY if self._table.prioritised else FEW
             now = self._now()
             entries = await self._mailboxes.read(owner_of(vin), after, limit, now)
             for entry in entries:
@@ -108,7 +80,7 @@ class Pool:
                 all_seen = all_seen and not waits
                 if found is None:
                     continue
-                if not self._desk.prioritised:
+                if not self._table.prioritised:
                     return found, False
                 if best is None or found.entry.priority > best[0]:
                     best = (found.entry.priority, found)
@@ -116,26 +88,22 @@ class Pool:
                 return (best[1] if best is not None else None), all_seen
 
     def look_at(self, vin: str, entry: Entry, now: float) -> tuple[Delivery | None, bool]:
-        """What a pending entry is, if it may be sent, and whether it is to wait; if its time is over, it is ended."""
-        held = self._desk.hold.get(vin)
-        if (held is not None and held.position == entry.position) or (vin, entry.position) in self._desk.ended:
-            return None, False  # it is on its way, or over
+        """Return a pending entry if it may be sent, and whether it is to wait; end it if its time is over."""
+        held = self._table.inflight.get(vin)
+        if (held is not None and held.position == entry.position) or (vin, entry.position) in self._table.ended:
+            return None, False  # it is in flight, or over
         try:
             record = decode_entry(entry.body)
         except RecordError as error:
             self._log.error("fanout_entry_unreadable", vin=vin, position=entry.position, error=str(error))
-            unknown = delivery_of(vin, entry.position, EntryRecord(b"", "unreadable", now), b"", self._desk.config)
-            self._end(unknown, State.FAILED, "unreadable")
+            unknown = delivery_of(vin, entry.position, EntryRecord(b"", "unreadable", now), b"", self._table.config)
+            self._attempts.end(unknown, State.FAILED, "unreadable")
             return None, False
-        if record.batch in self._desk.untold:
+        if record.batch in self._table.storing:
             return None, True  # its batch triggers when its receipts are stored
-        attempts = max(attempts_of(entry.mark), self._desk.attempts.get((vin, entry.position), 0))
-        delivery = delivery_of(vin, entry.position, record, entry.payload, self._desk.config, attempts)
-        verdict = self._desk.judge(record, now)
+        attempts = max(attempts_of(entry.mark), self._table.attempts.get((vin, entry.position), 0))
+        delivery = delivery_of(vin, entry.position, record, entry.payload, self._table.config, attempts)
+        verdict = self._table.judge(record, now)
         if verdict in ENDS:
-            self._end(delivery, *ENDS[verdict])
+            self._attempts.end(delivery, *ENDS[verdict])
         return (delivery if verdict is Verdict.SEND else None), verdict is Verdict.LATER
-
-    def _end(self, delivery: Delivery, state: State, reason: str) -> None:
-        assert self.clerk is not None  # noqa: S101 - set by the plugin
-        self.clerk.end(delivery, state, reason)

@@ -8,7 +8,7 @@ import msgspec
 
 from motorcade.core.errors import TopicError
 from motorcade.core.topic import SHARE, check_topic
-from motorcade.plugins.fanout.tables import INGRESS, MOST_ATTEMPTS
+from motorcade.plugins.fanout.tables import INGRESS, MAX_ATTEMPTS
 
 VIN: Final = "{VIN}"  #: stands for the vehicle in `topic_prefix`
 
@@ -43,7 +43,7 @@ class FanoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ack_timeout: Seconds = 30.0
     retry_delay: Interval = 1.0  #: seconds until the second attempt; twice as long before each one that follows
     retry_delay_max: Interval = 300.0  #: but not longer than this
-    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MOST_ATTEMPTS)] = 10  #: times that a message is sent
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=MAX_ATTEMPTS)] = 10  #: times that a message is sent
     history: Positive = 20  #: messages of each vehicle whose end is remembered
     receipts_retention: Interval = 2_592_000.0  #: seconds that receipts are kept
 

@@ -1,11 +1,11 @@
-"""What is asked about requests: counts from the ledger, single deliveries from the stream `receipts`.
+"""Answers about requests: counts from the counters, single deliveries from the stream `receipts`.
 
 The stream is read from where a request began to where it ended, page by page, so that others get their turn; receipts
 of other requests are told by their first bytes. How much is remembered meanwhile is bounded, whatever the size of a
 request:
 
     acked, failed, …   each delivery has one such receipt: those are the answer, in the order in which they ended
-    sent, retried      the ledger knows which deliveries these are; by delivery id
+    sent, retried      the counters know which deliveries these are; by delivery id
     accepted, any      so many deliveries at a time (`WINDOW`), in the order in which they were accepted: the rest of
                        the stream is read for what became of them
 
@@ -16,7 +16,7 @@ Rule 2: the place of that delivery is remembered, so going on does not begin at 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
@@ -26,8 +26,8 @@ from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State
 from motorcade.core.record import RecordError
 from motorcade.core.record import decode as decode_record
 from motorcade.extension.declared import UnknownError
-from motorcade.plugins.fanout.ledger import Ledger, Tally
-from motorcade.plugins.fanout.receipts import prefix_of
+from motorcade.plugins.fanout.counters import RequestCounters, Tally
+from motorcade.plugins.fanout.receipt_format import prefix_of
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.plugins.fanout.views import PENDING, RequestView, TargetView, Wanted
 from motorcade.storage.ports import Store
@@ -42,23 +42,22 @@ _Found = tuple[int, Receipt]
 class Queries:
     """Answers about requests."""
 
-    def __init__(self, store: Store, ledger: Ledger, now: Callable[[], float]) -> None:
+    def __init__(self, store: Store, counters: RequestCounters) -> None:
         self._store = store
-        self._ledger = ledger
-        self._now = now
+        self._counters = counters
         self._places: OrderedDict[tuple[str, Wanted, str], int] = OrderedDict()
 
     async def requests(self, after: str, limit: int) -> list[RequestView]:
-        """Requests in the order of their ids, after one of them."""
-        await self._ledger.ready()
-        return [_view(tally) for tally in islice(self._ledger.after(after), limit)]
+        """Return requests in the order of their ids, after one of them."""
+        await self._counters.ready()
+        return [_view(tally) for tally in islice(self._counters.after(after), limit)]
 
     async def status(self, request_id: str) -> RequestView:
-        """One request; `UnknownError`."""
+        """Return one request; `UnknownError`."""
         return _view(await self._tally(request_id))
 
     async def targets(self, request_id: str, state: Wanted, after: str, limit: int) -> list[TargetView]:
-        """Deliveries in a state, each with the receipt that says so; pending or None: each with its last receipt."""
+        """Return deliveries in a state with the receipt that says so; pending or None: with their last receipts."""
         tally = await self._tally(request_id)
         if limit <= 0:
             return []
@@ -71,25 +70,24 @@ class Queries:
         return [TargetView.of(receipt) for _, receipt in found]
 
     async def _tally(self, request_id: str) -> Tally:
-        await self._ledger.ready()
-        tally = self._ledger.find(request_id)
+        await self._counters.ready()
+        tally = self._counters.find(request_id)
         if tally is None:
             raise UnknownError(
                 f"there is no request {request_id[:128]!r}; `motorcade fanout list` shows those there are"
             )
         return tally
 
-    async def last_words(self, request_id: str, vins: Collection[str]) -> dict[str, Receipt]:
-        """Delivery id -> what was told of it last, of some vehicles; all that is in the stream now."""
-        await self._ledger.ready()
-        tally = self._ledger.find(request_id)
+    async def last_receipts(self, request_id: str, vins: Collection[str]) -> dict[str, Receipt]:
+        """Return the last receipt of each delivery of some vehicles, by delivery id; all that is in the stream now."""
+        await self._counters.ready()
+        tally = self._counters.find(request_id)
+        begin = tally.begin if tally is not None else self._counters.offset  # what is not counted yet lies behind it
         found: dict[str, Receipt] = {}
-        if tally is not None:
-            last = (await self._store.streams.info(RECEIPTS)).last
-            async for _, receipt in self._scan(tally, tally.begin, last):
-                name = receipt.delivery_id
-                if receipt.vin in vins and (name not in found or found[name].state not in FINAL):
-                    found[name] = receipt
+        async for _, receipt in self._scan(request_id, begin, (await self._store.streams.info(RECEIPTS)).last):
+            name = receipt.delivery_id
+            if receipt.vin in vins and (name not in found or found[name].state not in FINAL):
+                found[name] = receipt
         return found
 
     # -- three ways through the stream
@@ -98,7 +96,7 @@ class Queries:
         names = nsmallest(limit, (name for name, now in tally.open.items() if now is state and name > after))
         found: dict[str, _Found | None] = dict.fromkeys(names)
         if found:
-            async for offset, receipt in self._scan(tally, tally.begin):
+            async for offset, receipt in self._scan(tally.request_id, tally.begin, tally.end):
                 if receipt.state is state and receipt.delivery_id in found:
                     found[receipt.delivery_id] = offset, receipt
         return [item for item in found.values() if item is not None]
@@ -106,7 +104,7 @@ class Queries:
     async def _ended(self, tally: Tally, state: State, after: str, limit: int) -> list[_Found]:
         place = await self._place(tally, state, after)
         found: dict[str, _Found] = {}  # by delivery: after a crash a receipt may be there twice
-        async for offset, receipt in self._scan(tally, place):
+        async for offset, receipt in self._scan(tally.request_id, place, tally.end):
             if receipt.state is state:
                 found.setdefault(receipt.delivery_id, (offset, receipt))
                 if len(found) == limit:
@@ -128,10 +126,10 @@ class Queries:
     async def _follow(
         self, tally: Tally, state: Wanted, place: int, window: int
     ) -> tuple[dict[str, _Found], int, bool]:
-        """Of so many deliveries accepted behind a place: those in a state now; the last one's place; are there more."""
+        """Follow so many deliveries accepted behind a place: return those in a state now, the last place, any more."""
         found: dict[str, _Found] = {}
         count, more = 0, False
-        async for offset, receipt in self._scan(tally, place):
+        async for offset, receipt in self._scan(tally.request_id, place, tally.end):
             name = receipt.delivery_id
             if receipt.state is State.ACCEPTED:
                 if count == window:
@@ -149,14 +147,14 @@ class Queries:
     # -- places
 
     async def _place(self, tally: Tally, state: Wanted, after: str) -> int:
-        """The offset behind which to go on."""
+        """Return the offset behind which to go on."""
         if not after:
             return tally.begin
         place = self._places.get((tally.request_id, state, after))
         if place is not None:
             return place
         wanted = state if state in FINAL else State.ACCEPTED
-        async for offset, receipt in self._scan(tally, tally.begin):
+        async for offset, receipt in self._scan(tally.request_id, tally.begin, tally.end):
             if receipt.state is wanted and receipt.delivery_id == after:
                 return offset
         raise UnknownError(f"request {tally.request_id!r} has no delivery {after[:64]!r} in that state to go on after")
@@ -168,10 +166,9 @@ class Queries:
             if len(self._places) > PLACES:
                 self._places.popitem(last=False)
 
-    async def _scan(self, tally: Tally, after: int, end: int = 0) -> AsyncIterator[_Found]:
-        """The receipts of a request behind an offset, as far as there are any now (or up to another offset)."""
-        prefix = prefix_of(tally.request_id)
-        end = end or tally.end or (await self._store.streams.info(RECEIPTS)).last
+    async def _scan(self, request_id: str, after: int, end: int) -> AsyncIterator[_Found]:
+        """Read the receipts of a request behind an offset and up to another one."""
+        prefix = prefix_of(request_id)
         while after < end:
             page = await self._store.streams.read(RECEIPTS, after, STEP)
             for record in page:
@@ -179,7 +176,7 @@ class Queries:
                     try:
                         receipt = receipts.decode(decode_record(record.value).payload)
                     except (RecordError, ReceiptError):
-                        continue  # the ledger has named it
+                        continue  # the counters have logged it
                     if receipt.reason != LATE_ACK:  # that changes no state
                         yield record.offset, receipt
             after = page[-1].offset if len(page) == STEP else end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -16,13 +15,12 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import ReceiptError
 from motorcade.core.vin import check_vin
 from motorcade.extension.declared import ConflictError, UnknownError
-from motorcade.extension.plugin import Hub
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout import views
 from motorcade.plugins.fanout.batch import BadBatchError
-from motorcade.plugins.fanout.desk import ACTIVE, Delivery, Desk, Phase, Verdict
-from motorcade.plugins.fanout.intake import Intake
-from motorcade.plugins.fanout.queries import Queries
+from motorcade.plugins.fanout.inflight import ACTIVE, Delivery, Phase, Verdict
+from motorcade.plugins.fanout.ingress import Ingress
+from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.record import EntryRecord, RecordError, RequestRecord, Status, decode_entry, encode
 from motorcade.plugins.fanout.sweeper import Sweeper
 from motorcade.plugins.fanout.tables import REQUESTS, STATE, UNSWEPT, attempts_of, done_of, owner_of
@@ -36,25 +34,9 @@ from motorcade.plugins.fanout.views import (
     Wanted,
     WhyView,
 )
-from motorcade.storage.ports import Batch, Entry, Store, StoreError, StoreFullError
+from motorcade.storage.ports import Batch, Entry, StoreError, StoreFullError
 
 HISTORY = 1000  #: final receipts of a vehicle read at most
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the service is made of."""
-
-    store: Store
-    hub: Hub
-    desk: Desk
-    intake: Intake
-    queries: Queries
-    sweeper: Sweeper
-    collect: Callable[[], Awaitable[GcView]]
-    now: Callable[[], float]
-    trigger: Callable[[str, str], None]
-    sweep_soon: Callable[[], None]
 
 
 def _decided(request_id: str, record: RequestRecord) -> RequestView:
@@ -74,9 +56,21 @@ def _decided(request_id: str, record: RequestRecord) -> RequestView:
 class FanoutService:
     """Implements `views.Fanout`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        ingress: Ingress,
+        sweeper: Sweeper,
+        collect: Callable[[], Awaitable[GcView]],
+        collect_soon: Callable[[], None],
+    ) -> None:
         self._parts = parts
-        self._desk = parts.desk
+        self._table = parts.table
+        self._hub = parts.context.hub
+        self._ingress = ingress
+        self._sweeper = sweeper
+        self._collect = collect
+        self._collect_soon = collect_soon
 
     # -- requests
 
@@ -96,10 +90,10 @@ class FanoutService:
         fields |= {"expires_in": expires_in} if expires_in is not None else {}
         fields |= {"mode": mode} if mode is not None else {}
         fields |= {"batch_id": batch_id} if batch_id is not None else {}
-        parsed = batches.parse(msgspec.json.encode(fields), self._desk.config, trigger=False)
-        job = self._parts.intake.submit(parsed, Message("", b""))
-        await job.done
-        result = job.result
+        parsed = batches.parse(msgspec.json.encode(fields), self._table.config, trigger=False)
+        batch = self._ingress.submit(parsed, Message("", b""))
+        await batch.done
+        result = batch.result
         if result.refusal and result.reason is ReasonCode.QUOTA_EXCEEDED:
             raise StoreFullError(result.refusal)
         if result.refusal:
@@ -110,7 +104,7 @@ class FanoutService:
             replaced=result.replaced,
             rejected=result.rejected,
             superseded=result.superseded or UNSET,
-            repeated=result.repeated if job.named is not None else UNSET,
+            repeated=result.repeated if batch.named is not None else UNSET,
         )
 
     async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
@@ -120,7 +114,7 @@ class FanoutService:
         last = found[-1].request_id if len(found) == limit else ""
         found += [
             _decided(name, record)
-            for name, record in self._desk.requests.items()
+            for name, record in self._table.requests.items()
             if record.state == "paused" and name > after and (not last or name < last) and name not in known
         ]
         return sorted(found, key=lambda view: view.request_id)[:limit]
@@ -130,14 +124,14 @@ class FanoutService:
         try:
             return self._shown(await self._parts.queries.status(request_id))
         except UnknownError:
-            record = self._desk.requests.get(request_id)
+            record = self._table.requests.get(request_id)
             if record is None:
                 raise
             return _decided(request_id, record)  # its counts are forgotten (`max_requests`), what was decided is not
 
     def _shown(self, view: RequestView) -> RequestView:
         """With what operators have decided."""
-        record = self._desk.requests.get(view.request_id, ACTIVE)
+        record = self._table.requests.get(view.request_id, ACTIVE)
         if record.state == "active" and not view.pending:
             return msgspec.structs.replace(view, status="complete", since=view.last_at)
         return msgspec.structs.replace(view, status=record.state, since=record.since or view.first_at)
@@ -150,7 +144,7 @@ class FanoutService:
         """Call off what is pending now."""
         now = self._parts.now()
         await self._decide(request_id, "cancelled", cancelled_at=now)
-        self._parts.sweep_soon()
+        self._collect_soon()
         return await self.status(request_id)
 
     async def pause(self, request_id: str) -> RequestView:
@@ -160,24 +154,24 @@ class FanoutService:
 
     async def resume(self, request_id: str) -> RequestView:
         """Go on with a request that was paused."""
-        if self._desk.requests.get(request_id, ACTIVE).state != "paused":
+        if self._table.requests.get(request_id, ACTIVE).state != "paused":
             await self.status(request_id)  # `UnknownError`
             raise ConflictError(f"request {request_id!r} is not paused")
         await self._decide(request_id, "active")
-        for vin in list(self._desk.seats):
-            self._parts.trigger(vin, "resumed_request")
+        for vin in list(self._table.sources):
+            self._parts.triggers.trigger(vin, "resumed_request")
         return await self.status(request_id)
 
     async def _decide(self, request_id: str, state: Status, cancelled_at: float = 0.0) -> None:
         view = await self.status(request_id)  # `UnknownError`
-        async with self._desk.deciding:
+        async with self._table.deciding:
             now = self._parts.now()
-            before = self._desk.requests.get(request_id, ACTIVE)
+            before = self._table.requests.get(request_id, ACTIVE)
             record = RequestRecord(
                 state, now, view.first_at, view.last_at, view.targets, max(cancelled_at, before.cancelled_at)
             )
             # Nothing that is pending now lives longer; but what is paused stays so, whatever is issued under its id.
-            until = 0.0 if state == "paused" else now + self._desk.config.data_retention
+            until = 0.0 if state == "paused" else now + self._table.config.data_retention
             batch = Batch()
             if state == "cancelled":
                 batch.put(STATE, UNSWEPT, b"1")  # first: where batches are not atomic it must not be missing
@@ -185,20 +179,20 @@ class FanoutService:
             try:
                 await self._parts.store.write(batch)
             finally:
-                self._desk.cancels += state == "cancelled"  # also if it may be stored
-            self._desk.requests[request_id] = record
+                self._table.cancels += state == "cancelled"  # also if it may be stored
+            self._table.requests[request_id] = record
 
     async def gc(self) -> GcView:
         """Collect now."""
-        if self._parts.sweeper.running:
+        if self._sweeper.running:
             raise ConflictError("a collection is under way; ask again when it is done")
-        return await self._parts.collect()
+        return await self._collect()
 
     # -- vehicles
 
     async def why(self, vin: str) -> WhyView:
         """The one sentence about a vehicle."""
-        check_vin(vin, check_digit=self._desk.config.check_digit)
+        check_vin(vin, check_digit=self._table.config.check_digit)
         try:
             return (await self.vehicle(vin)).why
         except StoreError as error:
@@ -206,23 +200,23 @@ class FanoutService:
 
     async def vehicle(self, vin: str) -> VehicleView:
         """All about a vehicle."""
-        check_vin(vin, check_digit=self._desk.config.check_digit)
-        parts, desk, now = self._parts, self._desk, self._parts.now()
+        check_vin(vin, check_digit=self._table.config.check_digit)
+        parts, table, now = self._parts, self._table, self._parts.now()
         info = await parts.store.mailboxes.info(owner_of(vin))
         entries = await parts.store.mailboxes.read(owner_of(vin), 0, views.MOST_WAITING + 1, now)
         history = await self._history(vin)
-        held = desk.hold.get(vin)
+        held = table.inflight.get(vin)
         shown = [view for entry in entries if (view := self._entry_view(vin, entry, held, now)) is not None]
         waiting = [view for view in shown if view.state in ("waiting", "paused")]
         waiting.sort(key=lambda view: (view.state == "paused", -view.priority))
         in_flight = next((view for view in shown if view.state in ("in_flight", "backing_off")), None)
-        connected = parts.hub.client(vin) is not None
+        connected = self._hub.client(vin) is not None
         return VehicleView(
             vin=vin,
             connected=connected,
-            seen_at=parts.hub.last_seen(vin),
-            subscribed=vin in desk.seats,
-            filter=desk.config.filter_of(vin),
+            seen_at=self._hub.last_seen(vin),
+            subscribed=vin in table.sources,
+            filter=table.config.filter_of(vin),
             pending=info.entries,
             in_flight=in_flight,
             waiting=waiting[: views.MOST_WAITING],
@@ -240,21 +234,21 @@ class FanoutService:
         *,
         connected: bool,
     ) -> WhyView:
-        now, seen_at = self._parts.now(), self._parts.hub.last_seen(vin)
+        now, seen_at = self._parts.now(), self._hub.last_seen(vin)
         head = in_flight or next(iter(waiting), None)
         if head is None:
             return views.nothing_pending(vin, history[0]) if history else views.not_known(vin)
         if not connected:
             return views.offline(vin, head, pending, now, seen_at)
-        if vin not in self._desk.seats:
-            return views.not_subscribed(vin, head, pending, self._desk.config.filter_of(vin), seen_at)
+        if vin not in self._table.sources:
+            return views.not_subscribed(vin, head, pending, self._table.config.filter_of(vin), seen_at)
         if head.state == "in_flight":
             return views.in_flight(vin, head, pending, now)
         if head.state == "backing_off":
-            return views.backing_off(vin, head, pending, now, self._desk.config.max_attempts)
+            return views.backing_off(vin, head, pending, now, self._table.config.max_attempts)
         if head.state == "paused":
             return views.paused(vin, head, pending)
-        held = self._desk.hold.get(vin)
+        held = self._table.inflight.get(vin)
         if held is not None and held.phase is Phase.OVER:
             return views.window_full(vin, head, pending, 1)
         if held is not None and held.phase is Phase.CLAIMED:
@@ -262,13 +256,13 @@ class FanoutService:
         return views.dispatching(vin, head, pending)
 
     def _entry_view(self, vin: str, entry: Entry, held: Delivery | None, now: float) -> DeliveryView | None:
-        if (vin, entry.position) in self._desk.ended:
+        if (vin, entry.position) in self._table.ended:
             return None
         try:
             record = decode_entry(entry.body)
         except RecordError:
             return None
-        config = self._desk.config
+        config = self._table.config
         ends = record.accepted_at + config.data_retention
         view = DeliveryView(
             delivery_id=receipts_.delivery_id(vin, entry.position),
@@ -283,13 +277,13 @@ class FanoutService:
         )
         if held is None or held.position != entry.position or held.phase is Phase.CLAIMED:
             return view
-        if held.phase is Phase.RESTING:
+        if held.phase is Phase.BACKING_OFF:
             return msgspec.structs.replace(view, state="backing_off", attempts=held.attempts, until=held.since)
-        until = held.since + config.ack_timeout if config.ack_timeout and vin in self._desk.seats else 0.0
+        until = held.since + config.ack_timeout if config.ack_timeout and vin in self._table.sources else 0.0
         return msgspec.structs.replace(view, state="in_flight", attempts=held.attempts, sent_at=held.since, until=until)
 
     def _state(self, record: EntryRecord, now: float) -> Literal["waiting", "paused"]:
-        return "paused" if self._desk.judge(record, now) is Verdict.LATER else "waiting"
+        return "paused" if self._table.judge(record, now) is Verdict.LATER else "waiting"
 
     async def _history(self, vin: str) -> list[TargetView]:
         entries = await self._parts.store.mailboxes.read(done_of(vin), 0, HISTORY, self._parts.now())

@@ -12,18 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
-from motorcade.plugins.fanout.clerk import Clerk
-from motorcade.plugins.fanout.desk import ENDS, Desk, Verdict
-from motorcade.plugins.fanout.dispatcher import Pool
-from motorcade.plugins.fanout.receipts import Receipts
+from motorcade.plugins.fanout.dispatcher import Dispatcher
+from motorcade.plugins.fanout.inflight import ENDS, Verdict
+from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.record import RecordError, decode_batch, decode_data, decode_entry
 from motorcade.plugins.fanout.tables import BATCHES, DATA, DONE, PRIORITISED, STATE, UNSWEPT, owner_of, vin_of
 from motorcade.plugins.fanout.views import GcView
-from motorcade.storage.ports import Store
 
 PAGE: Final = 64  #: entries read at once
 
@@ -31,27 +28,18 @@ PAGE: Final = 64  #: entries read at once
 class Sweeper:
     """One collection at a time."""
 
-    def __init__(
-        self,
-        store: Store,
-        desk: Desk,
-        pool: Pool,
-        clerk: Clerk,
-        receipts: Receipts,
-        now: Callable[[], float],
-        counters: Counter[str],
-    ) -> None:
+    def __init__(self, parts: Parts, dispatcher: Dispatcher) -> None:
         self.idle = asyncio.Event()  #: no collection is under way
         self.idle.set()
         self.data: dict[str, int] = {}  #: bytes by id, as of the last collection
         self.batch_ids = 0  #: that are remembered; likewise
-        self._store = store
-        self._desk = desk
-        self._pool = pool
-        self._clerk = clerk
-        self._receipts = receipts
-        self._now = now
-        self._counters = counters
+        self._store = parts.store
+        self._table = parts.table
+        self._dispatcher = dispatcher
+        self._attempts = parts.attempts
+        self._receipts = parts.receipts
+        self._now = parts.now
+        self._counters = parts.context.counters
         self._looked = 0
         self._priorities = 0  # entries with one, in this collection
 
@@ -60,13 +48,13 @@ class Sweeper:
         return not self.idle.is_set()
 
     async def collect(self) -> GcView:
-        """Look at everything that waits, once."""
+        """Look at everything that is pending, once."""
         self.idle.clear()
         began = perf_counter()
         vehicles = 0
         ended: Counter[Verdict] = Counter()
-        batches, self._priorities = self._desk.priorities, 0
-        cancels, finished, history = self._desk.cancels, self._receipts.finished, 0
+        batches, self._priorities = self._table.priorities, 0
+        cancels, finished, history = self._table.cancels, self._receipts.finished, 0
         try:
             async for owner in self._store.mailboxes.owners():
                 vin = vin_of(owner)
@@ -76,16 +64,16 @@ class Sweeper:
                 elif owner.startswith(DONE):
                     history += await self._history(owner)
             self._receipts.finished += history - finished
-            await self._clerk.settle()
-            async with self._desk.deciding:  # a cancellation that is being stored counts as one that came meanwhile
-                if cancels == self._desk.cancels:
+            await self._receipts.settle()
+            async with self._table.deciding:  # a cancellation that is being stored counts as one that came meanwhile
+                if cancels == self._table.cancels:
                     await self._store.records.delete(STATE, UNSWEPT)  # what was called off has its receipts
             self._forget_requests()
             before = self.data
             self.data = await self._count_data()
             self.batch_ids = await self.count_batch_ids()
-            if self._desk.prioritised and not self._priorities and batches == self._desk.priorities:
-                self._desk.prioritised = False
+            if self._table.prioritised and not self._priorities and batches == self._table.priorities:
+                self._table.prioritised = False
                 await self._store.records.delete(STATE, PRIORITISED)
         finally:
             self.idle.set()
@@ -100,7 +88,7 @@ class Sweeper:
         )
 
     async def count_history(self) -> None:
-        """Find out how many final receipts the histories of vehicles have."""
+        """Count how many final receipts the histories of vehicles have."""
         finished, history = self._receipts.finished, 0
         async for owner in self._store.mailboxes.owners():
             if owner.startswith(DONE):
@@ -112,9 +100,9 @@ class Sweeper:
         return (await self._store.mailboxes.info(owner)).entries
 
     def _forget_requests(self) -> None:
-        """Decisions that concern nothing any more; their records have expired in the store."""
-        before = self._now() - self._desk.config.data_retention
-        requests = self._desk.requests
+        """Forget decisions that concern nothing any more; their records have expired in the store."""
+        before = self._now() - self._table.config.data_retention
+        requests = self._table.requests
         for request_id in [name for name, record in requests.items() if record.over(before)]:
             del requests[request_id]
 
@@ -127,27 +115,27 @@ class Sweeper:
                 after = entry.position
                 try:
                     record = decode_entry(entry.body)
-                    verdict = self._desk.judge(record, now)
+                    verdict = self._table.judge(record, now)
                     self._priorities += record.priority > 0
                 except RecordError:
                     verdict = Verdict.SEND  # `look_at` tells of it
-                held = self._desk.hold.get(vin)
+                held = self._table.inflight.get(vin)
                 if held is not None and held.position == entry.position:
-                    if verdict in ENDS and held.in_window and not held.ending and vin not in self._desk.seats:
-                        self._clerk.end(held, *ENDS[verdict])  # in flight to a vehicle that is away
+                    if verdict in ENDS and held.in_window and not held.ending and vin not in self._table.sources:
+                        self._attempts.end(held, *ENDS[verdict])  # in flight to a vehicle that is away
                         ended[verdict] += 1
                     continue  # on its way; it is judged before it is sent (again)
-                self._pool.look_at(vin, entry, now)
+                self._dispatcher.look_at(vin, entry, now)
                 ended[verdict] += 1
             await self._breathe(len(entries) + 1)
             if len(entries) < PAGE:
                 return
 
     async def _count_data(self) -> dict[str, int]:
-        """How much data there is, by id; what is older than the retention of now is removed."""
+        """Return how much data there is, by id; remove what is older than the retention of now."""
         sizes: dict[str, int] = {}
         old: dict[str, bytes] = {}
-        before = self._now() - self._desk.config.data_retention
+        before = self._now() - self._table.config.data_retention
         async for data_id, value in self._store.records.scan(DATA, self._now()):
             with contextlib.suppress(RecordError):
                 record = decode_data(value)
@@ -160,17 +148,17 @@ class Sweeper:
         return sizes
 
     async def _remove(self, collection: str, old: dict[str, bytes]) -> None:
-        """The option was lowered: records that the store would keep for longer, unless they were written since."""
+        """Remove records that the store would keep for longer (a lowered option), unless they were written since."""
         for key, value in old.items():
             if await self._store.records.get(collection, key, self._now()) == value:
                 await self._store.records.delete(collection, key)
             await self._breathe(1)
 
     async def count_batch_ids(self) -> int:
-        """How many batches with an id are remembered; what is older than the retention of now is removed."""
+        """Return how many batches with an id are remembered; remove what is older than the retention of now."""
         count = 0
         old: dict[str, bytes] = {}
-        before = self._now() - self._desk.config.data_retention
+        before = self._now() - self._table.config.data_retention
         async for name, value in self._store.records.scan(BATCHES, self._now()):
             count += 1
             with contextlib.suppress(RecordError):
@@ -181,9 +169,9 @@ class Sweeper:
         return count - len(old)
 
     async def _breathe(self, looked: int) -> None:
-        """After a budget's worth of work let what was ended be stored, and everybody else have their turn."""
+        """After a budget's worth of work let what was ended be stored, and others have their turn."""
         self._looked += looked
-        if self._looked >= self._desk.config.gc_budget:
+        if self._looked >= self._table.config.gc_budget:
             self._looked = 0
-            await self._clerk.settle()
+            await self._receipts.settle()
             await asyncio.sleep(0)

@@ -14,11 +14,11 @@
     records   fanout-batch / {name}       `record.BatchRecord`; a batch with an id that was stored; {request}/{batch id}
     records   fanout-state / prioritised  there is, or was lately, a pending message with a priority
     records   fanout-state / unswept      a request was cancelled, and a collection has to end what waits of it
-    records   fanout-ledger / …           counts per request, see `ledger.py`
+    records   fanout-ledger / …           counts per request, see `counters.py`
     stream    receipts                    one record (`core.record`) per receipt
 
 The position of an entry in `fanout:{VIN}` is never used again, so `{VIN}.{position}` names a delivery for ever. That is
-why nobody may `forget` such a mailbox, only clear it.
+why such a mailbox must not be forgotten (`forget`), only cleared.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ UNSWEPT: Final = "unswept"
 
 RECEIPTS: Final = "receipts"
 
-MOST_ATTEMPTS: Final = 254  #: that a mark can tell
+MAX_ATTEMPTS: Final = 254  #: that a mark can tell
 
 
 def owner_of(vin: str) -> str:
-    """The mailbox of what a vehicle has still to get."""
+    """Return the mailbox of what a vehicle has still to get."""
     return f"{ENTRIES}{vin}"
 
 
 def vin_of(owner: str) -> str | None:
-    """Whose mailbox it is; None if it is none of `owner_of`."""
+    """Return whose mailbox it is; None if it is none of `owner_of`."""
     return owner[len(ENTRIES) :] if owner.startswith(ENTRIES) else None
 
 
 def done_of(vin: str) -> str:
-    """The mailbox of a vehicle's history."""
+    """Return the mailbox of a vehicle's history."""
     return f"{DONE}{vin}"
 
 
 def name_of(request_id: str, batch_id: str) -> str:
-    """What a batch with an id is remembered by; neither of both has a slash."""
+    """Return what a batch with an id is remembered by; neither of both has a slash."""
     return f"{request_id}/{batch_id}"
 
 
 def mark_of(attempts: int) -> int:
-    """The mark of an entry that was sent so often."""
-    return min(attempts, MOST_ATTEMPTS) + 1
+    """Return the mark of an entry that was sent so often."""
+    return min(attempts, MAX_ATTEMPTS) + 1
 
 
 def attempts_of(mark: int) -> int:
-    """How often an entry with this mark was sent."""
+    """Return how often an entry with this mark was sent."""
     return max(mark - 1, 0)

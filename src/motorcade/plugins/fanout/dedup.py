@@ -1,4 +1,4 @@
-"""Batches with a `batch_id`: however often such a batch is sent, each vehicle is addressed once.
+"""Deduplication of batches with a `batch_id`: however often such a batch is sent, each vehicle is addressed once.
 
     first time   entries + intent ──commit──▶ receipts + record ──commit──▶ PUBACK
     again        record ──▶ PUBACK with the figures of the first time and `repeated`; nothing is stored, nothing sent
@@ -30,8 +30,8 @@ import msgspec
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.vin import LENGTH
 from motorcade.plugins.fanout.batch import Batch
-from motorcade.plugins.fanout.desk import Desk
-from motorcade.plugins.fanout.job import Job
+from motorcade.plugins.fanout.inflight import InflightTable
+from motorcade.plugins.fanout.pending_batch import PendingBatch
 from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, RecordError, decode_batch, encode
 from motorcade.plugins.fanout.tables import BATCHES, name_of
 from motorcade.storage.ports import Batch as StoreBatch
@@ -41,32 +41,34 @@ _SHOWN: Final = 40  # characters of an id in a refusal
 _DIGEST: Final = 16  # bytes
 
 
-class Repeats:
-    """Which batches with an id are under way, and how many are remembered."""
+class BatchDedup:
+    """The batches with an id that are under way, and how many are remembered."""
 
-    def __init__(self, records: Records, desk: Desk, now: Callable[[], float], counters: Counter[str]) -> None:
+    def __init__(
+        self, records: Records, table: InflightTable, now: Callable[[], float], counters: Counter[str]
+    ) -> None:
         self.count = 0  #: of records in the store, about
         self._records = records
-        self._desk = desk
+        self._table = table
         self._now = now
         self._counters = counters
-        self._under_way: dict[str, Job] = {}  # by name (rule 1)
+        self._under_way: dict[str, PendingBatch] = {}  # by name (rule 1)
         self._last = 0.0
 
     def moment(self) -> float:
-        """The time of a batch; later than that of every one before (rule 3)."""
+        """Return the time of a batch; later than that of every one before (rule 3)."""
         self._last = max(self._now(), math.nextafter(self._last, math.inf))
         return self._last
 
-    async def admit(self, job: Job, named: Named) -> bool:
-        """Whether something of a batch is to be stored; if not, its result says what to answer."""
-        name = name_of(job.batch.request_id, named.batch_id)
+    async def admit(self, batch: PendingBatch, named: Named) -> bool:
+        """Return True if something of a batch is to be stored; if not, its result says what to answer."""
+        name = name_of(batch.parsed.request_id, named.batch_id)
         twin = self._under_way.get(name)
         if twin is not None:
-            await twin.over.wait()
-        known = await find(self._records, name, job.now, self._desk.config.data_retention)
-        most = self._desk.config.max_batch_ids
-        result = job.result
+            await twin.over
+        known = await find(self._records, name, batch.now, self._table.config.data_retention)
+        most = self._table.config.max_batch_ids
+        result = batch.result
         if known is None:
             if self.count + len(self._under_way) >= most:
                 self._counters["batches_refused_ids"] += 1
@@ -88,35 +90,35 @@ class Repeats:
             return False
         else:
             self._counters["batches_completed"] += 1
-            job.known = known
-            job.batch = msgspec.structs.replace(job.batch, vins=vins_of(known.missing))
-        self._under_way[name] = job
+            batch.known = known
+            batch.parsed = msgspec.structs.replace(batch.parsed, vins=vins_of(known.missing))
+        self._under_way[name] = batch
         return True
 
-    def over(self, job: Job, named: Named) -> None:
-        """The next one of its name may come."""
-        name = name_of(job.batch.request_id, named.batch_id)
-        if self._under_way.get(name) is job:
+    def over(self, batch: PendingBatch, named: Named) -> None:
+        """Let the next one of its name come."""
+        name = name_of(batch.parsed.request_id, named.batch_id)
+        if self._under_way.get(name) is batch:
             del self._under_way[name]
 
-    def keep(self, job: Job, named: Named) -> Callable[[StoreBatch], None]:
-        """All of a batch is stored: what writes that down with its receipts."""
-        result = job.result
+    def keep(self, also: StoreBatch, batch: PendingBatch, named: Named) -> None:
+        """Write down with the receipts of a batch that all of it is stored."""
+        result = batch.result
         record = BatchRecord(
-            job.guid,
+            batch.guid,
             named.digest,
-            job.now,
+            batch.now,
             result.accepted,
             result.duplicates,
             result.replaced,
             result.rejected,
             result.superseded,
         )
-        return writing(name_of(job.batch.request_id, named.batch_id), record, self._desk.config.data_retention)
+        put(also, name_of(batch.parsed.request_id, named.batch_id), record, self._table.config.data_retention)
 
 
 def named_of(batch: Batch) -> Named | None:
-    """What is to be known of a batch with an id until it is stored (rule 4)."""
+    """Return what is to be known of a batch with an id until it is stored (rule 4)."""
     if not batch.batch_id:
         return None
     digest = hashlib.blake2b("".join(sorted(batch.vins)).encode(), digest_size=_DIGEST)
@@ -125,7 +127,7 @@ def named_of(batch: Batch) -> Named | None:
 
 
 def vins_of(text: str) -> tuple[str, ...]:
-    """VINs that stand one after the other."""
+    """Return VINs that stand one after the other."""
     return tuple(text[at : at + LENGTH] for at in range(0, len(text), LENGTH))
 
 
@@ -139,10 +141,9 @@ async def find(records: Records, name: str, came: float, retention: float) -> Ba
     return known if known is not None and came < known.time + retention else None  # the option may have been lowered
 
 
-def writing(name: str, record: BatchRecord, retention: float) -> Callable[[StoreBatch], None]:
-    """What puts a record into a batch of the store."""
-    value, until = encode(record), record.time + retention
-    return lambda batch: batch.put(BATCHES, name, value, until)
+def put(also: StoreBatch, name: str, record: BatchRecord, retention: float) -> None:
+    """Write a record with a batch of the store."""
+    also.put(BATCHES, name, encode(record), record.time + retention)
 
 
 def recovered(
@@ -154,7 +155,7 @@ def recovered(
     replaced: int,
     missing: Sequence[str],
 ) -> BatchRecord | None:
-    """What is to be remembered of a batch that may be stored in part; None: nothing that is not known (rule 2).
+    """Return what to remember of a batch that may be stored in part; None: nothing that is not known (rule 2).
 
     `ours`: vehicles that have it. Those of the intent that have it not and are not `missing` are superseded (rule 3).
     """

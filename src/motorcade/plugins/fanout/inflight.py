@@ -1,17 +1,17 @@
-"""Which message a vehicle may get now, and which it has. Pure: no store, no clock, no waiting.
+"""The inflight table: which message a vehicle may get now, and which it has. No store, no clock, no waiting.
 
     pending (store) ──claim──▶ claimed ──sent──▶ sent ──acknowledged──▶ ending ─(receipt stored)─▶ gone
                                                   │ └─(over, not answered)─▶ over ──answered, withdrawn──▶ gone
        ▲                          │                │ refused, silent         ▲
-       └────────── release ◀──────┴──── resting ◀──┘ (too often: failed) ────┘
+       └────────── release ◀──────┴─── backing off ◀┘ (too often: failed) ───┘
 
-Rule 1: one VIN has at most one message on its way. `claim` is the only place that decides it, and `hold` the only
-        table: an entry stands there from before it is given to the session until its last receipt is stored, or it is
-        given back. It outlives connections and sources, since what is in flight belongs to the session.
+Rule 1: a VIN has at most one message in flight. `claim` is the only place that decides it, and `inflight` the only
+        table: a delivery is there from before it is given to the session until its final receipt is stored, or it is
+        released. It outlives connections and sources, since what is in flight belongs to the session.
 Rule 2: a delivery ends once. Whatever comes later (a second acknowledgement, a time-out, a cancellation, a reader that
         has found the entry just before it was removed) finds it among those that have `ended`.
 Rule 3: one in flight means one packet. A message whose packet is in the window of a session (`in_window`) is not given
-        to the session again: the session repeats the packet on the next connection (`Clerk.repeats`). It is given back
+        to the session again: the session repeats the packet on the next connection (`Attempts.repeats`). It is released
         when the packet has left the window: answered with an error, withdrawn, or gone with its session.
 Rule 4: a message that is over while its packet is in the window holds its place until the packet is answered or
         withdrawn; the packet is not repeated.
@@ -21,27 +21,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
 from enum import StrEnum, auto
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from motorcade.core.lately import Lately
 from motorcade.core.message import Message
-from motorcade.core.receipt import State, delivery_id
+from motorcade.core.receipt import State
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.record import EntryRecord, RequestRecord
+from motorcade.plugins.fanout.triggers import Triggers
+
+if TYPE_CHECKING:
+    from motorcade.plugins.fanout.source import VehicleSource
 
 ACTIVE: Final = RequestRecord()
-MOST_GIVEN_BACK: Final = 10_000  #: deliveries whose attempts are remembered when they are given back
-MOST_ENDED: Final = 100_000  #: deliveries that are remembered to have ended; far more than end in the time of a write
+MAX_RELEASED: Final = 10_000  #: deliveries whose attempts are remembered when they are released
+MAX_ENDED: Final = 100_000  #: deliveries that are remembered to have ended; far more than end in the time of a write
 
 
 class Phase(StrEnum):
-    """Where a delivery is that is on its way."""
+    """Where a delivery is that is in flight."""
 
     CLAIMED = auto()  #: given to the session, or about to be
     SENT = auto()
-    RESTING = auto()  #: not taken; it is sent again after a while
+    BACKING_OFF = auto()  #: not acknowledged; it is sent again after a while
     OVER = auto()  #: it has ended, but its packet is still in the window (rule 4)
     ENDING = auto()  #: over, as soon as its receipt is stored
 
@@ -57,7 +60,7 @@ class Verdict(StrEnum):
 
 
 class Delivery:
-    """One message for one vehicle, on its way."""
+    """One message for one vehicle, in flight."""
 
     __slots__ = (
         "attempts",
@@ -65,11 +68,12 @@ class Delivery:
         "in_window",
         "late",
         "message",
+        "name",
         "phase",
         "position",
         "sent_at",
         "since",
-        "told",
+        "stored",
         "vin",
         "watched",
     )
@@ -77,161 +81,136 @@ class Delivery:
     def __init__(self, vin: str, position: int, entry: EntryRecord, message: Message, attempts: int = 0) -> None:
         self.vin = vin
         self.position = position
+        self.name = f"{vin}.{position}"  #: its delivery id (`core.receipt`)
         self.entry = entry
         self.message = message
         self.attempts = attempts  #: how often it was sent
         self.in_window = False  #: the session has its packet in flight (rule 3)
         self.phase = Phase.CLAIMED
-        self.since = 0.0  #: when it was sent last; resting: when it is sent again
+        self.since = 0.0  #: when it was sent last; backing off: when it is sent again
         self.sent_at = 0.0  #: when its last attempt began
         self.watched = False  #: the vehicle is there, so that its silence counts
-        self.told = False  #: its final receipt is stored
+        self.stored = False  #: its final receipt is
         self.late = False  #: acknowledged between its end and that
 
     @property
-    def name(self) -> str:
-        return delivery_id(self.vin, self.position)
-
-    @property
     def ending(self) -> bool:
-        return self.phase in (Phase.ENDING, Phase.OVER)
+        return self.phase is Phase.ENDING or self.phase is Phase.OVER
 
 
-class Seat(Protocol):
-    """The source of a connected vehicle."""
+class InflightTable:
+    """Vehicles, what they have in flight, and what operators have decided about requests."""
 
-    def offer(self, delivery: Delivery, *, judged: bool = False) -> None:
-        """Give the vehicle this, if it may have it when its turn comes: at once, if it was `judged` just now."""
-
-    def look_again(self) -> None:
-        """Its messages come on other topics now; it may not be subscribed to them."""
-
-    def disconnect(self, detail: str) -> None:
-        """Close its connection, so that its session can repeat or withdraw what it is silent about."""
-
-
-class Desk:
-    """Vehicles, what they have on its way, and what operators have decided about requests."""
-
-    def __init__(self, config: FanoutConfig, trigger: Callable[[str], None]) -> None:
+    def __init__(self, config: FanoutConfig, triggers: Triggers) -> None:
         self.config = config
-        self.hold: dict[str, Delivery] = {}  #: by VIN (rule 1)
-        self.seats: dict[str, Seat] = {}  #: vehicles that are connected and subscribed
-        self.drained: set[str] = set()  #: of these, those with nothing pending but what is on hold
+        self.inflight: dict[str, Delivery] = {}  #: by VIN (rule 1)
+        self.sources = triggers.sources  #: by VIN: vehicles that are connected and subscribed
+        self.drained: set[str] = set()  #: of these, those with nothing pending but what is in flight
         self.requests: dict[str, RequestRecord] = {}  #: those that are, or were, paused or cancelled
-        self.ended: Lately[tuple[str, int]] = Lately(MOST_ENDED)  #: (VIN, position) (rule 2)
-        self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was given back, lately
+        self.ended: Lately[tuple[str, int]] = Lately(MAX_ENDED)  #: (VIN, position) (rule 2)
+        self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was released, lately
         self.cancels = 0  #: cancellations, since the start
         self.deciding = asyncio.Lock()  #: held while a record of `requests` is replaced: none is made from an older one
-        self.untold: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
+        self.storing: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start
-        self.told: Callable[[Delivery], None] = lambda _: None  #: the end of what was acknowledged late is stored
-        self._trigger = trigger
+        self._trigger = triggers.trigger
 
     # -- rule 1
 
     def claim(self, delivery: Delivery) -> bool:
-        """Whether a vehicle may be given this now; it has it then."""
-        held = self.hold.get(delivery.vin)
+        """Return True if a vehicle may be given this now; it has it then."""
+        held = self.inflight.get(delivery.vin)
         if held is not None:
             return held is delivery and not held.ending
         if (delivery.vin, delivery.position) in self.ended:
             return False
-        self.hold[delivery.vin] = delivery
+        self.inflight[delivery.vin] = delivery
         delivery.phase = Phase.CLAIMED
         return True
 
     def release(self, delivery: Delivery) -> None:
-        """Give a message back: it is pending again, unless it is over or its packet is in the window."""
-        if self.hold.get(delivery.vin) is delivery and not delivery.in_window and not delivery.ending:
-            del self.hold[delivery.vin]
+        """Make a message pending again, unless it is over or its packet is in the window."""
+        if self.inflight.get(delivery.vin) is delivery and not delivery.in_window and not delivery.ending:
+            del self.inflight[delivery.vin]
             self.drained.discard(delivery.vin)
             if delivery.attempts:  # the store may not know of all of them yet
                 self.attempts[delivery.vin, delivery.position] = delivery.attempts
-                if len(self.attempts) > MOST_GIVEN_BACK:
+                if len(self.attempts) > MAX_RELEASED:
                     self.attempts.popitem(last=False)
 
-    def stored(self, vin: str, position: int) -> None:
-        """The final receipt of a delivery is stored, and its entry removed; the vehicle may have the next one."""
-        held = self.hold.get(vin)
+    def stored(self, vin: str, position: int) -> Delivery | None:
+        """Let a vehicle have its next message: the final receipt of this one is stored, and its entry removed.
+
+        Return the delivery if it was acknowledged meanwhile, after its end.
+        """
+        held = self.inflight.get(vin)
+        late = None
         if held is not None and held.position == position:
-            held.told = True
-            if held.late:
-                held.late = False
-                self.told(held)
+            held.stored = True
+            late = held if held.late else None
+            held.late = False
             if held.in_window:
-                return  # rule 4
-            del self.hold[vin]
+                return late  # rule 4
+            del self.inflight[vin]
         if vin not in self.drained:
-            self._trigger(vin)
+            self._trigger(vin, "acknowledged")
+        return late
 
     def left(self, delivery: Delivery) -> None:
-        """The packet of a delivery has left the window: answered, withdrawn, or gone with its session."""
+        """Note that a packet has left the window: answered, withdrawn, or gone with its session."""
         delivery.in_window = False
         if delivery.phase is Phase.OVER:
             delivery.phase = Phase.ENDING
-            if delivery.told:
+            if delivery.stored:
                 self.stored(delivery.vin, delivery.position)
 
     def offer_new(self, delivery: Delivery, now: float) -> bool:
         """Give a vehicle what was stored for it just now; False if it has to be looked for what comes first."""
         vin = delivery.vin
-        seat = self.seats.get(vin)
-        if seat is None or vin not in self.drained:
+        source = self.sources.get(vin)
+        if source is None or vin not in self.drained:
             return False
-        if vin in self.hold or self.judge(delivery.entry, now) is not Verdict.SEND:
+        if vin in self.inflight or self.judge(delivery.entry, now) is not Verdict.SEND:
             self.drained.discard(vin)
-            return vin in self.hold  # if so, it is looked for when that is over
-        if not self.claim(delivery):
-            return True  # it is over already
-        seat.offer(delivery, judged=True)
+            return vin in self.inflight  # if so, it is looked for when that is over
+        if self.claim(delivery):  # else it is over already
+            source.give(delivery, now)
         return True
 
-    def end(self, delivery: Delivery) -> bool:
-        """It is over; False if it was already (rule 2)."""
-        if not self.end_entry(delivery.vin, delivery.position):
-            return False
-        delivery.phase = Phase.OVER if delivery.in_window else Phase.ENDING
-        return True
-
-    def end_entry(self, vin: str, position: int) -> bool:
-        """The same for an entry, whether it is on its way or not."""
+    def end(self, vin: str, position: int) -> bool:
+        """End a delivery, whether it is in flight or not; False if it has ended before (rule 2)."""
         name = (vin, position)
         if name in self.ended:
             return False
         self.ended.add(name)
         self.attempts.pop(name, None)
-        held = self.hold.get(vin)
+        held = self.inflight.get(vin)
         if held is not None and held.position == position:
             held.phase = Phase.OVER if held.in_window else Phase.ENDING
         return True
 
     # -- vehicles
 
-    def sit(self, vin: str, seat: Seat) -> None:
-        """A vehicle is there."""
-        self.seats[vin] = seat
+    def attach(self, vin: str, source: VehicleSource) -> Delivery | None:
+        """Note that a vehicle is there; what it has in flight."""
+        self.sources[vin] = source
+        return self.inflight.get(vin)
 
-    def stand_up(self, vin: str, seat: Seat) -> None:
-        """A vehicle is gone; another connection of it may have come before."""
-        if self.seats.get(vin) is not seat:
+    def detach(self, vin: str, source: VehicleSource) -> None:
+        """Note that a vehicle is gone, unless another connection of it has come before."""
+        if self.sources.get(vin) is not source:
             return
-        del self.seats[vin]
+        del self.sources[vin]
         self.drained.discard(vin)
-        held = self.hold.get(vin)
+        held = self.inflight.get(vin)
         if held is not None:
             held.watched = False
             self.release(held)
 
-    def look_again(self) -> None:
-        """Messages go to other topics from now on."""
-        for seat in list(self.seats.values()):
-            seat.look_again()
-
     def session_over(self, vin: str) -> Delivery | None:
-        """The session of a vehicle has ended, with what it had in flight (rule 3): that is pending again."""
-        held = self.hold.get(vin)
+        """End a session with what it had in flight (rule 3): that is pending again. Return what it was sent."""
+        held = self.inflight.get(vin)
         if held is None:
             return None
         was_sent = held.phase is Phase.SENT
@@ -242,26 +221,18 @@ class Desk:
     # -- requests
 
     def judge(self, entry: EntryRecord, now: float) -> Verdict:
-        """What to do with a pending entry."""
+        """Return what to do with a pending entry."""
         request = self.requests.get(entry.request_id, ACTIVE)
-        if request.withdrawn(entry):
+        if entry.accepted_at < request.cancelled_at:
             return Verdict.CANCELLED
-        if entry.expired(now):
+        if 0.0 < entry.expires_at <= now:
             return Verdict.EXPIRED
         if entry.accepted_at + self.config.data_retention <= now:
             return Verdict.OUTDATED
         return Verdict.LATER if request.state == "paused" else Verdict.SEND
 
-    def rest(self, delivery: Delivery, now: float) -> float | None:
-        """It was not taken: when it is sent again; None: it was sent as often as it may be."""
-        if delivery.attempts >= self.config.max_attempts:
-            return None
-        delivery.phase = Phase.RESTING
-        delivery.since = now + self.delay(delivery)
-        return delivery.since
-
     def delay(self, delivery: Delivery) -> float:
-        """Seconds between the last attempt and the next one."""
+        """Return the seconds between the last attempt and the next one."""
         delay: float = self.config.retry_delay * 2 ** max(0, delivery.attempts - 1)
         return min(delay, self.config.retry_delay_max)
 
@@ -269,7 +240,7 @@ class Desk:
 def delivery_of(
     vin: str, position: int, entry: EntryRecord, data: bytes, config: FanoutConfig, attempts: int = 0
 ) -> Delivery:
-    """A pending entry as something that can be sent."""
+    """Return a pending entry as something that can be sent."""
     message = Message(
         config.topic_of(vin, entry.request_id),
         data,

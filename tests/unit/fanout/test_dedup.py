@@ -11,9 +11,9 @@ import pytest
 
 from motorcade.mqtt.packets import Puback, Publish, Pubrec
 from motorcade.plugins.fanout.batch import parse
+from motorcade.plugins.fanout.dedup import named_of, recovered, vins_of
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, decode_intent, encode
-from motorcade.plugins.fanout.repeats import named_of, recovered, vins_of
 from motorcade.plugins.fanout.tables import BATCHES, INGRESS, INTENTS
 from motorcade.storage.ports import StoreError
 from tests.unit.fanout.test_model import RETENTION, VINS, Machine, Sent, judged

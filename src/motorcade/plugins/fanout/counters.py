@@ -1,0 +1,477 @@
+"""Counts per request: a view over the stream `receipts`, so that no query has to read it from the start.
+
+    stored ─▶ [ blocks, in the order of the stream ] ─▶ tallies ─(each second)─▶ checkpoint, with its offset
+    start  ─▶ checkpoint ─▶ what the stream has behind it
+
+    records   fanout-ledger / r/{request}   `_Stored`: the tally of a request, and the offset that it is counted up to
+              fanout-ledger / head          `_Head`: the offset that all tallies are counted up to
+
+Rule 1: tallies have an offset. Every record of the stream up to it is in them once, no record behind it is. Blocks are
+        counted in the order in which they were begun, which is the order of their offsets (`ports`, rule 6).
+Rule 2: where a block does not begin right behind the offset, something else is in the stream: a write of unknown
+        outcome, or one of the process before that was late. It is read from the stream first.
+Rule 3: a stored tally has its own offset: where batches are not atomic, some may be newer than the head.
+Rule 4: what has ended stays so. A receipt behind the final one of its delivery changes nothing, neither does a second
+        final one. A delivery that is accepted twice counts once, where receipts are counted one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, cast
+
+import msgspec
+
+from motorcade.core import receipt as receipts
+from motorcade.core.lately import Lately
+from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State, delivery_id
+from motorcade.core.record import RecordError
+from motorcade.core.record import decode as decode_record
+from motorcade.extension.plugin import Context
+from motorcade.plugins.fanout.tables import LEDGER, RECEIPTS, owner_of
+from motorcade.storage.ports import Batch, Store, StoreError, StreamRecord
+
+INTERVAL: Final = 1.0  #: seconds between two checkpoints
+STEP: Final = 1000  #: records read at once
+LOAD_STEPS: Final = 2000  #: reads before the fan-out starts; the rest follows while it runs
+GROUP: Final = 500  #: tallies in one batch
+MAX_KNOWN: Final = 100_000  #: deliveries that are remembered to have ended or, counted one by one, to be accepted
+MAX_OPEN: Final = 200_000  #: deliveries, over all requests, that are known to have been sent
+
+UNLOADED: Final = "the fan-out was unloaded before it was done"  #: a caller that waits for the store is told
+
+_HEAD: Final = "head"
+_REQUEST: Final = "r/"  # request ids have no slash
+_NOTHING: Final = -1  # last offset of a block that was refused
+
+
+class _Head(msgspec.Struct, array_like=True, tag=1):
+    offset: int
+
+
+class _Stored(msgspec.Struct, array_like=True, tag=2):
+    offset: int
+    accepted: int
+    finals: dict[State, int]
+    sent: list[str]
+    retried: list[str]
+    first_at: float
+    last_at: float
+    begin: int
+    end: int
+
+
+class _Stored1(msgspec.Struct, array_like=True, tag=1):
+    """A tally as versions before 2 have stored it: by stamps of blocks, since stores did not answer offsets."""
+
+    offset: int
+    origin: bytes
+    upto: int
+    also: list[int]
+    accepted: int
+    finals: dict[State, int]
+    sent: list[str]
+    retried: list[str]
+    first_at: float
+    last_at: float
+    begin: int
+    end: int
+
+    def converted(self) -> _Stored | None:
+        """Return the same as it is stored now; None if its offset does not say what it includes."""
+        counts = (self.accepted, self.finals, self.sent, self.retried, self.first_at, self.last_at)
+        return _Stored(self.offset, *counts, self.begin, self.end) if self.end else None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_stored = msgspec.msgpack.Decoder(_Stored | _Stored1).decode
+
+
+class Tally:
+    """The counts of one request, over all its batches."""
+
+    __slots__ = ("accepted", "begin", "end", "finals", "first_at", "last_at", "offset", "open", "request_id")
+
+    def __init__(self, request_id: str, begin: int, first_at: float) -> None:
+        self.request_id = request_id
+        self.accepted = 0  #: deliveries
+        self.finals: Counter[State] = Counter()
+        self.open: dict[str, State] = {}  #: delivery id -> sent or retried; accepted ones that are not here only wait
+        self.first_at = first_at
+        self.last_at = first_at
+        self.begin = begin  #: its receipts lie behind this offset
+        self.end = begin  #: and not behind this one
+        self.offset = 0  #: it was stored with everything up to here (rule 3)
+
+    @property
+    def pending(self) -> int:
+        """Return how many deliveries have no final state."""
+        return max(0, self.accepted - self.finals.total())
+
+    def states(self) -> dict[State, int]:
+        """Return the deliveries by the state they are in now, as far as there are any."""
+        left = self.pending
+        found = dict(self.finals)
+        for state, count in Counter(self.open.values()).items():
+            found[state] = min(count, left)
+            left -= found[state]
+        found[State.ACCEPTED] = left
+        return {state: found[state] for state in State if found.get(state)}
+
+
+class AcceptedRun(NamedTuple):
+    """The `accepted` receipts of one batch; single receipts are made only where they are needed."""
+
+    vins: Sequence[str]
+    positions: Sequence[int]
+    request_id: str
+    time: float
+
+    def receipts(self, node: str) -> list[Receipt]:
+        """Return them one by one."""
+        return [
+            Receipt(
+                state=State.ACCEPTED,
+                vin=vin,
+                request_id=self.request_id,
+                delivery_id=delivery_id(vin, position),
+                time=self.time,
+                node=node,
+            )
+            for vin, position in zip(self.vins, self.positions, strict=True)
+        ]
+
+
+class Block:
+    """Receipts that are written together."""
+
+    __slots__ = ("accepted", "first", "last", "receipts")
+
+    def __init__(self, receipts: Sequence[Receipt], accepted: AcceptedRun | None) -> None:
+        self.receipts = receipts
+        self.accepted = accepted
+        self.first = 0  #: offset
+        self.last = 0  #: 0: it is being written
+
+
+class RequestCounters:
+    """The tallies of all requests."""
+
+    def __init__(self, context: Context, max_requests: int) -> None:
+        self.max_requests = max_requests  #: above it those that ended longest ago go
+        self.counters = context.counters
+        self.offset = 0  #: rule 1
+        self._store = cast("Store", context.store)
+        self._now = context.hub.now
+        self._log = context.log
+        self._tallies: dict[str, Tally] = {}
+        self._names: list[str] = []  # sorted
+        self._blocks: deque[Block] = deque()  # not counted yet, in the order in which they were begun
+        self._pending = 0  # deliveries without a final state, all together
+        self._open = 0  # entries in `Tally.open`, all together
+        self._dirty: dict[str, None] = {}  # requests whose tally has changed since it was stored
+        self._gone: dict[str, None] = {}  # requests whose record is to be deleted
+        self._known: Lately[str] = Lately(MAX_KNOWN)  # deliveries that have ended; with "+": accepted (rule 4)
+        self._ended: list[str] = []  # delivery ids of final receipts that were read
+        self._ready = asyncio.Event()  # not set: the stream is read up to `_end`
+        self._end = 0
+        self._head = 0  # of the checkpoint that was read: requests without a tally are forgotten up to here
+        self._before = 0  # what is added to tallies now lies behind this offset
+        self._closed = False
+        self._writing = asyncio.Lock()
+
+    # -- for queries
+
+    def __len__(self) -> int:
+        return len(self._tallies)
+
+    @property
+    def pending(self) -> int:
+        """Return how many deliveries have no final state, of all requests."""
+        return max(0, self._pending)
+
+    @property
+    def open(self) -> int:
+        """Return how many deliveries are known to have been sent."""
+        return self._open
+
+    @property
+    def known(self) -> int:
+        """Return how many deliveries are remembered (rule 4)."""
+        return len(self._known)
+
+    async def ready(self) -> None:
+        """Wait until everything is counted that was written before; `StoreError` if the plugin is unloaded before."""
+        await self._ready.wait()
+        if self._closed:
+            raise StoreError(UNLOADED)
+
+    def close(self) -> None:
+        """Store nothing from now on, and let no caller wait any longer."""
+        self._closed = True
+        self._ready.set()
+
+    def find(self, request_id: str) -> Tally | None:
+        return self._tallies.get(request_id)
+
+    def after(self, request_id: str) -> Iterator[Tally]:
+        """Return tallies in the order of request ids, behind one of them."""
+        for index in range(bisect_right(self._names, request_id), len(self._names)):
+            yield self._tallies[self._names[index]]
+
+    # -- blocks
+
+    def begin(self, receipts: Sequence[Receipt], accepted: AcceptedRun | None = None) -> Block:
+        """Note a block that is given to the store now; `stored` or `refused` follows."""
+        block = Block(receipts, accepted)
+        self._blocks.append(block)
+        return block
+
+    def stored(self, block: Block, offsets: Sequence[int]) -> None:
+        """Count a block that is in the stream, in its turn."""
+        block.first, block.last = offsets[0], offsets[-1]
+        self._count()
+
+    def refused(self, block: Block) -> None:
+        """Forget a block that is not in the stream, or of which it does not matter: it is written again."""
+        block.last = _NOTHING
+        self._count()
+
+    def _count(self) -> None:
+        blocks = self._blocks
+        while blocks and blocks[0].last and self._ready.is_set():
+            block = blocks[0]
+            if block.first > self.offset + 1:
+                self._end = block.first - 1  # rule 2
+                self._ready.clear()
+                return
+            del blocks[0]
+            if block.last <= self.offset:
+                continue  # refused, or counted when the stream was read
+            self._before, self.offset = block.first - 1, block.last
+            if block.accepted is not None:
+                _, positions, request_id, time = block.accepted
+                self._tally(request_id, time).accepted += len(positions)
+                self._pending += len(positions)
+            for receipt in block.receipts:
+                self._add(receipt)
+
+    def _tally(self, request_id: str, time: float) -> Tally:
+        """Return the tally of a request to which something is added that lies at `offset`."""
+        tally = self._tallies.get(request_id)
+        if tally is None:
+            if len(self._tallies) >= self.max_requests:
+                self._make_room()
+            tally = self._tallies[request_id] = Tally(request_id, self._before, time)
+            insort(self._names, request_id)
+            self._gone.pop(request_id, None)
+        if time > tally.last_at:
+            tally.last_at = time
+        elif time < tally.first_at:
+            tally.first_at = time
+        tally.end = self.offset
+        self._dirty[request_id] = None
+        return tally
+
+    def _add(self, receipt: Receipt) -> None:
+        tally = self._tally(receipt.request_id, receipt.time)
+        state, name = receipt.state, receipt.delivery_id
+        if receipt.reason == LATE_ACK:
+            return  # it has ended, whether that is remembered or not
+        if state is State.ACCEPTED:
+            new = self._remember(receipt)
+            tally.accepted += new
+            self._pending += new
+            self.counters["ledger_repeated"] += not new
+        elif name in self._known:
+            self.counters["ledger_repeated"] += state in FINAL
+        elif state in FINAL:
+            self._known.add(name)
+            tally.finals[state] += 1
+            self._pending -= 1
+            if tally.open.pop(name, None) is not None:
+                self._open -= 1
+        elif name in tally.open:
+            tally.open[name] = state
+        elif self._open < MAX_OPEN:
+            tally.open[name] = state
+            self._open += 1
+        else:
+            self.counters["ledger_open_not_kept"] += 1
+
+    def _remember(self, receipt: Receipt) -> bool:
+        """Return False if a delivery is known to be accepted, or to have ended (rule 4)."""
+        if receipt.state is not State.ACCEPTED and receipt.state not in FINAL:
+            return True
+        key = f"+{receipt.delivery_id}" if receipt.state is State.ACCEPTED else receipt.delivery_id
+        if key in self._known:
+            return False
+        self._known.add(key)
+        return True
+
+    def _make_room(self) -> None:
+        """Forget those that ended longest ago, a hundredth at a time; if none has, those that were quiet longest."""
+        ended = [tally for tally in self._tallies.values() if not tally.pending]
+        ended = ended or list(self._tallies.values())
+        ended.sort(key=lambda tally: tally.last_at)
+        for tally in ended[: max(1, self.max_requests // 100, len(self._tallies) + 1 - self.max_requests)]:
+            self._forget(tally)
+
+    def forget_ended(self, before: float) -> None:
+        """Forget requests that ended before a time: their receipts are no longer kept."""
+        if self._ready.is_set():
+            for tally in [tally for tally in self._tallies.values() if tally.last_at < before and not tally.pending]:
+                self._forget(tally)
+
+    def _forget(self, tally: Tally) -> None:
+        self._open -= len(tally.open)
+        self._pending -= tally.accepted - tally.finals.total()
+        del self._tallies[tally.request_id]
+        del self._names[bisect_left(self._names, tally.request_id)]
+        self._dirty.pop(tally.request_id, None)
+        self._gone[tally.request_id] = None
+        self.counters["ledger_forgotten"] += 1
+
+    # -- checkpoints
+
+    async def run(self) -> None:
+        """Read what is missing and write checkpoints, until cancelled."""
+        while True:
+            try:
+                await self._read()
+                await self.checkpoint()
+            except StoreError as error:
+                self.counters["ledger_failed"] += 1
+                self._log.warning("fanout_ledger_not_written", error=str(error))
+            await asyncio.sleep(INTERVAL)
+
+    async def checkpoint(self) -> None:
+        """Store what has changed."""
+        async with self._writing:
+            while (self._dirty or self._gone) and self._ready.is_set() and not self._closed:
+                await self._write_some()
+
+    async def _write_some(self) -> None:
+        """Store a group of tallies, as they are at this moment."""
+        some = list(islice(self._dirty, GROUP))
+        gone = list(islice(self._gone, GROUP))
+        batch = Batch()
+        for request_id in some:
+            del self._dirty[request_id]
+            batch.put(LEDGER, _REQUEST + request_id, _encode(self._stored(self._tallies[request_id])))
+        for request_id in gone:
+            del self._gone[request_id]
+            batch.delete(LEDGER, _REQUEST + request_id)
+        if not self._dirty and not self._gone:
+            batch.put(LEDGER, _HEAD, _encode(_Head(self.offset)))  # last: until then the old one holds (rule 3)
+        try:
+            await self._store.write(batch)
+        except BaseException:
+            self._dirty |= dict.fromkeys(request_id for request_id in some if request_id in self._tallies)
+            self._gone |= dict.fromkeys(request_id for request_id in gone if request_id not in self._tallies)
+            raise
+
+    def _stored(self, tally: Tally) -> _Stored:
+        return _Stored(
+            self.offset,
+            tally.accepted,
+            dict(tally.finals),
+            [name for name, state in tally.open.items() if state is State.SENT],
+            [name for name, state in tally.open.items() if state is State.RETRIED],
+            tally.first_at,
+            tally.last_at,
+            tally.begin,
+            tally.end,
+        )
+
+    # -- from the store
+
+    async def load(self) -> None:
+        """Read the last checkpoint, and what the stream has behind it. What takes too long goes on in `run`."""
+        self._end = (await self._store.streams.info(RECEIPTS)).last
+        head, recounted = 0, []
+        async for key, value in self._store.records.scan(LEDGER, self._now()):
+            try:
+                if key == _HEAD:
+                    head = min(_decode_head(value).offset, self._end)  # less, if the stream was dropped since
+                    continue
+                stored = _decode_stored(value)
+            except (msgspec.MsgspecError, ValueError) as error:
+                self.counters["ledger_unreadable"] += 1
+                self._log.error("fanout_ledger_unreadable", key=key, error=str(error))
+                continue
+            self._restore(key.removeprefix(_REQUEST), stored)
+        for tally in self._tallies.values():
+            if tally.accepted or tally.finals:
+                tally.offset = min(max(tally.offset, head), self._end)
+            else:
+                recounted.append(tally.begin)
+        self._names = sorted(self._tallies)
+        self._head = head
+        self.offset = min([head, *recounted])
+        await self._read(LOAD_STEPS)
+
+    def _restore(self, request_id: str, record: _Stored | _Stored1) -> None:
+        """Take a stored tally; one that does not say what it includes is empty, and counted from the stream."""
+        tally = self._tallies[request_id] = Tally(request_id, record.begin, record.first_at)
+        stored = record.converted() if isinstance(record, _Stored1) else record
+        if stored is None:
+            tally.offset = record.begin
+            return
+        tally.accepted = stored.accepted
+        tally.finals.update(stored.finals)
+        tally.open = dict.fromkeys(stored.sent, State.SENT) | dict.fromkeys(stored.retried, State.RETRIED)
+        tally.last_at, tally.end, tally.offset = stored.last_at, stored.end, stored.offset
+        self._open += len(tally.open)
+        self._pending += tally.accepted - tally.finals.total()
+
+    async def _read(self, steps: int = 0) -> None:
+        """Count what lies in the stream up to `_end`, in at most so many steps (0: any); then go on with blocks."""
+        while not self._ready.is_set():
+            page = await self._store.streams.read(RECEIPTS, self.offset, STEP)
+            for record in page:
+                if record.offset > self._end:
+                    break
+                self._before, self.offset = record.offset - 1, record.offset
+                self._add_record(record)
+            if len(page) < STEP or page[-1].offset >= self._end:
+                self.offset = self._end
+            await self._finish_ended()
+            if self.offset >= self._end:
+                self._ready.set()
+                self._count()
+            steps -= 1
+            if not steps:
+                break
+
+    def _add_record(self, record: StreamRecord) -> None:
+        try:
+            receipt = receipts.decode(decode_record(record.value).payload)
+        except (RecordError, ReceiptError) as error:
+            self.counters["ledger_unreadable"] += 1
+            self._log.warning("fanout_receipt_unreadable", offset=record.offset, error=str(error))
+            return
+        if receipt.state in FINAL:
+            self._ended.append(receipt.delivery_id)
+        tally = self._tallies.get(receipt.request_id)
+        if record.offset <= (tally.offset if tally is not None else self._head):
+            self._remember(receipt)
+        else:
+            self._add(receipt)
+            self.counters["ledger_replayed"] += 1
+
+    async def _finish_ended(self) -> None:
+        """Remove entries whose final receipt was stored just before a crash, where both are not one write."""
+        ended, self._ended = self._ended, []
+        if self._store.atomic or not ended:
+            return
+        batch = Batch()
+        for name in ended:
+            vin, _, position = name.rpartition(".")
+            batch.acknowledge(owner_of(vin), [int(position)])
+        await self._store.write(batch)

@@ -1,0 +1,113 @@
+"""Receipts as records of the stream `receipts`. Pure: receipts in, bytes out.
+
+Rule 1: a value is a record of a stream (`core.record`). The bytes are put together by hand, since there are hundreds of
+        thousands of them in a second; a test compares them with what `core.record.encode` makes of the same message.
+Rule 2: guids differ, and grow within a process: microseconds, the origin of this process, and a number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from motorcade.core.receipt import TOPIC, Receipt, encode
+from motorcade.core.vin import LENGTH as VIN_LENGTH
+from motorcade.plugins.fanout.counters import AcceptedRun
+from motorcade.plugins.fanout.options import FanoutConfig
+from motorcade.storage.ports import Draft, Formed
+
+QOS: Final = 1  #: of receipts on their topics
+
+# A record of 15 fields: version 1, topic, payload | client "", no user name, time | guid | QoS 1, not retained, and
+# nothing else of MQTT 5.
+_HEAD: Final = b"\x9f\x01"
+_TIME: Final = Struct(">3sd2s").pack
+_BEFORE_TIME: Final = b"\xa0\xc0\xcb"
+_BEFORE_GUID: Final = b"\xc4\x10"
+_TAIL: Final = bytes((QOS,)) + b"\xc2\xc0\xc0\xc0\xc0\xc0\x90"
+
+_json = msgspec.json.Encoder().encode
+
+
+class ReceiptFormat:
+    """Makes the values of one process."""
+
+    def __init__(self, node: str, now: Callable[[], float]) -> None:
+        self._node = node
+        self._now = now
+        self._origin = int.from_bytes(os.urandom(6), "big") << 16
+        self._stamp = 0  # given last
+
+    def values(self, receipts: Sequence[Receipt]) -> list[bytes]:
+        """Return the values of receipts."""
+        values = []
+        for number, receipt in enumerate(receipts, self._guid()):
+            topic, payload = f"{TOPIC}/{receipt.request_id}/{receipt.vin}".encode(), encode(receipt)
+            values.append(
+                b"".join(
+                    (
+                        _HEAD,
+                        _text_head(len(topic)),
+                        topic,
+                        _bytes_head(len(payload)),
+                        payload,
+                        _TIME(_BEFORE_TIME, receipt.time, _BEFORE_GUID),
+                        number.to_bytes(16, "big"),
+                        _TAIL,
+                    )
+                )
+            )
+        return values
+
+    def accepted(self, run: AcceptedRun) -> Formed:
+        """Return the values of the `accepted` receipts of a batch, quickly."""
+        vins, positions, request_id, time = run
+        names = [vin.encode() for vin in vins]
+        places = [b"%d" % position for position in positions]
+        # VIN, then its delivery id; only the digits of a position change the payload's length.
+        before = b'{"v":1,"state":"accepted","vin":"'
+        between = b'","request_id":%b,"delivery_id":"' % _json(request_id)
+        after = b'","time":%b,"node":%b,"attempt":0,"reason":""}' % (_json(time), _json(self._node))
+        length = len(before) + len(between) + len(after) + 2 * VIN_LENGTH + 1
+        heads = {digits: _bytes_head(length + digits) for digits in set(map(len, places))}
+        parts = (
+            prefix_of(request_id),
+            *(0, 1, before, 0, between, 0, b".", 2),
+            after + _TIME(_BEFORE_TIME, time, _BEFORE_GUID),
+            *(3, _TAIL),
+        )
+        guid = self._guid()
+        guids = [number.to_bytes(16, "big") for number in range(guid, guid + len(names))]
+        return Formed(parts, (names, [heads[len(place)] for place in places], places, guids))
+
+    def _guid(self) -> int:
+        """Return the guid of the first of some receipts, as a number; the others follow."""
+        self._stamp = max(self._stamp + 1, int(self._now() * 1_000_000))
+        return self._stamp << 64 | self._origin
+
+
+def history_draft(receipt: Receipt, config: FanoutConfig) -> Draft:
+    """Return the entry of a final receipt in the history of its vehicle; it is kept as long as the receipts are."""
+    return Draft(encode(receipt), expires_at=receipt.time + config.receipts_retention)
+
+
+def prefix_of(request_id: str) -> bytes:
+    """Return how every value of a request's receipts begins, and no other."""
+    topic = f"{TOPIC}/{request_id}/".encode()
+    return _HEAD + _text_head(len(topic) + VIN_LENGTH) + topic
+
+
+def _text_head(length: int) -> bytes:
+    """Return how a text of so many bytes begins in MessagePack."""
+    if length < 32:
+        return bytes((0xA0 | length,))
+    return b"\xd9" + length.to_bytes(1, "big") if length < 256 else b"\xda" + length.to_bytes(2, "big")
+
+
+def _bytes_head(length: int) -> bytes:
+    """Return the same for bytes."""
+    return b"\xc4" + length.to_bytes(1, "big") if length < 256 else b"\xc5" + length.to_bytes(2, "big")
