@@ -16,12 +16,13 @@ from typing import Any, Self
 
 import structlog
 
+from motorcade.commit import Commit
 from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.core.vin import make_vin
 from motorcade.extension.plugin import Context
-from motorcade.plugins.fanout.counters import AcceptedRun
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.parts import Parts
+from motorcade.plugins.fanout.receipt_format import AcceptedRun
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.storage.ports import Batch, Store
 from tests.unit.plugins.hub import MemoryHub
@@ -68,7 +69,15 @@ class Bookkeeping:
         numbers = list(vehicles)
         self.positions.update(numbers)
         vins, positions = [make_vin(number) for number in numbers], [self.positions[number] for number in numbers]
-        await self.receipts.write(Batch(), [], AcceptedRun(vins, positions, request_id, self.hub.time))
+        await self.begin([], AcceptedRun(vins, positions, request_id, self.hub.time))
+
+    def begin(
+        self, receipts: list[Receipt], run: AcceptedRun | None = None, batch: Batch | None = None
+    ) -> Commit[None]:
+        """Give receipts to the store."""
+        stored: Commit[None] = Commit()
+        self.receipts.write(batch or Batch(), self.hub.time, stored.finish, receipts, run)
+        return stored
 
     def receipt(self, state: State, request_id: str, vehicle: int, position: int = 0, **more: Any) -> Receipt:
         vin = make_vin(vehicle)
@@ -84,9 +93,11 @@ class Bookkeeping:
     async def write(self, receipts: list[Receipt], *, told: bool = True) -> None:
         """Into the stream; `told`: and the process lives long enough to hear of it."""
         if told:
-            await self.receipts.write(Batch(), receipts)
+            await self.begin(receipts)
         else:
-            await self.store.streams.append(RECEIPTS, self.receipts.format.values(receipts), self.hub.time)
+            await self.store.streams.append(
+                RECEIPTS, self.receipts.format.values(receipts, self.hub.time), self.hub.time
+            )
 
     def states(self, request_id: str) -> dict[State, int]:
         tally = self.counters.find(request_id)

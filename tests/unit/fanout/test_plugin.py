@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from motorcade.commit import Commit
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import State
 from motorcade.mqtt.packets import Puback
@@ -63,11 +62,11 @@ def test_a_writer_that_fails_once_loses_nothing(world: Machine, monkeypatch: pyt
     write = ReceiptWriter._write_notes
     broken: list[int] = []
 
-    def breaks(writer: ReceiptWriter) -> Commit[None]:
+    def breaks(writer: ReceiptWriter, notes: Any) -> None:
         if not broken:
-            broken.append(writer.unwritten)
+            broken.append(len(notes))
             raise ZeroDivisionError
-        return write(writer)
+        write(writer, notes)
 
     monkeypatch.setattr(ReceiptWriter, "_write_notes", breaks)
     world.connect(subscribes=True)

@@ -12,7 +12,7 @@ from motorcade.core.receipt import Receipt, State
 from motorcade.core.record import decode as decode_record
 from motorcade.core.vin import make_vin
 from motorcade.plugins.fanout import receipt_writer as module
-from motorcade.plugins.fanout.counters import AcceptedRun
+from motorcade.plugins.fanout.receipt_format import AcceptedRun
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.storage.ports import Batch, Store, StoreError, StoreFullError
 from tests.support.held_store import HeldStore
@@ -44,7 +44,7 @@ async def written_three_times(*, atomic: bool, calls: int | None) -> None:
     also = Batch()
     also.put("done", "done", b"")
     other = books.receipt(State.REPLACED, "task_0", 0, 1)
-    commit = books.receipts.write(also, [other], AcceptedRun(VINS, [1] * 5, "task_1", books.hub.time))
+    commit = books.begin([other], AcceptedRun(VINS, [1] * 5, "task_1", books.hub.time), also)
     for _ in range(3):
         store.cut = calls
         error = StoreFullError("no room") if calls is None else StoreError("the rest is refused")

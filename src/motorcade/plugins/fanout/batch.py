@@ -79,7 +79,7 @@ _decode = msgspec.json.Decoder().decode
 
 def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> Batch:
     """The batch of a message to `$SDV-FANOUT`, or to `$SDV-FANOUT/trigger`; `BadBatchError` says why it is none."""
-    fields = _object(payload)
+    fields, known = _object(payload), _TRIGGER if trigger else _INLINE
     vins = _vins(_required(fields, "ids"), config)
     request_id = _text(fields, "request_id")
     check_request_id(request_id)
@@ -89,11 +89,11 @@ def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> Batch:
         request_id=request_id,
         data=None if trigger else _inline_data(fields, config),
         data_id=_data_id(fields) if trigger else "",
-        expires_in=_expires_in(fields),
-        priority=_priority(fields),
-        mode=cast("Mode", _choice(fields, "mode", ("replace", "append"), config.mode)),
+        expires_in=_expires_in(fields["expires_in"]) if "expires_in" in fields else None,
+        priority=_priority(fields["priority"]) if "priority" in fields else 0,
+        mode=cast("Mode", _choice(fields, "mode", ("replace", "append"))) if "mode" in fields else config.mode,
         batch_id=_batch_id(fields) if "batch_id" in fields else "",
-        extra=_extra(fields, _TRIGGER if trigger else _INLINE),
+        extra=() if fields.keys() <= known else tuple(key[:_SHOWN] for key in fields if key not in known)[:MAX_EXTRA],
     )
 
 
@@ -154,9 +154,9 @@ def _required(fields: Mapping[str, Any], key: str) -> Any:
 
 
 def _text(fields: Mapping[str, Any], key: str) -> str:
-    value = _required(fields, key)
+    value = fields.get(key)
     if not isinstance(value, str):
-        raise _wrong_type(key, value, "a text")
+        raise _wrong_type(key, _required(fields, key), "a text")
     return value
 
 
@@ -195,8 +195,8 @@ def _inline_data(fields: Mapping[str, Any], config: FanoutConfig) -> bytes:
     if "data" not in fields and "data_id" in fields:
         raise BadBatchError(f"data is missing; a batch that names its data by data_id goes to {TRIGGER}")
     text = _text(fields, "data")
-    encoding = _choice(fields, "encoding", ("utf8", "base64"), "utf8")
-    data = text.encode() if encoding == "utf8" else _from_base64(text)
+    encoded = "encoding" in fields and _choice(fields, "encoding", ("utf8", "base64")) == "base64"
+    data = _from_base64(text) if encoded else text.encode()
     check_size(len(data), config)
     return data
 
@@ -230,10 +230,7 @@ def _batch_id(fields: Mapping[str, Any]) -> str:
     return batch_id
 
 
-def _expires_in(fields: Mapping[str, Any]) -> float | None:
-    if "expires_in" not in fields:
-        return None
-    value = fields["expires_in"]
+def _expires_in(value: Any) -> float:
     if type(value) not in (int, float):
         raise _wrong_type("expires_in", value, "a number of seconds")
     if not 0 < value <= MAX_EXPIRY:
@@ -241,8 +238,7 @@ def _expires_in(fields: Mapping[str, Any]) -> float | None:
     return float(value)
 
 
-def _priority(fields: Mapping[str, Any]) -> int:
-    value = fields.get("priority", 0)
+def _priority(value: Any) -> int:
     if type(value) is not int:
         raise _wrong_type("priority", value, "a whole number")
     if not 0 <= value <= MAX_PRIORITY:
@@ -250,19 +246,13 @@ def _priority(fields: Mapping[str, Any]) -> int:
     return value
 
 
-def _choice(fields: Mapping[str, Any], key: str, choices: tuple[str, ...], default: str) -> str:
-    value = fields.get(key, default)
+def _choice(fields: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
+    value = fields[key]
     if not isinstance(value, str):
         raise _wrong_type(key, value, "a text")
     if value not in choices:
         raise BadBatchError(f"{key}: {_shown(value)} is none of {', '.join(choices)}")
     return value
-
-
-def _extra(fields: Mapping[str, Any], known: frozenset[str]) -> tuple[str, ...]:
-    if fields.keys() <= known:
-        return ()
-    return tuple(key[:_SHOWN] for key in fields if key not in known)[:MAX_EXTRA]
 
 
 # -- words

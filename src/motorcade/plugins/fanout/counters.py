@@ -20,18 +20,19 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import msgspec
 
 from motorcade.core import receipt as receipts
 from motorcade.core.lately import Lately
-from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State, delivery_id
+from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State
 from motorcade.core.record import RecordError
 from motorcade.core.record import decode as decode_record
 from motorcade.extension.plugin import Context
+from motorcade.plugins.fanout.receipt_format import AcceptedRun
 from motorcade.plugins.fanout.tables import LEDGER, RECEIPTS, owner_of
 from motorcade.storage.ports import Batch, Store, StoreError, StreamRecord
 
@@ -42,11 +43,11 @@ GROUP: Final = 500  #: tallies in one batch
 MAX_KNOWN: Final = 100_000  #: deliveries that are remembered to have ended or, counted one by one, to be accepted
 MAX_OPEN: Final = 200_000  #: deliveries, over all requests, that are known to have been sent
 
+REFUSED: Final = -1  #: last offset of a block that is not to be counted
 UNLOADED: Final = "the fan-out was unloaded before it was done"  #: a caller that waits for the store is told
 
 _HEAD: Final = "head"
 _REQUEST: Final = "r/"  # request ids have no slash
-_NOTHING: Final = -1  # last offset of a block that was refused
 
 
 class _Head(msgspec.Struct, array_like=True, tag=1):
@@ -65,31 +66,23 @@ class _Stored(msgspec.Struct, array_like=True, tag=2):
     end: int
 
 
-class _Stored1(msgspec.Struct, array_like=True, tag=1):
-    """A tally as versions before 2 have stored it: by stamps of blocks, since stores did not answer offsets."""
-
-    offset: int
-    origin: bytes
-    upto: int
-    also: list[int]
-    accepted: int
-    finals: dict[State, int]
-    sent: list[str]
-    retried: list[str]
-    first_at: float
-    last_at: float
-    begin: int
-    end: int
-
-    def converted(self) -> _Stored | None:
-        """Return the same as it is stored now; None if its offset does not say what it includes."""
-        counts = (self.accepted, self.finals, self.sent, self.retried, self.first_at, self.last_at)
-        return _Stored(self.offset, *counts, self.begin, self.end) if self.end else None
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
-_decode_stored = msgspec.msgpack.Decoder(_Stored | _Stored1).decode
+_decode_stored = msgspec.msgpack.Decoder(_Stored).decode
+_decode = msgspec.msgpack.Decoder(list).decode
+
+
+def _decode_tally(value: bytes) -> _Stored:
+    """Return a stored tally, also of the version before: that had stamps of blocks beside its offset.
+
+    If its end is not known there, the offset does not say what it includes. Then it is empty, and counted again.
+    """
+    if value[1:2] != b"\x01":
+        return _decode_stored(value)
+    _, offset, _origin, _upto, _also, *counts, begin, end = _decode(value)
+    if not end:
+        offset, end, counts = begin, begin, [0, {}, [], [], *counts[-2:]]
+    return msgspec.convert([2, offset, *counts, begin, end], _Stored)
 
 
 class Tally:
@@ -124,39 +117,25 @@ class Tally:
         return {state: found[state] for state in State if found.get(state)}
 
 
-class AcceptedRun(NamedTuple):
-    """The `accepted` receipts of one batch; single receipts are made only where they are needed."""
-
-    vins: Sequence[str]
-    positions: Sequence[int]
-    request_id: str
-    time: float
-
-    def receipts(self, node: str) -> list[Receipt]:
-        """Return them one by one."""
-        return [
-            Receipt(
-                state=State.ACCEPTED,
-                vin=vin,
-                request_id=self.request_id,
-                delivery_id=delivery_id(vin, position),
-                time=self.time,
-                node=node,
-            )
-            for vin, position in zip(self.vins, self.positions, strict=True)
-        ]
-
-
 class Block:
-    """Receipts that are written together."""
+    """Receipts that are written together, once."""
 
-    __slots__ = ("accepted", "first", "last", "receipts")
+    __slots__ = ("accepted", "batch", "first", "last", "receipts", "then", "unknown")
 
-    def __init__(self, receipts: Sequence[Receipt], accepted: AcceptedRun | None) -> None:
+    def __init__(
+        self,
+        receipts: Sequence[Receipt],
+        accepted: AcceptedRun | None = None,
+        batch: Batch | None = None,
+        then: Callable[[], object] | None = None,
+    ) -> None:
         self.receipts = receipts
         self.accepted = accepted
+        self.batch = batch  #: with these receipts
+        self.then = then  #: called when it is stored
+        self.unknown: list[Block] = []  #: earlier attempts to write the same, of which a part may be in the stream
         self.first = 0  #: offset
-        self.last = 0  #: 0: it is being written
+        self.last = 0  #: 0: it is being written; `REFUSED`: it is not in the stream, or is written again
 
 
 class RequestCounters:
@@ -172,8 +151,9 @@ class RequestCounters:
         self._tallies: dict[str, Tally] = {}
         self._names: list[str] = []  # sorted
         self._blocks: deque[Block] = deque()  # not counted yet, in the order in which they were begun
+        self.begin = self._blocks.append  #: note a block that is given to the store now; `count` follows
         self._pending = 0  # deliveries without a final state, all together
-        self._open = 0  # entries in `Tally.open`, all together
+        self.open = 0  #: deliveries that are known to have been sent
         self._dirty: dict[str, None] = {}  # requests whose tally has changed since it was stored
         self._gone: dict[str, None] = {}  # requests whose record is to be deleted
         self._known: Lately[str] = Lately(MAX_KNOWN)  # deliveries that have ended; with "+": accepted (rule 4)
@@ -194,11 +174,6 @@ class RequestCounters:
     def pending(self) -> int:
         """Return how many deliveries have no final state, of all requests."""
         return max(0, self._pending)
-
-    @property
-    def open(self) -> int:
-        """Return how many deliveries are known to have been sent."""
-        return self._open
 
     @property
     def known(self) -> int:
@@ -226,23 +201,8 @@ class RequestCounters:
 
     # -- blocks
 
-    def begin(self, receipts: Sequence[Receipt], accepted: AcceptedRun | None = None) -> Block:
-        """Note a block that is given to the store now; `stored` or `refused` follows."""
-        block = Block(receipts, accepted)
-        self._blocks.append(block)
-        return block
-
-    def stored(self, block: Block, offsets: Sequence[int]) -> None:
-        """Count a block that is in the stream, in its turn."""
-        block.first, block.last = offsets[0], offsets[-1]
-        self._count()
-
-    def refused(self, block: Block) -> None:
-        """Forget a block that is not in the stream, or of which it does not matter: it is written again."""
-        block.last = _NOTHING
-        self._count()
-
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Count the blocks whose offsets are known, in their turn."""
         blocks = self._blocks
         while blocks and blocks[0].last and self._ready.is_set():
             block = blocks[0]
@@ -295,12 +255,12 @@ class RequestCounters:
             tally.finals[state] += 1
             self._pending -= 1
             if tally.open.pop(name, None) is not None:
-                self._open -= 1
+                self.open -= 1
         elif name in tally.open:
             tally.open[name] = state
-        elif self._open < MAX_OPEN:
+        elif self.open < MAX_OPEN:
             tally.open[name] = state
-            self._open += 1
+            self.open += 1
         else:
             self.counters["ledger_open_not_kept"] += 1
 
@@ -329,7 +289,7 @@ class RequestCounters:
                 self._forget(tally)
 
     def _forget(self, tally: Tally) -> None:
-        self._open -= len(tally.open)
+        self.open -= len(tally.open)
         self._pending -= tally.accepted - tally.finals.total()
         del self._tallies[tally.request_id]
         del self._names[bisect_left(self._names, tally.request_id)]
@@ -399,13 +359,11 @@ class RequestCounters:
             try:
                 if key == _HEAD:
                     head = min(_decode_head(value).offset, self._end)  # less, if the stream was dropped since
-                    continue
-                stored = _decode_stored(value)
+                else:
+                    self._restore(key.removeprefix(_REQUEST), _decode_tally(value))
             except (msgspec.MsgspecError, ValueError) as error:
                 self.counters["ledger_unreadable"] += 1
                 self._log.error("fanout_ledger_unreadable", key=key, error=str(error))
-                continue
-            self._restore(key.removeprefix(_REQUEST), stored)
         for tally in self._tallies.values():
             if tally.accepted or tally.finals:
                 tally.offset = min(max(tally.offset, head), self._end)
@@ -416,18 +374,13 @@ class RequestCounters:
         self.offset = min([head, *recounted])
         await self._read(LOAD_STEPS)
 
-    def _restore(self, request_id: str, record: _Stored | _Stored1) -> None:
-        """Take a stored tally; one that does not say what it includes is empty, and counted from the stream."""
-        tally = self._tallies[request_id] = Tally(request_id, record.begin, record.first_at)
-        stored = record.converted() if isinstance(record, _Stored1) else record
-        if stored is None:
-            tally.offset = record.begin
-            return
+    def _restore(self, request_id: str, stored: _Stored) -> None:
+        tally = self._tallies[request_id] = Tally(request_id, stored.begin, stored.first_at)
         tally.accepted = stored.accepted
         tally.finals.update(stored.finals)
         tally.open = dict.fromkeys(stored.sent, State.SENT) | dict.fromkeys(stored.retried, State.RETRIED)
         tally.last_at, tally.end, tally.offset = stored.last_at, stored.end, stored.offset
-        self._open += len(tally.open)
+        self.open += len(tally.open)
         self._pending += tally.accepted - tally.finals.total()
 
     async def _read(self, steps: int = 0) -> None:
@@ -444,7 +397,7 @@ class RequestCounters:
             await self._finish_ended()
             if self.offset >= self._end:
                 self._ready.set()
-                self._count()
+                self.count()
             steps -= 1
             if not steps:
                 break

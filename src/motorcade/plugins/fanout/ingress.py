@@ -39,13 +39,13 @@ from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError, Batch
-from motorcade.plugins.fanout.counters import UNLOADED, AcceptedRun
+from motorcade.plugins.fanout.counters import UNLOADED
 from motorcade.plugins.fanout.dedup import BatchDedup, named_of
 from motorcade.plugins.fanout.inflight import ACTIVE, delivery_of
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.payloads import MissingDataError, Payloads
 from motorcade.plugins.fanout.pending_batch import PendingBatch, Stage
-from motorcade.plugins.fanout.receipt_format import history_draft
+from motorcade.plugins.fanout.receipt_format import AcceptedRun, history_draft
 from motorcade.plugins.fanout.receipt_writer import RETRY
 from motorcade.plugins.fanout.record import EntryRecord, encode
 from motorcade.plugins.fanout.recovery import Recovery, parts_of
@@ -225,7 +225,7 @@ class Ingress:
         key = parsed.request_id.encode() if parsed.mode == "replace" else b""
         steps = StoreBatch()
         steps.put(INTENTS, batch.key, encode(batch.intent()))  # first: where batches are not atomic it must be there
-        steps.append([ENTRIES + vin for vin in parsed.vins], Draft(encode(batch.entry), batch.data or b"", key), now)
+        steps.append(list(map(ENTRIES.__add__, parsed.vins)), Draft(encode(batch.entry), batch.data or b"", key), now)
         self._table.storing.add(batch.guid)
         self._unwritten.append(batch)
         self._under_way.append(batch)
@@ -239,9 +239,10 @@ class Ingress:
             return
         vins, most = batch.parsed.vins, self._table.config.max_pending
         batch.answers = answers = commit.result.appended
+        batch.positions = [one.position for one in answers]
         if batch.parsed.mode == "replace":
             batch.replaced = [(vin, one.replaced) for vin, one in zip(vins, answers, strict=True) if one.replaced]
-        if most and max([one.position for one in answers]) > most:
+        if most and max(batch.positions) > most:
             self._check(batch, self._find_rejected(batch))
         else:
             batch.stage = Stage.READY
@@ -353,29 +354,31 @@ class Ingress:
     def _write_receipts(self, batch: PendingBatch) -> None:
         """Write the receipts of a batch, and with them that it is complete."""
         table, parsed, result = self._table, batch.parsed, batch.result
-        replaced, rejected = batch.ends or (), [end for end in batch.rejected if table.end(*end)]
+        replaced = batch.ends or ()
         result.replaced = len(replaced)
         result.rejected = len(batch.rejected)
         result.accepted = len(parsed.vins) - len(batch.rejected)
         if batch.known is not None:
             result.add(batch.known)
-        ends = [self._receipt(batch, *end, State.REPLACED, "reissued") for end in replaced]
-        ends += [self._receipt(batch, *end, State.FAILED, "pending_limit") for end in rejected]
         also = StoreBatch()
         if batch.named is not None:
             self.dedup.keep(also, batch, batch.named)  # before anything is removed by which it could be found out
-        if ends:
+        receipts: list[Receipt] = []
+        if replaced or batch.rejected:
+            receipts = [self._receipt(batch, *end, State.REPLACED, "reissued") for end in replaced]
+            rejected = [end for end in batch.rejected if table.end(*end)]
+            receipts += [self._receipt(batch, *end, State.FAILED, "pending_limit") for end in rejected]
             bound = Bound(entries=table.config.history)
-            for receipt in ends:
+            for receipt in receipts:
                 also.append([done_of(receipt.vin)], history_draft(receipt, table.config), batch.now, bound)
-        for vin, position in batch.rejected:
-            also.acknowledge(owner_of(vin), [position])
+            for vin, position in batch.rejected:
+                also.acknowledge(owner_of(vin), [position])
         also.delete(INTENTS, batch.key)
         if batch.never_accepted:
-            ends = [self._receipt(batch, *end, State.ACCEPTED) for end in batch.never_accepted] + ends
-        run = AcceptedRun(parsed.vins, [one.position for one in batch.answers], parsed.request_id, batch.now)
+            receipts = [self._receipt(batch, *end, State.ACCEPTED) for end in batch.never_accepted] + receipts
+        run = AcceptedRun(parsed.vins, batch.positions, parsed.request_id, batch.now)
         batch.stage = Stage.WRITING
-        self._parts.receipts.write(also, ends, run).then(partial(self._stored, batch))
+        self._parts.receipts.write(also, self._now(), partial(self._stored, batch), receipts, run)
 
     def _stored(self, batch: PendingBatch) -> None:
         if batch.named is not None and batch.known is None:

@@ -95,6 +95,7 @@ class PendingBatch:
         "now",
         "over",
         "parsed",
+        "positions",
         "publisher",
         "rejected",
         "replaced",
@@ -118,6 +119,7 @@ class PendingBatch:
         self.over: Commit[None] = Commit()  #: the same, and its messages may be sent: the next batch may end
         self.entry: EntryRecord | None = None
         self.answers: Sequence[Appended] = ()
+        self.positions: Sequence[int] = ()  #: of its entries
         self.replaced: list[End] = []  #: entries that went when its own were appended
         self.rejected: list[End] = []  #: its own that are one too many for their vehicle
         self.ends: list[End] | None = None  #: of `replaced`, those that have ended by that

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -27,30 +27,17 @@ from motorcade.commit import Commit
 from motorcade.core.message import Message
 from motorcade.core.receipt import LATE_ACK, Receipt, State, encode, topic_of
 from motorcade.extension.plugin import Context
-from motorcade.plugins.fanout.counters import UNLOADED, AcceptedRun, Block, RequestCounters
+from motorcade.plugins.fanout.counters import REFUSED, UNLOADED, Block, RequestCounters
 from motorcade.plugins.fanout.inflight import Delivery, InflightTable
-from motorcade.plugins.fanout.receipt_format import QOS, ReceiptFormat, history_draft
-from motorcade.plugins.fanout.tables import INGRESS, RECEIPTS, done_of, mark_of, owner_of
-from motorcade.storage.ports import Batch, Bound, Store, StoreError, Written
+from motorcade.plugins.fanout.receipt_format import QOS, AcceptedRun, ReceiptFormat, history_draft
+from motorcade.plugins.fanout.tables import DONE, ENTRIES, INGRESS, RECEIPTS, mark_of
+from motorcade.storage.ports import Batch, Bound, Store, StoreError, StreamAppend, Written
 
 GROUP: Final = 1000  #: notes in one batch
 MAX_UNPUBLISHED: Final = 10_000  #: receipts that wait to be published to subscribers; more are left out, counted
 RETRY: Final = 1.0  #: seconds until a refused write is tried again
 
 Note = tuple[Delivery, Receipt, bool]  #: something that happened to a delivery, and whether it has ended with that
-
-
-class _Write:
-    """A batch with receipts, until it is stored."""
-
-    __slots__ = ("accepted", "batch", "done", "receipts", "unknown")
-
-    def __init__(self, batch: Batch, receipts: Sequence[Receipt], accepted: AcceptedRun | None) -> None:
-        self.batch = batch
-        self.receipts = receipts
-        self.accepted = accepted
-        self.unknown: list[Block] = []  #: of earlier attempts, of which a part may be stored
-        self.done: Commit[None] = Commit()
 
 
 class ReceiptWriter:
@@ -66,12 +53,12 @@ class ReceiptWriter:
         self._counters = context.counters
         self._table = table
         self._requests = counters
-        self.format = ReceiptFormat(self._node, self._now)
+        self.format = ReceiptFormat(self._node)
         self._notes: list[Note] = []  # not given to the store yet
         self._writing: list[Note] = []
         self._flushing = False  # `_flush` is going to be called
         self._stored = 0  # notes, since the start
-        self._turned: Commit[None] = Commit()  # the notes that are being written are stored; a new one each time
+        self._turned: Commit[None] | None = None  # done when the notes that are being written are stored
         self._closed = False
         self._failing = False
         self.finished = 0  #: final receipts in the histories of vehicles, about; the sweeper counts them
@@ -99,11 +86,8 @@ class ReceiptWriter:
         )
         self._notes.append((delivery, receipt, final))
         if not self._flushing and not self._writing:
-            self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        self._flushing = True
-        self._loop.call_soon(self._flush)  # what happens in the same turn goes together
+            self._flushing = True
+            self._loop.call_soon(self._flush)  # what happens in the same turn goes together
 
     def _flush(self) -> None:
         self._flushing = False
@@ -111,7 +95,7 @@ class ReceiptWriter:
             return
         self._writing, self._notes = self._notes[:GROUP], self._notes[GROUP:]
         try:
-            self._write_notes().then(self._flushed)
+            self._write_notes(self._writing)
         except Exception:  # a fault of ours: the fleet waits for these
             self._counters["receipts_not_stored"] += 1
             self._context.log.exception("receipts_not_stored")
@@ -119,25 +103,29 @@ class ReceiptWriter:
             self._flushing = True
             self._loop.call_later(RETRY, self._flush)
 
-    def _write_notes(self) -> Commit[None]:
+    def _write_notes(self, notes: Sequence[Note]) -> None:
         config, now = self._table.config, self._now()
         bound = Bound(entries=config.history)
         batch = Batch()
-        for delivery, receipt, final in self._writing:
+        receipts = []
+        for delivery, receipt, final in notes:
+            receipts.append(receipt)
             if final:
-                batch.acknowledge(owner_of(delivery.vin), [delivery.position])
-                batch.append([done_of(delivery.vin)], history_draft(receipt, config), now, bound)
+                batch.acknowledge(ENTRIES + delivery.vin, [delivery.position])
+                batch.append([DONE + delivery.vin], history_draft(receipt, config), now, bound)
             elif receipt.reason != LATE_ACK and (receipt.state is State.RETRIED or delivery.attempts > 1):
-                batch.mark(owner_of(delivery.vin), delivery.position, mark_of(delivery.attempts))
-        return self.write(batch, [receipt for _, receipt, _ in self._writing])
+                batch.mark(ENTRIES + delivery.vin, delivery.position, mark_of(delivery.attempts))
+        self.write(batch, now, self._flushed, receipts)
 
     def _flushed(self) -> None:
         notes, self._writing = self._writing, []
         self._stored += len(notes)
         if self._notes:
-            self._flush_soon()
-        turned, self._turned = self._turned, Commit()
-        turned.finish()
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+        if self._turned is not None:
+            turned, self._turned = self._turned, None
+            turned.finish()
         for delivery, _, final in notes:
             if final:
                 self.ended(delivery.vin, delivery.position)
@@ -154,78 +142,90 @@ class ReceiptWriter:
         while self._stored < wanted:
             if self._closed:
                 raise StoreError(UNLOADED)
+            if self._turned is None:
+                self._turned = Commit()
             await self._turned
 
     def close(self) -> None:
         """Try nothing again from now on, and let no caller wait any longer."""
         self._closed = True
-        self._turned.finish()
+        if self._turned is not None:
+            self._turned.finish()
 
     # -- into the store
 
-    def write(self, also: Batch, receipts: Sequence[Receipt], accepted: AcceptedRun | None = None) -> Commit[None]:
-        """Store receipts, and behind them what else belongs to the batch. Done when it is stored (rule 3)."""
-        values: Sequence[bytes] = self.format.values(receipts) if receipts else ()
+    def write(
+        self,
+        batch: Batch,
+        now: float,
+        then: Callable[[], object],
+        receipts: Sequence[Receipt],
+        accepted: AcceptedRun | None = None,
+    ) -> None:
+        """Store a batch with receipts, which go first. Call back when it is stored (rule 3)."""
         if accepted is not None:
-            run = self.format.accepted(accepted)
-            values = [*run, *values] if values else run
-        batch = Batch()
-        if values:
-            batch.stream(RECEIPTS, values, self._now())
-        batch.steps += also.steps
-        write = _Write(batch, receipts, accepted)
-        self._send(write)
-        return write.done
+            values: Sequence[bytes] = self.format.accepted(accepted, now)
+            if receipts:
+                values = [*values, *self.format.values(receipts, now)]
+            batch.steps.insert(0, StreamAppend(RECEIPTS, values, now))
+        elif receipts:
+            batch.steps.insert(0, StreamAppend(RECEIPTS, self.format.values(receipts, now), now))
+        self._send(Block(receipts, accepted, batch, then))
 
-    def _send(self, write: _Write) -> None:
-        if self._closed:
+    def _send(self, block: Block) -> None:
+        if self._closed or block.batch is None:
             return
-        receipts, accepted = write.receipts, write.accepted
-        if accepted is not None and write.unknown:  # some may be in the stream: they are counted one by one
-            receipts, accepted = [*accepted.receipts(self._node), *receipts], None
-        block = self._requests.begin(receipts, accepted)
-        commit = self._store.write(write.batch)
-        commit.then(partial(self._answered, write, block, commit))
+        self._requests.begin(block)
+        commit = self._store.write(block.batch)
+        commit.then(partial(self._answered, block, commit))
 
-    def _answered(self, write: _Write, block: Block, commit: Commit[Written]) -> None:
+    def _answered(self, block: Block, commit: Commit[Written]) -> None:
         if commit.error is not None:
-            self._refused(write, block, commit)
+            self._refused(block, commit)
             return
         self._failing = False
-        for unknown in write.unknown:
-            self._requests.refused(unknown)
-        appended, offsets = commit.result.appended, commit.result.offsets
-        if offsets:
-            self._requests.stored(block, offsets[0])
+        for unknown in block.unknown:
+            unknown.last = REFUSED
+        written = commit.result
+        if written.offsets:
+            block.first, block.last = written.offsets[0][0], written.offsets[0][-1]
         else:
-            self._requests.refused(block)  # there was none
-        for answer in appended:
+            block.last = REFUSED  # it had no receipts
+        self._requests.count()
+        for answer in written.appended:
             self.finished += 1 - len(answer.dropped)
-        if write.accepted is not None:
-            self._counters["receipts_accepted"] += len(write.accepted.vins)
-        for receipt in write.receipts:
+        if block.accepted is not None:
+            self._counters["receipts_accepted"] += len(block.accepted.vins)
+        for receipt in block.receipts:
             self._counters[f"receipts_{receipt.reason if receipt.reason == LATE_ACK else receipt.state}"] += 1
         if self._hub.heard_below(INGRESS, self._context.name):
-            self._tell(write)
-        write.done.finish()
+            self._tell(block)
+        if block.then is not None:
+            block.then()
 
-    def _refused(self, write: _Write, block: Block, commit: Commit[Written]) -> None:
+    def _refused(self, block: Block, commit: Commit[Written]) -> None:
+        again = Block(block.receipts, block.accepted, block.batch, block.then)
+        again.unknown = block.unknown
         if commit.refused:
-            self._requests.refused(block)
+            block.last = REFUSED
+            self._requests.count()
         else:
-            write.unknown.append(block)  # nothing behind it is counted until this is stored
+            again.unknown.append(block)  # nothing behind it is counted until this is stored
+            if block.accepted is not None:  # some may be in the stream: they are counted one by one
+                again.receipts = [*block.accepted.receipts(self._node), *block.receipts]
+                again.accepted = None
         self._counters["receipts_not_stored"] += 1
         if not self._failing:  # once until it goes well again
             self._failing = True
             self._context.log.error("receipts_not_stored", error=str(commit.error))
-        self._loop.call_later(RETRY, self._send, write)
+        self._loop.call_later(RETRY, self._send, again)
 
     # -- to subscribers
 
-    def _tell(self, write: _Write) -> None:
-        receipts = write.receipts
-        if write.accepted is not None:
-            receipts = [*write.accepted.receipts(self._node), *receipts]
+    def _tell(self, block: Block) -> None:
+        receipts = block.receipts
+        if block.accepted is not None:
+            receipts = [*block.accepted.receipts(self._node), *receipts]
         for receipt in receipts:
             topic = topic_of(receipt)
             if not self._hub.heard(topic, self._context.name):

@@ -23,6 +23,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from motorcade.commit import Commit
 from motorcade.core.receipt import FINAL, Receipt, State, delivery_id
 from motorcade.plugins.fanout.dedup import find, put, recovered, vins_of
 from motorcade.plugins.fanout.parts import Parts
@@ -104,7 +105,9 @@ class Recovery:
         for receipt in ends:
             also.append([done_of(receipt.vin)], history_draft(receipt, config), receipt.time, bound)
         also.delete(INTENTS, batch.hex())
-        await self._parts.receipts.write(also, missing + ends)
+        stored: Commit[None] = Commit()
+        self._parts.receipts.write(also, self._parts.now(), stored.finish, missing + ends)
+        await stored
         return missing + ends
 
     async def _recovered(self, found: _Found, vins: Sequence[str], replaced: int) -> BatchRecord | None:
