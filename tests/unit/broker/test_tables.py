@@ -158,7 +158,7 @@ def test_retained_messages_cost_what_is_told() -> None:
 
 def test_requests_of_the_fanout_cost_what_is_told() -> None:
     def count() -> object:
-        made = {f"task_{number}": Tally(f"task_{number}", 1, 2.0) for number in range(MANY)}
+        made = {f"task_{number}": Tally(f"task_{number}", 1, 2.0, 2.0, 1) for number in range(MANY)}
         return made, sorted(made)
 
     allocated = grown(count)

@@ -47,19 +47,6 @@ def test_what_is_no_entry_is_refused() -> None:
             raise AssertionError(decode_entry(value))
 
 
-def test_an_entry_expires_when_its_time_has_come_if_it_has_one() -> None:
-    assert not ENTRY.expired(19.9)
-    assert ENTRY.expired(20.0)
-    assert not EntryRecord(b"", "r", 0.0).expired(1e12)
-
-
-def test_what_was_accepted_before_a_request_was_cancelled_is_withdrawn() -> None:
-    cancelled = RequestRecord("cancelled", 10.5, cancelled_at=10.5)
-    assert cancelled.withdrawn(ENTRY)
-    assert not cancelled.withdrawn(EntryRecord(b"", "task_1", 10.5))
-    assert not RequestRecord().withdrawn(ENTRY)
-
-
 def test_mailboxes_belong_to_vehicles_and_history_is_another_one() -> None:
     assert "V" == vin_of(owner_of("V"))
     assert vin_of(done_of("V")) is None

@@ -53,8 +53,10 @@ class Attempts:
         delivery.attempts += 1
         delivery.in_window = True
         delivery.phase = Phase.SENT
-        delivery.sent_at = now
-        self.watch(delivery, now)
+        delivery.sent_at = delivery.since = now
+        delivery.watched = True
+        if self._table.config.ack_timeout:
+            self._at(now + self._table.config.ack_timeout, delivery)
         self._note(delivery, State.SENT, now)
 
     def watch(self, delivery: Delivery, now: float) -> None:

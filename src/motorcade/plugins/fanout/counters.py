@@ -21,6 +21,7 @@ import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, cast
 
@@ -85,21 +86,19 @@ def _decode_tally(value: bytes) -> _Stored:
     return msgspec.convert([2, offset, *counts, begin, end], _Stored)
 
 
+@dataclass(slots=True, eq=False)
 class Tally:
     """The counts of one request, over all its batches."""
 
-    __slots__ = ("accepted", "begin", "end", "finals", "first_at", "last_at", "offset", "open", "request_id")
-
-    def __init__(self, request_id: str, begin: int, first_at: float) -> None:
-        self.request_id = request_id
-        self.accepted = 0  #: deliveries
-        self.finals: Counter[State] = Counter()
-        self.open: dict[str, State] = {}  #: delivery id -> sent or retried; accepted ones that are not here only wait
-        self.first_at = first_at
-        self.last_at = first_at
-        self.begin = begin  #: its receipts lie behind this offset
-        self.end = begin  #: and not behind this one
-        self.offset = 0  #: it was stored with everything up to here (rule 3)
+    request_id: str
+    begin: int  #: its receipts lie behind this offset
+    first_at: float
+    last_at: float
+    end: int  #: they do not lie behind this offset
+    accepted: int = 0  #: deliveries
+    finals: Counter[State] = field(default_factory=Counter)
+    open: dict[str, State] = field(default_factory=dict)  #: delivery id -> sent or retried; others only wait
+    offset: int = 0  #: it was stored with everything up to here (rule 3)
 
     @property
     def pending(self) -> int:
@@ -117,25 +116,17 @@ class Tally:
         return {state: found[state] for state in State if found.get(state)}
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """Receipts that are written together, once."""
 
-    __slots__ = ("accepted", "batch", "first", "last", "receipts", "then", "unknown")
-
-    def __init__(
-        self,
-        receipts: Sequence[Receipt],
-        accepted: AcceptedRun | None = None,
-        batch: Batch | None = None,
-        then: Callable[[], object] | None = None,
-    ) -> None:
-        self.receipts = receipts
-        self.accepted = accepted
-        self.batch = batch  #: with these receipts
-        self.then = then  #: called when it is stored
-        self.unknown: list[Block] = []  #: earlier attempts to write the same, of which a part may be in the stream
-        self.first = 0  #: offset
-        self.last = 0  #: 0: it is being written; `REFUSED`: it is not in the stream, or is written again
+    receipts: Sequence[Receipt]
+    accepted: AcceptedRun | None = None
+    batch: Batch | None = None  #: with these receipts
+    then: Callable[[], object] | None = None  #: called when it is stored
+    unknown: list[Block] = field(default_factory=list)  #: earlier attempts, of which a part may be in the stream
+    first: int = 0  #: offset
+    last: int = 0  #: 0: it is being written; `REFUSED`: it is not in the stream, or is written again
 
 
 class RequestCounters:
@@ -227,7 +218,7 @@ class RequestCounters:
         if tally is None:
             if len(self._tallies) >= self.max_requests:
                 self._make_room()
-            tally = self._tallies[request_id] = Tally(request_id, self._before, time)
+            tally = self._tallies[request_id] = Tally(request_id, self._before, time, time, self.offset)
             insort(self._names, request_id)
             self._gone.pop(request_id, None)
         if time > tally.last_at:
@@ -375,11 +366,18 @@ class RequestCounters:
         await self._read(LOAD_STEPS)
 
     def _restore(self, request_id: str, stored: _Stored) -> None:
-        tally = self._tallies[request_id] = Tally(request_id, stored.begin, stored.first_at)
-        tally.accepted = stored.accepted
-        tally.finals.update(stored.finals)
-        tally.open = dict.fromkeys(stored.sent, State.SENT) | dict.fromkeys(stored.retried, State.RETRIED)
-        tally.last_at, tally.end, tally.offset = stored.last_at, stored.end, stored.offset
+        sent = dict.fromkeys(stored.sent, State.SENT) | dict.fromkeys(stored.retried, State.RETRIED)
+        tally = self._tallies[request_id] = Tally(
+            request_id,
+            stored.begin,
+            stored.first_at,
+            stored.last_at,
+            stored.end,
+            stored.accepted,
+            Counter(stored.finals),
+            sent,
+            stored.offset,
+        )
         self.open += len(tally.open)
         self._pending += tally.accepted - tally.finals.total()
 

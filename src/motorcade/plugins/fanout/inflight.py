@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -59,39 +60,22 @@ class Verdict(StrEnum):
     CANCELLED = auto()
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """One message for one vehicle, in flight."""
 
-    __slots__ = (
-        "attempts",
-        "entry",
-        "in_window",
-        "late",
-        "message",
-        "name",
-        "phase",
-        "position",
-        "sent_at",
-        "since",
-        "stored",
-        "vin",
-        "watched",
-    )
-
-    def __init__(self, vin: str, position: int, entry: EntryRecord, message: Message, attempts: int = 0) -> None:
-        self.vin = vin
-        self.position = position
-        self.name = f"{vin}.{position}"  #: its delivery id (`core.receipt`)
-        self.entry = entry
-        self.message = message
-        self.attempts = attempts  #: how often it was sent
-        self.in_window = False  #: the session has its packet in flight (rule 3)
-        self.phase = Phase.CLAIMED
-        self.since = 0.0  #: when it was sent last; backing off: when it is sent again
-        self.sent_at = 0.0  #: when its last attempt began
-        self.watched = False  #: the vehicle is there, so that its silence counts
-        self.stored = False  #: its final receipt is
-        self.late = False  #: acknowledged between its end and that
+    vin: str
+    position: int
+    entry: EntryRecord
+    message: Message
+    attempts: int = 0  #: how often it was sent
+    in_window: bool = False  #: the session has its packet in flight (rule 3)
+    phase: Phase = Phase.CLAIMED
+    since: float = 0.0  #: when it was sent last; backing off: when it is sent again
+    sent_at: float = 0.0  #: when its last attempt began
+    watched: bool = False  #: the vehicle is there, so that its silence counts
+    stored: bool = False  #: its final receipt is
+    late: bool = False  #: acknowledged between its end and that
 
     @property
     def ending(self) -> bool:

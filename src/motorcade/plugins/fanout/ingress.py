@@ -28,6 +28,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from functools import partial
+from secrets import token_bytes
 from typing import Any, Final
 
 import msgspec
@@ -44,7 +45,7 @@ from motorcade.plugins.fanout.dedup import BatchDedup, named_of
 from motorcade.plugins.fanout.inflight import ACTIVE, delivery_of
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.payloads import MissingDataError, Payloads
-from motorcade.plugins.fanout.pending_batch import PendingBatch, Stage
+from motorcade.plugins.fanout.pending_batch import BatchResult, PendingBatch, Stage
 from motorcade.plugins.fanout.receipt_format import AcceptedRun, history_draft
 from motorcade.plugins.fanout.receipt_writer import RETRY
 from motorcade.plugins.fanout.record import EntryRecord, encode
@@ -102,10 +103,11 @@ class Ingress:
         if len(self._all) >= most:
             self._counters["batches_refused_queued"] += 1
             raise StoreFullError(f"{most} batches wait for the store (max_queued); send it again later")
-        if parsed.batch_id:
-            batch = PendingBatch(parsed, message, self.dedup.moment(), named_of(parsed))
-        else:
-            batch = PendingBatch(parsed, message, self._now())
+        named = named_of(parsed) if parsed.batch_id else None
+        now = self._now() if named is None else self.dedup.moment()
+        result = BatchResult(parsed.duplicates)
+        guid = message.guid or token_bytes(16)
+        batch = PendingBatch(parsed, result, guid, message.publisher, now, named, parsed.data)
         if self._closed:
             self._answer(batch, StoreError(UNLOADED))
             return batch
@@ -224,7 +226,9 @@ class Ingress:
         batch.entry = EntryRecord(batch.guid, parsed.request_id, now, expires_at, parsed.priority, batch.publisher)
         key = parsed.request_id.encode() if parsed.mode == "replace" else b""
         steps = StoreBatch()
-        steps.put(INTENTS, batch.key, encode(batch.intent()))  # first: where batches are not atomic it must be there
+        steps.put(
+            INTENTS, batch.guid.hex(), encode(batch.intent())
+        )  # first: where batches are not atomic it must be there
         steps.append(list(map(ENTRIES.__add__, parsed.vins)), Draft(encode(batch.entry), batch.data or b"", key), now)
         self._table.storing.add(batch.guid)
         self._unwritten.append(batch)
@@ -373,7 +377,7 @@ class Ingress:
                 also.append([done_of(receipt.vin)], history_draft(receipt, table.config), batch.now, bound)
             for vin, position in batch.rejected:
                 also.acknowledge(owner_of(vin), [position])
-        also.delete(INTENTS, batch.key)
+        also.delete(INTENTS, batch.guid.hex())
         if batch.never_accepted:
             receipts = [self._receipt(batch, *end, State.ACCEPTED) for end in batch.never_accepted] + receipts
         run = AcceptedRun(parsed.vins, batch.positions, parsed.request_id, batch.now)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from secrets import token_bytes
 
 from motorcade.commit import Commit
-from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Handled
 from motorcade.plugins.fanout.batch import Batch
@@ -17,20 +16,18 @@ from motorcade.storage.ports import Appended
 End = tuple[str, int]  #: VIN and position of an entry that has ended
 
 
+@dataclass(slots=True, eq=False)
 class BatchResult:
     """What became of a batch."""
 
-    __slots__ = ("accepted", "duplicates", "reason", "refusal", "rejected", "repeated", "replaced", "superseded")
-
-    def __init__(self, duplicates: int) -> None:
-        self.refusal = ""  #: why nothing of it was taken
-        self.reason = ReasonCode.PAYLOAD_FORMAT_INVALID  #: the same as a code
-        self.accepted = 0
-        self.duplicates = duplicates
-        self.replaced = 0
-        self.rejected = 0
-        self.superseded = 0
-        self.repeated = False
+    duplicates: int
+    accepted: int = 0
+    replaced: int = 0
+    rejected: int = 0
+    superseded: int = 0
+    repeated: bool = False
+    refusal: str = ""  #: why nothing of it was taken
+    reason: ReasonCode = ReasonCode.PAYLOAD_FORMAT_INVALID  #: the same as a code
 
     def refuse(self, refusal: str, reason: ReasonCode = ReasonCode.PAYLOAD_FORMAT_INVALID) -> None:
         """Take nothing of it."""
@@ -76,55 +73,30 @@ class Stage(Enum):
     DONE = auto()  #: everything about it is stored, or nothing is
 
 
+@dataclass(slots=True, eq=False)
 class PendingBatch:
     """A batch on its way."""
 
-    __slots__ = (
-        "answers",
-        "data",
-        "done",
-        "ends",
-        "entry",
-        "failed",
-        "guid",
-        "is_behind_unknown",
-        "key",
-        "known",
-        "named",
-        "never_accepted",
-        "now",
-        "over",
-        "parsed",
-        "positions",
-        "publisher",
-        "rejected",
-        "replaced",
-        "result",
-        "stage",
-    )
-
-    def __init__(self, parsed: Batch, message: Message, now: float, named: Named | None = None) -> None:
-        self.parsed = parsed
-        self.named = named  #: it has an id
-        self.known: BatchRecord | None = None  #: a part of it was stored before; this is the rest
-        self.guid = message.guid or token_bytes(16)
-        self.key = self.guid.hex()  #: of its intent
-        self.publisher = message.publisher
-        self.now = now
-        self.data = parsed.data
-        self.stage = Stage.APPENDING
-        self.failed = False
-        self.result = BatchResult(parsed.duplicates)
-        self.done: Commit[None] = Commit()  #: the publisher is answered
-        self.over: Commit[None] = Commit()  #: the same, and its messages may be sent: the next batch may end
-        self.entry: EntryRecord | None = None
-        self.answers: Sequence[Appended] = ()
-        self.positions: Sequence[int] = ()  #: of its entries
-        self.replaced: list[End] = []  #: entries that went when its own were appended
-        self.rejected: list[End] = []  #: its own that are one too many for their vehicle
-        self.ends: list[End] | None = None  #: of `replaced`, those that have ended by that
-        self.is_behind_unknown = False  #: some of `replaced` may be of a batch that was stored in part
-        self.never_accepted: list[End] = []  #: of these, those without any receipt
+    parsed: Batch
+    result: BatchResult
+    guid: bytes
+    publisher: str
+    now: float
+    named: Named | None  #: it has an id
+    data: bytes | None  #: None: it is to be looked up
+    known: BatchRecord | None = None  #: a part of it was stored before; this is the rest
+    stage: Stage = Stage.APPENDING
+    failed: bool = False
+    done: Commit[None] = field(default_factory=Commit)  #: the publisher is answered
+    over: Commit[None] = field(default_factory=Commit)  #: and its messages may be sent: the next batch may end
+    entry: EntryRecord | None = None
+    answers: Sequence[Appended] = ()
+    positions: Sequence[int] = ()  #: of its entries
+    replaced: Sequence[End] = ()  #: entries that went when its own were appended
+    rejected: list[End] = field(default_factory=list)  #: its own that are one too many for their vehicle
+    ends: list[End] | None = None  #: of `replaced`, those that have ended by that
+    is_behind_unknown: bool = False  #: some of `replaced` may be of a batch that was stored in part
+    never_accepted: Sequence[End] = ()  #: of these, those without any receipt
 
     def intent(self) -> IntentRecord:
         """Return what is stored with its entries."""

@@ -43,6 +43,7 @@ def _text_head(length: int) -> bytes:
 
 
 _TEXT_HEADS: Final = tuple(map(_text_head, range(1024)))  # a topic is shorter: a request id has 128 characters
+_BYTES_HEADS: Final = tuple(map(_bytes_head, range(1024)))  # a payload hardly ever has more
 _json = msgspec.json.Encoder().encode
 
 
@@ -88,7 +89,7 @@ class ReceiptFormat:
                         _HEAD,
                         _TEXT_HEADS[len(topic)],
                         topic,
-                        _bytes_head(len(payload)),
+                        _BYTES_HEADS[len(payload)] if len(payload) < 1024 else _bytes_head(len(payload)),
                         payload,
                         _TIME(_BEFORE_TIME, receipt.time, _BEFORE_GUID),
                         number.to_bytes(16, "big"),
@@ -117,7 +118,7 @@ class ReceiptFormat:
         )
         guid = self._guid(now)
         guids = [number.to_bytes(16, "big") for number in range(guid, guid + len(names))]
-        return Formed(parts, (names, [heads[len(place)] for place in places], places, guids))
+        return Formed(parts, (names, list(map(heads.__getitem__, map(len, places))), places, guids))
 
     def _guid(self, now: float) -> int:
         """Return the guid of the first of some receipts, as a number; the others follow."""

@@ -29,9 +29,9 @@ from motorcade.core.receipt import LATE_ACK, Receipt, State, encode, topic_of
 from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.counters import REFUSED, UNLOADED, Block, RequestCounters
 from motorcade.plugins.fanout.inflight import Delivery, InflightTable
-from motorcade.plugins.fanout.receipt_format import QOS, AcceptedRun, ReceiptFormat, history_draft
+from motorcade.plugins.fanout.receipt_format import QOS, AcceptedRun, ReceiptFormat
 from motorcade.plugins.fanout.tables import DONE, ENTRIES, INGRESS, RECEIPTS, mark_of
-from motorcade.storage.ports import Batch, Bound, Store, StoreError, StreamAppend, Written
+from motorcade.storage.ports import Batch, Bound, Draft, Store, StoreError, StreamAppend, Written
 
 GROUP: Final = 1000  #: notes in one batch
 MAX_UNPUBLISHED: Final = 10_000  #: receipts that wait to be published to subscribers; more are left out, counted
@@ -78,7 +78,7 @@ class ReceiptWriter:
             state=state,
             vin=delivery.vin,
             request_id=delivery.entry.request_id,
-            delivery_id=delivery.name,
+            delivery_id=f"{delivery.vin}.{delivery.position}",
             time=now,
             node=self._node,
             attempt=delivery.attempts,
@@ -105,14 +105,15 @@ class ReceiptWriter:
 
     def _write_notes(self, notes: Sequence[Note]) -> None:
         config, now = self._table.config, self._now()
-        bound = Bound(entries=config.history)
+        bound, retention = Bound(entries=config.history), config.receipts_retention
         batch = Batch()
         receipts = []
         for delivery, receipt, final in notes:
             receipts.append(receipt)
             if final:
                 batch.acknowledge(ENTRIES + delivery.vin, [delivery.position])
-                batch.append([DONE + delivery.vin], history_draft(receipt, config), now, bound)
+                history = Draft(encode(receipt), expires_at=receipt.time + retention)
+                batch.append([DONE + delivery.vin], history, now, bound)
             elif receipt.reason != LATE_ACK and (receipt.state is State.RETRIED or delivery.attempts > 1):
                 batch.mark(ENTRIES + delivery.vin, delivery.position, mark_of(delivery.attempts))
         self.write(batch, now, self._flushed, receipts)
@@ -204,8 +205,7 @@ class ReceiptWriter:
             block.then()
 
     def _refused(self, block: Block, commit: Commit[Written]) -> None:
-        again = Block(block.receipts, block.accepted, block.batch, block.then)
-        again.unknown = block.unknown
+        again = Block(block.receipts, block.accepted, block.batch, block.then, block.unknown)
         if commit.refused:
             block.last = REFUSED
             self._requests.count()

@@ -15,6 +15,7 @@ Rule 2: an entry is the same for all vehicles of a batch, so that it is encoded 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -38,10 +39,6 @@ class EntryRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False)
     expires_at: float = 0.0  #: 0: not before the retention is over
     priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0
     publisher: str = ""  #: client id of the platform
-
-    def expired(self, now: float) -> bool:
-        """Whether its own time is over (the retention is another matter)."""
-        return 0.0 < self.expires_at <= now
 
 
 class DataRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
@@ -99,51 +96,24 @@ class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=Fals
         """Whether it concerns nothing that was accepted after a time."""
         return self.state != "paused" and max(self.since, self.cancelled_at) <= before
 
-    def withdrawn(self, entry: EntryRecord) -> bool:
-        """Whether an entry of this request was called off."""
-        return entry.accepted_at < self.cancelled_at
+
+def _decoder(kind: type[T]) -> Callable[[bytes], T]:
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def decoded(value: bytes) -> T:
+        try:
+            return decode(value)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise RecordError(str(error)) from error
+
+    return decoded
 
 
-_encoder = msgspec.msgpack.Encoder()
-_entry = msgspec.msgpack.Decoder(EntryRecord)
-_data = msgspec.msgpack.Decoder(DataRecord)
-_intent = msgspec.msgpack.Decoder(IntentRecord)
-_request = msgspec.msgpack.Decoder(RequestRecord)
-_batch = msgspec.msgpack.Decoder(BatchRecord)
+encode = msgspec.msgpack.Encoder().encode  #: a record as it is stored
 
-
-def encode(record: EntryRecord | DataRecord | IntentRecord | RequestRecord | BatchRecord) -> bytes:
-    """A record as the store keeps it."""
-    return _encoder.encode(record)
-
-
-def decode_entry(body: bytes) -> EntryRecord:
-    """The record of a mailbox entry's body; `RecordError`."""
-    return _decoded(_entry, body)
-
-
-def decode_data(value: bytes) -> DataRecord:
-    """The record of published data; `RecordError`."""
-    return _decoded(_data, value)
-
-
-def decode_intent(value: bytes) -> IntentRecord:
-    """The record of a batch that was being taken in; `RecordError`."""
-    return _decoded(_intent, value)
-
-
-def decode_batch(value: bytes) -> BatchRecord:
-    """The record of a batch with an id; `RecordError`."""
-    return _decoded(_batch, value)
-
-
-def decode_request(value: bytes) -> RequestRecord:
-    """The record of a request; `RecordError`."""
-    return _decoded(_request, value)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:
-    try:
-        return decoder.decode(value)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise RecordError(str(error)) from error
+# Each raises `RecordError`.
+decode_entry = _decoder(EntryRecord)
+decode_data = _decoder(DataRecord)
+decode_intent = _decoder(IntentRecord)
+decode_batch = _decoder(BatchRecord)
+decode_request = _decoder(RequestRecord)

@@ -47,14 +47,12 @@ class VehicleSource(Source):
     def give(self, delivery: Delivery, now: float) -> None:
         """Send what was claimed and judged just now; at once, if there is room."""
         subscriptions = self.feed.subscriptions  # none: it has unsubscribed, and lingers because of what is in flight
-        if (
-            self._attached
-            and subscriptions
-            and self.feed.hand(Given(delivery.message, self._filter(subscriptions), delivery))
-        ):
-            self._attempts.sent(delivery, now)
-        else:
-            self.feed.send(delivery)
+        if self._attached and subscriptions:
+            filter_ = next(iter(subscriptions)) if len(subscriptions) == 1 else self._filter(subscriptions)
+            if self.feed.hand(Given(delivery.message, filter_, delivery)):
+                self._attempts.sent(delivery, now)
+                return
+        self.feed.send(delivery)
 
     def offer(self, delivery: Delivery) -> None:
         """Send this, if the vehicle may have it when its turn comes."""
@@ -108,9 +106,7 @@ class VehicleSource(Source):
         return [Given(what.message, self._filter(self.feed.subscriptions), what)]
 
     def _filter(self, subscriptions: Mapping[str, Subscription]) -> str:
-        """Return the filter; of several that match, the one with the highest QoS."""
-        if len(subscriptions) == 1:
-            return next(iter(subscriptions))
+        """Return the filter with the highest QoS of those that match."""
         return max(self._fitting(subscriptions), key=lambda s: s.qos).filter
 
     def _fitting(self, subscriptions: Mapping[str, Subscription]) -> list[Subscription]:
