@@ -123,6 +123,29 @@ def test_the_publisher_of_a_batch_that_is_not_stored_is_disconnected_and_sends_i
     assert ["a"] == in_turn(car)
 
 
+@pytest.mark.parametrize("written", [0, 1])
+def test_what_the_store_answers_after_the_plugin_is_unloaded_sets_off_nothing(node: FanoutNode, written: int) -> None:
+    """The entries of a batch, its receipts, and the receipt of an acknowledgement."""
+    car = node.vehicle()
+    node.send([VIN], "a")
+    watcher = node.client("watcher")
+    watcher.subscribe("$SDV-FANOUT/receipt/#")
+    node.held.held = True
+    car.ack(message_of(car))
+    node.platform.put(INGRESS, packed(batch([VIN], "b")))
+    node.turn()
+    node.held.let_go(2 * written)
+    unload(node)
+    watcher.messages()
+    node.loop.call_soon(node.held.let_go)
+    node.turn()
+    assert not node.held.waiting, "nothing more is written"
+    assert [] == watcher.messages() == car.messages()
+    load_again(node)
+    assert ["accepted", "sent", "acked"] == node.states("a")
+    assert ["accepted", "sent"] == node.states("b")
+
+
 def test_batches_in_the_line_are_refused_with_those_under_way(node: FanoutNode, monkeypatch) -> None:
     answered = node.loop.create_future()
 

@@ -238,6 +238,8 @@ class Ingress:
         commit.then(partial(self._appended, batch, commit))
 
     def _appended(self, batch: PendingBatch, commit: Commit[Written]) -> None:
+        if self._closed:
+            return  # its intent tells of it
         if commit.error is not None:
             self._failed(batch, commit.error, unknown=not commit.refused)
             return
@@ -293,7 +295,7 @@ class Ingress:
 
     def _advance(self) -> None:
         """End the batches that can end, then begin the receipts that can begin."""
-        while self._under_way:
+        while self._under_way and not self._closed:
             batch = self._under_way[0]
             if batch.stage is Stage.UNKNOWN:
                 self._counters["batches_doubted"] += 1
@@ -306,7 +308,7 @@ class Ingress:
             if not batch.failed:
                 self._answer(batch)
                 self._offer(batch)
-        while self._unwritten:
+        while self._unwritten and not self._closed:
             batch = self._unwritten[0]
             if batch.stage is Stage.READY:
                 if batch.replaced and not self._may_replace(batch):

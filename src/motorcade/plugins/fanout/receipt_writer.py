@@ -181,6 +181,8 @@ class ReceiptWriter:
         commit.then(partial(self._answered, block, commit))
 
     def _answered(self, block: Block, commit: Commit[Written]) -> None:
+        if self._closed:
+            return
         if commit.error is not None:
             self._refused(block, commit)
             return
