@@ -12,11 +12,10 @@ import pytest
 
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import Receipt
-from motorcade.mqtt.packets import Disconnect, Puback, Publish
+from motorcade.mqtt.packets import Disconnect, Puback
 from motorcade.plugins.fanout.record import EntryRecord, encode
 from motorcade.plugins.fanout.tables import owner_of
 from motorcade.storage.ports import Draft
-from tests.support.virtual import Client
 from tests.unit.fanout.node import (
     VIN,
     VINS,
@@ -206,32 +205,6 @@ def test_the_acknowledgement_of_an_ordinary_message_does_not_delete_what_waits(n
     assert b"task" == message_of(car).payload
 
 
-def test_an_acknowledgement_of_a_connection_that_was_taken_over_comes_too_late(node: FanoutNode) -> None:
-    """The seed, A6, S13, G15: the new connection has the message in flight, and nothing beside it."""
-    old = node.vehicle()
-    send_all(node, VIN, "a", "b")
-    message = message_of(old)
-    for _ in range(2):
-        new = node.lasting(VIN)
-        again = message_of(new)
-        assert (True, message.packet_id, topic_of(VIN, "a")) == (again.dup, again.packet_id, again.topic)
-        say(old, Puback(message.packet_id))
-        assert not old.open and "acked" not in node.states("a")
-        old = new
-    new.ack(again)
-    assert ["b"] == in_turn(new)
-
-
-def test_what_is_paused_waits_and_others_go_on(node: FanoutNode) -> None:
-    car = node.vehicle()
-    send_all(node, VIN, "a", "b", "c")
-    node.run(node.service.pause("b"))
-    assert ["a", "c"] == in_turn(car)
-    assert "paused" == node.why()
-    node.run(node.service.resume("b"))
-    assert ["b"] == in_turn(car)
-
-
 # -- order
 
 
@@ -248,13 +221,6 @@ def test_the_highest_priority_comes_first_and_overtakes_nothing_in_flight(node: 
     for name, priority in (("n3", 0), ("h3", 3)):
         node.send([VIN], name, priority=priority)
     assert ["n3", "h3"] == in_turn(car), "the first was on its way already"
-
-
-def test_the_order_is_that_of_acceptance(node: FanoutNode) -> None:
-    """S20, G13: not the name of the request; a message that is replaced loses its place."""
-    names = [f"task_{name}" for name in ("z", "a", "m", "Z", "0", "~")]
-    send_all(node, VIN, *names, names[0])
-    assert [*names[1:], names[0]] == in_turn(node.vehicle())
 
 
 # -- attempts that fail
@@ -386,36 +352,6 @@ def test_a_message_above_the_maximum_packet_size_of_its_vehicle_fails(node: Fano
 # -- what is over
 
 
-def replaced_or_ended(node: FanoutNode, over: str) -> None:
-    """What is in flight of request `a` ends otherwise."""
-    if over == "replaced":
-        node.send([VIN], "a", "new")
-    elif over == "cancelled":
-        node.run(node.service.cancel("a"))
-    else:
-        node.wait(60.0)
-
-
-def in_flight(node: FanoutNode, over: str) -> tuple[Client, Publish]:
-    car = node.vehicle()
-    node.send([VIN], "a", "old", **({"expires_in": 60} if over == "expired" else {}))
-    return car, message_of(car)
-
-
-@pytest.mark.parametrize("over", ["expired", "cancelled", "replaced"])
-def test_what_is_over_is_not_repeated_to_a_vehicle_that_comes_back(node: FanoutNode, over: str) -> None:
-    """A3, A6: it is withdrawn from the session, and has its receipt though the vehicle is away."""
-    car, _ = in_flight(node, over)
-    car.close()
-    replaced_or_ended(node, over)
-    node.run(node.service.gc())
-    assert [over] == [str(r.state) for r in node.receipts("a") if r.delivery_id.endswith(".1")][-1:]
-    node.send([VIN], "b")
-    car = node.lasting(VIN)
-    assert (["a", "b"] if over == "replaced" else ["b"]) == in_turn(car)
-    assert 1 == node.states("a").count(over)
-
-
 @pytest.mark.parametrize(
     ("over", "answers", "ends"),
     [
@@ -427,8 +363,13 @@ def test_what_is_over_is_not_repeated_to_a_vehicle_that_comes_back(node: FanoutN
 )
 def test_what_cannot_be_called_back_is_waited_for(node: FanoutNode, over: str, answers: bool, ends: list[str]) -> None:
     """A3, S17, S38: the vehicle is there, and has it. The next one waits for its answer, but not for ever."""
-    car, old = in_flight(node, over)
-    replaced_or_ended(node, over)
+    car = node.vehicle()
+    node.send([VIN], "a", "old")
+    old = message_of(car)
+    if over == "replaced":
+        node.send([VIN], "a", "new")
+    else:
+        node.run(node.service.cancel("a"))
     node.send([VIN], "b")
     assert [] == car.messages()
     if answers:

@@ -170,15 +170,6 @@ def test_a_lowered_retention_holds_for_what_is_stored(unjudged: Machine) -> None
     assert {State.EXPIRED: 1} == states(world)
 
 
-def test_what_a_vehicle_has_left_unread_is_repeated_with_dup(world: Machine) -> None:
-    """It was sent, though the connection ended before it was read; the model knows that."""
-    world.connect(subscribes=True)
-    world.publish(turn=False)
-    world.node.turn()
-    world.come_again(limit=1, away=2.0)
-    assert [1] == [flying.entry.came for flying in world.cars[0].flying.values()], "once without DUP"
-
-
 def test_what_was_written_since_a_collection_has_looked_stays(
     unjudged: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import State
-from motorcade.mqtt.packets import Puback
 from motorcade.plugins.fanout.dispatcher import Dispatcher
 from motorcade.plugins.fanout.receipt_writer import ReceiptWriter
 from motorcade.plugins.fanout.tables import done_of
@@ -100,27 +99,6 @@ def test_a_vehicle_that_never_lives_long_enough_to_acknowledge_holds_up_nothing(
     assert "failed no_ack" in told(world)
     (flying,) = world.cars[0].flying.values()
     assert "r1" == flying.entry.request
-
-
-def test_an_acknowledgement_that_nobody_asked_for_is_told(world: Machine) -> None:
-    """A vehicle that sends, on its next connection, an acknowledgement that was lost with the last one."""
-    world.connect(subscribes=True)
-    world.publish()
-    ((packet_id, _),) = world.cars[0].flying.items()
-    world.leave()
-    world.cancel()
-    world.connect()
-    assert not world.cars[0].flying and world.cars[0].peer is not None
-    next(iter(world.entries.values())).answers["yes"] += 1
-    for _ in range(2):  # the second time it means nothing
-        world.say(world.cars[0].peer, Puback(packet_id))
-        world.go_on()
-    assert ["accepted", "sent", "cancelled cancelled", "sent late_ack"] == told(world)
-    assert {State.CANCELLED: 1} == world.run(world.service.status("r0")).states
-    assert 1 == world.loaded.context.counters["receipts_late_ack"]
-    world.kill()
-    assert {State.CANCELLED: 1} == world.run(world.service.status("r0")).states
-    assert [] == list(world.run(world.service.targets("r0", State.SENT, "", 10)))
 
 
 def test_the_history_of_a_vehicle_is_kept_as_long_as_receipts(world: Machine) -> None:
