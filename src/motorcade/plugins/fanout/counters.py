@@ -356,7 +356,7 @@ class RequestCounters:
                 self.counters["ledger_unreadable"] += 1
                 self._log.error("fanout_ledger_unreadable", key=key, error=str(error))
         for tally in self._tallies.values():
-            if tally.accepted or tally.finals:
+            if tally.end > tally.begin:
                 tally.offset = min(max(tally.offset, head), self._end)
             else:
                 recounted.append(tally.begin)
