@@ -8,6 +8,7 @@ import pytest
 
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import State
+from motorcade.plugins.fanout.counters import RequestCounters
 from motorcade.plugins.fanout.dispatcher import Dispatcher
 from motorcade.plugins.fanout.receipt_writer import ReceiptWriter
 from motorcade.plugins.fanout.tables import done_of
@@ -75,6 +76,23 @@ def test_a_writer_that_fails_once_loses_nothing(world: Machine, monkeypatch: pyt
     world.pass_time(6.0)  # silent for too long
     assert ["accepted", "sent", "retried"] == [receipt.state.value for receipt in world.receipts()]
     assert 1 == world.loaded.context.counters["receipts_not_stored"]
+
+
+def test_counts_that_fail_hold_up_no_delivery(world: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S46: the receipts are stored, so the next message may be sent, and the next start counts them."""
+
+    def breaks(_counters: RequestCounters) -> None:
+        raise ZeroDivisionError
+
+    world.connect(subscribes=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestCounters, "count", breaks)
+        for request in ("r0", "r1"):
+            world.publish(request=request)
+        for _ in range(2):
+            assert world.cars[0].flying
+            world.answer()
+    world.kill()
 
 
 # -- one in flight is one packet

@@ -1,4 +1,4 @@
-"""What the platform asks for: a list of vehicles, a request, and data. Pure: bytes in, a checked batch out.
+"""A batch as the platform publishes it: a list of vehicles, a request, and data. Pure: bytes in, a checked batch out.
 
     topic `$SDV-FANOUT`          {"ids": [VIN, …], "request_id": "task_ota_1", "data": "…", "encoding": "utf8"|"base64"}
     topic `$SDV-FANOUT/trigger`  {"ids": [VIN, …], "request_id": "task_ota_1", "data_id": "…"}
@@ -78,7 +78,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> Batch:
-    """The batch of a message to `$SDV-FANOUT`, or to `$SDV-FANOUT/trigger`; `BadBatchError` says why it is none."""
+    """Return the batch of a message to `$SDV-FANOUT` or `$SDV-FANOUT/trigger`; `BadBatchError` says why it is none."""
     fields, known = _object(payload), _TRIGGER if trigger else _INLINE
     vins = _vins(_required(fields, "ids"), config)
     request_id = _text(fields, "request_id")
@@ -263,7 +263,7 @@ def _wrong_type(key: str, value: Any, wanted: str) -> BadBatchError:
 
 
 def _kind(value: Any) -> str:
-    """What a value of JSON is, for people; with the value where that says something."""
+    """Return the kind of a JSON value, for people; with the value where that says something."""
     match value:
         case None:
             return "null"

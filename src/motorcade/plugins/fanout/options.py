@@ -1,4 +1,4 @@
-"""What can be set: `[plugins.fanout]`."""
+"""Configuration: `[plugins.fanout]`."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class FanoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
 
     def topic_of(self, vin: str, request_id: str) -> str:
-        """Where a vehicle gets the message of a request."""
+        """Return the topic on which a vehicle gets the message of a request."""
         return f"{self.topic_prefix.replace(VIN, vin)}/{request_id}"
 
     def filter_of(self, vin: str) -> str:
-        """What a vehicle subscribes to."""
+        """Return the filter that a vehicle subscribes to."""
         return f"{self.topic_prefix.replace(VIN, vin)}/+"
 
 

@@ -1,4 +1,4 @@
-"""One message to a list of vehicles: what the platform publishes to `$SDV-FANOUT`, and the five triggers.
+"""One message to a list of vehicles: batches that are published to `$SDV-FANOUT`, and the five triggers.
 
 batch         `message.publish` on `$SDV-FANOUT…`: stored, then offered to vehicles that are there
 subscribed    the source of a vehicle takes a filter

@@ -194,17 +194,19 @@ class ReceiptWriter:
             block.first, block.last = written.offsets[0][0], written.offsets[0][-1]
         else:
             block.last = REFUSED  # it had no receipts
-        self._requests.count()
-        for answer in written.appended:
-            self.finished += 1 - len(answer.dropped)
-        if block.accepted is not None:
-            self._counters["receipts_accepted"] += len(block.accepted.vins)
-        for receipt in block.receipts:
-            self._counters[f"receipts_{receipt.reason if receipt.reason == LATE_ACK else receipt.state}"] += 1
-        if self._hub.heard_below(INGRESS, self._context.name):
-            self._tell(block)
-        if block.then is not None:
-            block.then()
+        try:
+            self._requests.count()
+            for answer in written.appended:
+                self.finished += 1 - len(answer.dropped)
+            if block.accepted is not None:
+                self._counters["receipts_accepted"] += len(block.accepted.vins)
+            for receipt in block.receipts:
+                self._counters[f"receipts_{receipt.reason if receipt.reason == LATE_ACK else receipt.state}"] += 1
+            if self._hub.heard_below(INGRESS, self._context.name):
+                self._tell(block)
+        finally:  # whatever goes wrong there, vehicles and publishers do not wait for it
+            if block.then is not None:
+                block.then()
 
     def _refused(self, block: Block, commit: Commit[Written]) -> None:
         again = Block(block.receipts, block.accepted, block.batch, block.then, block.unknown)

@@ -1,4 +1,4 @@
-"""What the fan-out writes into the store, as MessagePack arrays whose first element is the version of the format.
+"""Records of the fan-out in the store, as MessagePack arrays whose first element is the version of the format.
 
     entry     [1, batch, request id, accepted at, expires at, priority, publisher]
     data      [1, SHA-256 digest, SHA-1 as hex, bytes, time]
@@ -51,7 +51,7 @@ class DataRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
 
 
 class Named(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What makes a batch with an id the same batch, however often it is sent (`repeats`)."""
+    """The identity of a batch with an id, however often it is sent (`dedup`)."""
 
     batch_id: str
     digest: bytes  #: of its vehicles and data
@@ -83,7 +83,7 @@ class BatchRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False)
 
 
 class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
-    """What operators have decided about a request. It need not exist: then the request is active."""
+    """The decision of operators about a request. It need not exist: then the request is active."""
 
     state: Status = "active"
     since: float = 0.0  #: when the state became that
@@ -93,7 +93,7 @@ class RequestRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=Fals
     cancelled_at: float = 0.0  #: entries accepted before are withdrawn, even if the request is in use again since
 
     def over(self, before: float) -> bool:
-        """Whether it concerns nothing that was accepted after a time."""
+        """Return True if it concerns nothing that was accepted after a time."""
         return self.state != "paused" and max(self.since, self.cancelled_at) <= before
 
 

@@ -1,4 +1,4 @@
-"""What operators and other plugins ask of the fan-out: the service `fanout` (`views.Fanout`)."""
+"""The service `fanout` (`views.Fanout`), for operators and other plugins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HISTORY = 1000  #: final receipts of a vehicle read at most
 
 
 def _decided(request_id: str, record: RequestRecord) -> RequestView:
-    """A request of which only what operators have decided is known."""
+    """Return a request of which only what operators have decided is known."""
     return RequestView(
         request_id=request_id,
         status=record.state,
@@ -84,7 +84,7 @@ class FanoutService:
         mode: str | None = None,
         batch_id: str | None = None,
     ) -> AcceptedView:
-        """As a batch that carries its data."""
+        """Send as a batch that carries its data does."""
         fields: dict[str, object] = {"ids": list(vins), "request_id": request_id, "priority": priority}
         fields |= {"data": b64encode(data).decode(), "encoding": "base64"}
         fields |= {"expires_in": expires_in} if expires_in is not None else {}
@@ -108,7 +108,7 @@ class FanoutService:
         )
 
     async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
-        """Requests in the order of their ids."""
+        """Return requests in the order of their ids."""
         found = [self._shown(view) for view in await self._parts.queries.requests(after, limit)]
         known = {view.request_id for view in found}
         last = found[-1].request_id if len(found) == limit else ""
@@ -120,7 +120,7 @@ class FanoutService:
         return sorted(found, key=lambda view: view.request_id)[:limit]
 
     async def status(self, request_id: str) -> RequestView:
-        """One request."""
+        """Return one request."""
         try:
             return self._shown(await self._parts.queries.status(request_id))
         except UnknownError:
@@ -130,7 +130,7 @@ class FanoutService:
             return _decided(request_id, record)  # its counts are forgotten (`max_requests`), what was decided is not
 
     def _shown(self, view: RequestView) -> RequestView:
-        """With what operators have decided."""
+        """Return a request with what operators have decided."""
         record = self._table.requests.get(view.request_id, ACTIVE)
         if record.state == "active" and not view.pending:
             return msgspec.structs.replace(view, status="complete", since=view.last_at)
@@ -191,7 +191,7 @@ class FanoutService:
     # -- vehicles
 
     async def why(self, vin: str) -> WhyView:
-        """The one sentence about a vehicle."""
+        """Return the one sentence about a vehicle."""
         check_vin(vin, check_digit=self._table.config.check_digit)
         try:
             return (await self.vehicle(vin)).why
@@ -199,7 +199,7 @@ class FanoutService:
             return views.store_unavailable(vin, str(error))
 
     async def vehicle(self, vin: str) -> VehicleView:
-        """All about a vehicle."""
+        """Return everything about a vehicle."""
         check_vin(vin, check_digit=self._table.config.check_digit)
         parts, table, now = self._parts, self._table, self._parts.now()
         info = await parts.store.mailboxes.info(owner_of(vin))
