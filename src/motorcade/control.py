@@ -378,14 +378,14 @@ class Control:
     async def _waiting(self, session: Session) -> tuple[int, int]:
         """(messages, bytes) that wait for a client: in memory, and in its mailbox, without what is in flight."""
         messages, octets = len(session.queue or ()), session.queue_bytes
-        mailbox = session.mailbox
-        if mailbox is None or self.store is None:
+        queue = session.durable
+        if queue is None or self.store is None:
             return messages, octets
         try:
-            info = await self.store.mailboxes.info(mailbox.owner)
+            info = await self.store.mailboxes.info(queue.owner)
         except StoreError:
             return messages, octets  # the rest cannot be known now
-        return messages + max(0, info.entries - len(mailbox.sent)), octets + info.octets
+        return messages + max(0, info.entries - len(queue.sent)), octets + info.octets
 
     async def kick(self, client_id: str) -> str:
         """Send a client away; what was done. If it is away already, its session is removed and its will published."""
@@ -635,10 +635,10 @@ class Control:
         if condition is not None and condition.trouble:
             reasons.append(f"the store {condition.trouble}")
             details.append(f"the store {condition.trouble}: {condition.detail}")
-        keeper = self._plane.keeper
-        if keeper is not None:
+        sessions = self._plane.store
+        if sessions is not None:
             try:
-                keeper.check()
+                sessions.check()
             except StoreError as error:
                 reasons.append(str(error))
                 details.append(str(error))

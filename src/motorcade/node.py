@@ -24,9 +24,9 @@ import uvloop
 
 from motorcade import __version__
 from motorcade.broker.broker import Broker
-from motorcade.broker.keeper import Keeper
 from motorcade.broker.listener import Endpoint, Listener, address_text
 from motorcade.broker.plane import BrokerOptions, Plane
+from motorcade.broker.session_store import SessionStore
 from motorcade.broker.tls import Served, TlsFiles, server_context
 from motorcade.config import Config, Loaded, addresses, differences, plugins_to_load
 from motorcade.control import Control, NodeState, ReloadView
@@ -87,7 +87,7 @@ class Node:
         self.http: list[HttpServer] = []
         self._pointers: list[Path] = []  # for commands, to the token
         self.store: Store | None = None  #: open while the node runs
-        self.keeper: Keeper | None = None  #: with a store that lasts
+        self.session_store: SessionStore | None = None  #: with a store that lasts
         self.housekeeping: asyncio.Task[None] | None = None
         self._reminder: asyncio.TimerHandle | None = None  # to look at the certificates
         self.stopping = asyncio.Event()
@@ -195,16 +195,17 @@ class Node:
         self.broker.stored = lambda: (
             max(0, keeper.figures.entries - self.plugins.history()) if keeper.figures is not None else 0
         )
-        keeper.on_expired = self.keeper.expired if self.keeper is not None else None
+        keeper.on_expired = self.session_store.expired if self.session_store is not None else None
         self.housekeeping = self.tasks.start(keeper.run, "store.housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:
         """Make sessions durable, and bring back those that an earlier process has left."""
-        keeper = self.keeper = Keeper(store, self.plane, self.broker.loop, self.broker.outbox.later, self.tasks)
+        sessions = SessionStore(store, self.plane, self.broker.loop, self.broker.outbox.later, self.tasks)
+        self.session_store = sessions
         if shared:
-            await keeper.lead(self.plane.options.node, self._fail)
-        self.plane.keeper = self.plane.registry.keeper = keeper
-        await keeper.restore()
+            await sessions.lead(self.plane.options.node, self._fail)
+        self.plane.store = self.plane.registry.store = sessions
+        await sessions.restore()
 
     def _fail(self, why: str) -> None:
         """Stop, and say why."""
@@ -237,8 +238,8 @@ class Node:
         if self.housekeeping is not None:
             self.housekeeping.cancel()
             await asyncio.wait({self.housekeeping})
-        if self.keeper is not None:
-            await self.keeper.close()
+        if self.session_store is not None:
+            await self.session_store.close()
         if self.store is not None:
             await self.store.close()
 

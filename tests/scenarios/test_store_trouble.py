@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from motorcade.broker.lead import TTL
+from motorcade.broker.lease import TTL
 from tests.scenarios.witness import Witness, wait_until
 from tests.support.flows import REASON_STRING, SESSION_EXPIRY, lasting, numbered, payloads, publish_many
 from tests.support.node import ROOT, START_PATIENCE, NodeProcess

@@ -11,8 +11,10 @@ when it is answered; with `held_reads` reads wait too.
 from __future__ import annotations
 
 import asyncio
+from asyncio import events
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from motorcade.commit import Commit
@@ -167,6 +169,7 @@ class HeldStore:
         self.inner = MemoryStore()
         _run(self.inner.open())
         self.atomic = atomic
+        self.loop: asyncio.AbstractEventLoop | None = None  #: in which answers come, also if a test asks from outside
         self.mailboxes = HeldMailboxes(self)
         self.streams = HeldStreams(self)
         self.backlog = Backlog()
@@ -248,8 +251,23 @@ class HeldStore:
         call = Waiting(apply, removes=removes)
         self.waiting.append(call)
         if not self.held:
-            asyncio.get_running_loop().call_soon(self.let_go)
+            self._soon(self.let_go)
         return call.commit
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        loop = events._get_running_loop() or self.loop
+        assert loop is not None
+        loop.call_soon(callback)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Answer as a callback of the loop does."""
+        before = events._get_running_loop()
+        events._set_running_loop(before or self.loop)
+        try:
+            yield
+        finally:
+            events._set_running_loop(before)
 
     async def wait(self, apply: Callable[[], T], *, removes: bool) -> T:
         """A write."""
@@ -260,20 +278,21 @@ class HeldStore:
         call = Waiting(apply, removes=True)
         self.reads.append(call)
         if not self.held_reads:
-            asyncio.get_running_loop().call_soon(self.let_read)
+            self._soon(self.let_read)
         return await call.commit
 
     # -- the test's side; a turn of the loop must follow
 
     def let_go(self, count: int = 1_000_000) -> None:
         """The oldest writes are done."""
-        while self.waiting and count > 0:
-            count -= 1
-            call = self.waiting.popleft()
-            if self.full and not call.removes:
-                call.refuse(StoreFullError("no room"))
-            else:
-                call.go()
+        with self._running():
+            while self.waiting and count > 0:
+                count -= 1
+                call = self.waiting.popleft()
+                if self.full and not call.removes:
+                    call.refuse(StoreFullError("no room"))
+                else:
+                    call.go()
 
     def let_read(self, count: int = 1_000_000) -> None:
         """The oldest reads are done."""
@@ -284,9 +303,10 @@ class HeldStore:
     def fail(self, error: Exception, *, written: bool = False, late: bool = False) -> None:
         """The oldest write fails; nobody is told whether it was written all the same, or will be in its turn."""
         call = self.waiting[0] if late else self.waiting.popleft()
-        if written:
-            call.apply()
-        call.refuse(error)
+        with self._running():
+            if written:
+                call.apply()
+            call.refuse(error)
 
     def die(self, written: int = 0) -> None:
         """The process that has asked is gone; so many of its writes have been done."""

@@ -20,7 +20,6 @@ from typing import Any
 import structlog
 
 from motorcade.broker.channel import Channel
-from motorcade.broker.commits import RETRY, wait
 from motorcade.broker.connection import Connection, Outbox
 from motorcade.broker.effects import Ask, Steps
 from motorcade.broker.limits import LogLimit
@@ -28,6 +27,7 @@ from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.router import first_level
 from motorcade.broker.session import Session
+from motorcade.broker.session_store import RETRY
 from motorcade.clock import CLOCK, Clock, time
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -262,8 +262,8 @@ class Broker:
         elif session.awaiting and plane.session_options.await_rel_timeout:
             forgotten = session.forget_unreleased(wall - plane.session_options.await_rel_timeout)
             plane.stats.refused["await_rel_timeout"] += len(forgotten)
-            if forgotten and session.mailbox is not None and plane.keeper is not None:
-                plane.keeper.release(session, forgotten)
+            if forgotten and session.durable is not None and plane.store is not None:
+                plane.store.release(session, forgotten)
 
     async def drain(self, patience: float) -> None:
         """Send everybody away and wait until their sockets are empty, for a bounded time."""
@@ -365,17 +365,17 @@ class Broker:
 
     async def _keep(self, message: Message) -> list[Copy] | None:
         """Store what durable receivers get."""
-        keeper = self.plane.keeper
-        copies = self.plane.pubsub.to_keep(message) if keeper is not None else None
-        lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
-        if keeper is not None and lasting:
+        store = self.plane.store
+        copies = self.plane.pubsub.to_keep(message) if store is not None else None
+        lasting = [copy for copy in copies or () if copy.session.durable is not None and copy.qos]
+        if store is not None and lasting:
             self.plane.stats.routed += len(lasting)
-            # What the node publishes by itself it may repeat after a crash (wills): its guid tells.
-            ticket = keeper.accept(message, lasting, time(), token=message.guid if message.qos == 2 else b"")
-            await wait(ticket, self.loop)
-            if ticket.error is not None:
+            try:
+                # What the node publishes by itself it may repeat after a crash (wills): its guid tells.
+                await store.accept(message, lasting, time(), token=message.guid if message.qos == 2 else b"")
+            except Exception:
                 self.plane.stats.dropped["not_stored"] += 1
-                raise ticket.error
+                raise
         return copies
 
     async def _may_go_to(self, topic: str, client: ClientInfo | None) -> bool:
@@ -391,7 +391,7 @@ class Broker:
 
     def publish_will(self, will: Message) -> None:
         """Publish a will, in the name of its client; while all are sent away, to durable sessions only."""
-        if self.plane.draining and self.plane.keeper is None:
+        if self.plane.draining and self.plane.store is None:
             return
         now = time()
         if will.expires_at is not None:

@@ -20,8 +20,8 @@ from motorcade.broker.effects import (
     GIVE_WAY,
     RECEIVE,
     Ask,
+    Await,
     Close,
-    Commit,
     Effect,
     Emit,
     Opened,
@@ -33,6 +33,7 @@ from motorcade.broker.frames import is_released, message_of, qos_of, released
 from motorcade.broker.inbound import MAX_DETAIL, Inbound, unanswered
 from motorcade.broker.plane import Plane
 from motorcade.broker.session import Session
+from motorcade.commit import is_refusal
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
@@ -179,19 +180,19 @@ class Channel(Inbound):
 
     def _write_down(self, session: Session, *, present: bool) -> Steps:
         """A durable session is stored before its client hears of it, and what the client had before is gone."""
-        keeper = self.plane.keeper
-        if keeper is None:
+        store = self.plane.store
+        if store is None:
             return
-        ticket = keeper.save(session) if session.mailbox is not None else keeper.gone(self.client.client_id)
-        if ticket is None:
+        commit = store.save(session) if session.durable is not None else store.gone(self.client.client_id)
+        if commit is None:
             return
-        yield Commit(ticket, hold=True)
-        if ticket.error is None or present:
+        yield Await(commit, hold=True)
+        if commit.error is None or present:
             return  # a session that is there may be emptied, even if nothing new can be stored
         session.will = None
         session.expiry = 0
-        if ticket.refused:
-            raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node can keep no more sessions: {ticket.error}")
+        if is_refusal(commit.error):
+            raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node can keep no more sessions: {commit.error}")
         raise Refused(ReasonCode.SERVER_UNAVAILABLE, "the store does not answer, try again later")
 
     def _identify(self, packet: Connect) -> None:
@@ -320,8 +321,8 @@ class Channel(Inbound):
         options, limits = self.plane.session_options, self.plane.limits
         properties = packet.properties
         session.expiry = self._expiry(packet)
-        if not present and session.expiry and self.plane.keeper is not None:
-            self.plane.keeper.make_durable(session)
+        if not present and session.expiry and self.plane.store is not None:
+            self.plane.store.make_durable(session)
         was_special, was_version = session.special, session.version
         session.speak(packet.version, wall)
         session.attach(
@@ -397,7 +398,7 @@ class Channel(Inbound):
         frame = session.inflight.get(packet.packet_id)
         if frame is None:
             reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self.version == 5 else ReasonCode.SUCCESS
-            if session.mailbox is not None and session.mailbox.may_come_again(packet.packet_id):
+            if session.durable is not None and session.durable.may_come_again(packet.packet_id):
                 return  # from an earlier connection; the message itself comes again, and PUBREC with it
             if packet.reason < 0x80:
                 yield from self.in_turn(session)
@@ -419,10 +420,10 @@ class Channel(Inbound):
             self._pump(session, wall)
             return
         session.inflight[packet.packet_id] = released(frame)
-        ticket = session.mailbox.release(packet.packet_id) if session.mailbox is not None else None
-        if ticket is not None:
-            yield Commit(ticket)
-            if ticket.error is not None:
+        commit = session.durable.release(packet.packet_id) if session.durable is not None else None
+        if commit is not None:
+            yield Await(commit)
+            if commit.error is not None:
                 raise unanswered()
         else:
             yield from self.in_turn(session)
@@ -442,7 +443,7 @@ class Channel(Inbound):
         yield from ()
 
     def _pump(self, session: Session, wall: float) -> None:
-        waits = not session.ready or session.mailbox is not None or session.carrier is not None
+        waits = not session.ready or session.durable is not None or session.carrier is not None
         if waits and session.pump(wall) and session.link is not None:
             session.link.pump_later()
 
@@ -488,14 +489,14 @@ class Channel(Inbound):
         except (ProtocolError, GeneratorExit):  # or the connection has ended meanwhile
             self._take_back(session, before, granted)
             raise
-        if granted and plane.keeper is not None and session.mailbox is not None:
-            ticket = plane.keeper.subscribe(session, [item for item, _ in granted])
-            yield Commit(ticket, hold=True)  # two answers about one filter must not wait at once
-            if ticket.error is not None:
+        if granted and plane.store is not None and session.durable is not None:
+            commit = plane.store.subscribe(session, [item for item, _ in granted])
+            yield Await(commit, hold=True)  # two answers about one filter must not wait at once
+            if commit.error is not None:
                 self._take_back(session, before, granted)
                 refused = codec.sayable(SUBACK, ReasonCode.QUOTA_EXCEEDED)
                 reasons = [reason if reason >= 0x80 else refused for reason in reasons]
-                granted, problem = [], str(ticket.error)
+                granted, problem = [], str(commit.error)
         yield Send(Suback(packet.packet_id, tuple(reasons), self.problem(problem)))
         chain = plane.hooks.session_subscribed
         if chain is not None:
@@ -526,9 +527,9 @@ class Channel(Inbound):
             yield GIVE_WAY
         except GeneratorExit:
             known = self.plane.registry.sessions.get(self.client.client_id) is session  # not one that came after it
-            if self.plane.keeper is not None and session.mailbox is not None and known:
+            if self.plane.store is not None and session.durable is not None and known:
                 gone = [filter_ for filter_ in removed if filter_ not in session.subscriptions]
-                self.plane.keeper.subscribe(session, (), gone)
+                self.plane.store.subscribe(session, (), gone)
             raise
 
     def _too_many(self, filters: int) -> bool:
@@ -597,11 +598,11 @@ class Channel(Inbound):
                 reasons.append(ReasonCode.SUCCESS)
             else:
                 reasons.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        if plane.keeper is not None and session.mailbox is not None:
+        if plane.store is not None and session.durable is not None:
             # All that were asked for: one that is gone from memory may be in the store, if that has failed before.
-            ticket = plane.keeper.subscribe(session, (), filters)
-            yield Commit(ticket, hold=True)
-            if ticket.error is not None:
+            commit = plane.store.subscribe(session, (), filters)
+            yield Await(commit, hold=True)
+            if commit.error is not None:
                 raise unanswered()
         yield Send(Unsuback(packet.packet_id, tuple(reasons)))
         chain = plane.hooks.session_unsubscribed
@@ -622,11 +623,11 @@ class Channel(Inbound):
             limit = self.plane.session_options.expiry_max
             session.expiry = min(expiry, limit) if limit else expiry
         with_will = packet.reason is not ReasonCode.SUCCESS
-        keeper = self.plane.keeper
-        if keeper is not None and session.mailbox is not None and (session.will is not None or expiry is not None):
+        store = self.plane.store
+        if store is not None and session.durable is not None and (session.will is not None or expiry is not None):
             if not with_will:
                 session.will = None
-            yield Commit(keeper.save(session), hold=True)  # who sees the connection closed may rely on it
+            yield Await(store.save(session), hold=True)  # who sees the connection closed may rely on it
         yield Close(with_will=with_will)
 
     def _reauthenticate(self, packet: Auth) -> Steps:
@@ -662,10 +663,10 @@ class Channel(Inbound):
             self.plane.pubsub.unsubscribe(session, text)
             session.leave_sources(text)
         session.revoke(taken)
-        if self.plane.keeper is not None and session.mailbox is not None:
+        if self.plane.store is not None and session.durable is not None:
             # In this order: a subscription that is gone tells nobody that what came under it must not be delivered.
-            self.plane.keeper.save(session)
-            self.plane.keeper.subscribe(session, (), taken)
+            self.plane.store.save(session)
+            self.plane.store.subscribe(session, (), taken)
         if self.plane.hooks.session_unsubscribed is not None:
             for text in taken:
                 self.plane.hooks.session_unsubscribed.notify(self.client, text)

@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 
 from motorcade.broker import byteloop
+from motorcade.broker.ack_queue import AckQueue
 from motorcade.broker.channel import Channel, Refused
-from motorcade.broker.effects import GIVE_WAY, Ask, Close, Commit, Emit, Opened, Renewed, Send, Steps, WaitFor
+from motorcade.broker.effects import GIVE_WAY, Ask, Await, Close, Emit, Opened, Renewed, Send, Steps, WaitFor
 from motorcade.broker.frames import read_varint
 from motorcade.broker.inbound import unanswered
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
-from motorcade.broker.ticket import Line, Ticket
 from motorcade.broker.tls import certificate_of
 from motorcade.clock import time
+from motorcade.commit import Commit, is_refusal
 from motorcade.core.client import Certificate, ClientInfo
 from motorcade.core.errors import MotorcadeError
 from motorcade.mqtt import codec, packets
@@ -54,7 +55,7 @@ FULL_READ = 64 * 1024  #: bytes of a read after which the others have their turn
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
 RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
 MAX_UNCOMMITTED = 1000  #: answers to one client that wait for the store, before no more of its packets are taken
-MAX_UNCOMMITTED_OCTETS = 4 * 1024 * 1024  #: bytes of the messages they are for
+MAX_UNCOMMITTED_BYTES = 4 * 1024 * 1024  #: bytes of the messages they are for
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
 
 
@@ -319,11 +320,11 @@ class Connection(asyncio.Protocol):
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not plane.observed:
                 i, left = byteloop.run(channel, session, data, i, self._max_size(), left)
-                if session.line is not None and _crowd(session.line):
+                if session.acks is not None and _crowd(session.acks):
                     self._hold_off()
                     self._keep(data[i:], 0)
                     return
-                if plane.keeper is not None and plane.keeper.busy and session.in_line:
+                if plane.store is not None and session.acks_wait and plane.store.full:
                     self._hold_off()  # until one of its answers is there
                     self._keep(data[i:], 0)
                     return
@@ -432,10 +433,10 @@ class Connection(asyncio.Protocol):
                 self._steps_behind = steps
                 self.caught_up()
                 return False
-            elif isinstance(effect, Commit):
+            elif isinstance(effect, Await):
                 session = self.session or (self.channel.session if self.channel is not None else None)
-                if session is not None and (session.in_line or not effect.ticket.done):
-                    return self._stand_in_line(session, effect, steps)
+                if session is not None and (session.acks_wait or not effect.commit.done):
+                    return self._await(session, effect, steps)
             elif isinstance(effect, Emit):
                 self.broker.publish_will(effect.message)
             elif isinstance(effect, Close):
@@ -479,9 +480,9 @@ class Connection(asyncio.Protocol):
             self.broker.loop.call_later(session.shared.options.patience, session.lose_patience, session.waiting)
         session.waiting.append(self)
 
-    def _stand_in_line(self, session: Session, effect: Commit, steps: Steps) -> bool:
-        """Go on with a conversation when its ticket is done; False if the client's next packets have to wait too."""
-        line = session.wait_in_line()
+    def _await(self, session: Session, effect: Await, steps: Steps) -> bool:
+        """Go on with a conversation when its commit is done; False if the client's next packets have to wait too."""
+        acks = session.ack_queue()
         if effect.hold:
             if self.closing:
                 steps.close()
@@ -489,10 +490,10 @@ class Connection(asyncio.Protocol):
             self._suspended = True
             self._hold_reading()
             self._steps_behind = steps
-            line.join(effect.ticket, self._after_wait, first=self._answering)
+            acks.join(effect.commit, self._after_wait, first=self._answering)
             return False
-        line.join(effect.ticket, partial(self._answer, session, steps), 1, effect.octets, first=self._answering)
-        if not _crowd(line):
+        acks.join(effect.commit, partial(self._answer, session, steps), 1, effect.size, first=self._answering)
+        if not _crowd(acks):
             return True
         self._hold_off()
         return False
@@ -503,17 +504,17 @@ class Connection(asyncio.Protocol):
         self._hold_reading()
 
     def _less_crowded(self, session: Session) -> None:
-        if self._crowded and (session.line is None or not _crowd(session.line, 2)):
+        if self._crowded and (session.acks is None or not _crowd(session.acks, 2)):
             self._crowded = False
             self.broker.loop.call_soon(self._go_on)
 
-    def acknowledge(self, numbers: list[bytes], ticket: Ticket) -> None:
+    def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
         """QoS 1 messages that the byte loop took are stored, or could not be."""
         session, channel = self.session, self.channel
         if self.closing or session is None or channel is None:
             return
         stats = self.broker.plane.stats
-        if ticket.error is None:
+        if commit.error is None:
             stats.packets_sent += len(numbers)
             if not session.out:
                 session.shared.dirty.append(session)
@@ -522,12 +523,12 @@ class Connection(asyncio.Protocol):
             self._less_crowded(session)
             return
         stats.dropped["not_stored"] += len(numbers)
-        if not ticket.refused:
+        if not is_refusal(commit.error):
             self._fail(unanswered())
         elif channel.version != 5:
-            self._fail(ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error)))
+            self._fail(ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(commit.error)))
         else:
-            answer = channel.problem(str(ticket.error))
+            answer = channel.problem(str(commit.error))
             for number in numbers:
                 self.send(Send(Puback(int.from_bytes(number, "big"), ReasonCode.QUOTA_EXCEEDED, answer)))
             self.broker.outbox.later()
@@ -829,9 +830,9 @@ class Connection(asyncio.Protocol):
             hooks.client_disconnected.notify(client, self.why)
 
 
-def _crowd(line: Line, times: int = 1) -> bool:
-    """Whether so many answers wait for the store that no more packets should be taken."""
-    return line.answers * times >= MAX_UNCOMMITTED or line.octets * times >= MAX_UNCOMMITTED_OCTETS
+def _crowd(acks: AckQueue, times: int = 1) -> bool:
+    """Return True if so many answers wait for the store that no more packets should be taken."""
+    return acks.answers * times >= MAX_UNCOMMITTED or acks.size * times >= MAX_UNCOMMITTED_BYTES
 
 
 def _close_unstarted(waiting: Any) -> None:

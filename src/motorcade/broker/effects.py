@@ -7,7 +7,7 @@ GIVE_WAY            go on in the next turn of the event loop; others have theirs
 Opened(session, …)  the client is let in: bind this connection to the session
 Renewed(expires_at) the client has shown new credentials
 WaitFor(session)    go on when a receiver that is behind has caught up
-Commit(ticket)      go on when something is stored, in the order in which it was asked for; other packets of the
+Await(commit)       go on when something is stored, in the order in which it was asked for; other packets of the
 client are taken meanwhile, unless `hold`
 Emit(message)       publish a will of some session
 Close(with_will)    close the connection; with_will tells whether the client's will is due
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from motorcade.broker.session import Session
-from motorcade.broker.ticket import Ticket
+from motorcade.commit import Commit
 from motorcade.core.message import Message
 from motorcade.extension.hooks import Chain
 from motorcade.mqtt.packets import Packet
@@ -73,12 +73,12 @@ class WaitFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """Go on when a ticket is done, and everything that the session has asked for before."""
+class Await:
+    """Go on when a commit is done, and everything that the session has asked for before."""
 
-    ticket: Ticket
+    commit: Commit[Any]
     hold: bool = False  #: take no packets meanwhile
-    octets: int = 0  #: of the message that waits
+    size: int = 0  #: bytes of the message that waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +98,5 @@ class _GiveWay:
 
 RECEIVE: Final = _Receive()
 GIVE_WAY: Final = _GiveWay()
-Effect = Send | Ask | Opened | Renewed | WaitFor | Commit | Emit | Close | _Receive | _GiveWay
+Effect = Send | Ask | Opened | Renewed | WaitFor | Await | Emit | Close | _Receive | _GiveWay
 Steps = Generator[Effect, Any, None]

@@ -3,9 +3,9 @@
     PUBLISH ─▶ access ─▶ hooks ─▶ stored for durable receivers ─▶ routed ─▶ PUBACK or PUBREC
                                     └ with the packet id, if it is QoS 2 of a durable publisher
 
-QoS 2 is routed at PUBLISH, once per packet id until PUBREL. If the store fails in between, nobody knows whether a
-message was stored (`Doubt`): it is not answered, and when the client repeats it, it is looked up or recognised, never
-simply taken anew. What may have reached somebody cannot be refused any more.
+QoS 2 is routed at PUBLISH, once per packet id until PUBREL. Where batches are not atomic, a message may be stored for
+some of its receivers only (`Doubt`): it is not answered, and when the client repeats it, it keeps its guid, by which
+the store recognises it, and its members of shared groups. What may be stored cannot be refused any more.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import logging
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from motorcade.broker.effects import GIVE_WAY, Ask, Commit, Effect, Send, Steps, WaitFor
+from motorcade.broker.effects import GIVE_WAY, Ask, Await, Effect, Send, Steps, WaitFor
 from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
-from motorcade.broker.ticket import Ticket
+from motorcade.commit import Commit, is_refusal, joined
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
@@ -81,7 +81,7 @@ class Inbound:
         if packet.qos == 2:
             if session.expects_release(packet.packet_id):  # [MQTT-4.3.3-10]: acknowledged again, not routed again
                 doubt = session.doubted(packet.packet_id)
-                if doubt is None or (yield from self._is_stored(session, packet.packet_id, doubt)):
+                if doubt is None:
                     yield from self.in_turn(session)
                     yield Send(Pubrec(packet.packet_id))
                     return
@@ -115,26 +115,13 @@ class Inbound:
         if session.ended:
             return  # whatever it has in the store goes with it
         session.release(packet_id)
-        if session.mailbox is not None and self.plane.keeper is not None:
-            self.plane.keeper.release(session, (packet_id,))
-
-    def _is_stored(self, session: Session, packet_id: int, doubt: Doubt) -> Generator[Effect, Any, bool]:
-        """Whether a message was stored after all, though the store has failed then."""
-        keeper = self.plane.keeper
-        ticket = keeper.look_up(session, packet_id, doubt.guid) if keeper is not None else None
-        if ticket is None:
-            return False
-        session.doubt(packet_id, doubt)  # in case that the connection ends meanwhile
-        yield Commit(ticket, hold=True)
-        if ticket.error is not None:
-            raise unanswered()
-        session.doubted(packet_id)
-        return ticket.known
+        if session.durable is not None and self.plane.store is not None:
+            self.plane.store.release(session, (packet_id,))
 
     def in_turn(self, session: Session) -> Steps:
         """After the answers that wait for the store. [MQTT-4.6.0-2]"""
-        if session.in_line:
-            yield Commit(Ticket(0))
+        if session.acks_wait:
+            yield Await(Commit.stored(None))
 
     def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
         """Properties of a PUBACK or PUBREC: the reason of an error, and what a plugin adds, if the client wants it."""
@@ -209,10 +196,10 @@ class Inbound:
             result: Message | Handled = yield Ask(chain, (self.client,), message)
             if isinstance(result, Handled):
                 refusal = yield from self._stored(session, given, packet, _after(given))
-                lasting = packet.qos == 2 and session.mailbox is not None and result.reason < 0x80
-                if refusal is None and lasting and plane.keeper is not None:
-                    taken = plane.keeper.accept(given, (), wall, session, packet.packet_id)
-                    refusal = yield from self._stored(session, given, packet, [], taken)
+                lasting = packet.qos == 2 and session.durable is not None and result.reason < 0x80
+                if refusal is None and lasting and plane.store is not None:
+                    taken = plane.store.accept(given, (), wall, session, packet.packet_id)
+                    refusal = yield from self._stored(session, given, packet, [taken])
                 if refusal is not None:
                     return self._not_kept(refusal, doubt)
                 if result.outcome is not None and packet.qos:
@@ -236,15 +223,15 @@ class Inbound:
             yield WaitFor(only)  # (a client that is behind itself must be read from, or both would wait for ever)
         kept = _taken(message) or _taken(given)
         pending = _after(message) if message is given else _after(message) + _after(given)
-        if pending and packet.qos == 2 and session.mailbox is not None:
+        if pending and packet.qos == 2 and session.durable is not None:
             # Before the packet id is stored: a repetition after a crash must bring the plugins' part again.
             refusal = yield from self._stored(session, message, packet, pending)
             if refusal is not None:
                 return self._not_kept(refusal, doubt)
             pending = []
         chosen = doubt.chosen if doubt is not None else NOBODY
-        copies, ticket = yield from self._keep(session, message, packet, wall, chosen)
-        refusal = yield from self._stored(session, message, packet, pending, ticket, copies)
+        copies = self._keep(session, message, packet, wall, chosen, pending)
+        refusal = yield from self._stored(session, message, packet, pending, copies)
         if refusal is not None:
             return self._not_kept(refusal, doubt)
         count = plane.pubsub.publish(message, wall, copies)
@@ -257,53 +244,50 @@ class Inbound:
         return ReasonCode.QUOTA_EXCEEDED, why, ()
 
     def _keep(
-        self, session: Session, message: Message, packet: Publish, wall: float, chosen: Mapping[str, str]
-    ) -> Generator[Effect, Any, tuple[list[Copy] | None, Ticket | None]]:
+        self,
+        session: Session,
+        message: Message,
+        packet: Publish,
+        wall: float,
+        chosen: Mapping[str, str],
+        pending: list[Commit[Any]],
+    ) -> list[Copy] | None:
         """Store what durable receivers get, and the packet id of a durable publisher's QoS 2 message."""
-        keeper = self.plane.keeper
-        if keeper is None or not packet.qos:
-            return None, None
+        store = self.plane.store
+        if store is None or not packet.qos:
+            return None
         copies = self.plane.pubsub.to_keep(message, chosen)
-        lasting = [copy for copy in copies or () if copy.session.mailbox is not None and copy.qos]
-        if packet.qos == 2 and session.mailbox is not None:
-            first = keeper.announce(session, packet.packet_id, message.guid, lasting, wall)
-            if first is not None:
-                session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(lasting)))  # if the connection ends now
-                yield Commit(first, hold=True)
-                if first.error is not None:
-                    raise unanswered()
-                session.doubted(packet.packet_id)
-            self.plane.stats.routed += len(lasting)  # not before: the connection may end while that is stored
-            return copies, keeper.accept(message, lasting, wall, session, packet.packet_id)
+        lasting = [copy for copy in copies or () if copy.session.durable is not None and copy.qos]
         self.plane.stats.routed += len(lasting)
-        return copies, keeper.accept(message, lasting, wall) if lasting else None
+        if packet.qos == 2 and session.durable is not None:
+            pending.append(store.accept(message, lasting, wall, session, packet.packet_id))
+        elif lasting:
+            pending.append(store.accept(message, lasting, wall))
+        return copies
 
     def _stored(
         self,
         session: Session,
         message: Message,
         packet: Publish,
-        pending: list[Any],
-        ticket: Ticket | None = None,
+        pending: list[Commit[Any]],
         copies: list[Copy] | None = None,
     ) -> Generator[Effect, Any, str | None]:
         """Wait for what the broker and plugins store; why, if the message is refused."""
-        if pending:
-            ticket = ticket or Ticket(0)
-            ticket.after(pending)
         if not packet.qos:
             return None
-        if ticket is None:
+        if not pending:
             yield from self.in_turn(session)
             return None
-        yield Commit(ticket, octets=len(packet.payload))
-        if ticket.error is None:
+        commit = pending[0] if len(pending) == 1 else joined(pending)
+        yield Await(commit, size=len(packet.payload))
+        if commit.error is None:
             return None
         self.plane.stats.dropped["not_stored"] += 1
-        if ticket.refused:
+        if is_refusal(commit.error):
             if self.version != 5:
-                raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(ticket.error))
-            return str(ticket.error)
+                raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(commit.error))
+            return str(commit.error)
         if packet.qos == 2:
             session.doubt(packet.packet_id, Doubt(message.guid, chosen_of(copies or ())))
         raise unanswered()
@@ -354,12 +338,12 @@ class Inbound:
 
     def pubrel(self, session: Session, packet: Pubrel, wall: float) -> Steps:
         known = session.release(packet.packet_id)
-        keeper = self.plane.keeper
-        if known and session.mailbox is not None and keeper is not None:
+        store = self.plane.store
+        if known and session.durable is not None and store is not None:
             # Not before the id is free in the store too: after a crash a new message with this id would pass for known.
-            ticket = keeper.release(session, (packet.packet_id,))
-            yield Commit(ticket)
-            if ticket.error is not None:
+            commit = store.release(session, (packet.packet_id,))
+            yield Await(commit)
+            if commit.error is not None:
                 session.await_release(packet.packet_id, wall)
                 raise unanswered()
         else:
@@ -374,12 +358,12 @@ def _taken(message: Message) -> bool:
     return isinstance(pending, Pending) and pending.taken
 
 
-def _after(message: Message) -> list[Any]:
+def _after(message: Message) -> list[Commit[Any]]:
     """What plugins want the publisher's answer to wait for."""
     pending = message.headers.pop(AFTER, None)
     return pending if isinstance(pending, list) else []
 
 
 def unanswered() -> ProtocolError:
-    """Nobody knows whether something was stored. The client finds out by sending it again."""
+    """Return the error for what may be stored or not. The client finds out by sending it again."""
     return ProtocolError(ReasonCode.SERVER_BUSY, "the store does not answer, send it again")

@@ -137,14 +137,14 @@ class Route:
         #: somebody wants to see every message of this topic: the byte loop leaves them to the channel
         self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
         #: somebody's messages of QoS 1 and 2 go through the store: the byte loop leaves them to the channel
-        self.kept = any(t.session.mailbox is not None for t in targets) or any(g.durable for g in groups)
+        self.kept = any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
         plain = [t for t in targets if t.plain]
         #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 5)
         self.only = targets[0].session if len(targets) == 1 and not groups else None
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
         #: if everybody is durable and takes QoS 1: what they get; the byte loop stores such messages itself
         self.lasting = _lasting(targets) if self.kept and not groups else ()
-        #: see `commits.Plain`; made when first needed, since many routes are remembered
+        #: see `session_store.PlainMessage`; made when first needed, since many routes are remembered
         self.bodies: dict[tuple[object, ...], bytes] | None = None
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
         if not targets:  # mostly topics that plugins take
@@ -166,7 +166,7 @@ def _plain(chain: Chain | None) -> Callback | None:
 
 
 def _lasting(targets: list[Target]) -> tuple[Copy, ...]:
-    if any(t.session.mailbox is None or not t.qos or t.no_local for t in targets):
+    if any(t.session.durable is None or not t.qos or t.no_local for t in targets):
         return ()
     return tuple(Copy(t.session, 1, False, t.identifiers) for t in targets)
 
@@ -199,7 +199,7 @@ class SharedGroup:
     @property
     def durable(self) -> bool:
         """Whether a message may have to go to a member's mailbox."""
-        return any(session.mailbox is not None for session in self.members)
+        return any(session.durable is not None for session in self.members)
 
     def leave(self, session: Session) -> None:
         """Remove a member."""
@@ -457,7 +457,7 @@ class PubSub:
             return None
         copies: list[Copy] = []
         for target in route.targets:
-            if target.session.mailbox is None:
+            if target.session.durable is None:
                 continue
             if target.no_local and message.publisher == target.session.client.client_id:
                 if target.own is None:
@@ -482,7 +482,7 @@ class PubSub:
         qos = message.qos
         if kept is not None:
             for copy in kept:
-                if copy.group is not None and (copy.session.mailbox is None or not copy.qos):
+                if copy.group is not None and (copy.session.durable is None or not copy.qos):
                     if copy.session.ended:
                         self.share(copy.group, message, now)  # it has left while the message was stored
                     else:
@@ -507,7 +507,7 @@ class PubSub:
     ) -> None:
         frame = frame_of(message, version, qos, now)
         if qos and route.kept:
-            receivers = tuple(session for session in receivers if session.mailbox is None)
+            receivers = tuple(session for session in receivers if session.durable is None)
         self.shared.stats.routed += len(receivers)
         if not message.retain or not route.as_published:
             for session in receivers:
@@ -524,7 +524,7 @@ class PubSub:
                 return  # [MQTT-3.8.3-3]
             target = target.own
         qos = min(message.qos, target.qos)
-        if qos and session.mailbox is not None:
+        if qos and session.durable is not None:
             return  # it has gone through the store
         retain = message.retain and target.retain_as_published
         if target.identifiers:
@@ -559,8 +559,8 @@ class PubSub:
     def offer(self, message: Message, copy: Copy, now: float) -> None:
         """Give a receiver its copy."""
         session = copy.session
-        if copy.qos and session.mailbox is not None:
-            session.mailbox.keeper.give(message, copy, now)
+        if copy.qos and session.durable is not None:
+            session.durable.store.accept(message, [copy], now)
             return
         message = noted(message, copy.identifiers, copy.group)
         session.offer(

@@ -4,7 +4,7 @@ A session ends when its client starts anew (discarded), when it expires (termina
 is not to outlive it (terminated). Its will goes out when the will's delay is over or the session ends, whichever
 comes first; never if the client said goodbye.  [MQTT-3.1.2-8], [MQTT-3.1.3-9]
 
-Durable sessions are written down when they change here (`keeper`), and come back with `restore`.
+Durable sessions are stored when they change here (`store`), and come back with `restore`.
 
 Time comes in as an argument: `wall` in seconds since the epoch.
 """
@@ -12,26 +12,18 @@ Time comes in as an argument: `wall` in seconds since the epoch.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from motorcade.broker.pubsub import PubSub
 from motorcade.broker.session import Owed, Session, Wake
-from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 
-
-class SessionKeeping(Protocol):
-    """Who writes durable sessions down."""
-
-    def save(self, session: Session) -> object:
-        """A session has changed."""
-
-    def retire(self, session: Session, filters: Sequence[str]) -> None:
-        """A session with these subscriptions has ended."""
+if TYPE_CHECKING:
+    from motorcade.broker.session_store import SessionStore
 
 
 class Registry:
@@ -41,7 +33,7 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.connected = 0
         self.maximum = 0  #: most clients ever connected at once
-        self.keeper: SessionKeeping | None = None
+        self.store: SessionStore | None = None
         self._shared = shared
         self._pubsub = pubsub
         self._timers: list[tuple[float, int, Wake]] = []  # heap of (when, tie-breaker, whose)
@@ -131,8 +123,8 @@ class Registry:
                 self._wake(session, later)
 
     def _save(self, session: Session) -> None:
-        if self.keeper is not None and session.mailbox is not None and not session.ended:
-            self.keeper.save(session)
+        if self.store is not None and session.durable is not None and not session.ended:
+            self.store.save(session)
 
     def end(self, client_id: str, wall: float) -> list[Message]:
         """Remove a session that is not connected; the wills to publish."""
@@ -154,8 +146,8 @@ class Registry:
         wake, session.wake = session.wake, None
         if wake is not None:
             wake.session = None
-        if self.keeper is not None and session.mailbox is not None:
-            self.keeper.retire(session, filters)
+        if self.store is not None and session.durable is not None:
+            self.store.retire(session, filters)
         self._notify(event, session, why)
         return self._take_will(session)
 
@@ -163,8 +155,8 @@ class Registry:
         will, session.will, session.will_at = session.will, None, None
         if will is None:
             return []
-        if self.keeper is not None and session.mailbox is not None:
-            session.owed = Owed(will, Ticket())
+        if self.store is not None and session.durable is not None:
+            session.owed = Owed(will, Commit())
             will.headers["owed_by"] = session
         return [will]
 
@@ -173,7 +165,7 @@ class Registry:
         owed, session.owed = session.owed, None
         self._save(session)
         if owed is not None:
-            owed.ticket.finish()
+            owed.done.finish()
 
     def _notify(self, event: str, session: Session, why: str = "") -> None:
         self._shared.stats.sessions[event] += 1

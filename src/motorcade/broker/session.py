@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from motorcade.broker.ack_queue import AckQueue
 from motorcade.broker.carrier import Carrier
 from motorcade.broker.frames import converted
 from motorcade.broker.revoked import Revoked
-from motorcade.broker.ticket import Line, Ticket
 from motorcade.broker.window import Shared, Window
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -23,17 +24,17 @@ from motorcade.extension.sources import Why
 
 
 class Doubt(NamedTuple):
-    """A QoS 2 message that may have reached some of its receivers, but perhaps not all."""
+    """A QoS 2 message that may be stored for some of its receivers, but perhaps not for all."""
 
-    guid: bytes  #: under which they recognise it
-    chosen: Mapping[str, str]  #: members of shared groups that get it, see `kept.AwaitingRecord`
+    guid: bytes  #: under which the store recognises it
+    chosen: Mapping[str, str]  #: members of shared groups that get it, see `session_records.AwaitingRecord`
 
 
 class Owed(NamedTuple):
     """A will that is due. Until it is stored for those who get it, it stays in the session's record."""
 
     will: Message
-    ticket: Ticket
+    done: Commit[None]
 
 
 class Wake:
@@ -50,6 +51,7 @@ class Session(Window):
 
     __slots__ = (
         "_doubts",
+        "acks",
         "awaiting",
         "connected_at",
         "created_at",
@@ -58,7 +60,6 @@ class Session(Window):
         "expires_at",
         "expiry",
         "filter_bytes",
-        "line",
         "oldest",
         "oldest_since",
         "owed",
@@ -91,7 +92,7 @@ class Session(Window):
         self.received = 0  #: messages this client has published
         self.oldest = 0  #: packet id that is in flight for longest, as of the last look
         self.oldest_since = 0.0  #: on the clock of the event loop
-        self.line: Line | None = None  #: answers that wait for the store
+        self.acks: AckQueue | None = None  #: answers that wait for the store
         self._doubts: dict[int, Doubt] | None = None
 
     @property
@@ -115,8 +116,8 @@ class Session(Window):
     def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
         """The client is done with a message that was in flight."""
         del self.inflight[number]
-        if self.mailbox is not None:
-            self.mailbox.acknowledged(number)
+        if self.durable is not None:
+            self.durable.acknowledged(number)
         if self.carrier is not None:
             self.carrier.acknowledged(number, reason)
 
@@ -146,7 +147,7 @@ class Session(Window):
             for filter_ in filters:
                 self.revoked.add(filter_)
         self.purge(self.revoked)
-        if self.mailbox is None and not self.inflight:
+        if self.durable is None and not self.inflight:
             self.revoked = None  # nothing is left
         self.go_on()
 
@@ -189,7 +190,7 @@ class Session(Window):
         self.awaiting[number] = now
 
     def doubt(self, number: int, doubt: Doubt) -> None:
-        """Nobody knows whether a QoS 2 message of the client reached all its receivers before the store failed."""
+        """Note that the store could not tell whether a QoS 2 message of the client is stored for all its receivers."""
         if self._doubts is None:
             self._doubts = {}
         self._doubts[number] = doubt
@@ -203,15 +204,15 @@ class Session(Window):
         return self._doubts.pop(number, None) if self._doubts else None
 
     @property
-    def in_line(self) -> bool:
-        """Whether answers wait."""
-        return self.line is not None and self.line.answers > 0
+    def acks_wait(self) -> bool:
+        """Return True while answers wait for the store."""
+        return self.acks is not None and self.acks.answers > 0
 
-    def wait_in_line(self) -> Line:
-        """Where answers wait; made when first needed."""
-        if self.line is None:
-            self.line = Line()
-        return self.line
+    def ack_queue(self) -> AckQueue:
+        """Return where answers wait; made when first needed."""
+        if self.acks is None:
+            self.acks = AckQueue()
+        return self.acks
 
     def release(self, number: int) -> bool:
         """PUBREL has come; False if the id was not known."""

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from motorcade.broker.carrier import Carrier
+from motorcade.broker.durable_queue import FIRST_OTHER_ID, DurableQueue, EntryDecoder
 from motorcade.broker.frames import (
     IDS,
     Frame,
@@ -36,15 +37,15 @@ from motorcade.broker.frames import (
     topic_of,
 )
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.mailbox import FIRST_OTHER_ID, Bodies, Mailbox
 from motorcade.broker.revoked import Revoked
 from motorcade.broker.stats import Stats
-from motorcade.broker.ticket import Ticket
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.sources import Delayed, Sources
+from motorcade.storage.ports import Bound
 
 
 class Waiter(Protocol):
@@ -80,7 +81,7 @@ class Link(Protocol):
     def pump_later(self) -> None:
         """Call `pump` again in the next turn of the event loop."""
 
-    def acknowledge(self, numbers: list[bytes], ticket: Ticket) -> None:
+    def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
         """Messages of the client are stored, or could not be: tell it."""
 
     def caught_up(self) -> None:
@@ -91,7 +92,8 @@ class Shared:
     """What all windows of a node share: one object, so that a session needs one reference."""
 
     __slots__ = (
-        "bodies",
+        "bounds",
+        "decoder",
         "dirty",
         "hooks",
         "kept",
@@ -111,7 +113,8 @@ class Shared:
         self.queued = 0  #: messages waiting in all queues
         self.queued_bytes = 0
         self.kept = 0  #: messages of this process in the mailboxes of all durable sessions, those in flight too
-        self.bodies = Bodies()  #: of entries in mailboxes
+        self.decoder = EntryDecoder()  #: of entries in mailboxes
+        self.bounds: dict[tuple[int, int], Bound] = {}  #: of mailboxes, see `DurableQueue.bound`
         self.dirty: list[Window] = []  #: windows with bytes in `out`, to be written at the end of this turn
         self.sources = Sources()  #: kinds of sources that plugins have registered
         #: Call back in the next turn of the event loop, and after some seconds; set by the broker.
@@ -132,12 +135,12 @@ class Window:
         "behind",
         "carrier",
         "client",
+        "durable",
         "given_up",
         "greeted",
         "inflight",
         "limit",
         "link",
-        "mailbox",
         "max_packet",
         "next_id",
         "online",
@@ -175,7 +178,7 @@ class Window:
         self.waiting: list[Waiter] | None = None  # publishers that wait because of it
         self.given_up = False  # they have waited long enough
         self.carrier: Carrier | None = None  # made when first needed: for messages of sources
-        self.mailbox: Mailbox | None = None  # durable sessions: where QoS 1 and 2 come from instead of the queue
+        self.durable: DurableQueue | None = None  # durable sessions: QoS 1 and 2 come from here instead of the queue
         self.revoked: Revoked | None = None  # what its client may not read any more, while something of it may be left
         self.max_packet = 0  # bytes the client takes; 0 is any
         self.alias_limit = 0  # aliases the client takes; 0 is none
@@ -198,8 +201,8 @@ class Window:
         """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
         self.online = self.greeted = self.writable = self.ready = False
         self.let_go()
-        if self.mailbox is not None:
-            self.mailbox.detach()
+        if self.durable is not None:
+            self.durable.detach()
         self.aliases = None
         self.unsent = None
         self.out.clear()
@@ -216,7 +219,7 @@ class Window:
             and self.writable
             and not self.queue
             and not self.unsent
-            and (self.mailbox is None or not self.mailbox.catching_up)
+            and (self.durable is None or not self.durable.catch_up_to)
         )
 
     # -- messages in
@@ -237,8 +240,8 @@ class Window:
             if not self.online and not options.store_qos0:
                 self.drop(frame, "offline_qos0")
                 return
-            if not self.online and self.mailbox is not None:
-                self.mailbox.keep(frame)
+            if not self.online and self.durable is not None:
+                self.durable.keep(frame)
                 return
             if self.online and not self.writable:
                 self.drop(frame, "slow_consumer")
@@ -262,12 +265,12 @@ class Window:
     @property
     def waiting_messages(self) -> int:
         """Messages that are not sent yet, about."""
-        return len(self.queue or ()) + (self.mailbox.backlog if self.mailbox is not None else 0)
+        return len(self.queue or ()) + (self.durable.backlog if self.durable is not None else 0)
 
-    def note_backlog(self, backlog: int, octets: int) -> None:
-        """So much waits in the mailbox (rule 5)."""
+    def note_backlog(self, backlog: int, size: int) -> None:
+        """Note that so many messages of so many bytes wait in the store (rule 5)."""
         options = self.shared.options
-        if self.online and (backlog * 2 >= options.queue > 1 or octets * 2 >= options.queue_bytes > 1):
+        if self.online and (backlog * 2 >= options.queue > 1 or size * 2 >= options.queue_bytes > 1):
             self.behind = not self.given_up and options.patience > 0
 
     def lose_patience(self, waiting: list[Waiter]) -> None:
@@ -379,7 +382,7 @@ class Window:
 
     def take_id(self) -> int:
         """A packet id that is not in use. There is one: the window is smaller than the id space."""
-        first = 1 if self.mailbox is None else FIRST_OTHER_ID
+        first = 1 if self.durable is None else FIRST_OTHER_ID
         number = max(self.next_id, first)
         while number in self.inflight:
             number = number + 1 if number < 65535 else first
@@ -405,13 +408,13 @@ class Window:
             return False
         if self.unsent and self.writable:
             self._repeat(now)
-        carrier, mailbox = self.carrier, self.mailbox
+        carrier, durable = self.carrier, self.durable
         more = False
         if carrier is not None:
             more = self.writable and carrier.active and carrier.pump(now)
             self.put_down()
-        if mailbox is not None:
-            mailbox.pump(now, 0 if more else None)
+        if durable is not None:
+            durable.pump(now, 0 if more else None)
         if self.queue and self.writable and not more:
             while self.send_queued(now):
                 pass
@@ -425,7 +428,7 @@ class Window:
     def send_queued(self, now: float) -> bool:
         """Send the first message of the queue; False if there is none, or it must wait."""
         queue = self.queue
-        if not queue or self.unsent or (self.mailbox is not None and self.mailbox.catching_up):
+        if not queue or self.unsent or (self.durable is not None and self.durable.catch_up_to):
             return False
         frame = queue[0]
         if frame[0][0] & 6 and len(self.inflight) >= self.limit:
@@ -441,15 +444,15 @@ class Window:
     def room(self) -> int:
         """How many more messages of QoS 1 and 2 may be sent that have no packet id yet."""
         room = self.limit - len(self.inflight)
-        if self.mailbox is None:
+        if self.durable is None:
             return room
-        ids = 65536 - FIRST_OTHER_ID + len(self.mailbox.sent) - len(self.inflight)
+        ids = 65536 - FIRST_OTHER_ID + len(self.durable.sent) - len(self.inflight)
         return min(room, ids)
 
     @property
     def mail_waits(self) -> bool:
         """Whether the mailbox has something here that waits for room only."""
-        return self.mailbox is not None and self.mailbox.may_send
+        return self.durable is not None and self.durable.may_send
 
     @property
     def queue_needs_room(self) -> bool:
@@ -463,7 +466,7 @@ class Window:
 
     def send_kept(self, now: float) -> bool:
         """Send the next message of the mailbox; False if there is none, or it must wait."""
-        return self.mailbox is not None and self.mailbox.pump(now, 1) > 0
+        return self.durable is not None and self.durable.pump(now, 1) > 0
 
     def go_on(self) -> None:
         """Something that stood in the way of `pump` has gone."""
@@ -472,7 +475,7 @@ class Window:
 
     def _has_caught_up(self) -> bool:
         options = self.shared.options
-        octets = self.queue_bytes + (self.mailbox.backlog_octets if self.mailbox is not None else 0)
+        octets = self.queue_bytes + (self.durable.backlog_size if self.durable is not None else 0)
         return self.waiting_messages * 4 <= options.queue and octets * 4 <= (options.queue_bytes or 1 << 62)
 
     def fresh(self, frame: Frame, now: float) -> Frame | None:
@@ -513,8 +516,8 @@ class Window:
             self.shared.dirty.append(self)
         self.out.extend(b"\x62\x02" + IDS[number] for number, frame in self.inflight.items() if is_released(frame))
         self._repeat(now)
-        if self.mailbox is not None:
-            self.mailbox.begin()
+        if self.durable is not None:
+            self.durable.begin()
 
     def _withdraw(self, revoked: Revoked) -> None:
         """What is in flight and may not be read any more is not repeated.
@@ -535,7 +538,7 @@ class Window:
             del self.inflight[number]
             if carrier is not None:
                 carrier.acknowledged(number, ReasonCode.NOT_AUTHORIZED, "not_authorized")
-        if self.mailbox is None:
+        if self.durable is None:
             self.revoked = None
 
     def _repeat(self, now: float) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from motorcade.broker import carrier as carrier_module
 from motorcade.broker.carrier import BACKOFF, INBOX, MAX_BACKOFF, Carrier
+from motorcade.broker.durable_queue import FIRST_OTHER_ID
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.mailbox import FIRST_OTHER_ID
 from motorcade.broker.turns import STEP, STEP_OCTETS
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError

@@ -780,10 +780,10 @@ class Machine(World):
         for lane in carrier.lanes.values():
             if lane.source is not agent and lane.buffer and self._may_send(lane, room):
                 waiting[lane] = lane.buffer[0]
-        mailbox = session.mailbox
-        if mailbox is not None and mailbox.may_send and room:
-            waiting["mailbox"] = mailbox._ahead[0]
-        caught_up = not session.unsent and (mailbox is None or not mailbox.catching_up)
+        queue = session.durable
+        if queue is not None and queue.may_send and room:
+            waiting["durable"] = queue._ahead[0]
+        caught_up = not session.unsent and (queue is None or not queue.catch_up_to)
         if session.queue and caught_up and room:
             waiting["queue"] = session.queue[0]
         for who, head in waiting.items():

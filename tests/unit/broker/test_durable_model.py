@@ -27,7 +27,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from motorcade.broker import kept, mailbox
+from motorcade.broker import durable_queue, session_records
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.core.subscription import Subscription
 from motorcade.mqtt.packets import (
@@ -44,7 +44,7 @@ from motorcade.mqtt.packets import (
     Subscribe,
 )
 from motorcade.mqtt.properties import NONE, Properties
-from motorcade.storage.ports import StoreError
+from motorcade.storage.ports import StoreError, StoreRefusedError
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Peer, standing
 from tests.unit.broker.test_balance import balanced, exported
@@ -328,7 +328,7 @@ class Machine(World):
         self.store = HeldStore(atomic=atomic)
         self.bounded = queue > 0
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(mailbox, "IDS_OF_MAILBOX", ids)
+        patch.setattr(durable_queue, "IDS_OF_QUEUE", ids)
         self.node = MemoryNode(msgspec.structs.replace(OPTIONS, queue=queue, patience=0), LIMITS, store=self.store)
         self.node.plane.observed = observed
         self.stack.enter_context(standing(self.node.clock))
@@ -457,9 +457,12 @@ class Machine(World):
     @precondition(lambda self: self.store.waiting)
     @rule(outcome=st.sampled_from(("lost", "written", "late")), turn=turns)
     def lose(self, outcome: str, turn: bool) -> None:
-        """A write fails, and nobody knows whether it was done, or will be."""
+        """A write fails. Where batches are not atomic it is unknown whether it was done, or will be."""
         self.troubled = True
-        self.store.fail(StoreError("no answer"), written=outcome == "written", late=outcome == "late")
+        if self.store.atomic:
+            self.store.fail(StoreRefusedError("not in time"))
+        else:
+            self.store.fail(StoreError("no answer"), written=outcome == "written", late=outcome == "late")
         self.go_on(turn)
 
     @rule()
@@ -509,8 +512,8 @@ class Machine(World):
 
     def has_expired(self, name: str) -> bool:
         """Whether the store says so; a store that was full for longer than that does not know that it came back."""
-        data = self.store.records_of(kept.SESSIONS).get(name)
-        record = None if data is None else kept.decode_session(data)
+        data = self.store.records_of(session_records.SESSIONS).get(name)
+        record = None if data is None else session_records.decode_session(data)
         return record is not None and record.expires_at is not None and record.expires_at <= self.node.clock.now
 
     # -- what must be true in the end

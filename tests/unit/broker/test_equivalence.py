@@ -27,7 +27,7 @@ import structlog
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from motorcade.broker import kept
+from motorcade.broker import session_records
 from motorcade.broker.frames import is_released
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.session import Session
@@ -450,10 +450,16 @@ class Run:
     # -- what is compared
 
     def heard(self, number: int) -> dict[str, Any]:
-        """What a client has received: its messages with their ids in order, and its answers in order."""
+        """What a client has received: its messages with their ids in order, and its answers in order.
+
+        QoS 0 and what comes from the store have no order among each other: it depends on when room is made.
+        """
         received = self.clients[number].received
+        messages = [entry for entry in received if isinstance(entry[1], Publish)]
+        if self.store is not None:
+            messages.sort(key=lambda entry: isinstance(entry[1], Publish) and entry[1].qos > 0)
         return {
-            "messages": [entry for entry in received if isinstance(entry[1], Publish)],
+            "messages": messages,
             "answers": [entry for entry in received if not isinstance(entry[1], Publish)],
         }
 
@@ -479,9 +485,9 @@ def _stored(store: HeldStore) -> dict[str, Any]:
     inner = store.inner
     records = inner.records.collections
     return {
-        "sessions": {key: _record(value) for key, (value, _) in records.get(kept.SESSIONS, {}).items()},
-        "subscriptions": records.get(kept.SUBSCRIPTIONS, {}),
-        "awaiting": list(records.get(kept.AWAITING, {})),
+        "sessions": {key: _record(value) for key, (value, _) in records.get(session_records.SESSIONS, {}).items()},
+        "subscriptions": records.get(session_records.SUBSCRIPTIONS, {}),
+        "awaiting": list(records.get(session_records.AWAITING, {})),
         "entries": {
             owner: [
                 (position, _entry(row), inner.blobs.data(row.digest), row.mark) for position, row in box.rows.items()
@@ -491,16 +497,16 @@ def _stored(store: HeldStore) -> dict[str, Any]:
     }
 
 
-def _record(data: bytes) -> kept.SessionRecord:
-    record = kept.decode_session(data)
+def _record(data: bytes) -> session_records.SessionRecord:
+    record = session_records.decode_session(data)
     if record.will is not None:
-        record.will.message.guid = b""
+        will = session_records.ENTRY.decode(bytes(record.will.message))
+        record.will.message = msgspec.Raw(msgspec.msgpack.encode(msgspec.structs.replace(will, guid=b"")))
     return record
 
 
 def _entry(row: Row) -> tuple[Any, ...]:
-    record = kept.decode_message(row.body)
-    record.guid, record.timestamp = b"", 0.0
+    record = msgspec.structs.replace(session_records.ENTRY.decode(row.body), guid=b"", time=0.0)
     return (*msgspec.structs.astuple(record), row.expires_at)
 
 

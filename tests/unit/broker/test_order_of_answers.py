@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from motorcade.broker.kept import AWAITING
 from motorcade.broker.limits import SessionOptions
+from motorcade.broker.session_records import AWAITING
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.extension.hooks import Callback, Continue, Stop, acknowledge_after

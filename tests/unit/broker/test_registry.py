@@ -13,8 +13,8 @@ from motorcade.broker.pubsub import PubSub
 from motorcade.broker.registry import Registry
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
-from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -56,7 +56,7 @@ class Link:
     def caught_up(self) -> None:
         """Nor does it wait for anybody."""
 
-    def acknowledge(self, numbers: list[bytes], ticket: Ticket) -> None:
+    def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
         """Nor has it published anything."""
 
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from motorcade.broker.kept import SESSIONS
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.revoked import Revoked
 from motorcade.broker.session import Session
+from motorcade.broker.session_records import SESSIONS
 from motorcade.core.client import ClientInfo
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Stop

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from motorcade.broker import commits
-from motorcade.broker.kept import AWAITING, SESSIONS
+from motorcade.broker import session_store
+from motorcade.broker.session_records import AWAITING, SESSIONS
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -78,7 +78,7 @@ def test_an_acknowledgement_that_could_not_be_stored_is_stored_later(node: Memor
 
 
 def test_a_store_that_was_full_takes_as_much_as_before(node: MemoryNode, store: HeldStore, monkeypatch) -> None:
-    monkeypatch.setattr(commits, "FLYING_ROWS", 3)
+    monkeypatch.setattr(session_store, "MAX_IN_FLIGHT", 3)
     reader, publisher = reader_of(node), node.client("publisher")
     store.full = True
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""What a durable session still has to get: its mailbox in the store, and the part of it that is on its way.
+"""The durable queue of a session: its mailbox in the store, and the part of it that is on its way to the window.
 
     store   1 2 3 4 5 6 7 8 9 10 11           positions, oldest first
             └sent─┘ └ahead─┘└─ not read ─┘     sent: in the session's window; ahead: read, waits for room
@@ -6,7 +6,7 @@
 
 Rule 1: the packet id of an entry follows from its position (`id_of`). So nothing about ids is stored, and after a crash
         every message is sent again under the id it had.  [MQTT-4.4.0-1]
-        If an older entry holds that id, unacknowledged for `IDS_OF_MAILBOX` messages or its acknowledgement not stored
+        If an older entry holds that id, unacknowledged for `IDS_OF_QUEUE` messages or its acknowledgement not stored
         yet, the entry is moved: it gets one of `MOVED_IDS` ids above, and a mark that tells which one. The mark is
         stored before the entry is sent, and stays with it: so it too has the same id after a crash.
 Rule 2: a message of QoS 1 or 2 is sent only after its entry is committed, and PUBREL only after the entry's mark is.
@@ -20,6 +20,7 @@ Rule 5: a full mailbox drops what waits, never what was sent. While the client i
         While it is connected, an entry could be sent between the append and its commit; so the store drops nothing but
         QoS 0 and tells that there is too much, and the oldest that waits is chosen here (`discard`). For the same
         reason a connection sends nothing before what was appended in its absence is committed (`_hold`).
+Rule 6: nothing here waits. `SessionStore` reads and writes, and calls back.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from motorcade.broker.frames import IDS, RELEASED, Frame, build, frame_of, message_of, topic_of
-from motorcade.broker.kept import decode_message, is_plain, message_from, owner_of
+from motorcade.broker.session_records import ENTRY, message_from, owner_of
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
-from motorcade.storage.ports import SPARE_ALL
+from motorcade.storage.ports import SPARE_ALL, Bound, Entry
 
 if TYPE_CHECKING:
-    from motorcade.broker.pubsub import Copy
     from motorcade.broker.session import Session
-    from motorcade.broker.ticket import Ticket
+    from motorcade.broker.session_store import SessionStore
 
-IDS_OF_MAILBOX = 60_000  #: packet ids 1 to this one follow from the positions of entries
+IDS_OF_QUEUE = 60_000  #: packet ids 1 to this one follow from the positions of entries
 MOVED_FROM = 60_001  #: the first id of entries whose own id is held by an older one
 MOVED_IDS = 120
 FIRST_OTHER_ID = MOVED_FROM + MOVED_IDS  #: from here on ids belong to everything that is not in the mailbox
 BODIES = 10_000  #: bodies of plain messages that are remembered
 AHEAD = 64  #: entries read ahead
-AHEAD_OCTETS = 256 * 1024  #: bytes of payloads read ahead, about
+AHEAD_BYTES = 256 * 1024  #: bytes of payloads read ahead, about
 
 UNSETTLED = 256  #: acknowledgements the store may not know of yet, before nothing more is sent
 
 UNKNOWN = 1 << 62  #: a position that is never reached
-OCTETS_STEP = 1024 * 1024
+BYTES_STEP = 1024 * 1024
+BOUNDS = 256  #: bounds of mailboxes that are remembered
 
 RELEASED_MARK = 1  #: mark of an entry: PUBREC has come
 SENT_MARK = (
@@ -67,158 +69,104 @@ RETRY = 1.0  #: seconds until a mark that could not be stored is tried again
 log = logging.getLogger(__name__)
 
 
-class Kept(Protocol):
-    """An entry of the store, or what will be read as one."""
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def body(self) -> bytes: ...
-
-    @property
-    def payload(self) -> bytes: ...
-
-    @property
-    def mark(self) -> int: ...
-
-
-class Keeping(Protocol):
-    """What carries out the wishes of mailboxes; nothing here waits."""
-
-    def fetch(self, session: Session, after: int, limit: int) -> None:
-        """Read entries; `Mailbox.fetched` follows."""
-
-    def acknowledge(self, mailbox: Mailbox, position: int) -> None:
-        """An entry is done with; `Mailbox.settled` follows when the store knows."""
-
-    def mark(self, mailbox: Mailbox, position: int, mark: int) -> Ticket:
-        """Note a number with an entry."""
-
-    def keep(self, session: Session, message: Message, *, retain: bool) -> None:
-        """Keep a QoS 0 message for a client that is away."""
-
-    def give(self, message: Message, copy: Copy, now: float) -> None:
-        """Keep a message for one durable receiver; nobody waits for it."""
-
-
 def id_of(position: int) -> int:
     """The packet id under which an entry is sent."""
-    return 1 + position % IDS_OF_MAILBOX
+    return 1 + position % IDS_OF_QUEUE
 
 
-class Bodies:
-    """Reads the bodies of entries. Those of plain messages are the same for all of a client to a topic."""
+class EntryDecoder:
+    """Makes frames of entries. Bodies of plain messages are the same for all of a client to a topic, and remembered."""
 
     def __init__(self) -> None:
         self._plain: dict[bytes, tuple[bytes, int, ClientInfo]] = {}
 
-    def frame(self, entry: Kept, version: int, now: float) -> Frame:
-        """The frame of an entry."""
+    def frame(self, entry: Entry, version: int, now: float) -> Frame:
+        """Return the frame of an entry; `RecordError` if it cannot be read."""
         plain = self._plain.get(entry.body)
         if plain is None:
-            record = decode_message(entry.body)
-            if not is_plain(record):
+            record = ENTRY.decode(entry.body)
+            if not record.plain:
                 message = message_from(record, entry.payload)
-                flags = record.flags
                 return frame_of(
-                    message, version, flags & 3, now, retain=bool(flags & 4), identifiers=record.identifiers
+                    message, version, record.granted, now, retain=record.retained, identifiers=record.identifiers
                 )
             if len(self._plain) >= BODIES:
                 self._plain.clear()
-            publisher = ClientInfo(record.publisher, record.username)
-            plain = self._plain[entry.body] = record.topic.encode(), record.flags & 3, publisher
+            publisher = ClientInfo(record.client, record.username)
+            plain = self._plain[entry.body] = record.topic.encode(), record.granted, publisher
         topic, qos, publisher = plain
         return build(topic, b"\x00" + entry.payload if version == 5 else entry.payload, qos, publisher)
 
 
-class Mailbox:
+class DurableQueue:
     """One durable session's way from the store to its window."""
 
     __slots__ = (
         "_ahead",
-        "_ahead_octets",
-        "_catch_to",
+        "_ahead_size",
         "_clear_to",
         "_counted",
         "_discarded",
         "_gone",
-        "_held_octets",
+        "_held_size",
         "_hold",
         "_moved",
-        "_old_to",
         "_oldest",
-        "_read",
-        "_restored",
-        "_seen",
-        "_seen_to",
-        "_sent_octets",
         "_step",
-        "_unread_octets",
+        "_unread_size",
         "_unstored",
-        "_window_octets",
+        "_window_size",
         "acked",
         "before",
-        "catching_up",
+        "catch_up_to",
         "coming",
-        "coming_octets",
+        "coming_size",
         "cursor",
-        "doubtful",
         "epoch",
         "held",
-        "keeper",
         "kept",
         "open",
-        "over",
         "owner",
         "reading",
         "sent",
         "sent_to",
         "session",
-        "spared",
+        "store",
         "tail",
-        "trimming",
         "unread",
     )
 
     def __init__(
-        self, session: Session, keeper: Keeping, *, restored: bool = False, sent_to: int = UNKNOWN, window: int = 0
+        self, session: Session, store: SessionStore, *, restored: bool = False, sent_to: int = UNKNOWN, window: int = 0
     ) -> None:
         """`restored`: the process before this one may have left entries, and has sent those up to `sent_to`.
 
         If that is unknown, `window` is how many the client took at once; 0: as many as now.
         """
         self.session = session
-        self.keeper = keeper
+        self.store = store
         self.owner = owner_of(session.client.client_id)
         self.cursor = 0  #: everything up to here has been read (by this connection)
         self.tail = 0  #: highest position heard of
-        self.unread = restored  #: there may be entries above the cursor that nobody has told of
+        self.unread = restored  #: there may be entries above the cursor that were not told of
         self.coming = 0  #: entries handed to the store whose position is not known yet
-        self.coming_octets = 0
+        self.coming_size = 0  #: bytes of their payloads
         self.kept = 0  #: entries of this process in the store
-        self.before = UNKNOWN if restored else 0  #: those up to here are of the process before
+        self.before = UNKNOWN if restored else 0  #: entries up to here are of the process before
         self._counted: set[int] | None = None  # dropped, though the store may have them yet
         self._gone: set[int] | None = None  # in flight, and removed from the store because they have expired
-        self.catching_up = False  #: what was kept while the client was away is not sent yet; QoS 0 waits for it
-        self._catch_to = 0
-        self._restored = restored  # nobody has told of all entries
-        self._read = False  # this connection has read at least once: the cursor means something
+        #: Position up to which the client has to get what was kept while it was away before QoS 0 goes out; 0: it has.
+        self.catch_up_to = 0
         self.open = False  #: a client is there and has got its CONNACK
         self.epoch = 0  #: one more with every connection
         self.reading = False
-        self.sent: dict[int, int] = {}  #: packet id -> position, in the window now
+        self.sent: dict[int, tuple[int, int]] = {}  #: packet id -> position and bytes, in the window now
         #: Entries the last connections had in flight, at most.
         self.held = (window or session.shared.options.window) if restored else 0
-        self._held_octets = 0
-        self._sent_octets: dict[int, int] = {}  # packet id -> octets, in the window now
-        self._window_octets = 0  # of all of them
-        self._unread_octets = 0  # of entries that have arrived and wait in the store, about
-        self.sent_to = sent_to if restored else 0  #: highest position that was ever sent, or may have been
-        #: Entries up to here must not be dropped by the store when there is no room; see rule 5.
-        self.spared = SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
-        self.over = False  #: the store has told that there is too much
-        self.trimming = False  #: somebody looks for what has to go
+        self._held_size = 0
+        self._window_size = 0  # bytes in the window now
+        self._unread_size = 0  # bytes of entries that have arrived and wait in the store, about
+        self.sent_to = sent_to if restored else 0  #: highest position that was ever sent; `UNKNOWN` after a crash
         self._discarded: set[int] | None = None  # dropped here while a read was under way
         self._hold = 0  # appends that were begun before this connection and are not answered yet
         self._moved: dict[int, int] = {}  # position -> packet id of moved entries, until their end is stored
@@ -226,67 +174,73 @@ class Mailbox:
         self._clear_to = 0  # below this position no older entry can have the id of another
         self._oldest = 0  # because of this one
         self.acked: set[int] = set()  #: acknowledged, but the store may not know yet
-        self._ahead: deque[tuple[int, Kept | Frame]] = deque()
-        self._ahead_octets = 0
+        self._ahead: deque[tuple[int, Entry | Frame]] = deque()
+        self._ahead_size = 0
         self._step = AHEAD // 4
-        #: So many entries at most had the process before this one sent, if it was killed; none above `_old_to`.
-        self.doubtful = (window or session.shared.options.window or 65535) + UNSETTLED
-        self._old_to = UNKNOWN if restored else 0
-        self._seen = self._seen_to = 0  # of these, read by this connection
 
     @property
     def backlog(self) -> int:
-        """Entries that wait, about; what was pushed out meanwhile counts."""
-        unread = max(0, self.tail - self.cursor) if self._read else 0
+        """Return about how many entries wait; what was pushed out meanwhile counts."""
+        unread = max(0, self.tail - self.cursor) if self.cursor or not self.unread else 0
         return unread + self.coming + len(self._ahead)
 
     @property
-    def backlog_octets(self) -> int:
-        """Octets of their payloads, about."""
-        return self.coming_octets + self._unread_octets + self._ahead_octets
+    def backlog_size(self) -> int:
+        """Return about how many bytes their payloads have."""
+        return self.coming_size + self._unread_size + self._ahead_size
 
     @property
-    def room(self) -> tuple[int, int]:
-        """(entries, octets) the mailbox may have: the queue, and what is in the window; 0 is any number.
+    def bound(self) -> Bound:
+        """Return how large the mailbox may grow: the queue, and what is in the window.
 
-        While a client is connected, its whole window counts, and octets are rounded up, so that most get the same
-        answer: whoever does is served together.
+        While a client is connected its whole window counts, and bytes are rounded up, so that most receivers have the
+        same bound: these are served together.
         """
-        options = self.session.shared.options
-        octets = self._window_octets if self.open else self._held_octets
-        return (
-            options.queue + (options.window if self.open else self.held) if options.queue else 0,
-            options.queue_bytes + -(-octets // OCTETS_STEP) * OCTETS_STEP if options.queue_bytes else 0,
-        )
+        shared = self.session.shared
+        options = shared.options
+        if self.open:
+            window, size = options.window, self._window_size
+        else:
+            window, size = self.held, self._held_size
+        entries = options.queue + window if options.queue else 0
+        size = options.queue_bytes + -(-size // BYTES_STEP) * BYTES_STEP if options.queue_bytes else 0
+        bound = shared.bounds.get((entries, size))  # kept, since there are few and making one is slow
+        if bound is None:
+            if len(shared.bounds) >= BOUNDS:
+                shared.bounds.clear()
+            bound = shared.bounds[entries, size] = Bound(entries, size)
+        return bound
+
+    @property
+    def max_sent(self) -> int:
+        """Return how many entries a process that was killed had sent, at most (rule 3)."""
+        return (self.held or 65535) + UNSETTLED
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to send as soon as there is room."""
+        """Return True if there is something to send as soon as there is room."""
         return bool(self._ahead) or self.unread or self.tail > self.cursor
 
     # -- the connection comes and goes
 
     def begin(self) -> None:
-        """A client is there and has got its CONNACK: begin with the oldest entry."""
-        self.open = self.catching_up = True
-        self.spared = SPARE_ALL
+        """Begin with the oldest entry: a client is there and has got its CONNACK."""
+        self.open = True
         self._hold = self.coming
-        self._catch_to = self.tail or UNKNOWN
-        self._read = False
+        self.catch_up_to = self.tail or UNKNOWN
         self.epoch += 1
-        self.cursor = self._clear_to = self._seen = self._seen_to = 0
+        self.cursor = self._clear_to = 0
         self.unread = True
 
     def serves(self, epoch: int) -> bool:
-        """Whether the connection of this number is still there."""
+        """Return True if the connection of this number is still there."""
         return self.open and self.epoch == epoch
 
     def detach(self) -> None:
-        """The connection is gone; what it had on its way is in the store."""
+        """Note that the connection is gone; what it had on its way is in the store."""
         session = self.session
         self._hold_back()
-        self._window_octets = 0
-        self._sent_octets.clear()
+        self._window_size = 0
         for position in self._gone or ():  # nothing is left to be sent again
             session.shared.stats.dropped["expired"] += 1
             self.left((position,))
@@ -295,129 +249,123 @@ class Mailbox:
             session.inflight.pop(number, None)
         self.sent.clear()
         self._ahead.clear()
-        self._ahead_octets = self._unread_octets = 0
-        self.open = self.reading = self.catching_up = False
-        self._hold = 0
+        self._ahead_size = self._unread_size = 0
+        self.open = self.reading = False
+        self.catch_up_to = self._hold = 0
         self._discarded = None
         if self._moved:  # what is left will be read with its mark
             self._moved = {p: n for p, n in self._moved.items() if p in self.acked or p == self._unstored}
-        self.spared = SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
 
     def _hold_back(self) -> None:
         """Note how much is in flight: what this connection has sent, and what those before it have sent."""
-        held, octets = len(self.sent), self._window_octets
+        held, size = len(self.sent), self._window_size
         if self._ahead[0][0] <= self.sent_to if self._ahead else self.waiting and self.cursor < self.sent_to:
-            held, octets = max(held, self.held), max(octets, self._held_octets)  # it has not repeated all of them
-        self.held, self._held_octets = held, octets
+            held, size = max(held, self.held), max(size, self._held_size)  # it has not repeated all of them
+        self.held, self._held_size = held, size
 
     # -- in
 
     def keep(self, frame: Frame) -> None:
-        """A QoS 0 message for a client that is away."""
+        """Store a QoS 0 message for a client that is away."""
         session = self.session
-        self.keeper.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
+        self.store.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
 
-    def expect(self, octets: int) -> None:
-        """An entry with so large a payload is handed to the store."""
+    def expect(self, size: int) -> int:
+        """Note that an entry with so large a payload is handed to the store.
+
+        Return the position up to which the store must not drop entries when there is no room (rule 5).
+        """
         self.coming += 1
-        self.coming_octets += octets
+        self.coming_size += size
         if self.open:
-            self.session.note_backlog(self.backlog, self.backlog_octets)
+            self.session.note_backlog(self.backlog, self.backlog_size)
+            return SPARE_ALL
+        return SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
 
-    def arrived(self, position: int, frame: Frame | None, octets: int) -> None:
-        """An entry is committed. If nothing waits before it, it goes on from memory; else it will be read.
+    def arrived(self, position: int, frame: Frame | None, size: int) -> None:
+        """Take in an entry that is committed. If nothing waits before it, it goes on from memory; else it will be read.
 
-        0: it was not, or the queue was full.
+        0: it was not committed, or the queue was full.
         """
         self.coming -= 1
-        self.coming_octets -= octets
+        self.coming_size -= size
         self.tail = max(self.tail, position)
-        if position and self.sent_to == UNKNOWN:
-            self._old_to = min(self._old_to, position - 1)
         if self._hold:
             self._hold -= 1
             if not self._hold:
                 self.session.go_on()
         if not self.open or position <= self.cursor:
-            return  # nobody is there, or it is read already
+            return  # the client is away, or it is read already
         is_next = position == self.cursor + 1 and not self.reading and not self.unread
-        if frame is not None and is_next and len(self._ahead) < AHEAD and self._ahead_octets < AHEAD_OCTETS:
+        if frame is not None and is_next and len(self._ahead) < AHEAD and self._ahead_size < AHEAD_BYTES:
             self.cursor = position
             self._ahead.append((position, frame))
-            self._ahead_octets += octets
+            self._ahead_size += size
         else:
-            self._unread_octets += octets
+            self._unread_size += size
+
+    def count_in(self, position: int) -> None:
+        """Count an entry that this process has stored."""
+        if position <= self.before:
+            self.before = position - 1
+        self.kept += 1
+        self.session.shared.kept += 1
 
     def look_again(self) -> None:
-        """There may be entries that nobody tells of: a write failed, and may have been done all the same."""
+        """Read again: a write has failed with an unknown outcome, so there may be entries that were not told of."""
         if self.open:
             self.unread = True
             self.session.go_on()
 
-    def fetched(self, entries: Sequence[Kept], limit: int, tail: int) -> None:
-        """Entries that were asked for by this connection have been read. `tail` was known when they were."""
+    def fetched(self, entries: Sequence[Entry], limit: int, tail: int) -> None:
+        """Take in entries that this connection has asked for. `tail` was known when they were read."""
         self.reading = False
-        self._read = True
-        octets = 0
+        size = 0
         for number, entry in enumerate(entries):
-            if self.coming and not self._restored and entry.position > self.tail:
+            if self.coming and entry.position > max(self.tail, self.before):
                 # It is in the store, but perhaps not as safe yet as it should be: its commit is awaited.
                 entries = entries[:number]
                 tail = 0
                 break
             self.cursor = entry.position
-            octets += len(entry.payload)
+            size += len(entry.payload)
             if entry.position not in self.acked and not (self._discarded and entry.position in self._discarded):
                 self._ahead.append((entry.position, entry))
                 if entry.mark >= MOVED_MARK:
                     self._moved[entry.position] = MOVED_FROM + (entry.mark - MOVED_MARK) // 2
                     self._clear_to = min(self._clear_to, entry.position)
         self._discarded = None
-        if self.sent_to == UNKNOWN:
-            self._count_old(entries, all_read=len(entries) < limit)
-        self._ahead_octets += octets
-        self._unread_octets = max(0, self._unread_octets - octets)
+        self._ahead_size += size
+        self._unread_size = max(0, self._unread_size - size)
         if len(entries) < limit:
             self.cursor = max(self.cursor, tail)
-            self.unread = self._restored = False
+            self.unread = False
+            if self.before == UNKNOWN and not self.coming:
+                self.before = self.cursor
             if self.cursor >= self.tail:
-                self._unread_octets = 0  # what was pushed out or has expired is never read
-        elif octets:  # as many next time as fit
-            self._step = max(1, min(AHEAD, AHEAD_OCTETS * len(entries) // octets))
+                self._unread_size = 0  # what was pushed out or has expired is never read
+        elif size:  # as many next time as fit
+            self._step = max(1, min(AHEAD, AHEAD_BYTES * len(entries) // size))
         else:
             self._step = AHEAD
         self.tail = max(self.tail, self.cursor)
 
-    def _count_old(self, entries: Sequence[Kept], *, all_read: bool) -> None:
-        """Find out how far the process before this one may have come (rule 3)."""
-        for entry in entries:
-            if entry.position > self._old_to or self._seen >= self.doubtful:
-                all_read = True
-                break
-            self._seen += 1
-            self._seen_to = entry.position
-        if all_read:
-            self.know_sent(self._seen_to)
-
-    def know_sent(self, position: int, entries: int = 0, octets: int = 0) -> None:
-        """The process before this one has sent no entry above this one; these are so many of so many octets."""
+    def know_sent(self, position: int, entries: int, size: int) -> None:
+        """Note that the process before this one has sent no entry above this one: at most so many, of so many bytes."""
         if self.sent_to == UNKNOWN:
-            self.sent_to = max(min(position, self._old_to), max(self.sent.values(), default=0))
+            self.sent_to = min(position, self.before)
             if not self.open:
-                self.spared = self.sent_to
                 self.held = max(self.held, entries)
-                self._held_octets = max(self._held_octets, octets)
+                self._held_size = max(self._held_size, size)
 
-    def discard(self, entry: Kept) -> bool:
+    def discard(self, entry: Entry) -> bool:
         """Drop an entry that waits, because there is no room; False if it does not wait any more."""
         position = entry.position
         if position <= self.sent_to or position in self.acked:
             return False
         if self.open:
-            self._ahead = deque(one for one in self._ahead if one[0] != position)
-            self._ahead_octets = max(0, self._ahead_octets - len(entry.payload))
-            if self.reading:
-                self._discarded = (self._discarded or set()) | {position}
+            self._ahead_size = max(0, self._ahead_size - len(entry.payload))
+        self._take_back((position,))
         session = self.session
         if session.shared.hooks.message_dropped is None:
             session.shared.stats.dropped["queue_full"] += 1
@@ -429,25 +377,25 @@ class Mailbox:
         return True
 
     def pushed_out(self, positions: Sequence[int]) -> None:
-        """The store has dropped entries, because there is no room."""
+        """Note that the store has dropped entries, because there is no room."""
         dropped = [position for position in positions if position not in self.acked]
         self._take_back(dropped)
         self.session.shared.stats.dropped["queue_full"] += len(dropped)
         self.left(dropped)
 
     def expired(self, position: int) -> None:
-        """The store has removed an entry whose time is over."""
+        """Note that the store has removed an entry whose time is over."""
         if position in self.acked:
             return
-        if position in self.sent.values():  # it may still be acknowledged
+        if any(position == sent for sent, _ in self.sent.values()):  # it may still be acknowledged
             self._gone = (self._gone or set()) | {position}
             return
-        self._take_back([position])
+        self._take_back((position,))
         self.session.shared.stats.dropped["expired"] += 1
         self.left((position,))
 
     def _take_back(self, positions: Sequence[int]) -> None:
-        """Entries that are gone are not sent, though they were read."""
+        """Do not send entries that are gone, though they were read."""
         if self.open and positions:
             self._ahead = deque(one for one in self._ahead if one[0] not in positions)
             if self.reading:
@@ -465,7 +413,7 @@ class Mailbox:
 
     @property
     def may_send(self) -> bool:
-        """Whether something is here that waits for room only."""
+        """Return True if something is here that waits for room only."""
         return self.open and bool(self._ahead)
 
     def pump(self, now: float, most: int | None = None) -> int:
@@ -480,24 +428,24 @@ class Mailbox:
             position, what = ahead[0]
             if len(session.inflight) >= session.limit or len(self.acked) >= UNSETTLED:
                 break
-            number = 1 + position % IDS_OF_MAILBOX if position < self._clear_to else self._number_of(position)
+            number = 1 + position % IDS_OF_QUEUE if position < self._clear_to else self._number_of(position)
             if not number:
                 break
             ahead.popleft()
             self._send(position, number, what, now)
-            if position >= self._catch_to:
-                self.catching_up = False
+            if position >= self.catch_up_to:
+                self.catch_up_to = 0
         left = len(ahead)
         session.shared.stats.store_sent += before - left
         if not ahead:
-            self._ahead_octets = 0
+            self._ahead_size = 0
             if not self.unread and self.tail <= self.cursor:
-                self.catching_up = False
+                self.catch_up_to = 0
                 if session.revoked is not None and not (session.inflight or self.coming):
                     session.revoked = None  # nothing is left that came under these filters
         if not self.reading and len(ahead) * 2 < self._step and (self.unread or self.tail > self.cursor):
             self.reading = True
-            self.keeper.fetch(session, self.cursor, self._step)
+            self.store.fetch(self, self._step)
         return before - left
 
     def _number_of(self, position: int) -> int:
@@ -506,13 +454,13 @@ class Mailbox:
         if number:
             return 0 if position == self._unstored or number in self.session.inflight else number
         number = id_of(position)
-        if number in self.session.inflight or any(not (position - other) % IDS_OF_MAILBOX for other in self.acked):
+        if number in self.session.inflight or any(not (position - other) % IDS_OF_QUEUE for other in self.acked):
             self._move(position)
             return 0
-        if self.sent.get(id_of(self._oldest)) != self._oldest:
-            self._oldest = min(min(self.sent.values(), default=position), min(self.acked, default=position))
+        if self.sent.get(id_of(self._oldest), (0, 0))[0] != self._oldest:
+            self._oldest = min((position, *self.acked, *(sent for sent, _ in self.sent.values())))
             waiting = min((other for other in self._moved if other > position), default=UNKNOWN)
-            self._clear_to = min(self._oldest + IDS_OF_MAILBOX, waiting)
+            self._clear_to = min(self._oldest + IDS_OF_QUEUE, waiting)
         return number
 
     def _move(self, position: int) -> None:
@@ -521,7 +469,7 @@ class Mailbox:
         free = next((number for number in range(MOVED_FROM, FIRST_OTHER_ID) if number not in taken), 0)
         if not free or self._unstored:
             return  # tried again when something is acknowledged, or that one is stored
-        held = self.sent.get(id_of(position), 0)
+        held, _ = self.sent.get(id_of(position), (0, 0))
         if held:
             log.warning(
                 "message_held client=%s packet_id=%d messages_since=%d consequence=%s",
@@ -541,22 +489,22 @@ class Mailbox:
             self._unstored = 0
             self.session.go_on()
             return
-        ticket = self.keeper.mark(self, position, MOVED_MARK + 2 * (self._moved[position] - MOVED_FROM))
+        commit = self.store.mark(self, position, MOVED_MARK + 2 * (self._moved[position] - MOVED_FROM))
 
         def stored() -> None:
             if self.session.ended:
                 return
-            if ticket.error is not None:
+            if commit.error is not None:
                 self.session.shared.later(RETRY, self._store_move)
                 return
             self._unstored = 0
             self.session.go_on()
 
-        ticket.then(stored)
+        commit.then(stored)
 
-    def _send(self, position: int, number: int, what: Kept | Frame, now: float) -> None:
+    def _send(self, position: int, number: int, what: Entry | Frame, now: float) -> None:
         session = self.session
-        again = position <= self.sent_to and (self.sent_to != UNKNOWN or position <= self._old_to)
+        again = position <= self.sent_to
         if isinstance(what, tuple):
             frame = session.fresh(what, now)
         elif what.mark & RELEASED_MARK:
@@ -576,12 +524,12 @@ class Mailbox:
         if not frame[0][0] & 6:
             self._done(position)
             return
-        self.sent[number] = position
-        octets = self._sent_octets[number] = len(frame[1])
-        self._window_octets += octets
+        size = len(frame[1])
+        self.sent[number] = position, size
+        self._window_size += size
         origin = frame[2]
         if frame[0][0] & 4 and isinstance(origin, Message) and origin.expires_at is not None and number < MOVED_FROM:
-            self.keeper.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
+            self.store.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
 
     def _withdraw(self, position: int, number: int, frame: Frame, *, again: bool) -> None:
         """An entry that the client may not read any more; if it may have come before, its id is freed with PUBREL."""
@@ -594,24 +542,24 @@ class Mailbox:
             self._not_delivered(position)
             return
         self._count(position)
-        self.sent[number] = position
+        self.sent[number] = position, 0
         session.inflight[number] = RELEASED
-        ticket, epoch = self.release(number), self.epoch
+        commit, epoch = self.release(number), self.epoch
 
         def stored() -> None:
-            if ticket is not None and ticket.error is None and self.serves(epoch):
+            if commit is not None and commit.error is None and self.serves(epoch):
                 self._send_release(position, number)
                 if session.link is not None:
                     session.link.write_later()
 
-        if ticket is not None:
-            ticket.then(stored)
+        if commit is not None:
+            commit.then(stored)
 
-    def _decoded(self, entry: Kept, now: float) -> Frame | None:
+    def _decoded(self, entry: Entry, now: float) -> Frame | None:
         """The frame of an entry that was read; None if it has expired, or is damaged."""
         session = self.session
         try:
-            frame = session.shared.bodies.frame(entry, session.version, now)
+            frame = session.shared.decoder.frame(entry, session.version, now)
         except Exception:
             log.exception("entry_unreadable client=%s position=%d", session.client.client_id, entry.position)
             session.shared.stats.dropped["unreadable"] += 1
@@ -624,7 +572,7 @@ class Mailbox:
     def _send_release(self, position: int, number: int) -> None:
         """PUBREC came before the crash or the break: only PUBREL is missing."""
         session = self.session
-        self.sent[number] = position
+        self.sent[number] = position, 0
         session.inflight[number] = RELEASED
         if not session.out:
             session.shared.dirty.append(session)
@@ -635,32 +583,26 @@ class Mailbox:
 
     def acknowledged(self, number: int) -> None:
         """The client is done with a message."""
-        position = self.sent.pop(number, 0)
+        position, size = self.sent.pop(number, (0, 0))
         if position:
-            self._window_octets -= self._sent_octets.pop(number, 0)
+            self._window_size -= size
             self._done(position)
-
-    def may_have_been_sent(self, position: int, number: int) -> bool:
-        """Whether an entry, the so-manyth of the mailbox, may have reached the client."""
-        if self.sent_to != UNKNOWN:
-            return position <= self.sent_to
-        return position <= self._old_to and number <= self.doubtful
 
     def may_come_again(self, number: int) -> bool:
         """Whether a message that is not in the window may still be read and sent under this id."""
         return number < FIRST_OTHER_ID and (not self.open or self.waiting)
 
-    def release(self, number: int) -> Ticket | None:
-        """PUBREC has come: PUBREL may go out when the ticket is done; None: it is not from the store."""
-        position = self.sent.get(number)
-        if position is None:
+    def release(self, number: int) -> Commit[Any] | None:
+        """PUBREC has come: PUBREL may go out when the commit is done; None: it is not from the store."""
+        position, _ = self.sent.get(number, (0, 0))
+        if not position:
             return None
         mark = RELEASED_MARK if number < MOVED_FROM else MOVED_MARK + 2 * (number - MOVED_FROM) + RELEASED_MARK
-        return self.keeper.mark(self, position, mark)
+        return self.store.mark(self, position, mark)
 
     def _done(self, position: int) -> None:
         self.acked.add(position)
-        self.keeper.acknowledge(self, position)
+        self.store.acknowledge(self, position)
 
     def forgotten(self, lost: int) -> None:
         """The session has ended; so many entries were still in the store."""

@@ -1,25 +1,24 @@
-"""How the broker writes down what must outlive it: keys and values of its records and mailbox entries.
+"""How durable sessions are stored: keys and values of their records and mailbox entries.
 
 | where | key | value |
 |---|---|---|
 | records `session` | client id | `SessionRecord` |
 | records `subscription` | client id, filter (`pair`) | `SubscriptionRecord` |
 | records `awaiting` | client id, packet id (`pair`) | `AwaitingRecord`: a QoS 2 message of the client, until PUBREL |
-| mailbox `session:{client id}` | position | body: `MessageRecord`; the payload stands beside it |
+| mailbox `session:{client id}` | position | body: `SessionEntry`; the payload stands beside it |
 
-Values are MessagePack arrays. A field is only ever added at the end, with a default: old values stay readable, and old
-versions of the broker pass over what they do not know.
+Values are MessagePack arrays. A field is only ever added at the end, with a default: old values stay readable. Entries
+and wills written before the common form of messages (`delivery.record`) are read as well (`_old_entry`).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message, UserProperties
 from motorcade.core.subscription import Subscription
+from motorcade.delivery.record import Form, Record, message_of
 
 SESSIONS = "session"
 SUBSCRIPTIONS = "subscription"
@@ -28,8 +27,29 @@ AWAITING = "awaiting"
 OWNER = "session:"  #: prefix of mailbox owners that are sessions
 
 
-class MessageRecord(msgspec.Struct, array_like=True, gc=False):
-    """A message on its way to one receiver, all but its payload."""
+class SessionEntry(Record, frozen=True, gc=False):
+    """A message on its way to one receiver."""
+
+    granted: int = 0  #: QoS at which the receiver gets it
+    retained: bool = False  #: the receiver gets it with the retain flag
+    identifiers: tuple[int, ...] = ()  #: of the receiver's subscriptions
+    group: str = ""  #: `$share/{group}/{filter}` by which the receiver got it
+
+    @property
+    def plain(self) -> bool:
+        """Return True if it is nothing but topic, payload and QoS."""
+        return (
+            not (self.retained or self.guid or self.identifiers or self.user_properties)
+            and self.expires_at is None
+            and self.payload_format is None
+            and self.content_type is None
+            and self.response_topic is None
+            and self.correlation_data is None
+        )
+
+
+class _OldEntry(msgspec.Struct, array_like=True, gc=False):
+    """The form of entries before `SessionEntry`."""
 
     flags: int  #: bits 0 and 1: QoS at which the receiver gets it; bit 2: with the retain flag
     topic: str
@@ -38,21 +58,51 @@ class MessageRecord(msgspec.Struct, array_like=True, gc=False):
     guid: bytes = b""
     timestamp: float = 0.0
     expires_at: float | None = None
-    qos: int = 0  #: at which it was published
+    qos: int = 0
     payload_format: int | None = None
     content_type: str | None = None
     response_topic: str | None = None
     correlation_data: bytes | None = None
     user_properties: UserProperties = ()
-    identifiers: tuple[int, ...] = ()  #: of the receiver's subscriptions
-    group: str = ""  #: `$share/{group}/{filter}` by which the receiver got it
+    identifiers: tuple[int, ...] = ()
+    group: str = ""
     retained: bool = False  #: as it was published
+
+
+_decode_old = msgspec.msgpack.Decoder(_OldEntry).decode
+
+
+def _old_entry(body: bytes) -> SessionEntry:
+    old = _decode_old(body)
+    return SessionEntry(
+        old.topic,
+        b"",
+        old.publisher,
+        old.username,
+        old.timestamp,
+        old.guid,
+        old.qos,
+        old.retained,
+        old.payload_format,
+        old.expires_at,
+        old.content_type,
+        old.response_topic,
+        old.correlation_data,
+        old.user_properties,
+        old.flags & 3,
+        bool(old.flags & 4),
+        old.identifiers,
+        old.group,
+    )
+
+
+ENTRY = Form(SessionEntry, old=_old_entry)
 
 
 class WillRecord(msgspec.Struct, array_like=True):
     """A will that may have to be published by the next process."""
 
-    message: MessageRecord
+    message: msgspec.Raw  #: body of a `SessionEntry`
     payload: bytes
     delay: int
     at: float | None  #: when it is due, if the client is gone already
@@ -99,96 +149,45 @@ class AwaitingRecord(msgspec.Struct, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_message = msgspec.msgpack.Decoder(MessageRecord).decode
 decode_session = msgspec.msgpack.Decoder(SessionRecord).decode
 decode_subscription = msgspec.msgpack.Decoder(SubscriptionRecord).decode
 decode_awaiting = msgspec.msgpack.Decoder(AwaitingRecord).decode
 
 
 def owner_of(client_id: str) -> str:
-    """The mailbox of a session."""
+    """Return the mailbox of a session."""
     return OWNER + client_id
 
 
 def pair(client_id: str, rest: str) -> str:
-    """One key of two texts, whatever characters they have."""
+    """Make one key of two texts, whatever characters they have."""
     return f"{len(client_id)}:{client_id}{rest}"
 
 
 def unpair(key: str) -> tuple[str, str]:
-    """(client id, rest) of a key made by `pair`."""
+    """Return client id and rest of a key made by `pair`."""
     length, _, both = key.partition(":")
     size = int(length)
     return both[:size], both[size:]
 
 
-def record_of(
-    message: Message, qos: int, *, retain: bool, identifiers: tuple[int, ...] = (), group: str = ""
-) -> MessageRecord:
-    """What is kept of a message for its receivers."""
-    return MessageRecord(
-        qos | retain << 2,
-        message.topic,
-        message.publisher,
-        message.username,
-        message.guid,
-        message.timestamp,
-        message.expires_at,
-        message.qos,
-        message.payload_format,
-        message.content_type,
-        message.response_topic,
-        message.correlation_data,
-        message.user_properties,
-        identifiers,
-        group,
-        message.retain,
-    )
-
-
 def plain_body(topic: str, client: ClientInfo, identifiers: tuple[int, ...]) -> bytes:
-    """What is kept of a QoS 1 message without properties: the same for all messages of a client to a topic."""
-    return encode(
-        MessageRecord(1, topic, client.client_id, client.username, qos=1, identifiers=identifiers),
+    """Return the body of QoS 1 messages without properties: the same for all messages of a client to a topic."""
+    return ENTRY.encode_record(
+        SessionEntry(topic, b"", client.client_id, client.username, qos=1, granted=1, identifiers=identifiers)
     )
 
 
-def is_plain(record: MessageRecord) -> bool:
-    """Whether a message is nothing but topic, payload and QoS."""
-    return (
-        not (record.flags & 4 or record.guid or record.identifiers or record.user_properties)
-        and record.expires_at is None
-        and record.payload_format is None
-        and record.content_type is None
-        and record.response_topic is None
-        and record.correlation_data is None
-    )
-
-
-def message_from(record: MessageRecord, payload: bytes) -> Message:
-    """The message again."""
-    headers: dict[str, object] = {"subscription_ids": record.identifiers} if record.identifiers else {}
-    return Message(
-        record.topic,
-        payload,
-        record.qos,
-        record.retained,
-        record.publisher,
-        record.username,
-        record.guid,
-        record.timestamp,
-        record.payload_format,
-        record.expires_at,
-        record.content_type,
-        record.response_topic,
-        record.correlation_data,
-        record.user_properties,
-        headers,
-    )
+def message_from(entry: SessionEntry, payload: bytes) -> Message:
+    """Return the message of an entry."""
+    message = message_of(entry, payload)
+    if entry.identifiers:
+        message.headers["subscription_ids"] = entry.identifiers
+    return message
 
 
 def subscription_from(filter_: str, data: bytes) -> Subscription:
-    """A subscription from its record."""
+    """Return the subscription of a record."""
     record = decode_subscription(data)
     return Subscription(
         filter_,
@@ -202,7 +201,7 @@ def subscription_from(filter_: str, data: bytes) -> Subscription:
 
 
 def subscription_record(subscription: Subscription) -> bytes:
-    """The record of a subscription."""
+    """Return the record of a subscription."""
     return encode(
         SubscriptionRecord(
             subscription.qos,
@@ -216,7 +215,7 @@ def subscription_record(subscription: Subscription) -> bytes:
 
 
 def client_from(client_id: str, record: SessionRecord) -> ClientInfo:
-    """The client as it was when it was last connected, as far as that matters while it is away."""
+    """Return the client as it was when it was last connected, as far as that matters while it is away."""
     return ClientInfo(
         client_id,
         username=record.username,
@@ -230,13 +229,13 @@ def client_from(client_id: str, record: SessionRecord) -> ClientInfo:
 
 
 def will_record(message: Message, delay: int, at: float | None) -> WillRecord:
-    """What is kept of a will."""
-    return WillRecord(record_of(message, message.qos, retain=message.retain), message.payload, delay, at)
+    """Return the record of a will."""
+    body, _ = ENTRY.encode(message)
+    return WillRecord(msgspec.Raw(body), message.payload, delay, at)
 
 
 def will_from(record: WillRecord, client: ClientInfo) -> Message:
-    """The will again."""
-    message = message_from(record.message, record.payload)
-    headers: dict[str, Any] = {"will_of": client}
-    message.headers = headers
+    """Return the will of a record."""
+    message = message_from(ENTRY.decode(bytes(record.message)), record.payload)
+    message.headers["will_of"] = client
     return message

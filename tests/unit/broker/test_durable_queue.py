@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motorcade.broker import kept
+from motorcade.broker.durable_queue import AHEAD, IDS_OF_QUEUE, DurableQueue, id_of
 from motorcade.broker.frames import Frame, build
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.mailbox import AHEAD, IDS_OF_MAILBOX, Mailbox, id_of
-from motorcade.broker.pubsub import Copy
 from motorcade.broker.session import Session
+from motorcade.broker.session_records import ENTRY
+from motorcade.broker.session_store import SessionStore
 from motorcade.broker.stats import Stats
-from motorcade.broker.ticket import Ticket
 from motorcade.broker.window import Shared
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.extension.hooks import Hooks
@@ -32,37 +33,29 @@ def entry_of(position: int, body: bytes, payload: bytes, mark: int = 0) -> Entry
 
 
 class Store:
-    """What a keeper does for one mailbox."""
+    """What `SessionStore` does for one queue."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
         self.last = 0
-        self.reads: deque[tuple[Session, int, int, int, int]] = deque()
+        self.reads: deque[tuple[DurableQueue, int, int, int, int]] = deque()
         self.acks: list[int] = []
-        self.tickets: list[Ticket] = []
+        self.commits: list[Commit[None]] = []
 
-    def fetch(self, session: Session, after: int, limit: int) -> None:
-        mailbox = session.mailbox
-        assert mailbox is not None
-        self.reads.append((session, mailbox.epoch, after, limit, mailbox.tail))
+    def fetch(self, queue: DurableQueue, limit: int) -> None:
+        self.reads.append((queue, queue.epoch, queue.cursor, limit, queue.tail))
 
-    def acknowledge(self, mailbox: Mailbox, position: int) -> None:
-        assert mailbox.open
+    def acknowledge(self, queue: DurableQueue, position: int) -> None:
+        assert queue.open
         self.acks.append(position)
 
-    def mark(self, mailbox: Mailbox, position: int, mark: int) -> Ticket:
-        assert mailbox.owner == "session:c"
+    def mark(self, queue: DurableQueue, position: int, mark: int) -> Commit[None]:
+        assert queue.owner == "session:c"
         if position in self.entries:
             entry = self.entries[position]
             self.entries[position] = entry_of(position, entry.body, entry.payload, mark)
-        self.tickets.append(Ticket())
-        return self.tickets[-1]
-
-    def keep(self, session: Session, message: Message, *, retain: bool) -> None:
-        raise NotImplementedError
-
-    def give(self, message: Message, copy: Copy, now: float) -> None:
-        raise NotImplementedError
+        self.commits.append(Commit())
+        return self.commits[-1]
 
     # -- what the test does
 
@@ -70,26 +63,24 @@ class Store:
         """One more entry; its position."""
         self.last += 1
         message = Message("t", b"%d" % self.last if payload is None else payload, qos)
-        body = kept.encode(kept.record_of(message, qos, retain=False))
+        body, _ = ENTRY.encode(message, qos)
         self.entries[self.last] = entry_of(self.last, body, message.payload)
         return self.last
 
     def answer(self) -> None:
         """The oldest read is answered, if the connection that asked is still there."""
-        session, epoch, after, limit, tail = self.reads.popleft()
-        mailbox = session.mailbox
-        assert mailbox is not None
-        if mailbox.serves(epoch):
+        queue, epoch, after, limit, tail = self.reads.popleft()
+        if queue.serves(epoch):
             found = [entry for position, entry in sorted(self.entries.items()) if position > after]
-            mailbox.fetched(found[:limit], limit, tail)
-            session.pump(NOW)
+            queue.fetched(found[:limit], limit, tail)
+            queue.session.pump(NOW)
 
-    def settle(self, mailbox: Mailbox) -> None:
+    def settle(self, queue: DurableQueue) -> None:
         """Acknowledgements are stored."""
         acks, self.acks = self.acks, []
         for position in acks:
             self.entries.pop(position, None)
-        mailbox.settled(acks)
+        queue.settled(acks)
 
 
 class Client:
@@ -99,7 +90,9 @@ class Client:
         self.store = Store()
         shared = Shared(options or SessionOptions(), Hooks(), Stats())
         self.session = Session(shared, ClientInfo("c", version=5), NOW)
-        self.mailbox = self.session.mailbox = Mailbox(self.session, self.store, restored=restored)
+        self.queue = self.session.durable = DurableQueue(
+            self.session, cast("SessionStore", self.store), restored=restored, sent_to=0
+        )
         self._decoder = codec.Decoder(5)
 
     def connect(self, limit: int = 32) -> None:
@@ -111,13 +104,13 @@ class Client:
         """An entry is stored; it is told of with its message, as it came."""
         entry = self.store.entries.get(position)
         payload = entry.payload if entry is not None else b""
-        self.mailbox.arrived(position, frame_of(payload), len(payload))
+        self.queue.arrived(position, frame_of(payload), len(payload))
         self.session.pump(NOW)
 
     def publish(self, payload: bytes | None = None) -> int:
         """A message on its whole way."""
         position = self.store.append(1, payload)
-        self.mailbox.expect(len(self.store.entries[position].payload))
+        self.queue.expect(len(self.store.entries[position].payload))
         self.arrive(position)
         return position
 
@@ -136,9 +129,9 @@ def frame_of(payload: bytes) -> Frame:
 
 
 def test_ids_follow_from_positions() -> None:
-    numbers = [id_of(position) for position in range(123_456, 123_456 + IDS_OF_MAILBOX)]
-    assert len(set(numbers)) == IDS_OF_MAILBOX
-    assert min(numbers) == 1 and max(numbers) == IDS_OF_MAILBOX
+    numbers = [id_of(position) for position in range(123_456, 123_456 + IDS_OF_QUEUE)]
+    assert len(set(numbers)) == IDS_OF_QUEUE
+    assert min(numbers) == 1 and max(numbers) == IDS_OF_QUEUE
 
 
 def test_what_comes_next_is_not_read_from_the_store() -> None:
@@ -158,7 +151,7 @@ def test_what_comes_out_of_turn_is_read() -> None:
     client.store.answer()
     for _ in range(2):
         client.store.append()
-        client.mailbox.expect(1)
+        client.queue.expect(1)
     client.arrive(2)
     assert not client.take()
     client.store.answer()
@@ -178,10 +171,10 @@ def test_only_so_much_is_read_ahead() -> None:
             client.store.answer()
         (packet,) = client.take()
         assert isinstance(packet, Publish) and packet.payload == b"%d" % number
-        assert client.mailbox.backlog <= 2 * AHEAD
+        assert client.queue.backlog <= 2 * AHEAD
         client.acknowledge(packet.packet_id)
-        client.store.settle(client.mailbox)
-    assert client.mailbox.backlog == 0 and not client.mailbox.waiting
+        client.store.settle(client.queue)
+    assert client.queue.backlog == 0 and not client.queue.waiting
 
 
 def test_large_entries_are_read_one_by_one() -> None:
@@ -206,9 +199,9 @@ def test_messages_from_elsewhere_need_no_mark_and_have_other_ids() -> None:
     client.publish()
     client.session.offer(build(b"r", b"\x00retained", 2, None))
     ids = [packet.packet_id for packet in client.take()]
-    assert ids[0] == 2 and ids[1] > IDS_OF_MAILBOX
-    assert client.mailbox.release(ids[1]) is None
-    assert client.mailbox.release(ids[0]) is client.store.tickets[0]
+    assert ids[0] == 2 and ids[1] > IDS_OF_QUEUE
+    assert client.queue.release(ids[1]) is None
+    assert client.queue.release(ids[0]) is client.store.commits[0]
 
 
 def test_an_entry_that_cannot_be_read_does_not_stop_the_others() -> None:
@@ -226,7 +219,7 @@ def test_an_expired_message_is_passed_over() -> None:
     client = Client()
     client.store.append()
     message = Message("t", b"late", 1, expires_at=NOW - 1)
-    client.store.entries[1] = entry_of(1, kept.encode(kept.record_of(message, 1, retain=False)), b"late")
+    client.store.entries[1] = entry_of(1, ENTRY.encode(message, 1)[0], b"late")
     client.store.append()
     client.connect()
     client.store.answer()
@@ -238,15 +231,15 @@ def test_what_is_in_the_window_does_not_count_as_queue() -> None:
     for restored in (False, True):
         client = Client(SessionOptions(queue=10, window=4, queue_bytes=1000), restored=restored)
         if restored:
-            assert client.mailbox.room[0] == 14
+            assert client.queue.bound.entries == 14
         client.connect(limit=4)
         client.store.answer()
-        assert client.mailbox.room[0] == 14
+        assert client.queue.bound.entries == 14
         for _ in range(3):
             client.publish(b"x" * 500)
-        assert client.mailbox.room[1] >= 1000 + 3 * 500
+        assert client.queue.bound.octets >= 1000 + 3 * 500
         client.session.detach()
-        assert client.mailbox.room[0] == 13 and client.mailbox.room[1] >= 1000 + 3 * 500
+        assert client.queue.bound.entries == 13 and client.queue.bound.octets >= 1000 + 3 * 500
 
 
 def test_a_client_that_has_got_everything_has_caught_up_whatever_was_pushed_out() -> None:
@@ -265,9 +258,9 @@ def test_a_client_that_has_got_everything_has_caught_up_whatever_was_pushed_out(
             client.store.answer()
         for packet in client.take():
             client.acknowledge(packet.packet_id)
-        client.store.settle(client.mailbox)
+        client.store.settle(client.queue)
     assert not client.store.entries
-    assert client.mailbox.backlog == 0 and client.mailbox.backlog_octets == 0
+    assert client.queue.backlog == 0 and client.queue.backlog_size == 0
     assert client.session.behind is False
     assert client.session.given_up is False
 
@@ -301,7 +294,7 @@ def test_every_entry_is_sent_once_per_connection_in_order(steps: list[str], limi
     for step in [*steps, "reconnect"]:
         if step == "append":
             flying.append(client.store.append())
-            client.mailbox.expect(1)
+            client.queue.expect(1)
         elif step == "arrive" and flying:
             client.arrive(flying.pop(0 if random.random() < 0.8 else -1))  # type: ignore[attr-defined]
         elif step == "answer" and client.store.reads:
@@ -311,7 +304,7 @@ def test_every_entry_is_sent_once_per_connection_in_order(steps: list[str], limi
             done.add(open_.pop(number))
             client.acknowledge(number)
         elif step == "settle":
-            client.store.settle(client.mailbox)
+            client.store.settle(client.queue)
         elif step == "reconnect":
             client.session.detach()
             client.take()
@@ -328,23 +321,22 @@ def test_every_entry_is_sent_once_per_connection_in_order(steps: list[str], limi
         for number in list(open_):
             done.add(open_.pop(number))
             client.acknowledge(number)
-        client.store.settle(client.mailbox)
+        client.store.settle(client.queue)
     assert done == set(range(1, client.store.last + 1))
-    assert not client.store.entries and not client.mailbox.acked and client.mailbox.coming == 0
+    assert not client.store.entries and not client.queue.acked and client.queue.coming == 0
 
 
 def test_nothing_is_read_while_an_append_may_still_push_it_out() -> None:
     """What was appended in the client's absence drops what waited then; on Redis it may come after CONNACK."""
     client = Client(SessionOptions(queue=2))
     client.store.append()
-    client.mailbox.expect(1)
-    assert client.mailbox.spared == 0
+    assert client.queue.expect(1) == 0
     client.connect()
-    assert client.mailbox.spared == SPARE_ALL
     assert not client.store.reads and not client.take()
     client.arrive(0)
     client.session.pump(NOW)
     client.store.answer()
     assert [b"1"] == [packet.payload for packet in client.take() if isinstance(packet, Publish)]
+    assert client.queue.expect(1) == SPARE_ALL
     client.session.detach()
-    assert client.mailbox.spared == 1
+    assert client.queue.expect(1) == 1

@@ -1,7 +1,7 @@
 """The lease of the node that serves the sessions of a store which several nodes can reach.
 
 Every node would hold all sessions in memory, so two must not serve at once. A node that cannot renew its lease stores
-nothing from the moment it may have run out; it goes on when it has it again, and stops if somebody else has.
+nothing from the moment it may have run out. It goes on when it has the lease again, and stops if another node has it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from motorcade.clock import time
 from motorcade.storage.ports import Coordination, Lease, StoreError
 from motorcade.tasks import Tasks
 
-log = structlog.stdlib.get_logger("motorcade.keeper")
+log = structlog.stdlib.get_logger("motorcade.sessions")
 
 LEASE = "sessions"
 TTL = 3.0  #: seconds after which a node that died is forgotten
 OTHER_NODE = "another node serves the sessions of this store; stop it, or give this node a store of its own"
 
 
-class Lead:
+class SessionLease:
     """The right to serve the sessions."""
 
     def __init__(self, coordination: Coordination, node: str, supervisor: Tasks | None = None) -> None:
@@ -35,7 +35,7 @@ class Lead:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self, lost: Callable[[str], None]) -> None:
-        """Take the lease, or raise `StoreError`; then hold it, and tell `lost` why if somebody else has it."""
+        """Take the lease, or raise `StoreError`; then hold it, and tell `lost` why if another node has it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * TTL
         while not await self._acquire():
@@ -77,7 +77,7 @@ class Lead:
             try:
                 if await self._coordination.renew(self._lease, TTL, time()):
                     self._until = began + TTL
-                elif await self._acquire():  # it ran out while the store was away, and nobody has taken it
+                elif await self._acquire():  # it ran out while the store was away, and no other node has taken it
                     log.warning("lease_taken_again", reason="the store was away")
                 else:
                     log.error("lease_lost", consequence="this node stops")

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from motorcade.broker import lead
-from motorcade.broker.lead import Lead
+from motorcade.broker import lease
+from motorcade.broker.lease import SessionLease
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Lease
 
@@ -22,9 +22,9 @@ async def test_a_lease_that_cannot_be_given_back_does_not_hold_up_the_end(monkey
         return True
 
     monkeypatch.setattr(store.coordination, "release", release)
-    leading = Lead(store.coordination, "node")
+    leading = SessionLease(store.coordination, "node")
     await leading.begin(lambda _why: None)
-    monkeypatch.setattr(lead, "TTL", 0.01)
+    monkeypatch.setattr(lease, "TTL", 0.01)
     async with asyncio.timeout(60):
         await leading.end()
     await store.close()
