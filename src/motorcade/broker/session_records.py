@@ -73,27 +73,10 @@ _decode_old = msgspec.msgpack.Decoder(_OldEntry).decode
 
 
 def _old_entry(body: bytes) -> SessionEntry:
-    old = _decode_old(body)
-    return SessionEntry(
-        old.topic,
-        b"",
-        old.publisher,
-        old.username,
-        old.timestamp,
-        old.guid,
-        old.qos,
-        old.retained,
-        old.payload_format,
-        old.expires_at,
-        old.content_type,
-        old.response_topic,
-        old.correlation_data,
-        old.user_properties,
-        old.flags & 3,
-        bool(old.flags & 4),
-        old.identifiers,
-        old.group,
-    )
+    old = msgspec.structs.asdict(_decode_old(body))
+    flags = old.pop("flags")
+    old |= {"client": old.pop("publisher"), "time": old.pop("timestamp"), "retain": old.pop("retained")}
+    return SessionEntry(payload=b"", granted=flags & 3, retained=bool(flags & 4), **old)
 
 
 ENTRY = Form(SessionEntry, old=_old_entry)
@@ -188,30 +171,12 @@ def message_from(entry: SessionEntry, payload: bytes) -> Message:
 
 def subscription_from(filter_: str, data: bytes) -> Subscription:
     """Return the subscription of a record."""
-    record = decode_subscription(data)
-    return Subscription(
-        filter_,
-        record.qos,
-        record.no_local,
-        record.retain_as_published,
-        record.retain_handling,
-        record.identifier,
-        record.user_properties,
-    )
+    return Subscription(filter_, *msgspec.structs.astuple(decode_subscription(data)))
 
 
 def subscription_record(subscription: Subscription) -> bytes:
-    """Return the record of a subscription."""
-    return encode(
-        SubscriptionRecord(
-            subscription.qos,
-            subscription.no_local,
-            subscription.retain_as_published,
-            subscription.retain_handling,
-            subscription.identifier,
-            subscription.user_properties,
-        )
-    )
+    """Return the record of a subscription: its fields but for the filter, in their order."""
+    return encode(tuple(getattr(subscription, field) for field in SubscriptionRecord.__struct_fields__))
 
 
 def client_from(client_id: str, record: SessionRecord) -> ClientInfo:
