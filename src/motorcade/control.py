@@ -377,7 +377,7 @@ class Control:
 
     async def _waiting(self, session: Session) -> tuple[int, int]:
         """(messages, bytes) that wait for a client: in memory, and in its mailbox, without what is in flight."""
-        messages, octets = len(session.queue or ()), session.queue_bytes
+        messages, octets = (len(session.queue), session.queue.size) if session.queue is not None else (0, 0)
         queue = session.durable
         if queue is None or self.store is None:
             return messages, octets

@@ -482,10 +482,10 @@ class Rig:
         if len(queue) > SESSION.queue or len(session.inflight) > 65535 or len(session.awaiting or ()) > 8:
             raise Finding(f"session {name!r} is over its bounds")
         size = sum(len(head) + len(tail) for head, tail, _ in queue)
-        if size != session.queue_bytes:
-            raise Finding(f"session {name!r} counts {session.queue_bytes} queued bytes, it has {size}")
-        if sum(1 for frame in queue if not frame[0][0] & 6) != session.queued_qos0:
-            raise Finding(f"session {name!r} counts {session.queued_qos0} queued QoS 0 messages")
+        if session.queue is not None and size != session.queue.size:
+            raise Finding(f"session {name!r} counts {session.queue.size} queued bytes, it has {size}")
+        if session.queue is not None and sum(1 for frame in queue if not frame[0][0] & 6) != session.queue.qos0:
+            raise Finding(f"session {name!r} counts {session.queue.qos0} queued QoS 0 messages")
 
     def _clear(self) -> None:
         registry = self.plane.registry

@@ -2,7 +2,7 @@
 
     source ─▶ lane ─┐
     source ─▶ lane ─┼─ in turn, one message each ─▶ window ─▶ client
-    mailbox, queue ─┘        (only as far as there is room)
+    durable, live ──┘        (only as far as there is room)
 
 A lane is one source's place in the session. An instance of the source ends with the connection (`extension.sources`
 has the rules that plugins rely on); the lane stays as long as its subscriptions, so that a client that comes back finds
@@ -12,7 +12,7 @@ Rule 1: no more than `source_buffer` messages wait here, and one of each source 
         give is promised to it, and nobody is promised more than half of what is left. So there is room for one that
         comes later, and a source that is slow with its messages, or has none, holds up nobody.
 Rule 2: while there is room in the window for one message only, everybody who waits gets it in turn: each source, the
-        durable session's mailbox, and the queue of live messages. Between two messages of one, each of the others has
+        durable queue of the session, and its live queue. Between two messages of one, each of the others has
         sent one, or could not.
 Rule 3: callbacks of sources run in `turn` (what was sent to them) and in `pump` (what became of messages), in the
         lifetime calls (`subscribed` …), and never inside each other.
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from motorcade.broker.lane import InstanceFeed, Lane, Outcome, Timer
-from motorcade.broker.turns import STEP, STEP_OCTETS, Others, Turns, is_message
+from motorcade.broker.turns import STEP, STEP_OCTETS, Turns, is_message
 from motorcade.core.client import ClientInfo
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
@@ -59,8 +59,6 @@ class Carrier(Turns):
     __slots__ = (
         "_hungry",
         "_inbox",
-        "_kept_turn",
-        "_queue_turn",
         "_scheduled",
         "_withdrawn",
         "lanes",
@@ -77,8 +75,6 @@ class Carrier(Turns):
         self._inbox: deque[tuple[Lane, InstanceFeed, object]] = deque()
         self._scheduled = False
         self._withdrawn: dict[int, tuple[Lane, Given]] = {}  # by packet id: what this connection did not repeat
-        self._kept_turn = Others(session.send_kept, lambda: session.mail_waits, lambda: True)
-        self._queue_turn = Others(session.send_queued, lambda: bool(session.queue), lambda: session.queue_needs_room)
 
     @property
     def client(self) -> ClientInfo:
@@ -523,10 +519,13 @@ class Carrier(Turns):
         session = self.session
         if not (self._ring or self._free or self._hungry):
             self._settle()  # mostly that is all
-            if not (self._ring or self._free or self._hungry or self._done or session.queue or session.mail_waits):
+            live = session.queue or (session.durable is not None and session.durable.waits)
+            if not (self._ring or self._free or self._hungry or self._done or live):
                 return False
-        self._line_up_others(self._kept_turn)
-        self._line_up_others(self._queue_turn)
+        if session.durable is not None:
+            self._line_up(session.durable)
+        if session.queue is not None:
+            self._line_up(session.queue)
         self._sent_octets = sum(map(len, session.out))  # of this turn, not written yet
         budget = STEP
         while budget > 0 and self._sent_octets <= STEP_OCTETS:

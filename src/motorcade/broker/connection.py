@@ -471,7 +471,7 @@ class Connection(asyncio.Protocol):
         self._task.add_done_callback(lambda _: _close_unstarted(waiting))
 
     def _wait_for(self, session: Session, steps: Steps) -> None:
-        """Read nothing more until a client that is behind has caught up (window, rule 5)."""
+        """Read nothing more until a client that is behind has caught up (window, rule 4)."""
         self._suspended = True
         self._hold_reading()
         self._steps_behind = steps

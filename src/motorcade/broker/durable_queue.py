@@ -217,8 +217,8 @@ class DurableQueue:
         return (self.held or 65535) + UNSETTLED
 
     @property
-    def waiting(self) -> bool:
-        """Return True if there is something to send as soon as there is room."""
+    def pending(self) -> bool:
+        """Return True if there is something to send, here or in the store."""
         return bool(self._ahead) or self.unread or self.tail > self.cursor
 
     # -- the connection comes and goes
@@ -259,7 +259,7 @@ class DurableQueue:
     def _hold_back(self) -> None:
         """Note how much is in flight: what this connection has sent, and what those before it have sent."""
         held, size = len(self.sent), self._window_size
-        if self._ahead[0][0] <= self.sent_to if self._ahead else self.waiting and self.cursor < self.sent_to:
+        if self._ahead[0][0] <= self.sent_to if self._ahead else self.pending and self.cursor < self.sent_to:
             held, size = max(held, self.held), max(size, self._held_size)  # it has not repeated all of them
         self.held, self._held_size = held, size
 
@@ -411,10 +411,21 @@ class DurableQueue:
 
     # -- out
 
+    # As an `Upstream`: takes its turn with the sources of its client.
+
     @property
-    def may_send(self) -> bool:
+    def waits(self) -> bool:
         """Return True if something is here that waits for room only."""
         return self.open and bool(self._ahead)
+
+    @property
+    def needs_room(self) -> bool:
+        """Return True: QoS 0 goes with the others, in order."""
+        return True
+
+    def turn(self, now: float) -> bool:
+        """Send the next message; False if there is none, or it must wait."""
+        return self.pump(now, 1) > 0
 
     def pump(self, now: float, most: int | None = None) -> int:
         """Send what is here, as far as the window allows but at most so many, and have more read; how many went."""
@@ -590,7 +601,7 @@ class DurableQueue:
 
     def may_come_again(self, number: int) -> bool:
         """Whether a message that is not in the window may still be read and sent under this id."""
-        return number < FIRST_OTHER_ID and (not self.open or self.waiting)
+        return number < FIRST_OTHER_ID and (not self.open or self.pending)
 
     def release(self, number: int) -> Commit[Any] | None:
         """PUBREC has come: PUBREL may go out when the commit is done; None: it is not from the store."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from motorcade.core.client import ClientInfo
+from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.sources import Delayed, Given, Kind, Source, Why
@@ -103,6 +104,27 @@ class Lane:
         if self.retry is not None:
             self.retry.cancel()
             self.retry = None
+
+    def qos_of(self, message: Message, filter_: str) -> int:
+        """Return the QoS at which the client gets a message."""
+        return min(message.qos, self.subscriptions[filter_].qos, 1 if self.kind.release else 2)
+
+    @property
+    def busy(self) -> bool:
+        """Return True if it has as much in flight as it may; an acknowledgement lines it up again."""
+        most = self.kind.max_unacked
+        return most > 0 and self.unacked >= most
+
+    @property
+    def waits(self) -> bool:
+        """Return True if it has a message to send."""
+        return bool(self.buffer) and not (self.busy and self.needs_room)
+
+    @property
+    def needs_room(self) -> bool:
+        """Return True if the next message must find room in the window."""
+        given = self.buffer[0]
+        return self.qos_of(given.message, given.filter) > 0
 
     def turn(self, now: float) -> bool:
         """Send one message; False if there is none, or no room for it."""

@@ -139,7 +139,7 @@ class Route:
         #: somebody's messages of QoS 1 and 2 go through the store: the byte loop leaves them to the channel
         self.kept = any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
         plain = [t for t in targets if t.plain]
-        #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 5)
+        #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 4)
         self.only = targets[0].session if len(targets) == 1 and not groups else None
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
         #: if everybody is durable and takes QoS 1: what they get; the byte loop stores such messages itself

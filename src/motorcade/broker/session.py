@@ -6,7 +6,6 @@ released yet, the will, and when it ends.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -106,12 +105,8 @@ class Session(Window):
         if (old == 5) == (version == 5):
             return
         self.inflight = {n: converted(frame, old, version, now) for n, frame in self.inflight.items()}
-        if self.queue:
-            frames = [converted(frame, old, version, now) for frame in self.queue]
-            self.empty_queue()
-            self.queue = deque(frames)
-            for frame in frames:
-                self._count_queued(frame, 1)
+        if self.queue is not None:
+            self.queue.replace([converted(frame, old, version, now) for frame in self.queue])
 
     def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
         """The client is done with a message that was in flight."""
@@ -146,7 +141,8 @@ class Session(Window):
         else:
             for filter_ in filters:
                 self.revoked.add(filter_)
-        self.purge(self.revoked)
+        if self.queue is not None:
+            self.queue.purge(self.revoked)
         if self.durable is None and not self.inflight:
             self.revoked = None  # nothing is left
         self.go_on()

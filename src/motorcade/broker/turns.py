@@ -1,9 +1,9 @@
 """The turns of a carrier: who sends the next message to a client, and how it leaves.
 
-    lane ─┐
-    lane ─┼─▶ ring: what needs room in the window ─┐
-  mailbox ┤                                         ├─ one each, in turn ─▶ window
-   queue ─┘   free: what needs none (QoS 0) ────────┘
+         lane ─┐
+         lane ─┼─▶ ring: what needs room in the window ─┐
+ durable queue ┤                                         ├─ one each, in turn ─▶ window
+    live queue ┘   free: what needs none (QoS 0) ────────┘
 
 Rule 1: between two messages of one, each of the others that waits has sent one, or could not. Whoever has sent goes
         behind all others. (One that moves between the two rings may be passed twice.)
@@ -15,9 +15,8 @@ Rule 3: a message is taken from its lane when it is sent, or when it is certain 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from motorcade.broker.frames import IDS, frame_of
 from motorcade.broker.lane import Lane, Outcome
@@ -34,17 +33,19 @@ STEP = 256  #: messages sent, or things told to sources, per turn of the event l
 STEP_OCTETS = 256 * 1024  #: bytes likewise; one message more than that goes alone
 
 
-class Others:
-    """The mailbox or the queue of the session, which take their turn with the lanes."""
+class Upstream(Protocol):
+    """What a window gets its messages from: the lane of a source, the durable queue, the live queue."""
 
-    __slots__ = ("needs_room", "turn", "waits")
+    @property
+    def waits(self) -> bool:
+        """Return True if it has a message to send."""
 
-    def __init__(
-        self, turn: Callable[[float], bool], waits: Callable[[], bool], needs_room: Callable[[], bool]
-    ) -> None:
-        self.turn = turn
-        self.waits = waits
-        self.needs_room = needs_room  #: whether what waits first must find room in the window
+    @property
+    def needs_room(self) -> bool:
+        """Return True if the next message must find room in the window. Only asked while one waits."""
+
+    def turn(self, now: float) -> bool:
+        """Send the next message; False if there is none, or it must wait."""
 
 
 class Turns:
@@ -58,39 +59,23 @@ class Turns:
         self.buffered = 0  #: messages that wait in lanes
         self.octets = 0  #: of these
         # Who has something to send, the next one first: what needs room in the window, and what does not (QoS 0).
-        self._ring: dict[Lane | Others, None] = {}
-        self._free: dict[Lane | Others, None] = {}
+        self._ring: dict[Upstream, None] = {}
+        self._free: dict[Upstream, None] = {}
         self._rings = (self._ring, self._free)
         self._done: list[Outcome] = []  # what sources have to hear
         self._sent_octets = 0  # of this pump
 
-    def _line_up(self, lane: Lane) -> None:
-        """Let a lane wait where its next message belongs: behind the others, if it did not wait there already."""
-        ring, other = self._ring, self._free
-        if lane.buffer and not self._qos(lane, lane.buffer[0].message, lane.buffer[0].filter):
-            ring, other = other, ring
-        other.pop(lane, None)
-        if not lane.buffer or (ring is self._ring and self._is_busy(lane)):
-            ring.pop(lane, None)
+    def _line_up(self, upstream: Upstream) -> None:
+        """Let it wait where its next message belongs: behind the others, if it did not wait there already."""
+        if not upstream.waits:
+            self._ring.pop(upstream, None)
+            self._free.pop(upstream, None)
+        elif upstream.needs_room:
+            self._free.pop(upstream, None)
+            self._ring.setdefault(upstream)
         else:
-            ring.setdefault(lane)
-
-    def _line_up_others(self, others: Others) -> None:
-        """The same for mailbox and queue."""
-        waits = others.waits()
-        ring, other = (self._ring, self._free) if not waits or others.needs_room() else (self._free, self._ring)
-        other.pop(others, None)
-        if waits:
-            ring.setdefault(others)
-        else:
-            ring.pop(others, None)
-
-    def _is_busy(self, lane: Lane) -> bool:
-        """Whether a lane has as much in flight as it may; an acknowledgement lines it up again."""
-        return bool(lane.kind.max_unacked) and lane.unacked >= lane.kind.max_unacked
-
-    def _qos(self, lane: Lane, message: Message, filter_: str) -> int:
-        return min(message.qos, lane.subscriptions[filter_].qos, 1 if lane.kind.release else 2)
+            self._ring.pop(upstream, None)
+            self._free.setdefault(upstream)
 
     def _round(self, now: float, budget: int) -> int:
         """One message of everybody who waits; how many were sent. One that waits alone may send more."""
@@ -111,10 +96,7 @@ class Turns:
                     sent += self._send_run(lane, now, budget - sent)
                 elif lane.turn(now):
                     sent += 1
-                if isinstance(lane, Lane):
-                    self._line_up(lane)
-                else:
-                    self._line_up_others(lane)
+                self._line_up(lane)
         if cut:
             self._rings = self._rings[::-1]  # what needs no room in the window may have used up the rest of a pump
         return sent
@@ -126,15 +108,15 @@ class Turns:
         session = self.session
         given = lane.buffer[0]
         message: Message | None = given.message
-        qos = self._qos(lane, given.message, given.filter)
-        no_room = session.room <= 0 or self._is_busy(lane)
+        qos = lane.qos_of(given.message, given.filter)
+        no_room = session.room <= 0 or lane.busy
         if qos and no_room:
             return False
         if lane.asks and self._asks_now(lane):
             message = self._ask(lane, given)
             if not lane.buffer or given.filter not in lane.subscriptions:
                 return False  # asking has ended it
-            qos = self._qos(lane, message, given.filter) if message is not None else 0
+            qos = lane.qos_of(message, given.filter) if message is not None else 0
             if qos and no_room:
                 return False
         lane.buffer.popleft()
@@ -178,7 +160,7 @@ class Turns:
         if lane.told_sent:
             self._tell_sent(lane, [given])
 
-    def _send_run(self, lane: Lane | Others, now: float, most: int) -> int:
+    def _send_run(self, lane: Upstream, now: float, most: int) -> int:
         """Messages of one that waits alone, as far as there is room; how many were sent.
 
         Plain ones, to a client with nothing special, take the inside of `send` and `Window.send` without their calls.

@@ -10,10 +10,9 @@ Rule 2: order in is order out. Nothing overtakes inside one session: while somet
         the queue (`carrier.py`).
 Rule 3: `ready` is True exactly while a message may go straight to `out`: connected, the socket takes bytes,
         nothing waits. QoS 1 and 2 need room in the window besides. The byte loop relies on it.
-Rule 4: a full queue drops its oldest QoS 0 message (which may be the one arriving), else its oldest.
-Rule 5: before it comes to that, a connected client that is behind is waited for: from half a queue on `behind` is set,
-        and publishers whose messages go to this client alone pause until the queue is down to a quarter, but not for
-        longer than `patience`; then the client is given up until it has caught up by itself.
+Rule 4: before a full queue drops something, a connected client that is behind is waited for: from half a queue on
+        `behind` is set, and publishers whose messages go to this client alone pause until the queue is down to a
+        quarter, but not for longer than `patience`; then the client is given up until it has caught up by itself.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from motorcade.broker.frames import (
     topic_of,
 )
 from motorcade.broker.limits import SessionOptions
+from motorcade.broker.live_queue import LiveQueue
 from motorcade.broker.revoked import Revoked
 from motorcade.broker.stats import Stats
 from motorcade.commit import Commit
@@ -146,8 +146,6 @@ class Window:
         "online",
         "out",
         "queue",
-        "queue_bytes",
-        "queued_qos0",
         "ready",
         "revoked",
         "shared",
@@ -171,10 +169,8 @@ class Window:
         self.unsent: deque[int] | None = None  # ids in flight that this connection has not repeated yet
         self.limit = shared.options.window
         self.next_id = 1
-        self.queue: deque[Frame] | None = None  # made when first needed: most sessions never wait
-        self.queue_bytes = 0
-        self.queued_qos0 = 0
-        self.behind = False  # rule 5
+        self.queue: LiveQueue | None = None  # made when first needed: most sessions never wait
+        self.behind = False  # rule 4
         self.waiting: list[Waiter] | None = None  # publishers that wait because of it
         self.given_up = False  # they have waited long enough
         self.carrier: Carrier | None = None  # made when first needed: for messages of sources
@@ -234,10 +230,8 @@ class Window:
 
     def hold(self, frame: Frame) -> None:
         """A frame that cannot go out now: it waits, or it is dropped."""
-        head, tail, _ = frame
-        options = self.shared.options
-        if not head[0] & 6:
-            if not self.online and not options.store_qos0:
+        if not frame[0][0] & 6:
+            if not self.online and not self.shared.options.store_qos0:
                 self.drop(frame, "offline_qos0")
                 return
             if not self.online and self.durable is not None:
@@ -251,16 +245,9 @@ class Window:
             return
         queue = self.queue
         if queue is None:
-            queue = self.queue = deque()
+            queue = self.queue = LiveQueue(self)
             self.ready = False
-        size = len(head) + len(tail)
-        if queue and self._is_full(queue, size):
-            self._make_room(queue, frame, size)
-            return
-        queue.append(frame)
-        self._count_queued(frame, 1)
-        if self.online and (len(queue) * 2 >= options.queue > 1 or self.queue_bytes * 2 >= options.queue_bytes > 1):
-            self.behind = not self.given_up and options.patience > 0
+        queue.add(frame)
 
     @property
     def waiting_messages(self) -> int:
@@ -268,7 +255,7 @@ class Window:
         return len(self.queue or ()) + (self.durable.backlog if self.durable is not None else 0)
 
     def note_backlog(self, backlog: int, size: int) -> None:
-        """Note that so many messages of so many bytes wait in the store (rule 5)."""
+        """Note that so many messages of so many bytes wait, in memory or in the store (rule 4)."""
         options = self.shared.options
         if self.online and (backlog * 2 >= options.queue > 1 or size * 2 >= options.queue_bytes > 1):
             self.behind = not self.given_up and options.patience > 0
@@ -291,60 +278,11 @@ class Window:
         chain = self.shared.hooks.message_nack
         return bool(chain and chain.fold(self.client, message_of(frame, self.version), acc=False) is True)
 
-    def _is_full(self, queue: deque[Frame], size: int) -> bool:
-        """Whether one more frame of this size does not fit."""
-        options = self.shared.options
-        if options.queue and len(queue) >= options.queue:
-            return True
-        return bool(options.queue_bytes) and self.queue_bytes + size > options.queue_bytes
-
-    def _make_room(self, queue: deque[Frame], frame: Frame, size: int) -> None:
-        """Append to a full queue: drop by rule 4 until the frame fits, or drop the frame."""
-        qos = qos_of(frame)
-        while queue and self._is_full(queue, size):
-            if self.queued_qos0:
-                index = next(i for i, waiting in enumerate(queue) if not qos_of(waiting))
-                victim = queue[index]
-                del queue[index]
-            elif qos == 0:
-                self.drop(frame, "queue_full")
-                return
-            else:
-                victim = queue.popleft()
-            self._count_queued(victim, -1)
-            self.drop(victim, "queue_full")
-        queue.append(frame)
-        self._count_queued(frame, 1)
-
-    def _count_queued(self, frame: Frame, one: int) -> None:
-        """Bring the figures up to date when a frame has entered (1) or left (-1) the queue."""
-        size = (len(frame[0]) + len(frame[1])) * one
-        self.queue_bytes += size
-        if not frame[0][0] & 6:
-            self.queued_qos0 += one
-        shared = self.shared
-        shared.queued += one
-        shared.queued_bytes += size
-
-    def purge(self, revoked: Revoked) -> None:
-        """What waits and may not be read any more is dropped."""
-        queue = self.queue
-        if not queue:
-            return
-        kept: deque[Frame] = deque()
-        for frame in queue:
-            if revoked.hides(topic_of(frame).decode()):
-                self._count_queued(frame, -1)
-                self.drop(frame, "revoked")
-            else:
-                kept.append(frame)
-        self.queue = kept
-
     def empty_queue(self) -> None:
         """The session ends: nothing waits any more."""
         queue, self.queue = self.queue, None
-        for frame in queue or ():
-            self._count_queued(frame, -1)
+        if queue is not None:
+            queue.replace(())
 
     # -- messages out
 
@@ -415,30 +353,17 @@ class Window:
             self.put_down()
         if durable is not None:
             durable.pump(now, 0 if more else None)
-        if self.queue and self.writable and not more:
-            while self.send_queued(now):
-                pass
-        if self.queue is not None and not self.queue:
-            self.queue = None
+        queue = self.queue
+        if queue is not None:
+            if self.writable and not more:
+                while queue.turn(now):
+                    pass
+            if not queue:
+                self.queue = None
         if (self.behind or self.given_up) and self._has_caught_up():
             self.let_go()
         self.settle()
         return more
-
-    def send_queued(self, now: float) -> bool:
-        """Send the first message of the queue; False if there is none, or it must wait."""
-        queue = self.queue
-        if not queue or self.unsent or (self.durable is not None and self.durable.catch_up_to):
-            return False
-        frame = queue[0]
-        if frame[0][0] & 6 and len(self.inflight) >= self.limit:
-            return False
-        queue.popleft()
-        self._count_queued(frame, -1)
-        fresh = self.fresh(frame, now)
-        if fresh is not None:
-            self.send(fresh)
-        return True
 
     @property
     def room(self) -> int:
@@ -449,24 +374,10 @@ class Window:
         ids = 65536 - FIRST_OTHER_ID + len(self.durable.sent) - len(self.inflight)
         return min(room, ids)
 
-    @property
-    def mail_waits(self) -> bool:
-        """Whether the mailbox has something here that waits for room only."""
-        return self.durable is not None and self.durable.may_send
-
-    @property
-    def queue_needs_room(self) -> bool:
-        """Whether the first message of the queue is of QoS 1 or 2."""
-        return self.queue is not None and bool(self.queue) and bool(self.queue[0][0][0] & 6)
-
     def put_down(self) -> None:
         """Most clients have no source that lasts: give the memory back when none is left."""
         if self.carrier is not None and self.carrier.idle:
             self.carrier = None
-
-    def send_kept(self, now: float) -> bool:
-        """Send the next message of the mailbox; False if there is none, or it must wait."""
-        return self.durable is not None and self.durable.pump(now, 1) > 0
 
     def go_on(self) -> None:
         """Something that stood in the way of `pump` has gone."""
@@ -475,8 +386,10 @@ class Window:
 
     def _has_caught_up(self) -> bool:
         options = self.shared.options
-        octets = self.queue_bytes + (self.durable.backlog_size if self.durable is not None else 0)
-        return self.waiting_messages * 4 <= options.queue and octets * 4 <= (options.queue_bytes or 1 << 62)
+        size = self.queue.size if self.queue is not None else 0
+        if self.durable is not None:
+            size += self.durable.backlog_size
+        return self.waiting_messages * 4 <= options.queue and size * 4 <= (options.queue_bytes or 1 << 62)
 
     def fresh(self, frame: Frame, now: float) -> Frame | None:
         """A frame that has waited, with what is left of its life told anew; None if it has expired."""

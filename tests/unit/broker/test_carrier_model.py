@@ -781,11 +781,11 @@ class Machine(World):
             if lane.source is not agent and lane.buffer and self._may_send(lane, room):
                 waiting[lane] = lane.buffer[0]
         queue = session.durable
-        if queue is not None and queue.may_send and room:
+        if queue is not None and queue.waits and room:
             waiting["durable"] = queue._ahead[0]
         caught_up = not session.unsent and (queue is None or not queue.catch_up_to)
         if session.queue and caught_up and room:
-            waiting["queue"] = session.queue[0]
+            waiting["queue"] = next(iter(session.queue))
         for who, head in waiting.items():
             if self.heads.get(who) is not head:  # it has sent one, or has left the line meanwhile
                 self.heads[who] = head

@@ -174,7 +174,7 @@ def test_only_so_much_is_read_ahead() -> None:
         assert client.queue.backlog <= 2 * AHEAD
         client.acknowledge(packet.packet_id)
         client.store.settle(client.queue)
-    assert client.queue.backlog == 0 and not client.queue.waiting
+    assert client.queue.backlog == 0 and not client.queue.pending
 
 
 def test_large_entries_are_read_one_by_one() -> None:

@@ -512,8 +512,9 @@ def _entry(row: Row) -> tuple[Any, ...]:
 
 def _session(session: Session) -> dict[str, Any]:
     queue = list(session.queue or ())
-    assert session.queue_bytes == sum(len(frame[0]) + len(frame[1]) for frame in queue)
-    assert session.queued_qos0 == sum(not frame[0][0] & 6 for frame in queue)
+    if session.queue is not None:
+        assert session.queue.size == sum(len(frame[0]) + len(frame[1]) for frame in queue)
+        assert session.queue.qos0 == sum(not frame[0][0] & 6 for frame in queue)
     return {
         "inflight": {
             number: "released" if is_released(frame) else frame[0] + frame[1]
