@@ -118,13 +118,16 @@ class Lane:
     @property
     def waits(self) -> bool:
         """Return True if it has a message to send."""
-        return bool(self.buffer) and not (self.busy and self.needs_room)
+        if not self.buffer:
+            return False
+        most = self.kind.max_unacked
+        return not most or self.unacked < most or not self.needs_room
 
     @property
     def needs_room(self) -> bool:
         """Return True if the next message must find room in the window."""
         given = self.buffer[0]
-        return self.qos_of(given.message, given.filter) > 0
+        return given.message.qos > 0 and self.subscriptions[given.filter].qos > 0
 
     def turn(self, now: float) -> bool:
         """Send one message; False if there is none, or no room for it."""
