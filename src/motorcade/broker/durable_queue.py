@@ -16,7 +16,7 @@ Rule 3: a connection begins with the oldest entry. What the last connection had 
         window and `UNSETTLED` entries are ahead of the acknowledgements in the store, so the first so many of those
         that were there before get it.
 Rule 4: in memory are at most `AHEAD` entries per client, however many there are in the store.
-Rule 5: a full mailbox drops what waits, never what was sent. While the client is away the store does it (`spared`).
+Rule 5: a full mailbox drops what waits, never what was sent. While the client is away the store does it (`expect`).
         While it is connected, an entry could be sent between the append and its commit; so the store drops nothing but
         QoS 0 and tells that there is too much, and the oldest that waits is chosen here (`discard`). For the same
         reason a connection sends nothing before what was appended in its absence is committed (`_hold`).
@@ -56,9 +56,7 @@ BYTES_STEP = 1024 * 1024
 BOUNDS = 256  #: bounds of mailboxes that are remembered
 
 RELEASED_MARK = 1  #: mark of an entry: PUBREC has come
-SENT_MARK = (
-    2  #: mark of an entry of QoS 2 that could expire otherwise: it was sent (ports: marked entries never expire)
-)
+SENT_MARK = 2  #: mark of an entry of QoS 2 that was sent: from then on it must not expire (marked ones never do)
 
 #: Mark of a moved entry: this, twice the place of its id among those of moved entries, and one if PUBREC has come.
 #: So the lowest bit of any mark tells whether PUBREC has come.
@@ -70,7 +68,7 @@ log = logging.getLogger(__name__)
 
 
 def id_of(position: int) -> int:
-    """The packet id under which an entry is sent."""
+    """Return the packet id under which an entry is sent."""
     return 1 + position % IDS_OF_QUEUE
 
 
@@ -428,7 +426,7 @@ class DurableQueue:
         return self.pump(now, 1) > 0
 
     def pump(self, now: float, most: int | None = None) -> int:
-        """Send what is here, as far as the window allows but at most so many, and have more read; how many went."""
+        """Send what is here, as far as the window allows but at most so many, and have more read; return how many."""
         if not self.open or self._hold:
             return 0
         session = self.session
@@ -460,7 +458,7 @@ class DurableQueue:
         return before - left
 
     def _number_of(self, position: int) -> int:
-        """The packet id of the next entry, if an older one may have that of its position; 0: it has to wait."""
+        """Return the packet id of the next entry, if an older one may have that of its position; 0: it has to wait."""
         number = self._moved.get(position, 0)
         if number:
             return 0 if position == self._unstored or number in self.session.inflight else number
@@ -543,7 +541,7 @@ class DurableQueue:
             self.store.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
 
     def _withdraw(self, position: int, number: int, frame: Frame, *, again: bool) -> None:
-        """An entry that the client may not read any more; if it may have come before, its id is freed with PUBREL."""
+        """Drop an entry that the client may not read any more; if it may have come before, PUBREL frees its id."""
         session = self.session
         if not (self._counted and position in self._counted):
             session.drop(frame, "revoked")
@@ -567,7 +565,7 @@ class DurableQueue:
             commit.then(stored)
 
     def _decoded(self, entry: Entry, now: float) -> Frame | None:
-        """The frame of an entry that was read; None if it has expired, or is damaged."""
+        """Return the frame of an entry that was read; None if it has expired, or is damaged."""
         session = self.session
         try:
             frame = session.shared.decoder.frame(entry, session.version, now)
@@ -581,7 +579,7 @@ class DurableQueue:
         return frame
 
     def _send_release(self, position: int, number: int) -> None:
-        """PUBREC came before the crash or the break: only PUBREL is missing."""
+        """Send PUBREL: PUBREC came before the crash or the break."""
         session = self.session
         self.sent[number] = position, 0
         session.inflight[number] = RELEASED
@@ -593,18 +591,18 @@ class DurableQueue:
     # -- acknowledgements
 
     def acknowledged(self, number: int) -> None:
-        """The client is done with a message."""
+        """Note that the client is done with a message."""
         position, size = self.sent.pop(number, (0, 0))
         if position:
             self._window_size -= size
             self._done(position)
 
     def may_come_again(self, number: int) -> bool:
-        """Whether a message that is not in the window may still be read and sent under this id."""
+        """Return True if a message that is not in the window may still be read and sent under this id."""
         return number < FIRST_OTHER_ID and (not self.open or self.pending)
 
     def release(self, number: int) -> Commit[Any] | None:
-        """PUBREC has come: PUBREL may go out when the commit is done; None: it is not from the store."""
+        """Note PUBREC; PUBREL may go out when the commit is done. None: the message is not from the store."""
         position, _ = self.sent.get(number, (0, 0))
         if not position:
             return None
@@ -616,7 +614,7 @@ class DurableQueue:
         self.store.acknowledge(self, position)
 
     def forgotten(self, lost: int) -> None:
-        """The session has ended; so many entries were still in the store."""
+        """Note that the session has ended; so many entries were still in the store."""
         counted = self._counted or set()
         lost = max(0, lost - len(counted))
         delivered = min(lost, len(self.acked - counted))  # the store was not told any more
@@ -642,7 +640,7 @@ class DurableQueue:
             self.left((position,))
 
     def settled(self, positions: Sequence[int]) -> None:
-        """The store knows that these are acknowledged."""
+        """Note that the store knows of these acknowledgements."""
         delivered = positions
         if self._counted:
             delivered = [position for position in positions if position not in self._counted]

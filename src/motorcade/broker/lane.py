@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -16,32 +16,8 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.sources import Delayed, Given, Kind, Source, Why
 
-
-class Carrying(Protocol):
-    """The carrier, as far as lanes and feeds know it."""
-
-    unacked: dict[int, tuple[Lane, Given]]
-
-    @property
-    def client(self) -> ClientInfo: ...
-
-    def promise(self, lane: Lane) -> int:
-        """How many messages a source may give."""
-
-    def post(self, lane: Lane, feed: InstanceFeed, what: object) -> None:
-        """`info` for a source in the next turn of the event loop."""
-
-    def hand(self, lane: Lane, given: Given) -> bool:
-        """Send a message at once, if nothing is in its way."""
-
-    def later(self, delay: float, timer: Timer) -> Delayed:
-        """Call a timer after so many seconds."""
-
-    def send(self, lane: Lane, now: float) -> bool:
-        """Send the next message of a lane."""
-
-    def disconnect(self, detail: str) -> None:
-        """Close the client's connection."""
+if TYPE_CHECKING:
+    from motorcade.broker.carrier import Carrier
 
 
 class Lane:
@@ -67,7 +43,7 @@ class Lane:
         "unacked",
     )
 
-    def __init__(self, carrier: Carrying, kind: Kind) -> None:
+    def __init__(self, carrier: Carrier, kind: Kind) -> None:
         self.carrier = carrier
         self.kind = kind
         self.kept: Any = None

@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 
 from motorcade.clock import time
-from motorcade.storage.ports import Coordination, Lease, StoreError
+from motorcade.storage.ports import Coordination, Lease, StoreError, StoreRefusedError
 from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.sessions")
@@ -46,9 +46,9 @@ class SessionLease:
         self._task = self._supervisor.start(partial(self._hold, lost), "sessions.lead")
 
     def check(self) -> None:
-        """Raise `StoreError` unless the lease is surely ours."""
+        """Raise `StoreRefusedError` unless the lease is surely ours."""
         if asyncio.get_running_loop().time() > self._until:
-            raise StoreError("this node may not serve the sessions now: its lease has run out")
+            raise StoreRefusedError("this node may not serve the sessions now: its lease has run out")
 
     async def end(self) -> None:
         """Give the lease back, so that the next node need not wait."""

@@ -279,6 +279,7 @@ class SessionStore:
             batch.add(message, copies, now, token)
         if packet is not None:
             batch.put(AWAITING, packet[0], records.encode(records.AwaitingRecord(now, packet[1])))
+            batch.rows += 1
         return self.write(batch)
 
     def write(self, batch: MessageBatch) -> Commit[Written]:
@@ -796,6 +797,7 @@ class SessionStore:
         await self._lease.begin(lost)
 
     def check(self) -> None:
+        """Raise `StoreError` if nothing may be written now."""
         if self._lease is not None:
             self._lease.check()
 

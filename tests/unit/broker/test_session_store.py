@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from motorcade.broker import durable_queue
+from motorcade.broker import byteloop, durable_queue, session_store
 from motorcade.broker.frames import Frame
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import Copy
@@ -834,6 +834,37 @@ def test_a_queue_that_is_too_long_loses_its_oldest(make: Make) -> None:
     assert world.node.plane.stats.dropped["queue_full"] == 15
     receiver, packets = world.back("r")
     assert [packet.payload for packet in drain(world, receiver, packets)] == [b"%d" % n for n in range(15, 25)]
+
+
+def test_a_message_for_many_goes_to_the_store_in_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has a bounded number of entries to do; what comes after it keeps its order."""
+    monkeypatch.setattr(session_store, "MAX_ROWS", 3)
+    monkeypatch.setattr(byteloop, "MAX_ROWS", 3)
+    monkeypatch.setattr(session_store, "MAX_IN_FLIGHT", 6)
+    world = make()
+    names = [f"r{number}" for number in range(20)]
+    for name in names:
+        world.join(name, ("t", 1)).close()
+    publisher = world.node.client("p")
+    world.store.held = True
+    publisher.send(*(Publish("t", b"%d" % number, 1, packet_id=number) for number in (1, 2)))
+    stored = 0
+    world.turn()
+    while world.store.waiting:
+        assert len(world.store.waiting) <= 3
+        assert [packet.packet_id for packet in publisher.take() if isinstance(packet, Puback)] == []
+        world.store.let_go(1)
+        stored = sum(len(world.store.entries(name)) for name in names)
+        if stored >= 20:
+            break
+        world.turn()
+    world.turn()
+    assert stored == 20 and kinds(publisher.take()) == [("Puback", 1)]
+    world.release()
+    assert kinds(publisher.take()) == [("Puback", 2)]
+    for name in names:
+        peer, packets = world.back(name)
+        assert [packet.payload for packet in drain(world, peer, packets)] == [b"1", b"2"]
 
 
 def test_a_store_that_hangs_holds_up_publishers_of_every_kind(make: Make) -> None:
