@@ -8,7 +8,6 @@ with StreamsNode.with_stream() as node:                 a stream `s`, bound to `
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -16,13 +15,16 @@ from typing import Any, Self
 import msgspec
 
 from motorcade.broker.limits import SessionOptions
+from motorcade.commit import Commit
 from motorcade.core.message import Message
 from motorcade.core.record import decode, encode
+from motorcade.delivery.cursor import Cursor
+from motorcade.delivery.progress import ProgressStore
 from motorcade.mqtt.packets import Publish
 from motorcade.plugins.streams.options import StreamOptions
 from motorcade.plugins.streams.plugin import StreamsPlugin
 from motorcade.plugins.streams.position import OFFSET
-from motorcade.plugins.streams.progress import COLLECTION, Ledger, Mark
+from motorcade.plugins.streams.reader import COLLECTION, key_of
 from motorcade.plugins.streams.service import Streams
 from motorcade.plugins.streams.stream import Stream
 from motorcade.storage.ports import Batch
@@ -57,16 +59,16 @@ class StreamsNode(PluginNode):
         return found
 
     @property
-    def ledger(self) -> Ledger:
-        return self.streams.ledger
+    def progress_store(self) -> ProgressStore:
+        return self.streams.progress
 
     def create(self, name: str = "s", **options: Any) -> Any:
         return self.run(self.streams.create(name, msgspec.convert({"topics": ["t/#"]} | options, StreamOptions)))
 
     # -- in
 
-    def appending(self, *payloads: bytes, stream: str = "s") -> asyncio.Future[list[int]]:
-        """As another plugin appends; the future of its offsets."""
+    def appending(self, *payloads: bytes, stream: str = "s") -> Commit[Any]:
+        """As another plugin appends; the commit of its offsets."""
         with self.loop.running():  # type: ignore[union-attr]
             return self.streams.append(stream, [Message("t/a", each, timestamp=self.now) for each in payloads])
 
@@ -74,7 +76,9 @@ class StreamsNode(PluginNode):
         """Until it is stored; the offsets."""
         appending = self.appending(*payloads, stream=stream)
         self.turn()
-        return appending.result()
+        assert appending.error is None
+        found: list[int] = appending.result
+        return found
 
     def append_numbers(self, count: int, start: int = 0, stream: str = "s") -> None:
         self.append(*(b"%d" % number for number in range(start, start + count)), stream=stream)
@@ -116,16 +120,23 @@ class StreamsNode(PluginNode):
             read(client, f"$stream/{stream}", offset, qos)
         return client
 
-    def mark(self, client: str = "car", offset: str = "") -> Mark:
+    def cursor(self, client: str = "car", offset: str = "") -> Cursor:
         """The place of a subscription."""
-        found = self.ledger.find(client, "s", offset)
-        assert found is not None
-        return found
+        return self.cursors(client)[offset]
 
-    def committed(self, client: str = "car", stream: str = "s") -> int:
-        found = self.ledger.committed(client, stream)
-        assert found is not None
-        return found.offset
+    def cursors(self, client: str = "car", stream: str = "s") -> dict[str, Cursor]:
+        """The places of a client's subscriptions, by the offsets in their filters."""
+        found = self.progress_store.peek(key_of(stream), client)
+        return found.cursors if found is not None else {}
+
+    def committed(self, client: str = "car", stream: str = "s") -> int | None:
+        """Where a client would go on; None: nowhere."""
+        found = self.progress_store.peek(key_of(stream), client)
+        if found is not None and found.loaded:
+            found.gather()
+            return found.number if found.exists else None
+        stored = self.progress().get(f"{stream}/{client}")
+        return None if stored is None else stored[1]
 
     def progress(self) -> dict[str, Any]:
         """Progress in the store, by stream and client."""

@@ -129,7 +129,7 @@ def test_what_is_under_way_goes_with_its_stream() -> None:
     with StreamsNode.with_stream() as node:
         appending = node.appending(b"1")
         node.run(node.streams.delete("s"))
-        assert ([1], []) == (appending.result(), node.run(node.held.streams.names()))
+        assert ([1], []) == (appending.result, node.run(node.held.streams.names()))
 
 
 def test_a_stream_of_another_plugin() -> None:

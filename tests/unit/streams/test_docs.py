@@ -10,8 +10,10 @@ from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
 from tests.support.node import ROOT
 
 PAGE = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")
+CODE = ROOT / "src" / "motorcade"
 SOURCES = "".join(
-    file.read_text(encoding="utf-8") for file in (ROOT / "src" / "motorcade" / "plugins" / "streams").glob("*.py")
+    file.read_text(encoding="utf-8")
+    for file in (*(CODE / "plugins" / "streams").glob("*.py"), CODE / "delivery" / "progress.py")
 )
 
 
@@ -29,4 +31,5 @@ def test_counters() -> None:
     table = PAGE[PAGE.index("| event |") : PAGE.index("Gauges:")]
     named = set(re.findall(r"`(\w+)`", table))
     assert counted <= named
+    counted.add("refused_max_progress")  # by the options of the progress store
     assert named - counted <= {"refused", "expired", "too_large"}, "what clients do, by the name the carrier gives it"

@@ -50,8 +50,7 @@ from motorcade.plugins.streams import pages, stream
 from motorcade.plugins.streams.options import StreamOptions
 from motorcade.plugins.streams.plugin import StreamsPlugin
 from motorcade.plugins.streams.position import OFFSET
-from motorcade.plugins.streams.progress import COLLECTION
-from motorcade.plugins.streams.reader import StreamSource
+from motorcade.plugins.streams.reader import COLLECTION, StreamSource, key_of
 from motorcade.plugins.streams.service import Streams
 from motorcade.storage.ports import Batch
 from tests.support.held_store import HeldStore
@@ -274,6 +273,14 @@ class Machine(PluginWorld[Car]):
         value = self.store.records_of(COLLECTION).get(f"s/{car.name}")
         return None if value is None else int(msgspec.msgpack.decode(value)[1])
 
+    def committed(self, car: Car) -> int | None:
+        """Where it would go on."""
+        found = self.service.progress.peek(key_of("s"), car.name)
+        if found is None:
+            return self.stored(car)
+        found.gather()
+        return found.number if found.exists else None
+
     # -- what is appended
 
     @rule(count=st.integers(1, 12), qos=st.sampled_from((1, 1, 0, 2)), turn=turns)
@@ -366,12 +373,12 @@ class Machine(PluginWorld[Car]):
         if not car.may_speak:
             return
         tail = max(self.records, default=0)
-        before, was_reading = self.service.ledger.committed(car.name, "s"), car.reads
+        before, was_reading = self.committed(car), car.reads
         if position is not None:
             car.back = True
             car.begins({"earliest": 1, "latest": tail + 1}.get(position) or int(position))
         elif not was_reading:
-            begin = tail + 1 if before is None else before.offset + 1
+            begin = tail + 1 if before is None else before + 1
             missed = {offset for offset in self.there if car.begin <= offset < begin} - car.done
             assert not missed or before is None, f"{car.name} goes on after {begin - 1}, and misses {missed}"
             car.epoch += 1
@@ -496,8 +503,8 @@ class Machine(PluginWorld[Car]):
         for car in self.cars:
             missed = {offset for offset in self.there if offset >= car.begin} - car.done
             assert not missed, f"{car.name} has not got {sorted(missed)}"
-            mark = self.service.ledger.find(car.name, "s", "")
-            assert mark is not None and mark.done >= max(self.records, default=0), "nothing is left to be acknowledged"
+            committed = self.committed(car)
+            assert committed is not None and committed >= max(self.records, default=0), "nothing is left"
         assert 0 == self.service.waiting.messages == self.service.waiting.octets
         assert not self.sent
         super().judge()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-from motorcade.plugins.streams.progress import COLLECTION, LASTS, Mark
+from motorcade.plugins.streams.reader import COLLECTION, key_of
+from motorcade.plugins.streams.service import LASTS
 from motorcade.storage.ports import StoreError
 from tests.support.virtual import START, Client
 from tests.unit.streams.node import LASTING, StreamsNode, read
@@ -21,48 +21,20 @@ def reading(node: StreamsNode, count: int = 8, **more: Any) -> Client:
     return car
 
 
-def test_acknowledged_in_any_order_and_in_runs() -> None:
-    """`done` is the highest offset without a hole before it; a run is as one by one, wherever it ends."""
-    for seed in range(50):
-        dice = random.Random(seed)
-        order = list(range(1, 31))
-        if seed % 2:
-            dice.shuffle(order)
-        for _ in range(seed % 7):
-            one, other = dice.randrange(30), dice.randrange(30)
-            order[one], order[other] = order[other], order[one]
-        single, runs = Mark("car", "s", ""), Mark("car", "s", "")
-        for mark in (single, runs):
-            mark.begin(1, 0, ahead=False)
-            mark.give(range(1, 31))
-        acknowledged: set[int] = set()
-        while order:
-            length = dice.randint(1, 8)
-            run, order = order[:length], order[length:]
-            before = single.done
-            for offset in run:
-                single.acknowledge([offset])
-                acknowledged.add(offset)
-                assert single.done == max(n for n in range(31) if acknowledged.issuperset(range(1, n + 1)))
-            assert runs.acknowledge(run) is (single.done > before)
-            assert (single.done, single.acked, single.outstanding) == (runs.done, runs.acked, runs.outstanding)
-        assert not single.acked and not single.outstanding
-
-
 def test_many_acknowledgements_are_one_write() -> None:
     """The first place is written at once, the rest when the interval is over, which runs only after a change."""
     with StreamsNode.with_stream(progress_interval=10.0) as node:
         car = reading(node)
-        assert {"s/car": [1, 0, START, False]} == node.progress()
-        assert not node.ledger.gathered.is_timed
+        assert {"s/car": [1, 0, START]} == node.progress()
+        assert not node.progress_store.unwritten.is_timed
         written = node.counters["progress_written"]
         for message in list(car.inflight[:5]):
             car.ack(message)
         assert written == node.counters["progress_written"]
         node.wait(10)
-        assert {"s/car": [1, 5, START + 10, False]} == node.progress()
+        assert {"s/car": [1, 5, START]} == node.progress()
         assert written + 1 == node.counters["progress_written"]
-        assert not node.ledger.gathered.is_timed
+        assert not node.progress_store.unwritten.is_timed
 
 
 def test_progress_outlives_its_subscription_and_is_written_at_once() -> None:
@@ -79,7 +51,7 @@ def test_progress_outlives_its_subscription_and_is_written_at_once() -> None:
                     car.unsubscribe("$stream/s/earliest")
                     car.take()
                 car.disconnect()
-                assert {"s/car": [1, 5, START, False]} == node.progress(), how
+                assert {"s/car": [1, 5, START]} == node.progress(), how
                 seen = node.reader("car", version=version).drain()
                 assert [b"%d" % number for number in range(5, 20)] == seen, how
 
@@ -94,10 +66,10 @@ def test_what_is_acknowledged_after_unsubscribing_counts() -> None:
         assert 4 == node.committed()
         read(car)
         car.ack(messages[4])  # it is given again already
-        assert (b"4", 4) == (car.messages()[0].payload, node.mark().done)
+        assert (b"4", 4) == (car.messages()[0].payload, node.cursor().done)
         car.unsubscribe("$stream/s")
         car.ack(*reversed(car.inflight))
-        assert ([], 8) == (node.ledger.of_stream("s"), node.committed())
+        assert ({}, 8) == (node.cursors(), node.committed())
 
 
 def test_progress_goes_back_only_with_a_position() -> None:
@@ -130,7 +102,7 @@ def test_several_subscriptions_share_the_progress() -> None:
         }
         car.ack(*by_filter[11][:4])
         car.ack(by_filter[1][0])
-        assert (14, 1) == (node.mark(offset="11").done, node.committed())
+        assert (14, 1) == (node.cursor(offset="11").done, node.committed())
         car.ack(*(message for message in by_filter[1] if message in car.inflight))
         car.unsubscribe("$stream/s/earliest")
         assert 14 == node.committed()
@@ -161,7 +133,7 @@ def test_there_is_a_bound_per_stream() -> None:
         node.append(b"1")
         node.append(b"2", stream="other")
         assert ([b"1"], [b"2"]) == (cars[2].drain(), nameless.drain())
-        assert (1, 3) == (node.counters["refused_max_progress"], len(node.ledger))
+        assert (1, 3) == (node.counters["refused_max_progress"], len(node.progress()))
         cars[2].disconnect()
         assert [] == node.reader("car2").messages(), "nothing is committed, so it begins with the latest"
         assert {"s/car0", "s/car1", "other/car9"} == set(node.restart().progress())
@@ -184,7 +156,7 @@ def test_a_store_that_fails_is_tried_again() -> None:
             node.held.fail(StoreError("away"))
             node.held.held = False
             node.wait(10)
-            assert ({} if deleted else {"s/car": [1, 1, START + 6, False]}) == node.progress()
+            assert ({} if deleted else {"s/car": [1, 1, START]}) == node.progress()
             assert 1 == node.counters["progress_failed"]
 
 
@@ -200,12 +172,11 @@ def test_progress_expires() -> None:
         assert (0, 0) == (node.committed(), node.committed(stream="kept"))
         node.clock.now = START + WEEK
         assert {"kept/car"} == set(node.progress())
-        assert node.ledger.committed("car", "s") is None
+        assert node.committed() is None
         assert 0 == node.committed(stream="kept")
         node.clock.now = START + LASTS
         assert {} == node.progress()
-        node.ledger.sweep()
-        assert 0 == len(node.ledger)
+        assert 0 == len(node.progress_store)
 
 
 def test_the_last_commit_counts_and_expired_progress_makes_room() -> None:
@@ -215,10 +186,9 @@ def test_the_last_commit_counts_and_expired_progress_makes_room() -> None:
             node.reader(name).disconnect()
         node.wait(90)
         node.reader("one").disconnect()
-        assert [1, 0, START + 90, False] == node.progress()["s/one"]
+        assert [1, 0, START + 90] == node.progress()["s/one"]
         node.wait(20)
         node.run(node.streams.trimmer.look())
-        assert ["one"] == [progress.client for progress in node.ledger.of_clients("s")]
         node.reader("three").disconnect()
         assert (0, {"s/one", "s/three"}) == (node.counters["refused_max_progress"], set(node.progress()))
 
@@ -249,21 +219,20 @@ def test_client_ids_may_be_anything() -> None:
         for client_id in odd:
             node.reader(client_id, stream="s/earliest")
         with node.loop.running():  # type: ignore[union-attr]
-            mark = node.ledger.new("x" * 65_535, "s", "")
-            mark.begin(1, 0, ahead=False)
-            node.ledger.begun(mark)
+            progress = node.progress_store.open(key_of("s"), "x" * 65_535)
+        node.run(node.progress_store.load(progress))
+        assert not progress.kept
         again = node.restart()
         assert 1 == node.counters["progress_unwritable"]
         assert {f"s/{client_id}" for client_id in odd} == set(again.progress())
-        assert 3 == len(again.ledger)
-        assert all(again.ledger.committed(client_id, "s") for client_id in odd)
+        assert [0] * 3 == [again.committed(client_id) for client_id in odd]
 
 
 def test_a_record_of_something_else_is_left_alone() -> None:
-    with StreamsNode.on() as node:
+    with StreamsNode.with_stream() as node:
         node.run(node.held.records.put(COLLECTION, "s/car", b"\xc1"))
-        again = node.restart()
-        assert (1, 0) == (again.counters["progress_unreadable"], len(again.ledger))
+        node.reader("car")
+        assert (1, 0) == (node.counters["progress_unreadable"], node.committed())
 
 
 def test_a_store_that_has_lost_its_end() -> None:

@@ -4,11 +4,9 @@ plugin     where streams meet the hooks of the broker
 service    all streams of a node: declarations, what other plugins and operators may do
 options    what can be set
 stream     one stream: its end, its readers, the way in and out
-appender   from publish to the store, in groups
 pages      parts of streams in memory, shared by all readers; `loader` reads them
 reader     one client's subscription, as a source
 position   where it wants to begin
-progress   how far each client has read
 retention  what goes
 views      what operators see
 """

@@ -23,23 +23,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from motorcade.core.message import Message
+from motorcade.delivery.reader import Page
 
 PAGE: Final = 128  #: records; engines read so many at once without a thread
 PAGE_OCTETS: Final = 256 * 1024  #: a page is not made longer when it has so many
 OVERHEAD: Final = 700  #: bytes a message takes in memory besides its payload, roughly
 
 
-class Page:
-    """A stretch of a stream without holes."""
+class CachedPage(Page):
+    """A page of a stream."""
 
-    __slots__ = ("after", "messages", "octets", "offsets", "owner", "upto")
+    __slots__ = ("octets", "owner")
 
-    def __init__(self, owner: Pages, after: int, upto: int, offsets: list[int], messages: list[Message]) -> None:
+    def __init__(self, owner: Pages, after: int, upto: int, numbers: list[int], messages: list[Message]) -> None:
+        super().__init__(after, upto, numbers, messages)
         self.owner = owner
-        self.after = after
-        self.upto = upto
-        self.offsets = offsets
-        self.messages = messages
         self.octets = size_of(messages)
 
 
@@ -51,19 +49,19 @@ class Cache:
         self.octets = 0
         self.behind = 0  #: readers that are not at the tail now
         self._counters = counters
-        self._pages: OrderedDict[Page, None] = OrderedDict()
+        self._pages: OrderedDict[CachedPage, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._pages)
 
-    def used(self, page: Page) -> None:
+    def used(self, page: CachedPage) -> None:
         self._pages.move_to_end(page)
 
-    def add(self, page: Page) -> None:
+    def add(self, page: CachedPage) -> None:
         self._pages[page] = None
         self.grown(page, page.octets)
 
-    def grown(self, page: Page, octets: int) -> None:
+    def grown(self, page: CachedPage, octets: int) -> None:
         """Make room, but for the page itself."""
         self.octets += octets
         self._pages.move_to_end(page)
@@ -72,7 +70,7 @@ class Cache:
             oldest.owner.remove(oldest)
             self._counters["cache_evicted"] += 1
 
-    def remove(self, page: Page) -> None:
+    def remove(self, page: CachedPage) -> None:
         if page in self._pages:
             del self._pages[page]
             self.octets -= page.octets
@@ -87,10 +85,10 @@ class Pages:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._pages: list[Page] = []  # by `after`
+        self._pages: list[CachedPage] = []  # by `after`
         self._afters: list[int] = []
 
-    def find(self, cursor: int) -> Page | None:
+    def find(self, cursor: int) -> CachedPage | None:
         """The page in which the record after an offset is, or would be."""
         at = bisect_right(self._afters, cursor) - 1
         if at < 0:
@@ -101,7 +99,7 @@ class Pages:
         self._cache.used(page)
         return page
 
-    def add(self, after: int, upto: int, offsets: list[int], messages: list[Message]) -> Page | None:
+    def add(self, after: int, upto: int, offsets: list[int], messages: list[Message]) -> CachedPage | None:
         """A stretch that was read. What other pages have of it already is left out; None: they have all."""
         at = bisect_right(self._afters, after) - 1
         if at >= 0 and self._pages[at].upto > after:
@@ -111,7 +109,7 @@ class Pages:
         if after >= upto:
             return None
         low, high = bisect_right(offsets, after), bisect_right(offsets, upto)
-        page = Page(self, after, upto, offsets[low:high], messages[low:high])
+        page = CachedPage(self, after, upto, offsets[low:high], messages[low:high])
         self._insert(at + 1, page)
         return page
 
@@ -123,18 +121,18 @@ class Pages:
             offsets, messages = offsets[skip:], messages[skip:]
             if not offsets:
                 return
-        if last is None or offsets[0] != last.upto + 1 or len(last.offsets) >= PAGE or last.octets >= PAGE_OCTETS:
-            page = Page(self, offsets[0] - 1, offsets[-1], list(offsets), list(messages))
+        if last is None or offsets[0] != last.upto + 1 or len(last.numbers) >= PAGE or last.octets >= PAGE_OCTETS:
+            page = CachedPage(self, offsets[0] - 1, offsets[-1], list(offsets), list(messages))
             self._insert(len(self._pages), page)
             return
         octets = size_of(messages)
-        last.offsets += offsets
+        last.numbers += offsets
         last.messages += messages
         last.upto = offsets[-1]
         last.octets += octets
         self._cache.grown(last, octets)
 
-    def _insert(self, at: int, page: Page) -> None:
+    def _insert(self, at: int, page: CachedPage) -> None:
         self._pages.insert(at, page)
         self._afters.insert(at, page.after)
         self._cache.add(page)
@@ -142,8 +140,8 @@ class Pages:
     def remove(self, page: Page) -> None:
         at = bisect_right(self._afters, page.after) - 1
         if at >= 0 and self._pages[at] is page:
+            self._cache.remove(self._pages[at])
             del self._pages[at], self._afters[at]
-        self._cache.remove(page)
 
     def forget_before(self, offset: int) -> None:
         """Records before an offset are gone from the stream."""

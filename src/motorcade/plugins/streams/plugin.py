@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import msgspec
 
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message, UserProperties
@@ -70,7 +70,7 @@ class StreamsPlugin(Plugin):
             "stream_records": sum(stream.records for stream in streams.streams()),
             "stream_bytes": sum(stream.octets for stream in streams.streams()),
             "stream_readers": sum(len(stream.readers) for stream in streams.streams()),
-            "stream_progress": len(streams.ledger),
+            "stream_progress": len(streams.progress),
             "stream_waiting": streams.waiting.messages,
             "stream_cache_bytes": streams.cache.octets,
         }
@@ -84,7 +84,7 @@ class StreamsPlugin(Plugin):
 
     def tables(self) -> Iterable[Table]:
         streams = self.streams
-        progress = len(streams.ledger)
+        progress = len(streams.progress)
         yield Table("stream_cache", len(streams.cache), streams.cache.octets, self.config.cache_bytes)
         yield Table("stream_progress", progress, progress * PROGRESS_BYTES)
 
@@ -106,7 +106,7 @@ class StreamsPlugin(Plugin):
             return
         for stream in self.streams.bound(message.topic):
             try:
-                group = stream.appender.put(message)
+                commit = stream.write((message,))
             except StoreFullError as error:
                 self._refuse(message, error)
             except RecordError as error:
@@ -114,17 +114,14 @@ class StreamsPlugin(Plugin):
                 self.context.log.warning("stream_message_unwritable", stream=stream.name, error=str(error))
             else:
                 if message.qos:
-                    acknowledge_after(message, group.future(), taken=True)
+                    acknowledge_after(message, commit, taken=True)
 
     def _refuse(self, message: Message, error: StoreFullError) -> None:
         """Too much waits: who asks for an answer hears it; QoS 0 is routed, but is in no stream."""
         if not message.qos:
             self.context.counters["dropped_qos0"] += 1
             return
-        refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        refused.set_exception(error)
-        refused.exception()  # seen: nobody may be left to look at it
-        acknowledge_after(message, refused)
+        acknowledge_after(message, Commit[None].failed(error))
 
     @hook("message.publish", topics=(f"{PREFIX}#",))
     def on_publish_to_stream(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:
@@ -171,12 +168,12 @@ class StreamsPlugin(Plugin):
     @hook("session.terminated")
     def on_terminated(self, client: ClientInfo, _why: str) -> None:
         """Its places are of no interest after it; what is committed stays."""
-        self.streams.ledger.forget_client(client.client_id)
+        self.streams.progress.end_client(client.client_id)
 
     @hook("session.discarded")
     def on_discarded(self, client: ClientInfo) -> None:
         """Likewise."""
-        self.streams.ledger.forget_client(client.client_id)
+        self.streams.progress.end_client(client.client_id)
 
 
 def _wants(_client: ClientInfo, subscription: Subscription, why: Why) -> bool:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from motorcade.plugins.streams.progress import SWEEPS, Ledger
+from motorcade.delivery.progress import SWEEPS, ProgressStore
 from motorcade.plugins.streams.stream import Stream
 from motorcade.storage.ports import StoreError, Streams
 
@@ -28,7 +28,7 @@ class Place(Protocol):
 
     def streams(self) -> Sequence[Stream]: ...
 
-    ledger: Ledger
+    progress: ProgressStore
 
     def now(self) -> float: ...
 
@@ -89,7 +89,7 @@ class Trimmer:
 
     async def look(self) -> None:
         """Trim every stream that has something to lose; progress goes by age too."""
-        self._place.ledger.sweep()
+        self._place.progress.sweep()
         for stream in self._place.streams():
             try:
                 await stream.look()

@@ -13,32 +13,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
 import structlog
 
+from motorcade.commit import Commit
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.record import RecordError, decode
 from motorcade.core.trie import FilterTrie
+from motorcade.delivery.progress import LogKey, ProgressOptions, ProgressStore
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
 from motorcade.extension.plugin import Spawn
-from motorcade.plugins.streams.appender import Done, Waiting
 from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
 from motorcade.plugins.streams.pages import Cache
 from motorcade.plugins.streams.position import PREFIX
-from motorcade.plugins.streams.progress import Ledger
-from motorcade.plugins.streams.reader import StreamSource
+from motorcade.plugins.streams.reader import StreamSource, key_of
 from motorcade.plugins.streams.retention import Trimmer
-from motorcade.plugins.streams.stream import Shared, Stream
+from motorcade.plugins.streams.stream import Shared, Stream, Waiting
 from motorcade.plugins.streams.views import MAX_READERS, ReaderView, StreamView
 from motorcade.storage.ports import Store, StoreError, StreamInfo
 
 COLLECTION: Final = "stream"
+RETRY: Final = 5.0  #: seconds until progress that could not be written is retried
+LASTS: Final = 30 * 86400.0  #: seconds that progress in a stream without a retention is kept after the last commit
 
 
 class _Stored(msgspec.Struct, array_like=True, tag=1):
@@ -77,23 +78,20 @@ class Streams:
         self.waiting = Waiting(config.max_waiting, config.max_waiting_bytes)
         self.cache = Cache(config.cache_bytes, counters)
         self.trimmer = Trimmer(self, store.streams, config.trim_interval, config.trim_budget, counters, log)
-        self.ledger = Ledger(
-            store, config.progress_interval, config.max_progress, now, self._retention, spawn, counters, log
+        self._config = config
+        kept = ProgressOptions(
+            "stream",
+            "refused_max_progress",
+            "reader_waits_for_store",
+            RETRY,
+            interval=lambda: self._config.progress_interval,
+            max_consumers=lambda: self._config.max_progress,
+            lasts=self._lasts,
         )
+        self.progress = ProgressStore(store, kept, now, spawn, counters, log)
         self._loader = Loader(spawn)
-        self._shared = Shared(
-            store.streams,
-            self.cache,
-            self._loader,
-            self.waiting,
-            now,
-            spawn,
-            counters,
-            log,
-            self.trimmer.wake,
-        )
+        self._shared = Shared(store, self.cache, self._loader, self.waiting, now, counters, log, self.trimmer.wake)
         self._store = store
-        self._max_streams = config.max_streams
         self._counters = counters
         self._log = log
         self._bound = bound  # told the filters of all streams when they change
@@ -109,7 +107,6 @@ class Streams:
     async def start(self, configured: Mapping[str, StreamOptions]) -> None:
         """Declare what is stored and what is configured."""
         self._unwatch = self._store.streams.watch(self._told)
-        await self.ledger.load()
         stored = [item async for item in self._store.records.scan(COLLECTION, self.now())]
         for name, value in stored:
             await self._restore(name, value, configured)
@@ -125,7 +122,7 @@ class Streams:
             self._log.error("stream_declaration_unreadable", stream=name, error=str(error))
             return
         if stored.options is None:
-            await self._drop(name, self.ledger.forget_stream(name))
+            await self._drop(name)
         elif name in configured:
             self._log.warning("stream_declared_twice", stream=name, holds="configuration")
         else:
@@ -136,10 +133,8 @@ class Streams:
         self.waiting.max_messages = config.max_waiting
         self.waiting.max_octets = config.max_waiting_bytes
         self.cache.max_octets = config.cache_bytes
-        self.ledger.interval = config.progress_interval
-        self.ledger.max_progress = config.max_progress
         self.trimmer.configure(config.trim_interval, config.trim_budget)
-        self._max_streams = config.max_streams
+        self._config = config
 
     def check(self, configured: Mapping[str, StreamOptions], max_streams: int) -> None:
         """`MotorcadeError` if these could not be declared."""
@@ -156,7 +151,7 @@ class Streams:
     async def reconfigure(self, configured: Mapping[str, StreamOptions]) -> None:
         """The configuration declares these now."""
         async with self._changing:
-            self.check(configured, self._max_streams)
+            self.check(configured, self._config.max_streams)
             for stream in [stream for stream in self._streams.values() if stream.origin == CONFIGURED]:
                 if stream.name not in configured:
                     self._log.warning(
@@ -172,10 +167,8 @@ class Streams:
             self._rebind()
 
     async def stop(self) -> None:
-        """Write what waits."""
-        for stream in list(self._streams.values()):
-            await stream.appender.settle()
-        await self.ledger.settle()
+        """Write what readers have acknowledged."""
+        await self.progress.settle()
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
@@ -206,9 +199,10 @@ class Streams:
         self._trie = trie
         self._bound(list(filters))
 
-    def _retention(self, name: str) -> float:
-        stream = self._streams.get(name)
-        return stream.options.retention if stream is not None and stream.options is not None else 0.0
+    def _lasts(self, log: LogKey) -> float:
+        """Return how long progress is kept: the retention of its stream."""
+        stream = self._streams.get(log.name)
+        return (stream.options.retention if stream is not None and stream.options is not None else 0.0) or LASTS
 
     # -- for readers
 
@@ -242,21 +236,14 @@ class Streams:
 
     # -- for other plugins
 
-    def append(self, stream: str, messages: Sequence[Message]) -> Done:
-        """Append to a stream, in order; the offsets when they are as durable as the store promises.
+    def append(self, stream: str, messages: Sequence[Message]) -> Commit[Sequence[int]]:
+        """Append to a stream, in order. The commit tells the offsets; readers at the tail get it at once.
 
-        What several callers append in one turn of the event loop is one write. Readers at the tail get it at once. The
-        future fails with `UnknownError` if there is no such stream, `StoreFullError` if the store takes no more or too
-        much waits for it already, `RecordError` if a message cannot be written, else with `StoreError`. An error that
-        nobody looks at is not reported.
+        It fails with `UnknownError` if there is no such stream, `StoreFullError` if the store takes no more or too much
+        waits for it already, `RecordError` if a message cannot be written, else with `StoreError`.
         """
         found = self._streams.get(stream)
-        if found is not None:
-            return found.appender.append(messages)
-        failed: Done = asyncio.get_running_loop().create_future()
-        failed.set_exception(self._unknown(stream))
-        failed.exception()
-        return failed
+        return found.append(messages) if found is not None else Commit.failed(self._unknown(stream))
 
     async def open(self, name: str, owner: str) -> None:
         """Let a stream be read, and appended to, that belongs to a plugin. It is bound to no topics.
@@ -306,8 +293,8 @@ class Streams:
             present = self._streams.get(name)
             if present is not None:
                 raise ConflictError(f"stream {name!r} is there already ({present.origin})")
-            if len(self._streams) >= self._max_streams:
-                raise self._too_many(self._max_streams)
+            if len(self._streams) >= self._config.max_streams:
+                raise self._too_many(self._config.max_streams)
             await self._store.records.put(COLLECTION, name, _encode(_Stored(options)))
             await self._declare(name, options, CREATED)
             self._rebind()
@@ -328,11 +315,10 @@ class Streams:
         async with self._changing:
             stream = self._own(name)
             await self._store.records.put(COLLECTION, name, _encode(_Stored(None)))
-            progress = self.ledger.forget_stream(name)
+            self.progress.forget(key_of(name))
             self._undeclare(stream)
             self._rebind()
-            await stream.appender.settle()  # what is under way is part of what goes
-            await self._drop(name, progress)
+            await self._drop(name)  # with what is under way: the store keeps the order
             self._log.info("stream_deleted", stream=name)
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
@@ -370,8 +356,8 @@ class Streams:
 
     async def _declare(self, name: str, options: StreamOptions | None, origin: str) -> None:
         """Make a stream, and let those who wait for it begin."""
-        if len(self._streams) >= self._max_streams:
-            raise self._too_many(self._max_streams)
+        if len(self._streams) >= self._config.max_streams:
+            raise self._too_many(self._config.max_streams)
         self._opening[name] = stream = Stream(name, options, origin, self._shared)
         try:
             await stream.open()
@@ -388,9 +374,9 @@ class Streams:
             reader.deleted()
         stream.close()
 
-    async def _drop(self, name: str, progress: Sequence[str]) -> None:
-        """Progress and records, and at last the declaration that says they are to go."""
-        await self.ledger.erase(progress)
+    async def _drop(self, name: str) -> None:
+        """Remove progress and records, and at last the declaration that says they are to go."""
+        await self.progress.erase(key_of(name))
         await self._store.streams.drop(name)
         await self._store.records.delete(COLLECTION, name)
 
@@ -423,7 +409,7 @@ class Streams:
 
     async def _view(self, stream: Stream, *, readers: bool = False) -> StreamView:
         info = await self._store.streams.info(stream.name)
-        marks = self.ledger.of_stream(stream.name)
+        cursors = [c for progress in self.progress.of_log(key_of(stream.name)) for c in progress.cursors.values()]
         options = stream.options
         return StreamView(
             name=stream.name,
@@ -436,27 +422,32 @@ class Streams:
             last=info.last,
             records=info.records,
             bytes=info.octets,
-            readers=len(marks),
-            lag=max((_lag(mark.done, info) for mark in marks), default=0),
-            reading=tuple(islice(self._reader_views(stream.name, info), MAX_READERS)) if readers else (),
+            readers=len(cursors),
+            lag=max((_lag(cursor.done, info) for cursor in cursors), default=0),
+            reading=tuple(await self._reader_views(stream.name, info)) if readers else (),
         )
 
-    def _reader_views(self, name: str, info: StreamInfo) -> Iterator[ReaderView]:
-        """Subscriptions first, then clients that have none now."""
-        connected = {reader.mark for reader in self._readers.get(name, ())}
-        for mark in self.ledger.of_stream(name):
-            yield ReaderView(
-                client=mark.client,
-                filter=f"{PREFIX}{name}/{mark.offset}".removesuffix("/"),
-                connected=mark in connected,
-                offset=mark.done,
-                lag=_lag(mark.done, info),
-                in_flight=len(mark.outstanding) - len(mark.acked),
-            )
-        for progress in self.ledger.of_clients(name):
-            if not progress.marks:
-                offset = progress.offset
-                yield ReaderView(client=progress.client, offset=offset, lag=_lag(offset, info))
+    async def _reader_views(self, name: str, info: StreamInfo) -> Sequence[ReaderView]:
+        """Return views of subscriptions, then of clients that have none now."""
+        connected = {reader.cursor for reader in self._readers.get(name, ())}
+        views: list[ReaderView] = []
+        for progress in self.progress.of_log(key_of(name)):
+            for offset, cursor in progress.cursors.items():
+                views.append(
+                    ReaderView(
+                        client=progress.client,
+                        filter=f"{PREFIX}{name}/{offset}".removesuffix("/"),
+                        connected=cursor in connected,
+                        offset=cursor.done,
+                        lag=_lag(cursor.done, info),
+                        in_flight=cursor.in_flight,
+                    )
+                )
+        subscribed = {view.client for view in views}
+        for client, stored in (await self.progress.consumers(key_of(name))).items():
+            if client not in subscribed and stored is not None:
+                views.append(ReaderView(client=client, offset=stored.number, lag=_lag(stored.number, info)))
+        return views[:MAX_READERS]
 
 
 def _lag(offset: int, info: StreamInfo) -> int:

@@ -1,6 +1,6 @@
 """One stream that is declared: its end, its readers, and the way in and out.
 
-    append ─▶ appender ─▶ store ─┬─▶ tail moves, pages grow ─▶ readers that wait there are told
+    append ─▶ store.write ───────┬─▶ tail moves, pages grow ─▶ readers that wait there are told
     batches of other plugins ─▶ ─┤
     reader ─▶ pages, or ◀─ load ─┘
 
@@ -8,45 +8,64 @@
 reader that stands before it finds a page, or asks for one (`load`); those who ask for the same one share the read.
 
 Rule 1: the tail follows every append to the stream, whichever part of the node makes it: the store tells (`told`).
-Rule 2: what the store cannot tell (a write of unknown outcome, another process) is found when somebody looks (`look`):
-        while readers wait at the tail, at least once per `trim_interval`.
+Rule 2: what the store cannot tell (a write of unknown outcome, another process) is found by `look`: while readers wait
+        at the tail, at least once per `trim_interval`.
+Rule 3: what waits for the store is bounded, over all streams together (`Waiting`). What does not fit is refused with
+        `StoreFullError`, which the publisher hears.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 
+from motorcade.commit import Commit
 from motorcade.core.message import Message, UserProperties
-from motorcade.core.record import RecordError, decode
-from motorcade.extension.plugin import Spawn
-from motorcade.plugins.streams.appender import Appender, Group, Waiting
+from motorcade.core.record import RecordError, decode, encode
+from motorcade.delivery.reader import Page, Reader
+from motorcade.delivery.record import message_of
 from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions
-from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Page, Pages
+from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Pages
 from motorcade.plugins.streams.position import OFFSET
-from motorcade.storage.ports import StreamRecord, Streams
+from motorcade.storage.ports import Batch, Store, StoreError, StoreFullError, StreamRecord, Written
 
 TIME: Final = "stream-time"  #: user property: when it was appended
 SLACK: Final = 1.05  #: times a bound: a stream that grows so far is trimmed at once, not with the next look
 MAX_NAMED: Final = 10  #: records that cannot be read are logged one by one up to here
+MESSAGE: Final = 200  #: bytes a message that waits takes in memory besides its record, roughly
 
 
-class Reader(Protocol):
-    """One client at one place of a stream."""
+class Waiting:
+    """How much waits for the store, of all streams."""
 
-    def more(self, page: Page | None = None) -> None:
-        """There may be something for you now; in this page, if you have asked for one."""
+    __slots__ = ("max_messages", "max_octets", "messages", "octets")
 
-    def broken(self, error: Exception) -> None:
-        """It could not be read."""
+    def __init__(self, max_messages: int, max_octets: int) -> None:
+        self.max_messages = max_messages
+        self.max_octets = max_octets
+        self.messages = 0
+        self.octets = 0
+
+    def full(self) -> bool:
+        return self.messages >= self.max_messages or self.octets >= self.max_octets
+
+
+class Landed(NamedTuple):
+    """One append that is stored."""
+
+    offsets: Sequence[int]
+    messages: Sequence[Message]
+    octets: int
+    time: float
 
 
 class Stamps:
@@ -71,12 +90,11 @@ class Stamps:
 class Shared:
     """What all streams of a node use."""
 
-    store: Streams
+    store: Store
     cache: Cache
     loader: Loader
     waiting: Waiting
     now: Callable[[], float]
-    spawn: Spawn
     counters: Counter[str]
     log: structlog.stdlib.BoundLogger
     trim_soon: Callable[[], None]  #: called when a stream has clearly more than it may have, or is no longer empty
@@ -89,17 +107,6 @@ class Stream:
         self.name = name
         self.options = options  #: None: it is bound to no topics and keeps what its owner lets it keep
         self.origin = origin
-        self.appender = Appender(
-            name,
-            shared.store,
-            shared.waiting,
-            shared.now,
-            shared.spawn,
-            self._appended,
-            self._settled,
-            shared.counters,
-            shared.log,
-        )
         self.pages = Pages(shared.cache)
         self.readers: set[Reader] = set()
         self.tail = 0
@@ -111,11 +118,15 @@ class Stream:
         self.closed = False  #: deleted, or no longer declared
         self.uncounted = False  #: others have appended: `records`, `octets` and `first` are to be looked up
         self._shared = shared
-        self._store = shared.store
+        self._store = shared.store.streams
         self._counters = shared.counters
         self._waiting: set[Reader] = set()  # at the tail
         self._loading: dict[int, dict[Reader, None]] = {}  # by the offset after which a page is being read
-        self._told = 0  # the last offset that the store has told while an append of ours was under way
+        self._behind: set[Reader] = set()  # not at the tail
+        self._flying = 0  # appends
+        self._landed: list[Landed] = []  # appends that readers are not told of yet
+        self._told = 0  # the last offset that the store has told meanwhile
+        self._failing = False
         self._stamps = Stamps()
         self._unreadable = 0
 
@@ -133,7 +144,7 @@ class Stream:
         found = await self._store.read(self.name, 0, 1)
         if found:
             self.first, self.oldest = found[0].offset, found[0].time
-        elif not self.appender.busy:
+        elif not self._flying:
             self.first, self.oldest, self.records, self.octets = 0, 0.0, 0, 0
 
     async def trimmed(self, records: int, octets: int) -> None:
@@ -147,56 +158,140 @@ class Stream:
         """No more readers, no more pages."""
         self.closed = True
         self.pages.clear()
-        self.readers.clear()
-        self._waiting.clear()
+        for reader in [*self.readers]:
+            self.leave(reader)
         self._loading.clear()
 
     # -- in
 
-    def _appended(self, offsets: list[int], group: Group, now: float) -> None:
-        self.time = max(self.time, now)
-        was_empty = not self.oldest
-        self.oldest = self.oldest or self.time
-        self.records += len(offsets)
-        self.octets += sum(map(len, group.values))
-        self.first = self.first or offsets[0]
-        if self.readers:
-            stamp = TIME, self._stamps.text(self.time)
-            self.pages.extend(
-                offsets,
-                [self._from_publish(m, offset, stamp) for m, offset in zip(group.messages, offsets, strict=True)],
+    def append(self, messages: Sequence[Message]) -> Commit[Sequence[int]]:
+        """Append, in order. The commit tells the offsets.
+
+        It fails with `StoreFullError` if too much waits already, `RecordError` if a message cannot be written.
+        """
+        answer: Commit[Sequence[int]] = Commit()
+        if not messages:
+            answer.settle([])
+            return answer
+        try:
+            commit = self.write(messages)
+        except (StoreFullError, RecordError) as error:
+            answer.finish(error)
+            return answer
+        commit.then(
+            lambda: answer.finish(commit.error) if commit.error else answer.settle(list(commit.result.offsets[0]))
+        )
+        return answer
+
+    def write(self, messages: Sequence[Message]) -> Commit[Written]:
+        """Append, in order; `StoreFullError`, `RecordError`."""
+        waiting, now = self._shared.waiting, self._shared.now()
+        if waiting.full():
+            self._counters["refused_waiting"] += 1
+            raise StoreFullError(
+                f"stream {self.name!r}: {waiting.messages} messages wait for the store already "
+                "(options max_waiting and max_waiting_bytes of the plugin streams)"
             )
-        self.uncounted = self.uncounted or offsets[0] > self.tail + 1
-        self._reached(max(offsets[-1], self._told))
+        values = [encode(message) for message in messages]
+        octets = sum(map(len, values))
+        waiting.messages += len(values)
+        waiting.octets += octets + MESSAGE * len(values)
+        self._flying += 1
+        batch = Batch()
+        batch.stream(self.name, values, now)
+        commit = self._shared.store.write(batch)
+        commit.then(partial(self._written, commit, messages, octets, now, asyncio.get_running_loop()))
+        return commit
+
+    def _written(
+        self,
+        commit: Commit[Written],
+        messages: Sequence[Message],
+        octets: int,
+        now: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        waiting = self._shared.waiting
+        waiting.messages -= len(messages)
+        waiting.octets -= octets + MESSAGE * len(messages)
+        self._flying -= 1
+        if commit.error is not None:
+            self._failed(len(messages), commit.error)
+            self._follow()
+            return
+        self._failing = False
+        self._counters["appended"] += len(messages)
+        # What is stored in one turn of the event loop is told at once.
+        if not self._landed:
+            loop.call_soon(self._tell)
+        self._landed.append(Landed(commit.result.offsets[0], messages, octets, now))
+
+    def _failed(self, count: int, error: BaseException) -> None:
+        self._counters["append_failed"] += count
+        if not (isinstance(error, StoreError) and error.certain):
+            self.uncounted = True  # it may be there all the same
+        if not self._failing:  # once until it succeeds again
+            self._failing = True
+            self._shared.log.error("stream_append_failed", stream=self.name, error=str(error) or repr(error))
+
+    def _tell(self) -> None:
+        """Count what has landed, and hand it to readers."""
+        landed, self._landed = self._landed, []
+        if self.closed:
+            return
+        was_empty = not self.oldest
+        run: list[int] = []
+        messages: list[Message] = []
+        for each in landed:
+            self.time = max(self.time, each.time)
+            self.records += len(each.offsets)
+            self.octets += each.octets
+            if run and each.offsets[0] != run[-1] + 1:
+                self._extend(run, messages)
+                run, messages = [], []
+            stamp = TIME, self._stamps.text(self.time)
+            run += each.offsets
+            if self.readers:
+                messages += [
+                    _delivery(message, offset, stamp)
+                    for message, offset in zip(each.messages, each.offsets, strict=True)
+                ]
+        self.oldest = self.oldest or self.time
+        self.first = self.first or landed[0].offsets[0]
+        self._extend(run, messages)
+        self._follow()
         if was_empty or self.overflows(SLACK):
             self._shared.trim_soon()
+
+    def _extend(self, offsets: list[int], messages: list[Message]) -> None:
+        if messages:
+            self.pages.extend(offsets, messages)
+        self.uncounted = self.uncounted or offsets[0] > self.tail + 1
+        self._reached(offsets[-1])
 
     def told(self, last: int) -> None:
         """The store has records up to an offset now.
 
         While an append of ours is under way, that may be the one: readers hear of it when its page is there.
         """
-        if self.appender.busy:
-            self._told = max(self._told, last)
-        elif last > self.tail:
-            self.uncounted = True
-            self._reached(last)
+        self._told = max(self._told, last)
+        self._follow()
 
-    def _settled(self) -> None:
-        if self._told > self.tail:
+    def _follow(self) -> None:
+        if self._told > self.tail and not self._flying and not self._landed:
             self.uncounted = True
             self._reached(self._told)
 
     async def look(self) -> None:
         """Find what the store could not tell of (rule 2), and count what others have appended."""
-        if self.appender.doubtful or self.uncounted:
-            self.appender.doubtful = self.uncounted = False
+        if self.uncounted:
+            self.uncounted = False
             try:
                 await self.open()
             except BaseException:
                 self.uncounted = True  # the next look counts
                 raise
-        elif self._waiting and not self.appender.busy:
+        elif self._waiting and not self._flying:
             tail = self.tail
             info = await self._store.info(self.name)
             if info.last > self.tail:
@@ -217,30 +312,20 @@ class Stream:
         options = self.options
         return self.oldest + options.retention if options and options.retention and self.oldest else inf
 
-    @staticmethod
-    def _from_publish(message: Message, offset: int, stamp: tuple[str, str]) -> Message:
-        return Message(
-            message.topic,
-            message.payload,
-            1,
-            message.retain,
-            message.publisher,
-            message.username,
-            message.guid,
-            message.timestamp,
-            message.payload_format,
-            message.expires_at,
-            message.content_type,
-            message.response_topic,
-            message.correlation_data,
-            (*message.user_properties, (OFFSET, str(offset)), stamp),
-        )
-
     # -- out
+
+    def find(self, position: int) -> Page | None:
+        return self.pages.find(position)
 
     def wait(self, reader: Reader) -> None:
         """Tell a reader when something is appended."""
         self._waiting.add(reader)
+        self._is_behind(reader, behind=False)
+
+    def _is_behind(self, reader: Reader, *, behind: bool) -> None:
+        if behind is not (reader in self._behind):
+            (self._behind.add if behind else self._behind.remove)(reader)
+            self._shared.cache.behind += 1 if behind else -1
 
     def join(self, reader: Reader) -> None:
         self.readers.add(reader)
@@ -248,6 +333,7 @@ class Stream:
     def leave(self, reader: Reader) -> None:
         self.readers.discard(reader)
         self._waiting.discard(reader)
+        self._is_behind(reader, behind=False)
         for asking in self._loading.values():
             asking.pop(reader, None)
         if not self.readers:
@@ -260,6 +346,7 @@ class Stream:
 
     def load(self, after: int, reader: Reader, wanted: int) -> None:
         """Read a page for a reader, and tell it. Not less than it wants now, if a page has room for it."""
+        self._is_behind(reader, behind=True)
         asking = self._loading.get(after)
         if asking is not None:
             asking[reader] = None
@@ -287,17 +374,20 @@ class Stream:
             return
         if error is not None:
             self._counters["read_failed"] += 1
-            for reader in asking:
-                reader.broken(error)
+            self._break(asking)
             return
         try:
             page = self._page(after, tail, found, whole=len(found) < limit)
             for reader in asking:
                 reader.more(page)
-        except Exception as failure:  # a fault of ours: they begin again, rather than wait for ever
-            for reader in asking:
-                reader.broken(failure)
+        except Exception:  # a defect: they begin again, rather than wait for ever
+            self._break(asking)
             raise
+
+    def _break(self, asking: Iterable[Reader]) -> None:
+        for reader in asking:
+            self._counters["reader_waits_for_store"] += 1
+            reader.broken()
 
     def _page(self, after: int, tail: int, found: Sequence[StreamRecord], *, whole: bool) -> Page | None:
         """What was read; `whole`: there was nothing more."""
@@ -336,24 +426,7 @@ class Stream:
             if record.user_properties:
                 properties = record.user_properties + properties
             offsets.append(offset)
-            messages.append(
-                Message(
-                    record.topic,
-                    record.payload,
-                    1,
-                    record.retain,
-                    record.client,
-                    record.username,
-                    record.guid,
-                    record.time,
-                    record.payload_format,
-                    record.expires_at,
-                    record.content_type,
-                    record.response_topic,
-                    record.correlation_data,
-                    properties,
-                )
-            )
+            messages.append(message_of(record, qos=1, user_properties=properties))
         return offsets, messages
 
     def _cannot_read(self, offset: int, error: RecordError) -> None:
@@ -361,3 +434,23 @@ class Stream:
         self._unreadable += 1
         if self._unreadable <= MAX_NAMED:
             self._shared.log.warning("stream_unreadable", stream=self.name, offset=offset, error=str(error))
+
+
+def _delivery(message: Message, offset: int, stamp: tuple[str, str]) -> Message:
+    """Return a message that was appended just now as readers get it."""
+    return Message(
+        message.topic,
+        message.payload,
+        1,
+        message.retain,
+        message.publisher,
+        message.username,
+        message.guid,
+        message.timestamp,
+        message.payload_format,
+        message.expires_at,
+        message.content_type,
+        message.response_topic,
+        message.correlation_data,
+        (*message.user_properties, (OFFSET, str(offset)), stamp),
+    )

@@ -1,0 +1,166 @@
+"""Records that change often and are written later, together; some of them now.
+
+    change ─▶ waits until the interval is over ─┐
+    hurry, flush ───────────────────────────────┴─▶ up to BATCH at a time ─▶ store.write ─▶ done, or retried
+
+Rule 1: one batch is in flight at a time. What is urgent meanwhile waits for the next one.
+Rule 2: a record is written as it is when its batch is made. One that changes while it is in flight is written again.
+Rule 3: what could not be written is retried, before what has changed since; what was dropped meanwhile is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final, Generic, TypeVar
+
+from motorcade.commit import Commit
+from motorcade.storage.ports import Batch, Store, StoreError
+
+BATCH: Final = 500  #: records written at once
+LAST_ATTEMPT: Final = 5.0  #: seconds for what is left at the end
+
+T = TypeVar("T", bound=Hashable)
+
+
+class WriteBehind(Generic[T]):
+    """Write what has changed."""
+
+    def __init__(
+        self,
+        store: Store,
+        put: Callable[[Batch, T], None],
+        interval: Callable[[], float],
+        retry: float,
+        done: Callable[[Sequence[T], BaseException | None], None],
+    ) -> None:
+        """`put` adds a record to a batch, as it is now. `done` is told of each batch, and why it failed."""
+        self._store = store
+        self._put = put
+        self._interval = interval
+        self._retry = retry
+        self._done = done
+        self._changed: dict[T, None] = {}  # to be written when the interval is over
+        self._urgent: dict[T, None] = {}  # to be written now
+        self._flying: dict[T, None] = {}  # being written
+        self._waiters: dict[T, list[Commit[None]]] = {}  # of `flush`
+        self._loop: asyncio.AbstractEventLoop
+        self._timer: asyncio.TimerHandle | None = None
+        self._next: asyncio.Handle | None = None  # the next batch, or retry, is due
+        self._idle: asyncio.Event | None = None  # `settle` waits for it
+
+    def __contains__(self, record: T) -> bool:
+        """Return True if it is not written yet."""
+        return record in self._changed or record in self._urgent or record in self._flying
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over what is not written yet; one that changes while it is in flight comes twice."""
+        return chain(self._changed, self._urgent, self._flying)
+
+    @property
+    def is_timed(self) -> bool:
+        """Return True while the interval runs."""
+        return self._timer is not None
+
+    def change(self, record: T) -> None:
+        """Write it when the interval is over."""
+        self._changed[record] = None
+        if self._timer is None:
+            self._loop = asyncio.get_running_loop()
+            self._timer = self._loop.call_later(self._interval(), self._due)
+
+    def hurry(self, record: T) -> None:
+        """Write it now."""
+        self._changed.pop(record, None)
+        self._urgent[record] = None
+        self._loop = asyncio.get_running_loop()
+        self._write_soon()
+
+    def flush(self, record: T) -> Commit[None]:
+        """Write it now if it has changed. The commit is done with the next attempt, whether or not that succeeds."""
+        if record not in self:
+            return Commit.stored(None)
+        commit: Commit[None] = Commit()
+        self._waiters.setdefault(record, []).append(commit)
+        self.hurry(record)
+        return commit
+
+    def hurry_changed(self, record: T) -> None:
+        """Write it now if it waits for the interval."""
+        if record in self._changed:
+            self.hurry(record)
+
+    def drop(self, record: T) -> None:
+        """Do not write it, nor retry."""
+        self._changed.pop(record, None)
+        self._urgent.pop(record, None)
+        self._flying.pop(record, None)
+        for commit in self._waiters.pop(record, ()):
+            commit.finish()
+
+    def _due(self) -> None:
+        self._timer = None
+        self._urgent.update(self._changed)
+        self._changed.clear()
+        self._write_soon()
+
+    def _write_soon(self) -> None:
+        """Write at the end of this turn, so that what is urgent in it shares a batch."""
+        if self._next is None and not self._flying:
+            self._next = self._loop.call_soon(self._write)
+
+    def _write(self) -> None:
+        self._next = None
+        some = list(islice(self._urgent, BATCH))
+        if not some:  # all were dropped
+            self._settled()
+            return
+        waiters: list[Commit[None]] = []
+        for record in some:
+            del self._urgent[record]
+            waiters += self._waiters.pop(record, ())
+        self._flying = dict.fromkeys(some)
+        batch = Batch()
+        try:
+            for record in some:
+                self._put(batch, record)
+            commit: Commit[Any] = self._store.write(batch)
+        except Exception as error:  # noqa: BLE001 - a defect; it is retried like a failure of the store
+            commit = Commit.failed(StoreError(repr(error)))
+        commit.then(partial(self._written, commit, waiters))
+
+    def _written(self, commit: Commit[Any], waiters: Sequence[Commit[None]]) -> None:
+        some, self._flying = self._flying, {}
+        self._done(list(some), commit.error)
+        if commit.error is not None:
+            self._urgent = some | self._urgent
+            if self._idle is None:
+                self._next = self._loop.call_later(self._retry, self._write)
+        elif self._urgent:
+            self._write_soon()
+        for waiter in waiters:
+            waiter.finish(commit.error)
+        self._settled()
+
+    def _settled(self) -> None:
+        if self._idle is not None and self._next is None and not self._flying:
+            self._idle.set()
+
+    async def settle(self) -> int:
+        """Write everything, for the last time. Return how many records are left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self._due()
+        try:
+            async with asyncio.timeout(LAST_ATTEMPT):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        return len(self._urgent) + len(self._flying)
