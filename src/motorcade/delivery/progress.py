@@ -17,15 +17,15 @@ Rule 3: progress follows its cursors. It goes back only if a consumer begins far
 Rule 4: of several cursors of one client the one farthest behind counts. One that is closed counts no more, unless it
         was the last. Those that end with their session count until the client subscribes again.
 Rule 5: a record goes with its log; or, where `lasts` says so, that long after it was last written. While there is a
-        cursor it is written again in time (`sweep`). New consumers beyond `max_consumers` of a log, and clients whose id the
-        broker has made up (they do not come back), are served like others, but nothing of them is stored.
+        cursor it is written again in time (`sweep`). New consumers beyond `max_consumers` of a log, and clients whose
+        id the broker has made up (they do not come back), are served like others, but nothing of them is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -357,8 +357,9 @@ class ProgressStore:
         progress.number, progress.ahead = number, False
         self.changed(progress)
 
-    def forget(self, log: LogKey, number: int = 0) -> None:
-        """Note that a log is deleted: write nothing of it, but for what comes later. The caller erases the records."""
+    def forget(self, log: LogKey, number: int = 0) -> list[str]:
+        """Note that a log is deleted: write nothing of it, but for what comes later. Return clients, for `erase`."""
+        clients = list(self._open.get(log, ()))
         for progress in self.of_log(log):
             progress.cursors.clear()
             progress.loaded = True
@@ -366,10 +367,11 @@ class ProgressStore:
             self.unwritten.drop(progress)
             self._drop_unused(progress)
         self._consumers.pop(log, None)
+        return clients
 
-    async def erase(self, log: LogKey) -> None:
-        """Delete the records of a log that is deleted; done when the store has done it."""
-        keys = [log.name] if log.single else [log.of(client) for client in await self.consumers(log)]
+    async def erase(self, log: LogKey, clients: Iterable[str] = ()) -> None:
+        """Delete the records of a log that is deleted, those of `clients` too; done when the store has done it."""
+        keys = [log.name] if log.single else [log.of(client) for client in {*clients, *await self.consumers(log)}]
         for start in range(0, len(keys), BATCH):
             batch = Batch()
             for key in keys[start : start + BATCH]:

@@ -265,21 +265,24 @@ class Reader(Source):
         if self._refused:
             self._find(room - len(given))
             return given or None
-        while not self._expected and len(given) < room:
+        while not self._expected:
             position = self.position
-            if page is None or not page.after <= position < page.upto:
-                page = log.find(position)
-            if page is not None:
-                self._take(page, room - len(given), given)
-                if self.position >= page.upto:
-                    log.passed(page)
-            elif position < log.tail:
-                self._expected = True
-                log.load(position, self, room - len(given))
-            else:
+            if position >= log.tail:
                 self._expected = True
                 self._catch_up(log)
                 log.wait(self)
+                break
+            if len(given) >= room:
+                break
+            if page is None or not page.after <= position < page.upto:
+                page = log.find(position)
+            if page is None:
+                self._expected = True
+                log.load(position, self, room - len(given))
+                break
+            self._take(page, room - len(given), given)
+            if self.position >= page.upto:
+                log.passed(page)
         return given or None
 
     def _take(self, page: Page, room: int, given: list[Given]) -> None:

@@ -245,7 +245,8 @@ class PluginWorld(World, Generic[AnyGuest]):
     def fail_write(self, outcome: str) -> None:
         """The next write is refused; or it was written, or was lost, or will be late, and nobody is told."""
         error = StoreFullError("no room") if outcome == "refused" else StoreError("no answer")
-        self.store.fail(error, written=outcome == "written", late=outcome == "late")
+        with self.loop.running():  # it calls back, as in a turn of the loop
+            self.store.fail(error, written=outcome == "written", late=outcome == "late")
 
     def fail_next(self, outcome: str, work: Callable[[], None]) -> None:
         """What is done makes a write, which fails; from then on the store holds writes back."""

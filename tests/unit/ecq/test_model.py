@@ -27,6 +27,7 @@ from motorcade.broker.limits import SessionOptions
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
+from motorcade.delivery.progress import decode as decode_progress
 from motorcade.extension.compacted import SERVICE, Compacted, Form
 from motorcade.mqtt.packets import (
     Connack,
@@ -41,9 +42,9 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import Properties
-from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.plugin import EcqPlugin
-from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, decode_progress
+from motorcade.plugins.ecq.record import FORM
+from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED
 from motorcade.storage.ports import Appended, Bound, Draft
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, OUTCOMES, STEP, Guest, PluginWorld, often
@@ -84,8 +85,10 @@ class Model:
 
     def append(self, answer: Appended, draft: Draft, now: float) -> None:
         key = draft.key.decode()
-        payload = record.decode(draft.body).payload
-        assert payload is not None
+        payload = FORM.decode(draft.body).payload
+        if answer.refused:
+            assert key not in self.values and len(self.values) >= MOST, "there was room"
+            return
         self.counter += 1
         assert answer.position == self.counter, "a number is missing, or was used again"
         before = self.values.get(key)
@@ -291,6 +294,7 @@ class Machine(PluginWorld[Car]):
                 model = self.models.get(answer.owner)
                 if model is not None and not answer.repeated:
                     model.append(answer, draft, now)
+                if model is not None and answer.position and not answer.repeated:
                     self.payloads[model.written[model.counter].payload] = model
             return answers
 
@@ -329,7 +333,7 @@ class Machine(PluginWorld[Car]):
         for car in self.cars:
             for owner, reader in car.readers.items():
                 shape = SHAPES[owner[:3]]
-                value = self.store.records_of(shape.progress).get(shape.progress_key(owner[4:], car.name))
+                value = self.store.records_of(shape.progress).get(shape.log_key(owner[4:]).of(car.name))
                 if value is None:
                     continue
                 number = decode_progress(value).number

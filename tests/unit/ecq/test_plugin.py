@@ -14,8 +14,6 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadOptionsError, UnknownError
 from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel, Suback, Subscribe, Will
 from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.queue import Queue
-from motorcade.plugins.ecq.tables import EXCLUSIVE as ECQ
 from motorcade.storage.ports import Draft, Entry, StoreError, StoreFullError
 from tests.unit.ecq.node import EXCLUSIVE, ROOTS, SHARED, EcqNode, numbers, told, values
 
@@ -240,15 +238,6 @@ def test_nobody_is_given_what_the_node_has_not_heard_of() -> None:
             else:
                 node.fill("car", ("c", b"4"))
                 assert [3, 4] == numbers(car.messages())
-
-
-def test_nobody_is_given_what_is_one_too_many() -> None:
-    """Though it could not be removed yet."""
-    with EcqNode.on() as node:
-        node.fill("car", ("a", b"1"), ("b", b"2"), ("c", b"3"))
-        node.plugin.queues.open(ECQ, "car").doomed.add(2)
-        assert [1, 3] == numbers(node.consumer().messages())
-        assert ["a", "c"] == node.keys()
 
 
 # -- refusals of consumers
@@ -505,7 +494,8 @@ def test_a_store_that_does_not_answer_ends_the_connection() -> None:
             node.held.held = True
             pub.put("$ECQ/w/car/b", b"2")
             node.turn()
-            node.held.fail(StoreError("no answer"), written=written)
+            with node.loop.running():  # type: ignore[union-attr]
+                node.held.fail(StoreError("no answer"), written=written)
             node.held.held = False
             node.turn()
             assert not pub.open
@@ -523,10 +513,10 @@ def test_what_was_stored_unnoticed_is_not_asked_for_again_and_again(monkeypatch:
         pub.put("$ECQ/w/car/b", b"2")
         pub.put("$ECQ/w/car/c", b"2")
         node.turn()
-        node.held.fail(StoreError("no answer"), late=True)
-        node.turn()
-        node.held.held = False
-        node.held.let_go()
+        with node.loop.running():  # type: ignore[union-attr]
+            node.held.fail(StoreError("no answer"), late=True)
+            node.held.held = False
+            node.held.let_go()
         node.turn()
         read, reads = node.held.mailboxes.read, count()
 
@@ -787,9 +777,7 @@ def test_an_empty_queue_that_nobody_uses_is_forgotten() -> None:
         assert 0 == node.counters["forgotten"], "somebody consumes it"
         car.close()
         node.turn()
-        ledger = node.plugin.tools.ledger
-        node.run(ledger.flush(ledger.open(Queue(ECQ, "car"), "car")))
-        ledger.close(ledger.peek(Queue(ECQ, "car"), "car"))  # type: ignore[arg-type]
+        node.wait(1.0)
         node.collect()
         assert 1 == node.counters["forgotten"]
         with pytest.raises(UnknownError):

@@ -64,20 +64,20 @@ class Collector:
     async def count(self) -> None:
         """How many queues there are, for `max_queues`."""
         tools = self._tools
-        appender = tools.appender
-        while appender.uncounted is not None:
+        queues = tools.queues
+        while queues.uncounted is not None:
             number = 0
             try:
                 async for owner, _ in tools.store.records.scan(QUEUES, tools.now()):
-                    number += owner not in appender.uncounted
+                    number += owner not in queues.uncounted
                     if not number % COUNTING:
                         await asyncio.sleep(0)
             except StoreError as error:
                 tools.log.warning("ecq_not_counted", error=str(error))
                 await asyncio.sleep(COUNT_AGAIN)
             else:
-                appender.count += number
-                appender.uncounted = None
+                queues.count += number
+                queues.uncounted = None
 
     async def collect(self) -> int:
         """Look at all queues; how many messages were removed."""
@@ -87,14 +87,11 @@ class Collector:
         async for owner, value in tools.store.records.scan(QUEUES, tools.now()):
             shape = EXCLUSIVE if owner.startswith(EXCLUSIVE.owners) else SHARED
             name = owner.removeprefix(shape.owners)
-            gone = await self._collect(owner)
-            known = tools.queues.peek(shape, name)
-            if gone and known is not None:
-                known.sizes = None
-            removed += gone
-            await self._forget(Queue(shape, name), value)
+            removed += await self._collect(owner)
+            await self._forget(Queue(tools.queues, shape, name), value)
             await self._spend(1)
         await self._close_idle()
+        tools.progress.sweep()
         return removed
 
     async def _close_idle(self) -> None:
@@ -144,25 +141,23 @@ class Collector:
         if since > before or (await tools.store.mailboxes.info(queue.owner)).entries:
             return
 
+        known = tools.queues.open(queue.shape, queue.name)
+
         async def forget() -> None:
-            known = tools.queues.peek(queue.shape, queue.name)
-            if known is not None:
-                if not known.idle:
-                    return
-                known.registered = False  # whoever appends meanwhile waits for us, and looks again
-            if (await tools.store.mailboxes.info(queue.owner)).entries or await self._is_used(queue, before):
+            if known.consumers or known.coming or (await tools.store.mailboxes.info(queue.owner)).entries:
+                return
+            if await self._is_used(queue, before):
                 return
             batch = Batch()
             batch.delete(QUEUES, queue.owner)
             if queue.shape.form is Form.EXCLUSIVE:
                 batch.delete(queue.shape.progress, queue.name)
             await tools.store.write(batch)
-            tools.appender.count -= 1
+            tools.queues.count -= 1
             tools.counters["forgotten"] += 1
-            if known is not None:
-                tools.queues.drop(known)
 
-        await tools.appender.between(forget)
+        await tools.queues.hold(known, forget)
+        tools.queues.drop(known)
 
     async def _is_used(self, queue: Queue, before: float) -> bool:
         """Whether somebody has acknowledged something since a time; progress of shared queues expires by itself."""
@@ -171,9 +166,9 @@ class Collector:
             async for _ in tools.store.records.scan(queue.shape.progress, tools.now(), f"{queue.name}/"):
                 return True
             return False
-        if tools.ledger.peek(queue, queue.name) is not None:
+        if tools.progress.peek(queue.log_key, queue.name) is not None:
             return True
-        stored = await tools.ledger.read(queue, queue.name)
+        stored = await tools.progress.read(queue.log_key, queue.name)
         return stored is not None and stored.time > before
 
 

@@ -6,7 +6,6 @@ Nothing that is published below `$ECQ/` and `$SCQ/` is routed. While nobody uses
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -14,12 +13,14 @@ from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
+from motorcade.delivery.progress import LogKey, ProgressOptions, ProgressStore
 from motorcade.extension.compacted import SERVICE, Form, RewindView
 from motorcade.extension.declared import BadOptionsError
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
@@ -27,12 +28,10 @@ from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
 from motorcade.plugins.ecq import record
-from motorcade.plugins.ecq.appender import Appender
 from motorcade.plugins.ecq.collector import Collector
 from motorcade.plugins.ecq.metrics import COUNTS, MEASURES, MESSAGE_BYTES, QUEUE_BYTES
 from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.progress import Ledger
-from motorcade.plugins.ecq.queue import MAX_OPEN, TAKEN, Queues, Row
+from motorcade.plugins.ecq.queue import MAX_OPEN, RETRY, Queues
 from motorcade.plugins.ecq.service import CompactedService
 from motorcade.plugins.ecq.source import CompactedSource, Tools
 from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, Shape
@@ -40,10 +39,9 @@ from motorcade.plugins.ecq.topics import PLACE, RESERVED, REWIND, ROOTS, TOPICS,
 from motorcade.storage.ports import Draft, Store, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
-LAST_WRITES: Final = 5.0  #: seconds, when the plugin stops, until what is not stored is given up
 LONGEST: Final = 64  #: bytes of the payload of a rewind
 STEP: Final = 256  #: queues looked at in one step of a heartbeat
-STOP_TAKEN: Final = Stop(TAKEN)
+STOP_TAKEN: Final = Stop(Handled())
 #: Counted from the start, so that their series are there before it happens.
 EVENTS: Final = (
     "appended",
@@ -83,7 +81,7 @@ class EcqPlugin(Plugin):
         super().__init__(context, config)
         for event in EVENTS:
             context.counters[event] += 0
-        self.queues = Queues(config)
+        self.queues: Queues
         self.tools: Tools
         self.collector: Collector
         self.service: CompactedService
@@ -94,12 +92,20 @@ class EcqPlugin(Plugin):
         if store is None:
             raise PluginError("compacted queues need a store, and this node has none")
         now, counters, log = context.hub.now, context.counters, context.log
-        appender = Appender(store, self.queues, now, counters, log)
-        ledger = Ledger(store, self.queues, now, context.spawn, counters, log)
-        self.tools = Tools(store, self.queues, appender, ledger, now, context.spawn, counters, log)
+        self.queues = Queues(store, self.config, now, context.spawn, counters, log)
+        kept = ProgressOptions(
+            "ecq",
+            "refused_consumers",
+            "consumer_waits_for_store",
+            RETRY,
+            interval=lambda: self.config.progress_interval,
+            max_consumers=lambda: self.config.max_consumers,
+            lasts=self._lasts,
+        )
+        progress = ProgressStore(store, kept, now, context.spawn, counters, log)
+        self.tools = Tools(store, self.queues, progress, now, counters, log)
         self.collector = Collector(self.tools)
         self.service = CompactedService(self.tools)
-        context.spawn(appender.run, "append")
         context.spawn(self.collector.count, "count")
         context.spawn(self.collector.run, "collect")
         context.spawn(self._heartbeat, "heartbeat")
@@ -109,62 +115,64 @@ class EcqPlugin(Plugin):
             context.add_source(Kind(name, make, prefix=f"{shape.root}/", release=True))
         context.offer(SERVICE, self.service)
 
+    def _lasts(self, log: LogKey) -> float:
+        """Return how long the progress of a consumer is kept; of an exclusive queue it goes with the queue."""
+        return 0.0 if log.single else self.config.idle
+
     async def stop(self) -> None:
-        """Nobody publishes or consumes any more; what was acknowledged is stored."""
-        with contextlib.suppress(TimeoutError):  # a store that is away must not hold up the node's end
-            async with asyncio.timeout(LAST_WRITES):
-                await self.tools.appender.settle()
-        await self.tools.ledger.settle()
+        """Store what was acknowledged."""
+        await self.tools.progress.settle()
 
     async def reload(self, config: EcqConfig) -> None:
         """New options hold from now on."""
-        self.config = self.queues.config = config
+        self.config = config
+        self.queues.configure(config)
         self.collector.hurry()
 
     def gauges(self) -> Mapping[str, float]:
-        appender = self.tools.appender
+        queues = self.queues
         return {
-            "ecq_queues": appender.count,
-            "ecq_open": len(self.queues),
-            "ecq_consumers": sum(len(queue.consumers) for queue in self.queues),
-            "ecq_pending": appender.pending,
-            "ecq_pending_bytes": appender.pending_octets,
+            "ecq_queues": queues.count,
+            "ecq_open": len(queues),
+            "ecq_consumers": sum(len(queue.consumers) for queue in queues),
+            "ecq_pending": queues.pending,
+            "ecq_pending_bytes": queues.pending_octets,
         }
 
     def tables(self) -> Iterable[Table]:
-        appender, config, queues = self.tools.appender, self.config, len(self.queues)
-        pending = appender.pending_octets + appender.pending * MESSAGE_BYTES
-        yield Table("ecq_queues", queues, queues * QUEUE_BYTES, len(Form) * MAX_OPEN * QUEUE_BYTES)
+        config, queues = self.config, self.queues
+        pending = queues.pending_octets + queues.pending * MESSAGE_BYTES
+        yield Table("ecq_queues", len(queues), len(queues) * QUEUE_BYTES, len(Form) * MAX_OPEN * QUEUE_BYTES)
         bound = config.max_pending_bytes + config.max_pending * MESSAGE_BYTES
-        yield Table("ecq_pending", appender.pending, pending, bound)
+        yield Table("ecq_pending", queues.pending, pending, bound)
 
     async def _heartbeat(self) -> None:
         """Look now and then whether consumers have got everything, in case that an event was missed."""
         while True:
             await asyncio.sleep(self.config.heartbeat)
             for number, queue in enumerate(self.queues.consumed()):
-                self.tools.appender.look(queue)
+                self.queues.look(queue)
                 if not (number + 1) % STEP:
                     await asyncio.sleep(0.01)
 
     # -- producers
 
-    def on_plain(self, client: ClientInfo, topic: str, payload: bytes, guid: bytes) -> asyncio.Future[None] | None:
-        """A message without anything special, for a queue that has room for it; all else is for `on_publish`."""
+    def on_plain(self, client: ClientInfo, topic: str, payload: bytes, guid: bytes) -> Commit[None] | None:
+        """A message without anything special, for a queue that is open; all else is for `on_publish`."""
+        queues, config = self.queues, self.config
         shape = WRITING.get(topic[:PLACE])
         name, _, key = topic[PLACE:].partition("/")
-        queue = self.queues.of(shape).get(name) if shape is not None else None
-        config, appender = self.config, self.tools.appender
+        queue = queues.of(shape).get(name) if shape is not None else None
         place = key.encode()
         if queue is None or not queue.registered or not 0 < len(place) <= config.max_key:
             return None
-        if appender.pending >= config.max_pending or appender.pending_octets >= config.max_pending_bytes:
+        if queues.pending >= config.max_pending or queues.pending_octets >= config.max_pending_bytes:
             return None
         body, rest = record.encode_plain(payload, client.client_id, client.username, guid, self.context.hub.now())
         size = len(body) + len(rest)
-        if 0 < config.max_bytes < size or (config.overflow == "refuse" and not queue.has_room(size, config)):
+        if 0 < config.max_bytes < size:
             return None
-        return appender.add(Row(queue, Draft(body, rest, place), size, None, False)).future()
+        return queues.append(queue, Draft(body, rest, place), size)
 
     @hook("message.publish", priority=TAKING, topics=TOPICS, takes=True, plain="on_plain")
     def on_publish(self, client: ClientInfo | None, message: Message | Handled) -> Stop | None:
@@ -185,19 +193,18 @@ class EcqPlugin(Plugin):
             or (shape is SHARED and name in RESERVED)
         ):
             return Stop(self._bad_key(shape, name, place))
-        now = self.context.hub.now()
         try:
-            body, payload = record.encode(message, now)
+            body, payload = record.encode(message)
         except RecordError as error:
             self.context.counters["unstorable"] += 1
             return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error)))
-        appender = self.tools.appender
+        queues = self.queues
         size = len(body) + len(payload)
-        if appender.pending >= config.max_pending or appender.pending_octets >= config.max_pending_bytes:
+        if queues.pending >= config.max_pending or queues.pending_octets >= config.max_pending_bytes:
             self.context.counters["refused_pending"] += 1
             if not message.qos:
                 return STOP_TAKEN  # nobody waits for an answer: a refusal would only end the connection of MQTT 3
-            why = f"{appender.pending} messages wait for the store already (max_pending, max_pending_bytes)"
+            why = f"{queues.pending} messages wait for the store already (max_pending, max_pending_bytes)"
             return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, why))
         if 0 < config.max_bytes < size:
             self.context.counters["refused_full"] += 1
@@ -205,15 +212,12 @@ class EcqPlugin(Plugin):
                 return STOP_TAKEN
             why = f"the message is larger than a queue may be ({config.max_bytes} bytes, max_bytes)"
             return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, why))
-        queue = self.queues.open(shape, name)
-        sure = queue.registered and (config.overflow != "refuse" or queue.has_room(size, config))
         token = message.guid if message.qos == 2 else b""
         draft = Draft(body, payload, place, message.expires_at or 0.0, False, token)
-        row = Row(queue, draft, size, message, not sure)
-        group = appender.add(row)
+        commit = queues.append(queues.open(shape, name), draft, size)
         if message.qos:
-            acknowledge_after(message, group.future(), taken=True)
-        return STOP_TAKEN if sure else Stop(Handled(outcome=row.answer))
+            acknowledge_after(message, commit, taken=True)
+        return STOP_TAKEN
 
     def _bad_key(self, shape: Shape, name: str, key: bytes) -> Handled:
         self.context.counters["refused_key"] += 1

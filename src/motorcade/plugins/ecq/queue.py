@@ -1,253 +1,323 @@
 """Compacted queues in memory: as much of each as appending and consuming need.
 
+    publish ─▶ store.write ─▶ stored: publisher answered, consumers told ─▶ read by consumers
+                           └▶ too much: refused
+
 A `Queue` is made for its first publisher or consumer, and dropped when it was idle from one collection to the next, or
 when there are many; the store has everything that matters.
 
-Rule 1: `tail` is the highest number that this process has heard of. Consumers get nothing beyond it, though it may be
-        in the store already: what has just been written may turn out to be one message too many, and goes again.
-Rule 2: sizes are estimates from above. What replaces, expires or is collected leaves without a word of its size; one
-        that seems full is looked at before anybody hears so.
+Rule 1: `tail` is the highest number that is known to be stored. Consumers get nothing beyond it, though it may be in
+        the store already.
+Rule 2: what is appended to a queue that may be new waits until its record is written (`_register`). So it does while a
+        queue is deleted (`hold`): it is in the queue that begins after that one.
+Rule 3: what waits for the store is bounded, over all queues together (`max_pending`, `max_pending_bytes`): the plugin
+        looks before it appends. The bounds of a queue are the store's to keep (`Bound`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from typing import Final, Protocol
 
-import msgspec
+import structlog
 
+from motorcade.commit import Commit
 from motorcade.core.message import Message
-from motorcade.core.reasons import ReasonCode
-from motorcade.extension.hooks import Handled
+from motorcade.core.record import RecordError
+from motorcade.delivery.progress import Progress
+from motorcade.delivery.reader import Found, Page, Reader
+from motorcade.extension.plugin import Spawn
+from motorcade.extension.sources import Feed
 from motorcade.plugins.ecq import record
 from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.tables import EXCLUSIVE, Shape
-from motorcade.storage.ports import Appended, Draft, Entry, MailboxInfo
-
-if TYPE_CHECKING:
-    from motorcade.plugins.ecq.progress import Progress
+from motorcade.plugins.ecq.tables import EXCLUSIVE, QUEUES, QueueRecord, Shape, encode
+from motorcade.storage.ports import (
+    Appended,
+    Batch,
+    Bound,
+    Draft,
+    Entry,
+    Store,
+    StoreError,
+    StoreFullError,
+    Written,
+)
 
 MAX_OPEN: Final = 65_536  #: queues in memory that nobody consumes; when there are more, those that are idle go
-
-TAKEN: Final = Handled()
-
-
-class Row(msgspec.Struct, gc=False):
-    """A message on its way into a queue."""
-
-    queue: Queue
-    draft: Draft
-    size: int
-    message: Message | None  #: None: it was plain, the draft has everything
-    probe: bool  #: it is not certain that there is room: it may have to replace an older value
-    refusal: str = ""  #: why it was not taken
-
-    def answer(self) -> Handled:
-        """What its publisher hears, once the store has answered."""
-        return Handled(ReasonCode.QUOTA_EXCEEDED, self.refusal) if self.refusal else TAKEN
+PAGE: Final = 128  #: messages read at once, at most: the embedded engine reads as many without another thread
+RETRY: Final = 1.0  #: seconds until the end of a queue is looked for again
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):
-    """A message for consumers."""
-
-    number: int
-    message: Message
+class QueueFullError(StoreFullError):
+    """A bound of compacted queues refuses a message."""
 
 
-class Fresh(msgspec.Struct, frozen=True, gc=False):
-    """What was appended at once."""
+class Appending(Commit[None]):
+    """A message on its way into a queue. It fails with `QueueFullError` if there is no room for it."""
 
-    after: int  #: the end of the queue before
-    upto: int  #: and after it
-    items: list[Item]
-    gone: list[int]  #: what it has replaced
+    __slots__ = ("draft", "queue", "size", "time", "write")
+
+    def __init__(self, queue: Queue, draft: Draft, size: int, time: float) -> None:
+        super().__init__()
+        self.queue = queue
+        self.draft = draft
+        self.size = size
+        self.time = time
+        self.write: Commit[Written]
+
+    def written(self) -> None:
+        """The store has answered."""
+        write = self.write
+        self.queue.queues.landed(self, write.result.appended[0] if write.error is None else write.error)
 
 
 class Consumer(Protocol):
     """A source, as its queue knows it."""
 
+    feed: Feed
     progress: Progress
 
-    @property
-    def in_flight(self) -> int: ...
-
-    def offer(self, fresh: Fresh) -> None:
-        """This was appended."""
-
     def look(self) -> None:
-        """There may be something new."""
+        """The end of the queue is known."""
+
+    def replaced(self, numbers: Iterable[int]) -> None:
+        """These are not in the queue any more."""
 
     def restart(self) -> None:
-        """Its progress was changed by somebody else: begin again there."""
+        """Its progress was set: begin again there."""
 
 
 class Queue:
-    """One queue."""
+    """One queue, as a log for its readers."""
 
     __slots__ = (
-        "_coming_octets",
-        "_entries",
         "_fresh",
         "_fresh_after",
         "_gap",
         "_gone",
-        "_octets",
-        "_sized",
+        "_lock",
+        "_standing",
         "coming",
         "consumers",
-        "doomed",
         "known",
+        "log_key",
         "name",
         "owner",
-        "progresses",
+        "queues",
         "registered",
         "rested",
         "shape",
-        "sizes",
         "tail",
+        "waiting",
     )
 
-    def __init__(self, shape: Shape, name: str) -> None:
+    def __init__(self, queues: Queues, shape: Shape, name: str) -> None:
+        self.queues = queues
         self.shape = shape
         self.name = name
         self.owner = shape.owner_of(name)
+        self.log_key = shape.log_key(name)
         self.tail = 0
         self.known = False  #: whether `tail` is (rule 1)
-        self.registered = False  #: it is certain that the store has its record
+        self.registered = False  #: it is certain that the store has its record, and nothing waits for that
         self.rested = -1  #: where it ended when the last collection found it idle
         self.consumers: dict[Consumer, None] = {}
         self.coming = 0  #: messages on their way into the store
-        self.doomed: set[int] = set()  #: messages that are one too many, until they are removed
-        self.sizes: dict[bytes, int] | None = None  #: by key, while it is near its bound of bytes
-        self.progresses: int | None = None  #: shared: records of progress, once counted
-        self._coming_octets = 0
-        self._entries = 0
-        self._octets = 0
-        self._sized = False  # these two are known
-        self._fresh: dict[int, Row] = {}
+        self.waiting: list[Appending] = []  #: of these, those that wait for its record (rule 2)
+        self._lock: asyncio.Lock | None = None
+        self._standing: dict[Reader, None] = {}  # readers at the tail
+        self._fresh: dict[int, Appending] = {}  # stored, and consumers are not told yet
         self._fresh_after = 0
-        self._gone: list[int] = []
+        self._gone: list[int] = []  # replaced or dropped by these
         self._gap = False
 
     @property
+    def lock(self) -> asyncio.Lock:
+        """Held while its record is read, written or deleted."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
+    @property
     def idle(self) -> bool:
-        """Whether nothing is lost with it."""
-        return not (self.consumers or self.coming or self.doomed)
+        """Return True if nothing is lost with it."""
+        return not (self.consumers or self.coming or (self._lock is not None and self._lock.locked()))
 
-    # -- room
+    # -- stored
 
-    def has_room(self, size: int, config: EcqConfig) -> bool:
-        """Whether one more message fits for certain, after all that is on its way."""
-        return self._sized and not self._is_over(self.coming + 1, self._coming_octets + size, config)
-
-    def _is_over(self, entries: int, octets: int, config: EcqConfig) -> bool:
-        entries += self._entries
-        octets += self._octets
-        return 0 < config.max_messages < entries or 0 < config.max_bytes < octets
-
-    @property
-    def octets(self) -> int:
-        """Bytes in the store, as far as known."""
-        return self._octets
-
-    @property
-    def octets_expected(self) -> int:
-        """Bytes when everything is there that is on its way, if nothing is replaced."""
-        return self._octets + self._coming_octets
-
-    def expect(self, row: Row) -> None:
-        """A message is on its way."""
-        self.coming += 1
-        self._coming_octets += row.size
-
-    def looked(self, info: MailboxInfo) -> None:
-        """What the store says, while nothing is on its way (or what is was not written yet)."""
-        self._entries, self._octets = info.entries, info.octets
-        self._sized = True
+    def reached(self, number: int) -> None:
+        """Note that a number is stored; `looked` tells of the end."""
+        self.tail = max(self.tail, number)
         self.known = True
-        self.tail = max(self.tail, info.last)
 
-    # -- what has become of messages
-
-    def dropped(self, row: Row) -> None:
-        """It was not written, or nobody knows."""
-        self.coming -= 1
-        self._coming_octets -= row.size
-
-    def landed(self, row: Row, answer: Appended, config: EcqConfig) -> int:
-        """It is in the store; its number, if it is one too many and must go again, else 0."""
-        self.coming -= 1
-        self._coming_octets -= row.size
-        if answer.repeated:
-            return 0
-        number, replaced = answer.position, answer.replaced
-        self._entries -= len(answer.dropped)
-        if replaced:
-            self._entries -= 1
-        if self.consumers:
-            for gone in (replaced, *answer.dropped):
-                if gone and self._fresh.pop(gone, None) is None:
-                    self._gone.append(gone)
-        if not number:
-            return 0
-        self._entries += 1
-        self._octets += row.size
-        # A number between them is of a message whose writing has failed, as far as anybody knew: it must be read.
-        self._gap = self._gap or not self.known or number != self.tail + 1
-        self.tail, self.known = number, True
-        if row.probe and not replaced and config.overflow == "refuse" and 0 < config.max_messages < self._entries:
-            self._entries -= 1
-            self._octets -= row.size
-            self.doomed.add(number)
-            return number
-        if self.consumers:
+    def landed(self, appending: Appending, answer: Appended) -> bool:
+        """Note what the store has done. Return True if consumers must be told."""
+        number = answer.position
+        if not self.consumers:
+            if number > self.tail:
+                self.tail, self.known = number, True
+            return False
+        for gone in (answer.replaced, *answer.dropped):
+            if gone and self._fresh.pop(gone, None) is None:
+                self._gone.append(gone)
+        if number and not answer.repeated:
+            # A number between them is of a write of unknown outcome: it must be read.
+            self._gap = self._gap or not self.known or number != self.tail + 1
             if not self._fresh:
                 self._fresh_after = number - 1
-            self._fresh[number] = row
-        return 0
+            self._fresh[number] = appending
+            self.reached(number)
+        return True
 
-    def dispatch(self, stored_at: float, *, too_old: bool) -> None:
-        """Tell consumers of what has landed."""
-        rows, self._fresh = self._fresh, {}
+    def tell(self, *, oldest: float) -> None:
+        """Hand to consumers what has landed, unless it was stored before `oldest`."""
+        fresh, self._fresh = self._fresh, {}
         gone, self._gone = self._gone, []
         gap, self._gap = self._gap, False
-        if not self.consumers:
-            return
-        shape = self.shape
-        read = f"{shape.root}/{self.name}/"
-        items = [
-            Item(number, _delivery(row, read, (shape.number, str(number)), stored_at))
-            for number, row in (() if gap or too_old else rows.items())
-        ]
-        fresh = Fresh(self._fresh_after if items else self.tail, self.tail, items, gone)
-        for consumer in list(self.consumers):
-            consumer.offer(fresh)
+        if gone:
+            for consumer in self.consumers:
+                consumer.replaced(gone)
+        page: Page | None = None
+        if fresh and not gap and all(appending.time > oldest for appending in fresh.values()):
+            rows = [
+                (number, each.draft.key, each.draft.body, each.draft.payload, each.time)
+                for number, each in fresh.items()
+            ]
+            page = Page(self._fresh_after, self.tail, *self._messages(rows))
+        self.wake(page)
 
-    def tell(self) -> None:
-        """There may be something for consumers."""
-        for consumer in list(self.consumers):
-            consumer.look()
+    def wake(self, page: Page | None = None) -> None:
+        """Tell readers at the tail that there may be something."""
+        standing, self._standing = self._standing, {}
+        for reader in standing:
+            reader.more(page)
+
+    def _messages(self, rows: Iterable[tuple[int, bytes, bytes, bytes, float]]) -> tuple[list[int], list[Message]]:
+        """Return numbers and messages; what cannot be read is left out."""
+        numbers: list[int] = []
+        messages: list[Message] = []
+        name, root = self.shape.number, f"{self.shape.root}/{self.name}/"
+        for number, key, body, payload, stored_at in rows:
+            try:
+                messages.append(record.delivery(body, payload, root + key.decode(), (name, str(number)), stored_at))
+            except (RecordError, UnicodeDecodeError) as error:
+                self.queues.unreadable(self, number, error)
+                continue
+            numbers.append(number)
+        return numbers, messages
+
+    # -- read
+
+    def find(self, position: int) -> Page | None:  # noqa: ARG002 - see Log
+        """Return None: a queue keeps no pages."""
+        return None
+
+    def passed(self, page: Page) -> None:
+        """Do nothing: a queue keeps no pages."""
+
+    def wait(self, reader: Reader) -> None:
+        self._standing[reader] = None
+
+    def leave(self, reader: Reader) -> None:
+        self._standing.pop(reader, None)
+
+    def load(self, position: int, reader: Reader, wanted: int) -> None:
+        work = partial(self._load, position, reader, reader.cursor.start, min(wanted, PAGE))
+        self.queues.spawn(work, "fetch")
+
+    async def _load(self, position: int, reader: Reader, start: int, limit: int) -> None:
+        upto = self.tail  # all of it is in the store when the read begins
+        try:
+            entries = await self.queues.store.mailboxes.read(self.owner, position, limit, self.queues.now())
+        except StoreError:
+            self.queues.counters["consumer_waits_for_store"] += 1
+            reader.broken(start)
+            return
+        whole = len(entries) < limit
+        while entries and entries[-1].position > self.tail:
+            entries.pop()  # not known to be stored (rule 1)
+            whole, upto = True, self.tail  # but nothing is left before it
+        last = entries[-1].position if entries else position
+        reader.more(Page(position, max(last, upto) if whole else last, *self._deliverable(entries), start))
+
+    async def look_up(self, numbers: list[int], reader: Reader) -> None:
+        """Read what is left of messages that a reader has refused."""
+        start = reader.cursor.start
+        entries: list[Entry] = []
+        try:
+            for number in numbers:
+                found = await self.queues.store.mailboxes.read(self.owner, number - 1, 1, self.queues.now())
+                entries += [entry for entry in found if entry.position == number]
+        except StoreError:
+            self.queues.counters["consumer_waits_for_store"] += 1
+            reader.found(Found(start, numbers, None))
+            return
+        there = dict(zip(*self._deliverable(entries), strict=True))
+        self.queues.counters["given_again"] += len(there)
+        reader.found(Found(start, numbers, there))
+
+    def _deliverable(self, entries: Iterable[Entry]) -> tuple[list[int], list[Message]]:
+        """Return numbers and messages of entries, without those that are too old."""
+        oldest = self.queues.oldest()
+        rows = []
+        for entry in entries:
+            if entry.stored_at <= oldest:
+                self.queues.counters["too_old"] += 1
+            else:
+                rows.append((entry.position, entry.key, entry.body, entry.payload, entry.stored_at))
+        return self._messages(rows)
 
     def topic_of(self, entry: Entry) -> str:
-        """Where consumers get an entry."""
+        """Return where consumers get an entry."""
         return f"{self.shape.root}/{self.name}/{entry.key.decode(errors='replace')}"
 
 
-def _delivery(row: Row, read: str, number: tuple[str, str], stored_at: float) -> Message:
-    draft = row.draft
-    topic = read + draft.key.decode()
-    if row.message is None:
-        return record.delivery(record.decode(draft.body), draft.payload, topic, number, stored_at)
-    return record.delivered(row.message, topic, number, stored_at)
-
-
 class Queues:
-    """All queues in memory."""
+    """All queues in memory, and what is appended to them."""
 
-    def __init__(self, config: EcqConfig) -> None:
-        self.config = config
+    def __init__(
+        self,
+        store: Store,
+        config: EcqConfig,
+        now: Callable[[], float],
+        spawn: Spawn,
+        counters: Counter[str],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self.store = store
+        self.now = now
+        self.spawn = spawn
+        self.counters = counters
         self.exclusive: dict[str, Queue] = {}  #: by name
         self.shared: dict[str, Queue] = {}
+        self.count = 0  #: queues that there are, as far as counted
+        self.uncounted: set[str] | None = set()  #: mailboxes of those that came before the others were counted
+        self.pending = 0  #: messages that the store has not confirmed
+        self.pending_octets = 0
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._touched: dict[Queue, None] = {}  # consumers must be told
+        self._failing = False
+        self.configure(config)
+
+    def configure(self, config: EcqConfig) -> None:
+        """Let options hold from now on."""
+        self.config = config
+        self._bound = Bound(config.max_messages, config.max_bytes, config.overflow == "refuse")
+
+    def oldest(self) -> float:
+        """Return the time up to which messages are too old to be delivered."""
+        return self.now() - self.config.retention if self.config.retention else 0.0
+
+    def unreadable(self, queue: Queue, number: int, error: Exception) -> None:
+        """Note that an entry cannot be read; consumers go on behind it."""
+        self.counters["unreadable"] += 1
+        self._log.error("ecq_entry_unreadable", queue=queue.owner, number=number, error=str(error))
+
+    # -- in memory
 
     def __iter__(self) -> Iterator[Queue]:
         yield from self.exclusive.values()
@@ -257,21 +327,22 @@ class Queues:
         return len(self.exclusive) + len(self.shared)
 
     def of(self, shape: Shape) -> dict[str, Queue]:
-        """Those of one form."""
+        """Return those of one form."""
         return self.exclusive if shape is EXCLUSIVE else self.shared
 
     def open(self, shape: Shape, name: str) -> Queue:
-        """A queue, whether or not there is anything in it."""
+        """Return a queue, whether or not there is anything in it."""
         queues = self.exclusive if shape is EXCLUSIVE else self.shared
         queue = queues.get(name)
         if queue is None:
             if len(queues) >= MAX_OPEN:
-                self._drop_idle(queues)
-            queue = queues[name] = Queue(shape, name)
+                for idle in [name for name, queue in queues.items() if queue.idle]:
+                    del queues[idle]
+            queue = queues[name] = Queue(self, shape, name)
         return queue
 
     def peek(self, shape: Shape, name: str) -> Queue | None:
-        """A queue that is in memory."""
+        """Return a queue that is in memory."""
         return self.of(shape).get(name)
 
     def drop(self, queue: Queue) -> None:
@@ -280,10 +351,144 @@ class Queues:
         if queue.idle and queues.get(queue.name) is queue:
             del queues[queue.name]
 
-    def _drop_idle(self, queues: dict[str, Queue]) -> None:
-        for name in [name for name, queue in queues.items() if queue.idle]:
-            del queues[name]
-
     def consumed(self) -> list[Queue]:
-        """Those that somebody consumes now."""
+        """Return those that have consumers now."""
         return [queue for queue in self if queue.consumers]
+
+    def look(self, queue: Queue) -> None:
+        """Find out where a queue ends; its consumers hear of it."""
+        self.spawn(partial(self._look, queue), "look")
+
+    async def _look(self, queue: Queue) -> None:
+        while True:
+            try:
+                info = await self.store.mailboxes.info(queue.owner)
+                break
+            except StoreError as error:
+                self._complain(error)
+                self.counters["look_failed"] += 1
+                if not queue.consumers:
+                    return
+                await asyncio.sleep(RETRY)
+        if not queue.coming:  # else its end is not known to be stored; the last one tells
+            queue.reached(info.last)
+        if queue.known:
+            for consumer in list(queue.consumers):
+                consumer.look()
+            queue.wake()
+
+    # -- append
+
+    def append(self, queue: Queue, draft: Draft, size: int) -> Appending:
+        """Append; done when it is stored."""
+        appending = Appending(queue, draft, size, self.now())
+        self.pending += 1
+        self.pending_octets += size
+        queue.coming += 1
+        if queue.registered:
+            batch = Batch()
+            batch.append((queue.owner,), draft, appending.time, self._bound)
+            appending.write = self.store.write(batch)
+            appending.write.then(appending.written)
+        else:
+            queue.waiting.append(appending)
+            if len(queue.waiting) == 1:
+                self.spawn(partial(self._register, queue), "register")
+        return appending
+
+    async def _register(self, queue: Queue) -> None:
+        """Append what waits for the record of a queue, with the record if it is new."""
+        async with queue.lock:
+            while queue.waiting:
+                some = queue.waiting[:]
+                answers: list[Appended] | StoreError = StoreError("the plugin ecq was unloaded meanwhile")
+                try:
+                    answers = await self._append_first(queue, some)
+                finally:
+                    del queue.waiting[: len(some)]
+                    queue.registered = not isinstance(answers, StoreError) and not queue.waiting
+                    for number, each in enumerate(some):
+                        self.landed(each, answers if isinstance(answers, StoreError) else answers[number])
+
+    async def _append_first(self, queue: Queue, some: list[Appending]) -> list[Appended] | StoreError:
+        batch = Batch()
+        try:
+            new = await self.store.records.get(QUEUES, queue.owner, self.now()) is None
+            if new and self.count >= self.config.max_queues:
+                self.counters["refused_queues"] += len(some)
+                return QueueFullError(f"there are {self.config.max_queues} compacted queues already (max_queues)")
+            if new:  # first: where batches are not atomic it must not be missing
+                batch.put(QUEUES, queue.owner, encode(QueueRecord(self.now())))
+            for each in some:
+                batch.append((queue.owner,), each.draft, each.time, self._bound)
+            answers = (await self.store.write(batch)).appended
+        except StoreError as error:
+            return error
+        if new:
+            self.count += 1
+            if self.uncounted is not None:
+                self.uncounted.add(queue.owner)
+        return answers
+
+    def landed(self, appending: Appending, answer: Appended | BaseException) -> None:
+        """Note what has become of a message, and answer its publisher."""
+        queue = appending.queue
+        self.pending -= 1
+        self.pending_octets -= appending.size
+        queue.coming -= 1
+        if not isinstance(answer, Appended):
+            self._failed(queue, answer)
+            appending.finish(answer)
+            return
+        counters = self.counters
+        if answer.refused:
+            counters["refused_full"] += 1
+            appending.finish(QueueFullError(self._full(queue)))
+            return
+        self._failing = False
+        counters["appended"] += 1
+        if answer.replaced:
+            counters["replaced"] += 1
+        if answer.dropped or not answer.position:
+            counters["dropped"] += len(answer.dropped) + (not answer.position)
+        if queue.landed(appending, answer):
+            if not self._touched:  # what is stored in one turn of the event loop is told at once
+                self._loop.call_soon(self._tell)
+            self._touched[queue] = None
+        appending.finish()
+
+    def _tell(self) -> None:
+        touched, self._touched = self._touched, {}
+        oldest = self.oldest()
+        for queue in touched:
+            try:
+                queue.tell(oldest=oldest)
+            except Exception:  # noqa: BLE001 - a defect in one queue must not stop all others
+                self._log.exception("ecq_queue_failed", queue=queue.owner)
+
+    def _failed(self, queue: Queue, error: BaseException) -> None:
+        if isinstance(error, QueueFullError):
+            return
+        self.counters["append_failed"] += 1
+        self._complain(error)
+        certain = isinstance(error, StoreError) and error.certain
+        if queue.consumers and not queue.coming and not (certain and queue.known):
+            self.look(queue)  # it may be there all the same
+
+    def _complain(self, error: BaseException) -> None:
+        if not self._failing:  # once until it succeeds again
+            self._failing = True
+            self._log.warning("ecq_store_failed", error=str(error))
+
+    def _full(self, queue: Queue) -> str:
+        config = self.config
+        return (
+            f"the queue {queue.name[:64]!r} is full ({config.max_messages} messages or {config.max_bytes} bytes); "
+            "keys that it has can be written, others when some are too old, or with larger max_messages and max_bytes"
+        )
+
+    async def hold(self, queue: Queue, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something while nothing is appended to a queue, and forget that it is there (rule 2)."""
+        async with queue.lock:
+            queue.registered = False
+            await work()

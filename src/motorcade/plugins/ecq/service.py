@@ -11,13 +11,14 @@ from typing import Final
 import msgspec
 
 from motorcade.core.record import RecordError
+from motorcade.delivery.progress import Progress, Stored
+from motorcade.delivery.record import payload_of
 from motorcade.extension.compacted import CompactedView, ConsumerView, Form, RewindView
 from motorcade.extension.declared import BadOptionsError, Found, UnknownError
-from motorcade.plugins.ecq import record
-from motorcade.plugins.ecq.progress import Progress
 from motorcade.plugins.ecq.queue import Consumer, Queue
+from motorcade.plugins.ecq.record import FORM
 from motorcade.plugins.ecq.source import Tools
-from motorcade.plugins.ecq.tables import QUEUES, SHAPES, ProgressRecord
+from motorcade.plugins.ecq.tables import QUEUES, SHAPES
 from motorcade.plugins.ecq.topics import quoted
 from motorcade.storage.ports import Batch, Entry, StoreError
 
@@ -40,7 +41,7 @@ class CompactedService:
         skip = len(shape.owners)
         scan = self._tools.store.records.scan(QUEUES, self._tools.now(), shape.owners)
         names = [owner[skip:] async for owner, _ in scan if owner[skip:] > after]
-        return [await self._view(Queue(shape, name)) for name in nsmallest(limit, names)]
+        return [await self._view(Queue(self._tools.queues, shape, name)) for name in nsmallest(limit, names)]
 
     async def _view(self, queue: Queue) -> CompactedView:
         info = await self._tools.store.mailboxes.info(queue.owner)
@@ -51,17 +52,16 @@ class CompactedService:
             bytes=info.octets,
             first=info.first,
             last=info.last,
-            consumers=len(await self._progress(queue)),
+            consumers=len(await self._tools.progress.consumers(queue.log_key)),
         )
 
     async def show(self, kind: Form, name: str) -> CompactedView:
         queue = await self._find(kind, name)
-        known = self._tools.queues.peek(queue.shape, name)
-        consuming = {consumer.progress.client: consumer for consumer in known.consumers} if known is not None else {}
-        for unwritten in self._tools.ledger.unwritten(queue):
+        consuming = {consumer.progress.client: consumer for consumer in self._consuming(queue)}
+        for progress in self._tools.progress.of_log(queue.log_key):
             with suppress(StoreError):  # what is stored is shown
-                await self._tools.ledger.flush(unwritten)
-        progress = await self._progress(queue)
+                await self._tools.progress.flush(progress)
+        stored = await self._tools.progress.consumers(queue.log_key)
         info = await self._tools.store.mailboxes.info(queue.owner)
         oldest: float | None = None
         numbers: list[int] = []
@@ -76,16 +76,16 @@ class CompactedService:
             first=info.first,
             last=info.last,
             oldest=oldest,
-            consumers=len(progress),
+            consumers=len(stored),
             consuming=tuple(
-                _consumer(client, progress[client], consuming.get(client), numbers)
-                for client in nsmallest(MAX_SHOWN, progress)
+                _consumer(client, stored[client], consuming.get(client), numbers)
+                for client in nsmallest(MAX_SHOWN, stored)
             ),
         )
 
     async def _find(self, kind: Form, name: str) -> Queue:
         """A queue that is there, not the one in memory; `UnknownError`."""
-        queue = Queue(SHAPES[kind], name)
+        queue = Queue(self._tools.queues, SHAPES[kind], name)
         if "\0" in name or await self._tools.store.records.get(QUEUES, queue.owner, self._tools.now()) is None:
             raise UnknownError(
                 f"there is no {_NOUN[kind]} {quoted(name)}; it begins with the first message published to "
@@ -93,35 +93,19 @@ class CompactedService:
             )
         return queue
 
-    async def _progress(self, queue: Queue) -> dict[str, ProgressRecord | None]:
-        """What is stored of each consumer; None for one that consumes and has acknowledged nothing yet."""
-        tools, shape = self._tools, queue.shape
-        known = tools.queues.peek(shape, queue.name)
-        found: dict[str, ProgressRecord | None] = {}
-        if known is not None:
-            found = {consumer.progress.client: consumer.progress.stored for consumer in known.consumers}
-        for progress in tools.ledger.unwritten(queue):
-            found.setdefault(progress.client, progress.stored)
-        if shape.form is Form.EXCLUSIVE:
-            stored = await tools.ledger.read(queue, queue.name)
-            if stored is not None:
-                found[queue.name] = stored
-            return found
-        prefix = f"{queue.name}/"
-        async for key, value in tools.store.records.scan(shape.progress, tools.now(), prefix):
-            found[key.removeprefix(prefix)] = tools.ledger.decode(key, value)
-        return found
+    def _consuming(self, queue: Queue) -> Sequence[Consumer]:
+        """Return those that consume a queue now."""
+        known = self._tools.queues.peek(queue.shape, queue.name)
+        return list(known.consumers) if known is not None else ()
 
     async def _entries(self, queue: Queue, after: int = 0) -> AsyncIterator[Entry]:
         """What is to be delivered, oldest first."""
         tools = self._tools
-        known = tools.queues.peek(queue.shape, queue.name)
         while True:
-            now = tools.now()
-            entries = await tools.store.mailboxes.read(queue.owner, after, PAGE, now)
-            oldest = now - tools.config.retention if tools.config.retention else 0.0
+            entries = await tools.store.mailboxes.read(queue.owner, after, PAGE, tools.now())
+            oldest = tools.queues.oldest()
             for entry in entries:
-                if entry.stored_at > oldest and (known is None or entry.position not in known.doomed):
+                if entry.stored_at > oldest:
                     yield entry
             if len(entries) < PAGE:
                 return
@@ -153,22 +137,21 @@ class CompactedService:
             raise BadOptionsError("rewind: give either a number (to) or a time (since)")
         queue = await self._find(kind, name)
         client = await self._consumer(queue, consumer)
-        progress = self._tools.ledger.open(queue, client)
+        progress = self._tools.progress.open(queue.log_key, client)
         try:
-            await self._tools.ledger.load(progress)
+            await self._tools.progress.load(progress)
             view = await self._plan(queue, progress, to, since)
             if preview:
                 return view
-            self._tools.ledger.rewind(progress, view.progress)
+            self._tools.progress.rewind(progress, view.progress)
             self._tools.counters["rewound"] += 1
             self._tools.log.info("ecq_rewound", queue=queue.owner, client=client, before=view.before, to=view.progress)
-            known = self._tools.queues.peek(queue.shape, name)
-            for each in [*known.consumers] if known is not None else ():
+            for each in self._consuming(queue):
                 if each.progress is progress:
                     each.restart()
-            await self._tools.ledger.flush(progress)
+            await self._tools.progress.flush(progress)
         finally:
-            self._tools.ledger.close(progress)
+            self._tools.progress.close(progress)
         return msgspec.structs.replace(view, preview=False)
 
     async def _consumer(self, queue: Queue, consumer: str) -> str:
@@ -179,11 +162,9 @@ class CompactedService:
             return queue.name
         if not consumer:
             raise BadOptionsError(f"rewind: shared queue {quoted(queue.name)} has many consumers; name one")
-        known = self._tools.queues.peek(queue.shape, queue.name)
-        consuming = known is not None and any(each.progress.client == consumer for each in known.consumers)
-        pending = self._tools.ledger.peek(queue, consumer) is not None
-        nobody = "\0" in consumer  # the store has no such keys
-        if nobody or (not (consuming or pending) and await self._tools.ledger.read(queue, consumer) is None):
+        progress, log = self._tools.progress, queue.log_key
+        known = progress.peek(log, consumer) is not None
+        if "\0" in consumer or (not known and await progress.read(log, consumer) is None):  # no key has that character
             raise UnknownError(f"shared queue {quoted(queue.name)} has no consumer {quoted(consumer)}")
         return consumer
 
@@ -193,6 +174,7 @@ class CompactedService:
         if to is not None and not 0 <= to <= last + 1:
             raise BadOptionsError(f"rewind: to: {to} is not between 0 and {last + 1}; the last number is {last}")
         target = max(0, to - 1) if to is not None else None
+        progress.gather()
         before = progress.number
         messages = octets = skipped = first = end = 0
         async for entry in self._entries(queue):
@@ -227,40 +209,27 @@ class CompactedService:
 
     async def delete(self, kind: Form, name: str) -> None:
         queue = await self._find(kind, name)
-        await self._tools.appender.between(lambda: self._delete(queue))
+        known = self._tools.queues.open(queue.shape, name)
+        await self._tools.queues.hold(known, lambda: self._delete(known))
+        self._tools.queues.drop(known)
 
     async def _delete(self, queue: Queue) -> None:
-        """While nothing is appended; what waits to be is in the queue that begins after this one."""
-        tools, shape = self._tools, queue.shape
-        known = tools.queues.peek(shape, queue.name)
-        if known is not None:
-            known.registered = False
-        progress = [*await self._progress(queue)]
-        last = (await tools.store.mailboxes.info(queue.owner)).last
+        """Delete it, while nothing is appended; what waits to be is in the queue that begins after this one."""
+        tools = self._tools
         await tools.store.mailboxes.clear(queue.owner)
+        last = (await tools.store.mailboxes.info(queue.owner)).last
+        await tools.progress.erase(queue.log_key, tools.progress.forget(queue.log_key, last))
         batch = Batch()
         batch.delete(QUEUES, queue.owner)
-        for client in progress:
-            pending = tools.ledger.peek(queue, client)
-            if pending is not None:
-                tools.ledger.forget(pending, last)
-            batch.delete(shape.progress, shape.progress_key(queue.name, client))
         await tools.store.write(batch)
-        tools.appender.count -= 1
+        tools.queues.count -= 1
         tools.counters["deleted"] += 1
-        if known is not None and known.idle:
-            tools.queues.drop(known)
-        elif known is not None:
-            known.progresses = None
-            known.sizes = None
-            tools.appender.look(known)
-            for consumer in [*known.consumers]:
-                consumer.restart()
+        queue.reached(last)
+        for consumer in list(queue.consumers):
+            consumer.restart()
 
 
-def _consumer(
-    client: str, stored: ProgressRecord | None, consumer: Consumer | None, numbers: Sequence[int]
-) -> ConsumerView:
+def _consumer(client: str, stored: Stored | None, consumer: Consumer | None, numbers: Sequence[int]) -> ConsumerView:
     number = stored.number if stored is not None else 0
     return ConsumerView(
         client=client,
@@ -268,7 +237,7 @@ def _consumer(
         progress=number,
         acked_at=stored.time if stored is not None else None,
         waiting=len(numbers) - bisect_right(numbers, number),
-        in_flight=consumer.in_flight if consumer is not None else 0,
+        in_flight=len(consumer.feed.inflight) if consumer is not None else 0,
     )
 
 
@@ -276,7 +245,7 @@ def _found(queue: Queue, entry: Entry) -> Found:
     key = entry.key.decode(errors="replace")
     told = {"key": key}
     try:
-        stored = record.decode(entry.body)
+        stored = FORM.decode(entry.body)
     except RecordError as error:
         told["error"] = str(error)
         return Found(
@@ -287,9 +256,9 @@ def _found(queue: Queue, entry: Entry) -> Found:
     return Found(
         position=entry.position,
         topic=queue.topic_of(entry),
-        payload=entry.payload if stored.payload is None else stored.payload,
+        payload=payload_of(stored, entry.payload),
         time=entry.stored_at,
-        publisher=stored.publisher,
+        publisher=stored.client,
         guid=stored.guid.hex(),
         properties=dict(stored.user_properties) | {"qos": str(stored.qos)} | told,
     )

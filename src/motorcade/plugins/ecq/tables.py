@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from motorcade.delivery.progress import LogKey
 from motorcade.extension.compacted import Form
 
 QUEUES: Final = "compacted"
@@ -40,9 +41,9 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
         """The mailbox of a queue."""
         return self.owners + name
 
-    def progress_key(self, name: str, client_id: str) -> str:
-        """The record of a consumer's progress."""
-        return name if self.form is Form.EXCLUSIVE else f"{name}/{client_id}"
+    def log_key(self, name: str) -> LogKey:
+        """Return where the progress of the consumers of a queue is stored."""
+        return LogKey(self.progress, name, single=self.form is Form.EXCLUSIVE)
 
 
 EXCLUSIVE: Final = Shape(Form.EXCLUSIVE, "$ECQ", "ecq:", "ecq-progress", "ecq-seqno")
@@ -56,13 +57,5 @@ class QueueRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False)
     since: float
 
 
-class ProgressRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
-    """How far a consumer is."""
-
-    number: int
-    time: float  #: of the last change
-
-
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_queue: Final = msgspec.msgpack.Decoder(QueueRecord).decode
-decode_progress: Final = msgspec.msgpack.Decoder(ProgressRecord).decode

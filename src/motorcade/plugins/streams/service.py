@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -315,10 +315,10 @@ class Streams:
         async with self._changing:
             stream = self._own(name)
             await self._store.records.put(COLLECTION, name, _encode(_Stored(None)))
-            self.progress.forget(key_of(name))
+            readers = self.progress.forget(key_of(name))
             self._undeclare(stream)
             self._rebind()
-            await self._drop(name)  # with what is under way: the store keeps the order
+            await self._drop(name, readers)  # with what is under way: the store keeps the order
             self._log.info("stream_deleted", stream=name)
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
@@ -374,9 +374,9 @@ class Streams:
             reader.deleted()
         stream.close()
 
-    async def _drop(self, name: str) -> None:
+    async def _drop(self, name: str, readers: Iterable[str] = ()) -> None:
         """Remove progress and records, and at last the declaration that says they are to go."""
-        await self.progress.erase(key_of(name))
+        await self.progress.erase(key_of(name), readers)
         await self._store.streams.drop(name)
         await self._store.records.delete(COLLECTION, name)
 
