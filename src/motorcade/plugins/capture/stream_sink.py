@@ -9,7 +9,6 @@ Rule: the plugin and the stream are looked up each time. When either is gone, me
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -47,15 +46,15 @@ class StreamSink(Sink):
             self._ended(entries, UnknownError("the plugin 'streams' is not loaded"))
             return
         try:
-            appending = asyncio.ensure_future(streams.append(self._stream, [entry.message for entry in entries]))
+            appending = streams.append(self._stream, [entry.message for entry in entries])
         except Exception as error:  # noqa: BLE001 - whatever another plugin raises, somebody waits for an answer
             self._ended(entries, error)
             return
-        if appending.done() and len(entries) > 1 and isinstance(_outcome(appending), RecordError):
+        if appending.done and len(entries) > 1 and isinstance(appending.error, RecordError):
             for entry in entries:  # one of them cannot be written; the others can
                 self._append([entry])
             return
-        appending.add_done_callback(lambda done: self._ended(entries, _outcome(done)))
+        appending.then(lambda: self._ended(entries, appending.error))
 
     def _ended(self, entries: list[Entry], error: BaseException | None) -> None:
         text = "" if error is None else f"stream {self._stream!r}: {error}"
@@ -65,10 +64,6 @@ class StreamSink(Sink):
 
     async def _end(self) -> None:
         """Appends that are under way cannot be taken back; who waits hears of them when they end."""
-
-
-def _outcome(done: asyncio.Future[Any]) -> BaseException | None:
-    return StoreError("it was given up") if done.cancelled() else done.exception()
 
 
 def _meaning(error: BaseException, text: str) -> StoreError:
