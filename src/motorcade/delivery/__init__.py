@@ -10,6 +10,13 @@ they have acknowledged. Features differ in this:
     ECQ, SCQ     mailbox            compacted    one, many; cursor each    cursor stored
     fan-out      mailbox per VIN    request      one, one in flight        removed with its receipt
 
-`store.write(batch)` gathers what is written in one turn of the event loop, keeps the order and finds out what became
-of it. So nothing above the store gathers writes, but for what may be written later (`writebehind`).
+    record       the stored form of a message
+    group        what is appended in one turn of the event loop, as one write
+    cursor       what one consumer was given, and has acknowledged
+    progress     how far each consumer is, committed by client
+    writebehind  records that change often and are written later
+    reader       a source with a cursor, on any log
+
+`store.write(batch)` keeps the order and finds out what became of a write. So no feature waits for one write before the
+next, nor handles unknown outcomes.
 """

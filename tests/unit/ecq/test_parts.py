@@ -68,7 +68,8 @@ def make(tail: int) -> tuple[Queue, Consumer]:
 
 def land(queue: Queue, key: str, position: int, **more: Any) -> None:
     body, payload = record.encode(Message(f"$ECQ/w/car/{key}", b"v"))
-    appending = Appending(queue, Draft(body, payload, key.encode()), len(body), NOW)
+    appending = Appending(queue, Draft(body, payload, key.encode()), len(body))
+    appending.time = NOW
     assert queue.landed(appending, Appended(queue.owner, position, **more))
 
 

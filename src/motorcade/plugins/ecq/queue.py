@@ -27,6 +27,7 @@ import structlog
 from motorcade.commit import Commit
 from motorcade.core.message import Message
 from motorcade.core.record import RecordError
+from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.progress import Progress
 from motorcade.delivery.reader import Found, Page, Reader
 from motorcade.extension.plugin import Spawn
@@ -43,7 +44,6 @@ from motorcade.storage.ports import (
     Store,
     StoreError,
     StoreFullError,
-    Written,
 )
 
 MAX_OPEN: Final = 65_536  #: queues in memory that nobody consumes; when there are more, those that are idle go
@@ -58,20 +58,14 @@ class QueueFullError(StoreFullError):
 class Appending(Commit[None]):
     """A message on its way into a queue. It fails with `QueueFullError` if there is no room for it."""
 
-    __slots__ = ("draft", "queue", "size", "time", "write")
+    __slots__ = ("draft", "queue", "size", "time")
 
-    def __init__(self, queue: Queue, draft: Draft, size: int, time: float) -> None:
+    def __init__(self, queue: Queue, draft: Draft, size: int) -> None:
         super().__init__()
         self.queue = queue
         self.draft = draft
         self.size = size
-        self.time = time
-        self.write: Commit[Written]
-
-    def written(self) -> None:
-        """The store has answered."""
-        write = self.write
-        self.queue.queues.landed(self, write.result.appended[0] if write.error is None else write.error)
+        self.time = 0.0  #: at which it is written
 
 
 class Consumer(Protocol):
@@ -300,6 +294,7 @@ class Queues:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._touched: dict[Queue, None] = {}  # consumers must be told
+        self._groups = GroupWriter(store, now, self._fill, self._written)
         self._failing = False
         self.configure(config)
 
@@ -381,20 +376,34 @@ class Queues:
 
     def append(self, queue: Queue, draft: Draft, size: int) -> Appending:
         """Append; done when it is stored."""
-        appending = Appending(queue, draft, size, self.now())
+        appending = Appending(queue, draft, size)
         self.pending += 1
         self.pending_octets += size
         queue.coming += 1
         if queue.registered:
-            batch = Batch()
-            batch.append((queue.owner,), draft, appending.time, self._bound)
-            appending.write = self.store.write(batch)
-            appending.write.then(appending.written)
+            self._groups.add((appending,), size)
         else:
             queue.waiting.append(appending)
             if len(queue.waiting) == 1:
                 self.spawn(partial(self._register, queue), "register")
         return appending
+
+    def _fill(self, batch: Batch, group: Group[Appending]) -> None:
+        self._append_all(batch, group.items, group.time)
+
+    def _append_all(self, batch: Batch, some: Iterable[Appending], now: float) -> None:
+        bound = self._bound
+        for each in some:
+            each.time = now
+            batch.append((each.queue.owner,), each.draft, now, bound)
+
+    def _written(self, group: Group[Appending]) -> None:
+        if group.error is not None:
+            for each in group.items:
+                self.landed(each, group.error)
+        else:
+            for each, answer in zip(group.items, group.result.appended, strict=True):
+                self.landed(each, answer)
 
     async def _register(self, queue: Queue) -> None:
         """Append what waits for the record of a queue, with the record if it is new."""
@@ -419,8 +428,7 @@ class Queues:
                 return QueueFullError(f"there are {self.config.max_queues} compacted queues already (max_queues)")
             if new:  # first: where batches are not atomic it must not be missing
                 batch.put(QUEUES, queue.owner, encode(QueueRecord(self.now())))
-            for each in some:
-                batch.append((queue.owner,), each.draft, each.time, self._bound)
+            self._append_all(batch, some, self.now())
             answers = (await self.store.write(batch)).appended
         except StoreError as error:
             return error

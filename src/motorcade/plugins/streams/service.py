@@ -318,7 +318,8 @@ class Streams:
             readers = self.progress.forget(key_of(name))
             self._undeclare(stream)
             self._rebind()
-            await self._drop(name, readers)  # with what is under way: the store keeps the order
+            await stream.settle()  # what is under way is part of what goes
+            await self._drop(name, readers)
             self._log.info("stream_deleted", stream=name)
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:

@@ -16,27 +16,28 @@ Rule 3: what waits for the store is bounded, over all streams together (`Waiting
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
 from motorcade.commit import Commit
 from motorcade.core.message import Message, UserProperties
 from motorcade.core.record import RecordError, decode, encode
+from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.reader import Page, Reader
 from motorcade.delivery.record import message_of
 from motorcade.plugins.streams.loader import Loader
 from motorcade.plugins.streams.options import StreamOptions
 from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Pages
 from motorcade.plugins.streams.position import OFFSET
-from motorcade.storage.ports import Batch, Store, StoreError, StoreFullError, StreamRecord, Written
+from motorcade.storage.ports import Batch, Store, StoreError, StoreFullError, StreamRecord
 
 TIME: Final = "stream-time"  #: user property: when it was appended
 SLACK: Final = 1.05  #: times a bound: a stream that grows so far is trimmed at once, not with the next look
@@ -57,15 +58,6 @@ class Waiting:
 
     def full(self) -> bool:
         return self.messages >= self.max_messages or self.octets >= self.max_octets
-
-
-class Landed(NamedTuple):
-    """One append that is stored."""
-
-    offsets: Sequence[int]
-    messages: Sequence[Message]
-    octets: int
-    time: float
 
 
 class Stamps:
@@ -123,9 +115,10 @@ class Stream:
         self._waiting: set[Reader] = set()  # at the tail
         self._loading: dict[int, dict[Reader, None]] = {}  # by the offset after which a page is being read
         self._behind: set[Reader] = set()  # not at the tail
-        self._flying = 0  # appends
-        self._landed: list[Landed] = []  # appends that readers are not told of yet
-        self._told = 0  # the last offset that the store has told meanwhile
+        self._groups = GroupWriter(shared.store, shared.now, self._fill, self._written)
+        self._last: Group[tuple[Message, bytes]]
+        self._flying = 0  # messages on their way into the store
+        self._told = 0  # the last offset that the store has told
         self._failing = False
         self._stamps = Stamps()
         self._unreadable = 0
@@ -174,57 +167,75 @@ class Stream:
             answer.settle([])
             return answer
         try:
-            commit = self.write(messages)
+            group = self.write(messages)
         except (StoreFullError, RecordError) as error:
             answer.finish(error)
             return answer
-        commit.then(
-            lambda: answer.finish(commit.error) if commit.error else answer.settle(list(commit.result.offsets[0]))
+        end = len(group.items)
+        start = end - len(messages)
+        group.then(
+            lambda: answer.finish(group.error) if group.error else answer.settle(group.result.offsets[0][start:end])
         )
         return answer
 
-    def write(self, messages: Sequence[Message]) -> Commit[Written]:
+    def write(self, messages: Sequence[Message]) -> Group[tuple[Message, bytes]]:
         """Append, in order; `StoreFullError`, `RecordError`."""
-        waiting, now = self._shared.waiting, self._shared.now()
+        waiting = self._shared.waiting
         if waiting.full():
             self._counters["refused_waiting"] += 1
             raise StoreFullError(
                 f"stream {self.name!r}: {waiting.messages} messages wait for the store already "
                 "(options max_waiting and max_waiting_bytes of the plugin streams)"
             )
-        values = [encode(message) for message in messages]
-        octets = sum(map(len, values))
-        waiting.messages += len(values)
-        waiting.octets += octets + MESSAGE * len(values)
-        self._flying += 1
-        batch = Batch()
-        batch.stream(self.name, values, now)
-        commit = self._shared.store.write(batch)
-        commit.then(partial(self._written, commit, messages, octets, now, asyncio.get_running_loop()))
-        return commit
+        items = [(message, encode(message)) for message in messages]
+        size = sum(len(value) + MESSAGE for _, value in items)
+        waiting.messages += len(items)
+        waiting.octets += size
+        self._flying += len(items)
+        self._last = self._groups.add(items, size)
+        return self._last
 
-    def _written(
-        self,
-        commit: Commit[Written],
-        messages: Sequence[Message],
-        octets: int,
-        now: float,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        waiting = self._shared.waiting
-        waiting.messages -= len(messages)
-        waiting.octets -= octets + MESSAGE * len(messages)
-        self._flying -= 1
-        if commit.error is not None:
-            self._failed(len(messages), commit.error)
-            self._follow()
-            return
-        self._failing = False
-        self._counters["appended"] += len(messages)
-        # What is stored in one turn of the event loop is told at once.
-        if not self._landed:
-            loop.call_soon(self._tell)
-        self._landed.append(Landed(commit.result.offsets[0], messages, octets, now))
+    async def settle(self) -> None:
+        """Wait until everything is stored, or has failed."""
+        if self._flying:
+            with suppress(StoreError):
+                await self._last
+
+    def _fill(self, batch: Batch, group: Group[tuple[Message, bytes]]) -> None:
+        batch.stream(self.name, [value for _, value in group.items], group.time)
+
+    def _written(self, group: Group[tuple[Message, bytes]]) -> None:
+        count = len(group.items)
+        self._shared.waiting.messages -= count
+        self._shared.waiting.octets -= group.size
+        self._flying -= count
+        if group.error is not None:
+            self._failed(count, group.error)
+        else:
+            self._failing = False
+            self._counters["appended"] += count
+            if not self.closed:
+                self._appended(group.result.offsets[0], group)
+        self._follow()
+
+    def _appended(self, offsets: Sequence[int], group: Group[tuple[Message, bytes]]) -> None:
+        """Count what is stored, and hand it to readers."""
+        self.time = max(self.time, group.time)
+        was_empty = not self.oldest
+        self.oldest = self.oldest or self.time
+        self.first = self.first or offsets[0]
+        self.records += len(offsets)
+        self.octets += group.size - MESSAGE * len(offsets)
+        if self.readers:
+            stamp = TIME, self._stamps.text(self.time)
+            self.pages.extend(
+                offsets,
+                [_delivery(message, at, stamp) for (message, _), at in zip(group.items, offsets, strict=True)],
+            )
+        self.uncounted = self.uncounted or offsets[0] > self.tail + 1
+        self._reached(offsets[-1])
+        if was_empty or self.overflows(SLACK):
+            self._shared.trim_soon()
 
     def _failed(self, count: int, error: BaseException) -> None:
         self._counters["append_failed"] += count
@@ -233,41 +244,6 @@ class Stream:
         if not self._failing:  # once until it succeeds again
             self._failing = True
             self._shared.log.error("stream_append_failed", stream=self.name, error=str(error) or repr(error))
-
-    def _tell(self) -> None:
-        """Count what has landed, and hand it to readers."""
-        landed, self._landed = self._landed, []
-        if self.closed:
-            return
-        was_empty = not self.oldest
-        run: list[int] = []
-        messages: list[Message] = []
-        for each in landed:
-            self.time = max(self.time, each.time)
-            self.records += len(each.offsets)
-            self.octets += each.octets
-            if run and each.offsets[0] != run[-1] + 1:
-                self._extend(run, messages)
-                run, messages = [], []
-            stamp = TIME, self._stamps.text(self.time)
-            run += each.offsets
-            if self.readers:
-                messages += [
-                    _delivery(message, offset, stamp)
-                    for message, offset in zip(each.messages, each.offsets, strict=True)
-                ]
-        self.oldest = self.oldest or self.time
-        self.first = self.first or landed[0].offsets[0]
-        self._extend(run, messages)
-        self._follow()
-        if was_empty or self.overflows(SLACK):
-            self._shared.trim_soon()
-
-    def _extend(self, offsets: list[int], messages: list[Message]) -> None:
-        if messages:
-            self.pages.extend(offsets, messages)
-        self.uncounted = self.uncounted or offsets[0] > self.tail + 1
-        self._reached(offsets[-1])
 
     def told(self, last: int) -> None:
         """The store has records up to an offset now.
@@ -278,7 +254,7 @@ class Stream:
         self._follow()
 
     def _follow(self) -> None:
-        if self._told > self.tail and not self._flying and not self._landed:
+        if self._told > self.tail and not self._flying:
             self.uncounted = True
             self._reached(self._told)
 
