@@ -6,11 +6,8 @@ Nobody declares such a queue: it is there from its first message on. From the ou
     topics      what producers publish to, consumers subscribe to, and what is refused
     options     `[plugins.ecq]`
     service     what operators see and do (`extension.compacted`)
-    appender    one line of work for all that is appended; nothing is told before it is stored
-    queue       one queue in memory: its end, its size, who consumes it
-    source      the messages of one consumer, on their way to its window
-    place       what one consumer was given and has acknowledged
-    progress    how far each consumer is, and how that gets into the store
+    queue       one queue in memory: its end, its consumers; what is appended to all of them
+    source      the messages of one consumer, on their way to its window (`delivery.reader`)
     collector   what is too old goes, again and again
     record      a message as the store keeps it
     tables      where everything is in the store

@@ -39,7 +39,7 @@ COUNTS: Final = (
 )
 MEASURES: Final = (
     Measure("streams", "Streams that are declared.", "streams"),
-    Measure("stream_progress_entries", "Clients whose progress is remembered, over all streams.", "stream_progress"),
+    Measure("stream_progress_entries", "Clients whose progress is in memory, over all streams.", "stream_progress"),
     Measure("stream_pending_messages", "Messages for streams that wait for the store.", "stream_waiting"),
     Measure("stream_cache_bytes", "Bytes of records in memory for readers.", "stream_cache_bytes"),
 )
