@@ -890,3 +890,22 @@ def test_a_plugin_that_is_loaded_again_goes_on() -> None:
         node.load()
         node.fill("car", ("b", b"2"))
         assert [2] == numbers(car.messages())
+
+
+def test_a_consumer_begins_though_messages_are_on_their_way_all_the_time() -> None:
+    """The end of the queue is not known to be stored then: the next that is stored tells; refused, the next look."""
+    for refused in (False, True):
+        with EcqNode.on() as before:
+            before.fill("car", ("a", b"1"))
+            node = before.restart()
+            pub = node.client("pub")
+            node.held.held = True
+            pub.put("$ECQ/w/car/b", b"2")
+            car = node.consumer()
+            assert [] == car.messages()
+            node.held.full = refused
+            with node.loop.running():  # type: ignore[union-attr]
+                node.held.let_go()
+            node.held.held = False
+            node.wait(1.0 if refused else 0.0)
+            assert ([1] if refused else [1, 2]) == numbers(car.messages())

@@ -174,6 +174,8 @@ class Queue:
         if gone:
             for consumer in self.consumers:
                 consumer.replaced(gone)
+        if gap:  # perhaps the first that is known of it: some may wait for that
+            self.ready()
         page: Page | None = None
         if fresh and not gap and all(appending.time > oldest for appending in fresh.values()):
             rows = [
@@ -182,6 +184,11 @@ class Queue:
             ]
             page = Page(self._fresh_after, self.tail, *self._messages(rows))
         self.wake(page)
+
+    def ready(self) -> None:
+        """Let consumers begin that wait for the end to be known."""
+        for consumer in list(self.consumers):
+            consumer.look()
 
     def wake(self, page: Page | None = None) -> None:
         """Tell readers at the tail that there may be something."""
@@ -365,12 +372,13 @@ class Queues:
                 if not queue.consumers:
                     return
                 await asyncio.sleep(RETRY)
-        if not queue.coming:  # else its end is not known to be stored; the last one tells
+        if not queue.coming:  # else its end is not known to be stored
             queue.reached(info.last)
         if queue.known:
-            for consumer in list(queue.consumers):
-                consumer.look()
+            queue.ready()
             queue.wake()
+        elif queue.consumers:  # what is stored next tells, unless it is refused
+            self._loop.call_later(RETRY, self.look, queue)
 
     # -- append
 
