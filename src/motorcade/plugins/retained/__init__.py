@@ -1,10 +1,10 @@
-"""Retained messages: the last message of a topic, kept for those who subscribe later.
+"""Retained messages: the last message of a topic, kept for later subscribers.
 
-plugin    when a message is kept, and who gets it later
+plugin    hook, configuration, operators
 index     all messages by topic, in memory and within bounds
-keeper    brings changes of the index to the node's store, and the store's content into the index
-record    a message as the store keeps it
-source    brings the messages to a subscriber
+store     writes changes of the index to the node's store, and reads it at the start
+record    the stored form of a message
+source    gives the messages to a subscriber
 """
 
 from motorcade.plugins.retained.index import Index, Refusal

@@ -1,14 +1,14 @@
-"""The last message of each topic, in memory, within bounds: what subscribers are served from.
+"""The last message of each topic, in memory, within bounds. Subscribers are served from it.
 
     tree      topic -> message, by topic level, so that a filter with wildcards visits only branches that can match
     expiring  topic -> time at which its message expires; only of messages that do. Its order is the order in which
-              `sweep` looks at them: what was looked at goes to the end, so each call goes on where the last one stopped
+              `sweep` looks at them: those it has looked at go to the end, so each call goes on where the last stopped
 
 Rule 1: a message that does not fit is refused, and the old message of its topic goes away all the same: a subscriber
         must never take an outdated message for the current one. [MQTT-3.3.1-5]
-Rule 2: an expired message is gone at its very second, whether it was swept or not: every reader says what time it is.
-Rule 3: `walk` reads the tree while it changes. It keeps nodes, never messages: what is deleted meanwhile is not seen,
-        what is replaced meanwhile is seen as it is then.
+Rule 2: an expired message is gone at its very second, whether it was swept or not: every reader passes the time.
+Rule 3: `walk` reads the tree while it changes. It keeps nodes, never messages: a message that is deleted meanwhile is
+        not seen, one that is replaced meanwhile is seen as it is then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from motorcade.core.trie import TopicTree, _Node
 
 
 class Refusal(StrEnum):
-    """Which bound a message did not fit in. The values are the names of the options."""
+    """The bound that a message did not fit in. The values are the names of the options."""
 
     MAX_PAYLOAD = "max_payload"
     MAX_MESSAGES = "max_messages"
@@ -41,67 +41,66 @@ class Index:
         self._expiring: dict[str, float] = {}
 
     def __len__(self) -> int:
-        """How many there are, with those that have expired but were not swept yet."""
+        """Return how many there are, with those that have expired but were not swept yet."""
         return len(self._tree)
 
     @property
     def nodes(self) -> int:
-        """Levels of all topics."""
+        """Return the number of levels of all topics."""
         return self._tree.nodes
 
     def put(self, message: Message, now: float, sweep_budget: int = 0) -> Refusal | None:
-        """Keep a message as the last one of its topic; which bound it broke if that was not possible.
+        """Keep a message as the last one of its topic; return the bound it broke if that was not possible.
 
         When there is no room, up to `sweep_budget` expired messages are looked for first.
         """
         if self.max_payload and len(message.payload) > self.max_payload:
             self.delete(message.topic)
             return Refusal.MAX_PAYLOAD
-        refusal = self._bound_of(message)
-        if refusal is not None and sweep_budget and self.sweep(now, sweep_budget):
-            refusal = self._bound_of(message)
-        if refusal is not None:
+        old = self._tree.get(message.topic)
+        growth = size_of(message) - size_of(old)
+        refusal = self._bound_of(old is None, growth)
+        if refusal is None:
+            self._set(message, growth)
+        elif sweep_budget and self.sweep(now, sweep_budget):
+            return self.put(message, now)
+        else:
             self.delete(message.topic)
-            return refusal
-        self._replace(message)
-        return None
+        return refusal
 
     def restore(self, topic: str, message: Message | None) -> None:
-        """Put a topic back to what it was, without asking for bounds: it was within them once."""
+        """Put a topic back to what it was, without checking bounds: it was within them once."""
         if message is None:
             self.delete(topic)
         else:
-            self._replace(message)
+            self._set(message, size_of(message) - size_of(self._tree.get(topic)))
 
     @property
     def beyond(self) -> bool:
-        """Whether there is more than the bounds allow (after `restore`, or under new bounds)."""
+        """Return True if there is more than the bounds allow (after `restore`, or under new bounds)."""
         return bool(
             (self.max_messages and len(self._tree) > self.max_messages)
             or (self.max_bytes and self.bytes > self.max_bytes)
         )
 
-    def _bound_of(self, message: Message) -> Refusal | None:
-        """The bound that would be broken if this message took the place of its topic's old one."""
-        old = self._tree.get(message.topic)
-        if self.max_messages and old is None and len(self._tree) >= self.max_messages:
+    def _bound_of(self, is_new: bool, growth: int) -> Refusal | None:
+        """Return the bound that would be broken by a message of a new topic, or so many bytes more."""
+        if self.max_messages and is_new and len(self._tree) >= self.max_messages:
             return Refusal.MAX_MESSAGES
-        freed = 0 if old is None else size_of(old)
-        if self.max_bytes and self.bytes - freed + size_of(message) > self.max_bytes:
+        if self.max_bytes and self.bytes + growth > self.max_bytes:
             return Refusal.MAX_BYTES
         return None
 
-    def _replace(self, message: Message) -> None:
-        # In place, never by deleting first: whoever walks the tree holds on to the topic's node (rule 3).
-        old = self._tree.get(message.topic)
+    def _set(self, message: Message, growth: int) -> None:
+        # In place, never by deleting first: `walk` holds on to the topic's node (rule 3).
         self._tree.set(message.topic, message)
-        self.bytes += size_of(message) - (0 if old is None else size_of(old))
+        self.bytes += growth
         self._expiring.pop(message.topic, None)
         if message.expires_at is not None:
             self._expiring[message.topic] = message.expires_at
 
     def delete(self, topic: str) -> bool:
-        """Forget the message of a topic; False if there was none."""
+        """Delete the message of a topic; return False if there was none."""
         message = self._tree.remove(topic)
         if message is None:
             return False
@@ -110,20 +109,20 @@ class Index:
         return True
 
     def peek(self, topic: str) -> Message | None:
-        """The message of a topic, expired or not."""
+        """Return the message of a topic, expired or not."""
         return self._tree.get(topic)
 
     def get(self, topic: str, now: float) -> Message | None:
-        """The message of a topic."""
+        """Return the message of a topic."""
         message = self._tree.get(topic)
         return None if message is None or message.expired(now) else message
 
     def walk(self, filter_: str, clock: Callable[[], float]) -> Iterator[Message]:
-        """The messages of all topics that a filter matches, in no particular order; see rule 3."""
+        """Yield the messages of all topics that a filter matches, in no particular order; see rule 3."""
         return (message for message in self._tree.walk(filter_) if not message.expired(clock()))
 
     def sweep(self, now: float, budget: int) -> int:
-        """Look at up to `budget` messages that can expire; how many had, and are gone now."""
+        """Look at up to `budget` messages that can expire; delete those that have, and return how many."""
         gone = 0
         for topic in list(islice(self._expiring, budget)):
             at = self._expiring.pop(topic)
@@ -134,11 +133,15 @@ class Index:
         return gone
 
 
-def size_of(message: Message) -> int:
-    """Bytes that a message counts for `max_bytes`."""
+def size_of(message: Message | None) -> int:
+    """Return the bytes that a message counts for `max_bytes`."""
+    if message is None:
+        return 0
     size = len(message.topic) + len(message.payload) + len(message.correlation_data or b"")
     size += len(message.content_type or "") + len(message.response_topic or "")
-    return size + sum(len(name) + len(value) for name, value in message.user_properties)
+    if message.user_properties:
+        size += sum(len(name) + len(value) for name, value in message.user_properties)
+    return size
 
 
 class _Tree(TopicTree[Message]):
@@ -147,9 +150,9 @@ class _Tree(TopicTree[Message]):
     __slots__ = ()
 
     def walk(self, filter_: str) -> Iterator[Message]:
-        """The messages a filter matches. One step costs the nodes up to the next match, and no copy of any message.
+        """Yield the messages that a filter matches. A step costs the nodes up to the next match and copies no message.
 
-        What waits is one list of references per level; the children of a node are listed when it is entered.
+        It holds one list of references per level; the children of a node are listed when it is entered.
         """
         wanted = filter_.split("/")
         waiting: list[Iterator[tuple[_Node[Message], int]]] = [self._below(self._root, 0, wanted)]
@@ -165,7 +168,7 @@ class _Tree(TopicTree[Message]):
                 waiting.append(self._below(node, depth, wanted))
 
     def _below(self, node: _Node[Message], depth: int, wanted: list[str]) -> Iterator[tuple[_Node[Message], int]]:
-        """The children that can match, each with the place in the filter at which it goes on."""
+        """Return the children that can match, each with the level of the filter at which it goes on."""
         level = wanted[depth]
         if level not in ("+", "#"):
             child = node.children.get(level)

@@ -1,32 +1,30 @@
-"""A retained message as the store keeps it: a record of the collection `retained`, its topic the key.
+"""A retained message as the store has it: a record of the collection `retained`, its topic the key.
 
-The value is a MessagePack array whose first element is the version of the format, so that a node can tell a record that
-it does not know from one that is damaged. New fields go to the end, with a default: old records are read as before.
+The value is a message in the one stored form (`delivery.record`), with its payload. The topic in it is left empty.
+Headers, which are notes about one publish, are not stored.
+
+Values that earlier versions wrote are read as well; their second element is the payload, not a text:
 
     [1, payload, qos, publisher, username, guid, timestamp, payload format, expires at,
      content type, response topic, correlation data, user properties]
-
-Not kept are the retain flag, which is always set, and headers, which are notes about one publish.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Final
 
 import msgspec
 
-from motorcade.core.errors import MotorcadeError
+from motorcade.core.errors import TopicError
 from motorcade.core.message import Message, UserProperties
 from motorcade.core.topic import check_topic
+from motorcade.delivery.record import Form, Record, RecordError, message_of
 
 COLLECTION: Final = "retained"
 
 
-class RecordError(MotorcadeError):
-    """A record cannot be read, or a message cannot be written as one."""
-
-
-class _Version1(msgspec.Struct, array_like=True, tag=1, gc=False):
+class _Old(msgspec.Struct, array_like=True, tag=1, gc=False):
     payload: bytes
     qos: Annotated[int, msgspec.Meta(ge=0, le=2)]
     publisher: str
@@ -41,54 +39,46 @@ class _Version1(msgspec.Struct, array_like=True, tag=1, gc=False):
     user_properties: UserProperties
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Version1).decode
+_decode_old = msgspec.msgpack.Decoder(_Old).decode
+
+
+def _read_old(value: bytes) -> Record:
+    old = _decode_old(value)
+    return Record(
+        "",
+        old.payload,
+        old.publisher,
+        old.username,
+        old.timestamp,
+        old.guid,
+        old.qos,
+        True,  # retain
+        old.payload_format,
+        old.expires_at,
+        old.content_type,
+        old.response_topic,
+        old.correlation_data,
+        old.user_properties,
+    )
+
+
+_FORM: Final = Form(Record, inline=sys.maxsize, old=_read_old)
 
 
 def encode(message: Message) -> bytes:
-    """The value for a message; `RecordError` if a plugin has made it of something that is no text."""
-    try:
-        check_topic(message.topic)
-        return _encode(
-            _Version1(
-                message.payload,
-                message.qos,
-                message.publisher,
-                message.username,
-                message.guid,
-                message.timestamp,
-                message.payload_format,
-                message.expires_at,
-                message.content_type,
-                message.response_topic,
-                message.correlation_data,
-                message.user_properties,
-            )
-        )
-    except (ValueError, TypeError, MotorcadeError) as error:
-        raise RecordError(f"the message cannot be stored: {error}") from error
+    """Return the value for a message; `RecordError` if a plugin has made it of something that cannot be stored."""
+    _check(message.topic)
+    return _FORM.encode(message, topic="")[0]
 
 
 def decode(topic: str, value: bytes) -> Message:
-    """The message of a record; `RecordError` says why it is none."""
+    """Return the message of a record; `RecordError` says why it is none."""
+    _check(topic)
+    return message_of(_FORM.decode(value), topic=topic, retain=True)
+
+
+def _check(topic: str) -> None:
     try:
         check_topic(topic)
-        stored = _decode(value)
-    except (msgspec.MsgspecError, MotorcadeError, ValueError) as error:
-        raise RecordError(str(error)) from error
-    return Message(
-        topic,
-        stored.payload,
-        stored.qos,
-        True,  # retained
-        stored.publisher,
-        stored.username,
-        stored.guid,
-        stored.timestamp,
-        stored.payload_format,
-        stored.expires_at,
-        stored.content_type,
-        stored.response_topic,
-        stored.correlation_data,
-        stored.user_properties,
-    )
+    except (TopicError, ValueError, TypeError) as error:
+        raise RecordError(f"the message cannot be stored: {error}") from error

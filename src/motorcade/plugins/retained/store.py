@@ -1,0 +1,156 @@
+"""Write what changes in the index to the node's store, and read the index from the store at the start.
+
+Subscribers are served from the index, which changes at once. The publisher is answered when the store has the change.
+
+Rule 1: a topic has one write in flight. What changes meanwhile is written when that is answered: the newest message of
+        the topic, once. So writes of a topic that changes often do not pile up, and cannot overtake each other.
+Rule 2: a topic whose write is refused goes back to the message that the store has, unless it has changed meanwhile.
+Rule 3: each topic is a batch of its own. So a refusal concerns one topic, and a full store takes deletions.
+Rule 4: what became of a write is unknown only when the store is closed or damaged. The index goes back then as well,
+        and the next start reads what the store has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections import Counter
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from motorcade.commit import Commit
+from motorcade.core.message import Message
+from motorcade.delivery.record import RecordError
+from motorcade.plugins.retained.index import Index
+from motorcade.plugins.retained.record import COLLECTION, decode, encode
+from motorcade.storage.ports import Batch, Store, StoreError
+
+LOAD_STEP: Final = 200  #: records read between two turns of the event loop
+MAX_NAMED: Final = 100  #: unreadable records whose topics are logged, one by one; the rest is only counted
+
+
+class Writing:
+    """A write of one topic that is in flight."""
+
+    __slots__ = ("commit", "message", "next", "stored")
+
+    def __init__(self, commit: Commit[Any], message: Message | None, stored: Message | None) -> None:
+        self.commit = commit
+        self.message = message  #: None: a deletion
+        self.stored = stored  #: what the store has if this is refused
+        self.next: Commit[Any] | None = None  #: of the changes that have come meanwhile
+
+
+class RetainedStore:
+    """Keep the store's collection `retained` the same as the index."""
+
+    def __init__(self, store: Store, index: Index, counters: Counter[str], log: structlog.stdlib.BoundLogger) -> None:
+        self._store = store
+        self._index = index
+        self._counters = counters
+        self._log = log
+        self._inflight: dict[str, Writing] = {}  #: by topic
+        self._unindexed = False  #: the store may hold messages that are not in the index
+        self._failing = False  #: the last write failed
+
+    # -- at the start
+
+    async def load(self, now: float) -> None:
+        """Read everything into the index. Of more than its bounds allow, take the newest messages.
+
+        What does not fit, or cannot be read, stays in the store until its topic gets a new message.
+        """
+        by_age: list[tuple[float, str]] = []
+        found = unreadable = left = 0
+        async for topic, value in self._store.records.scan(COLLECTION, now):
+            found += 1
+            if found % LOAD_STEP == 0:
+                await asyncio.sleep(0)
+            try:
+                message = decode(topic, value)
+            except RecordError as error:
+                unreadable += 1
+                if unreadable <= MAX_NAMED:
+                    self._log.warning("retained_unreadable", topic=topic, error=str(error))
+                continue
+            if self._index.max_payload and len(message.payload) > self._index.max_payload:
+                left += 1
+                continue
+            self._index.restore(topic, message)
+            heapq.heappush(by_age, (message.timestamp, topic))
+            while self._index.beyond:
+                self._index.delete(heapq.heappop(by_age)[1])
+                left += 1
+        self._unindexed = bool(left or unreadable)
+        loaded = found - left - unreadable
+        self._counters.update(loaded=loaded, not_loaded=left, unreadable=unreadable)
+        if left:
+            self._log.warning("retained_beyond_bounds", left=left, remedy="raise the bounds of [plugins.retained]")
+        self._log.info("retained_loaded", messages=loaded, left=left, unreadable=unreadable)
+
+    # -- changes
+
+    def has_room(self, topic: str) -> bool:
+        """Return True if a change of a topic can be taken now."""
+        return topic in self._inflight or not self._store.backlog.full
+
+    def write(self, topic: str, before: Message | None) -> Commit[Any] | None:
+        """Store the message that the index has for a topic now. It had `before`. None: there is nothing to wait for."""
+        writing = self._inflight.get(topic)
+        message = self._index.peek(topic)
+        if message is before and (message is not None or not self._unindexed):  # there was nothing to delete
+            return None if writing is None else writing.next or writing.commit
+        if writing is None:
+            return self._write(topic, message, before)
+        if writing.next is None:
+            writing.next = Commit()
+        return writing.next
+
+    def _write(self, topic: str, message: Message | None, stored: Message | None) -> Commit[Any]:
+        batch = Batch()
+        if message is None:
+            batch.delete(COLLECTION, topic)
+        else:
+            try:
+                batch.put(COLLECTION, topic, encode(message), message.expires_at or 0.0)
+            except RecordError as error:
+                self._counters["store_failed"] += 1
+                self._index.restore(topic, stored)
+                return Commit.failed(error)
+        commit = self._store.write(batch)
+        self._inflight[topic] = Writing(commit, message, stored)
+        commit.then(partial(self._written, topic))
+        return commit
+
+    def _written(self, topic: str) -> None:
+        writing = self._inflight.pop(topic)
+        error = writing.commit.error
+        if error is not None:
+            self._counters["store_failed"] += 1
+            self._unindexed |= not writing.commit.refused
+        if self._failing is (error is None):  # log it once until that changes: a full store would fill the log as well
+            self._failing = error is not None
+            if error is None:
+                self._log.info("retained_stored_again")
+            else:
+                self._log.warning("retained_not_stored", error=str(error))
+        stored = writing.message if error is None else writing.stored
+        if (changed := writing.next) is not None:
+            commit = self._write(topic, self._index.peek(topic), stored)
+            commit.then(lambda: changed.finish(commit.error))
+        elif error is not None:
+            self._index.restore(topic, stored)
+
+    @property
+    def unwritten(self) -> int:
+        """Return how many topics have a write in flight."""
+        return len(self._inflight)
+
+    async def settle(self) -> None:
+        """Wait until no write is in flight."""
+        while self._inflight:
+            with contextlib.suppress(StoreError):  # publishers are told
+                await next(iter(self._inflight.values())).commit
