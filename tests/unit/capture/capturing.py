@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from motorcade.commit import Commit
 from motorcade.core.guid import GuidFactory
 from motorcade.core.message import Message
 from motorcade.extension.hooks import AFTER, Hooks
@@ -26,8 +27,6 @@ from tests.unit.plugins.hub import MemoryHub
 PATIENCE = 60.0  #: seconds for what must happen sooner or later
 NOW = 1_700_000_000.123456
 GUIDS = GuidFactory("test", 1)
-
-Done = asyncio.Future[Any]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -57,8 +56,8 @@ class Capture:
         assert isinstance(rules, Rules)
         return rules
 
-    def publish(self, given: Message) -> list[Done]:
-        """Publish as the broker does; what the answer to the publisher has to wait for."""
+    def publish(self, given: Message) -> list[Commit[Any]]:
+        """Publish as the broker does; return what the acknowledgement waits for."""
         chain = self.hooks.publish_chains(given.topic)[1 if given.retain else 0]
         if chain is not None:
             assert chain.fold(None, acc=given) is given

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from motorcade.commit import Commit
 from motorcade.core.errors import MotorcadeError
 from motorcade.extension.declared import ConflictError
 from motorcade.storage.memory import MemoryStore
@@ -32,7 +33,7 @@ def certain(error: BaseException | None) -> bool:
     return error.certain
 
 
-async def outcome(waits: list[asyncio.Future[Any]]) -> BaseException | None:
+async def outcome(waits: list[Commit[Any]]) -> BaseException | None:
     async with asyncio.timeout(60):
         (found,) = await asyncio.gather(*waits, return_exceptions=True)
     assert found is None or isinstance(found, BaseException)

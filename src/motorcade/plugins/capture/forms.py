@@ -5,7 +5,7 @@
     redis-channel   one line of JSON with the same names, a line feed, the payload
 
 The line of JSON has no line feed in it and begins with `{"motorcade":1,`, by which a reader tells it from a payload
-that somebody else has published. `properties` is a JSON object of the MQTT 5 properties, `correlation_data` in it in
+of another publisher. `properties` is a JSON object of the MQTT 5 properties, `correlation_data` in it in
 Base64.
 """
 
@@ -32,7 +32,7 @@ class Properties(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What stands before the payload in a channel."""
+    """The line before the payload in a channel."""
 
     motorcade: int
     topic: str
@@ -49,7 +49,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def properties_of(message: Message) -> Properties | None:
-    """None if it has none."""
+    """Return the properties of a message; None if it has none."""
     if not (
         message.user_properties
         or message.content_type is not None
@@ -70,7 +70,7 @@ def properties_of(message: Message) -> Properties | None:
 
 
 def fields(message: Message) -> list[str | bytes | int]:
-    """Names and values of an entry of a Redis stream. Text is encoded here, where it is known whose it is."""
+    """Return names and values of an entry of a Redis stream. Text is encoded here, where an error names its message."""
     found: list[str | bytes | int] = [
         "topic",
         message.topic.encode(),
@@ -96,7 +96,7 @@ def fields(message: Message) -> list[str | bytes | int]:
 
 
 def envelope(message: Message) -> bytes:
-    """What a Redis channel gets."""
+    """Return a message as it is published in a Redis channel."""
     header = Header(
         VERSION,
         message.topic,

@@ -6,12 +6,13 @@ from typing import Final
 
 from motorcade.extension.metrics import Counts, Measure, same
 
+OUTCOMES: Final = ("captured", "failed", "refused", "dropped", "repeated")
 COUNTS: Final = (
     Counts(
         "capture_messages_total",
         "Messages that a capture rule has taken or refused, by what became of them.",
         "result",
-        same("captured", "failed", "refused", "dropped", "repeated"),
+        same(*OUTCOMES),
     ),
 )
 MEASURES: Final = (

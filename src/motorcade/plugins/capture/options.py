@@ -1,8 +1,7 @@
-"""What a rule may say, and how it is shown to others.
+"""The options of a rule, and its view.
 
-A rule is checked as far as that needs nothing but its own words: a wrong one is refused when it is read, and the
-message begins with the option that is wrong. Whether a stream is declared and a Redis URL can be used, `rules` finds
-out.
+Options are checked by themselves: a wrong rule is refused when it is read, and the message begins with the option that
+is wrong. `rules` finds out whether a stream is declared and a Redis URL can be used.
 
 Rule: the password in a Redis URL is in no view and no message. `shown` is the only way to show a URL.
 """
@@ -29,7 +28,7 @@ FORMS: Final = "stream:NAME, redis-stream:KEY or redis-channel:NAME"
 
 
 class Kind(StrEnum):
-    """What messages are copied into."""
+    """The kinds of targets."""
 
     STREAM = "stream"
     REDIS_STREAM = "redis-stream"
@@ -37,14 +36,14 @@ class Kind(StrEnum):
 
 
 class Target(NamedTuple):
-    """What `to` says."""
+    """The target of a rule, as `to` names it."""
 
     kind: Kind
     name: str
 
 
 def parse_target(text: str) -> Target:
-    """`ValueError` says what is wrong."""
+    """Return the target that `to` names; `ValueError` says what is wrong."""
     word, _, name = text.partition(":")
     if word not in list(Kind) or not name:
         raise ValueError(f"{text[:MAX_KEY]!r} is no target; write {FORMS}")
@@ -62,7 +61,7 @@ def parse_target(text: str) -> Target:
 
 
 def hash_tag(key: str) -> str | None:
-    """What can stand in braces in another key so that a cluster keeps both at the same place; None: nothing can."""
+    """Return the hash tag for another key of the same slot; None: there is none."""
     start = key.find("{")
     end = key.find("}", start + 1)
     if 0 <= start < end - 1:
@@ -117,14 +116,14 @@ def _check_topics(filter_: str) -> None:
 
 
 class CaptureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The rules of the configuration, and how many there may be."""
+    """The rules of the configuration, and their bound."""
 
     rule: dict[Name, RuleOptions] = {}  #: `[plugins.capture.rule.NAME]`: one rule each
     max_rules: Positive = 1000  #: of the configuration and of commands together; more are refused
 
 
 class RuleView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule as operators see it: its options, and what has become of messages since the node started."""
+    """A rule as operators see it: its options, and the outcomes of messages since the node started."""
 
     name: str
     origin: str
@@ -145,7 +144,7 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown(url: str) -> str:
-    """A Redis URL without its password."""
+    """Return a Redis URL without its password."""
     scheme, _, rest = url.partition("://")
     secret, at, place = rest.rpartition("@")
     if not at:

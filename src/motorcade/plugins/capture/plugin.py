@@ -1,7 +1,7 @@
-"""What the broker sees of capture: its configuration, its hook and the service `captures`.
+"""The plugin `capture`: its configuration, its hook and the service `captures`.
 
-The hook runs at priority −900: after everybody who may change or drop a message, before the retained messages. It never
-changes a message and never waits; who has published with QoS 1 or 2 is answered when the target has the message.
+The hook runs at priority −900: after all that may change or drop a message, before the retained messages. It never
+changes a message and never waits; a publisher with QoS 1 or 2 is answered when the target has the message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CapturePlugin(Plugin):
         self.config = config
 
     async def stop(self) -> None:
-        """Nobody publishes any more; what was taken goes to its target."""
+        """Bring what was taken to its target."""
         await self._rules.close()
 
     def tables(self) -> Iterable[Table]:

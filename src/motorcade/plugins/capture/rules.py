@@ -1,12 +1,12 @@
-"""All rules: those of the configuration, and those made by commands, which are stored.
+"""All rules: those of the configuration, and those created by commands, which are stored.
 
     records, collection `capture`    key: name of the rule, value: its options as JSON (with the URL as it was given)
 
-Rule 1: the hook is registered with the filters of all rules, and not at all while there is none: what no rule wants
-        stays on the broker's fast path.
-Rule 2: a change is made ready, then stored, then in force; what fails on the way changes nothing. Changes come one
+Rule 1: the hook is registered with the filters of all rules, and not at all while there is none: messages that no rule
+        wants stay on the broker's fast path.
+Rule 2: a change is prepared, then stored, then in force; one that fails on the way changes nothing. Changes come one
         after the other.
-Rule 3: a rule that is changed or removed brings what it has taken to where it was meant to go.
+Rule 3: a rule that is changed or removed brings what it has taken to its old target.
 Rule 4: a rule of the configuration hides one of a command with the same name, as long as it is there.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, cast
 
 import msgspec
@@ -25,14 +26,15 @@ from motorcade.core.topic import matches
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.plugin import Context
+from motorcade.plugins.capture.metrics import OUTCOMES
 from motorcade.plugins.capture.options import CaptureConfig, Kind, RuleOptions, RuleView, shown
 from motorcade.plugins.capture.sink import BrokenSink, Sink, Tally
 from motorcade.plugins.capture.stream_sink import StreamSink
 from motorcade.storage.ports import Store
 
-PRIORITY: Final = -900  #: on `message.publish`: after everybody who may change the message
+PRIORITY: Final = -900  #: on `message.publish`: after all that may change the message
 COLLECTION: Final = "capture"
-MAX_TOPICS: Final = 10_000  #: topics whose rules are remembered; then they are looked up anew
+MAX_TOPICS: Final = 10_000  #: topics whose rules are cached; at the bound the cache is emptied
 #: Seconds that what was taken may take to reach its target when its rule goes, and when the node stops.
 LAST_ATTEMPT: Final = 10.0
 LAST_ATTEMPT_AT_END: Final = 3.0
@@ -41,38 +43,21 @@ LAST_ATTEMPT_AT_END: Final = 3.0
 class Rule:
     """One rule that is in force."""
 
-    __slots__ = ("name", "options", "origin", "sink", "tally")
+    __slots__ = ("name", "options", "origin", "sink")
 
-    def __init__(self, name: str, origin: str, options: RuleOptions, sink: Sink, tally: Tally) -> None:
+    def __init__(self, name: str, origin: str, options: RuleOptions, sink: Sink) -> None:
         self.name = name
         self.origin = origin
         self.options = options
         self.sink = sink
-        self.tally = tally
 
     def view(self, problem: str) -> RuleView:
-        options, tally = self.options, self.tally
-        return RuleView(
-            name=self.name,
-            origin=self.origin,
-            topics=options.topics,
-            to=options.to,
-            redis=shown(options.redis),
-            max_length=options.max_length,
-            form=options.form,
-            max_pending=options.max_pending,
-            max_pending_bytes=options.max_pending_bytes,
-            captured=tally["captured"],
-            failed=tally["failed"],
-            refused=tally["refused"],
-            dropped=tally["dropped"],
-            repeated=tally["repeated"],
-            pending=self.sink.pending,
-            problem=problem,
-        )
+        fields = msgspec.structs.asdict(self.options) | {"redis": shown(self.options.redis)}
+        fields |= {event: self.sink.tally[event] for event in OUTCOMES}
+        return RuleView(name=self.name, origin=self.origin, **fields, pending=self.sink.pending, problem=problem)
 
     def keeps_sink(self, options: RuleOptions) -> bool:
-        """Whether its messages go the same way with other options."""
+        """Return True if its messages go the same way with other options."""
         same = (options.to, options.redis) == (self.options.to, self.options.redis)
         return same and not isinstance(self.sink, BrokenSink)
 
@@ -95,7 +80,7 @@ class Rules:
 
     @property
     def remembered(self) -> int:
-        """Topics whose rules are remembered."""
+        """Return the number of topics whose rules are cached."""
         return len(self._topics)
 
     def __len__(self) -> int:
@@ -103,47 +88,44 @@ class Rules:
 
     @property
     def pending(self) -> int:
-        """Messages that wait in all rules."""
+        """Return the number of messages that are pending in all rules."""
         return sum(rule.sink.pending for rule in self._rules.values())
 
     # -- life
 
     async def open(self) -> None:
-        """Rules of the configuration and of the store."""
+        """Start the rules of the configuration and of the store."""
         for name, options in self._config.rule.items():
-            self._add(Rule(name, CONFIGURED, options, *await self._first(name, options, CONFIGURED)))
+            self._add(name, CONFIGURED, options, await self._make_at_start(name, options, CONFIGURED))
         for name, options in (await self._stored()).items():
             if name in self._rules:
                 self._hide(name, options)
             else:
-                self._add(Rule(name, CREATED, options, *await self._first(name, options, CREATED)))
+                self._add(name, CREATED, options, await self._make_at_start(name, options, CREATED))
         self._rebind()
 
     async def close(self) -> None:
-        """Bring what waits to its targets, within `LAST_ATTEMPT_AT_END`."""
+        """Bring what is pending to its targets, within `LAST_ATTEMPT_AT_END`."""
         await asyncio.gather(*(rule.sink.close(LAST_ATTEMPT_AT_END) for rule in self._rules.values()))
 
     async def reload(self, config: CaptureConfig) -> None:
-        """Other rules in the configuration; on any error everything stays as it was."""
+        """Take other rules of the configuration; on any error everything stays as it was."""
         async with self._changing:
             created = {name: rule for name, rule in self._rules.items() if rule.origin == CREATED}
             self._check_room(len(config.rule) + len(created.keys() - config.rule.keys()), config.max_rules)
-            made: dict[str, tuple[Sink, Tally]] = {}
+            made: dict[str, Sink] = {}
             try:
                 for name, options in config.rule.items():
                     rule = self._rules.get(name)
                     if rule is None or not rule.keeps_sink(options):
-                        tally = rule.tally if rule is not None else self._tally()
-                        made[name] = await self._make(name, options, tally), tally
+                        made[name] = await self._make(name, options, rule)
             except BaseException:
-                await asyncio.gather(*(sink.close(0) for sink, _ in made.values()))
+                await asyncio.gather(*(sink.close(0) for sink in made.values()))
                 raise
             self._config = config
             await self._replace_configured(config.rule, made)
 
-    async def _replace_configured(
-        self, wanted: Mapping[str, RuleOptions], made: Mapping[str, tuple[Sink, Tally]]
-    ) -> None:
+    async def _replace_configured(self, wanted: Mapping[str, RuleOptions], made: Mapping[str, Sink]) -> None:
         ended: list[Sink] = []
         for name, rule in list(self._rules.items()):
             if name in wanted:
@@ -152,20 +134,20 @@ class Rules:
                 if name in made:
                     ended.append(rule.sink)
                 else:
-                    self._tune(rule.sink, wanted[name])
-                    self._rules[name] = Rule(name, CONFIGURED, wanted[name], rule.sink, rule.tally)
+                    rule.sink.tune(wanted[name])
+                    self._rules[name] = Rule(name, CONFIGURED, wanted[name], rule.sink)
             elif rule.origin == CONFIGURED:
                 del self._rules[name]
                 ended.append(rule.sink)
-        for name, (sink, tally) in made.items():
-            self._add(Rule(name, CONFIGURED, wanted[name], sink, tally))
+        for name, sink in made.items():
+            self._add(name, CONFIGURED, wanted[name], sink)
         for name in [name for name in self._hidden if name not in wanted]:
             options = self._hidden.pop(name)
-            self._add(Rule(name, CREATED, options, *await self._first(name, options, CREATED)))
+            self._add(name, CREATED, options, await self._make_at_start(name, options, CREATED))
         self._rebind()
         await asyncio.gather(*(sink.close(LAST_ATTEMPT) for sink in ended))
 
-    # -- what operators do
+    # -- operators
 
     async def list(self) -> Sequence[RuleView]:
         return [await self._view(self._rules[name]) for name in sorted(self._rules)]
@@ -174,7 +156,7 @@ class Rules:
         return await self._view(self._rule(name))
 
     def options(self, name: str) -> RuleOptions:
-        """As they are, with the password: never to be shown."""
+        """Return them as they are, with the password: never to be shown."""
         return self._rule(name).options
 
     async def create(self, name: str, options: RuleOptions) -> RuleView:
@@ -183,12 +165,11 @@ class Rules:
             if name in self._rules:
                 raise ConflictError(f"there is a capture rule {name!r} already{self._where(self._rules[name])}")
             self._check_room(len(self._rules) + 1, self._config.max_rules)
-            tally = self._tally()
-            sink = await self._make(name, options, tally)
-            await self._keep(name, options, sink)
-            rule = self._add(Rule(name, CREATED, options, sink, tally))
+            sink = await self._make(name, options)
+            await self._save(name, options, sink)
+            self._add(name, CREATED, options, sink)
             self._rebind()
-            return await self._view(rule)
+            return await self._view(self._rules[name])
 
     async def change(self, name: str, options: RuleOptions) -> RuleView:
         async with self._changing:
@@ -198,16 +179,16 @@ class Rules:
             if rule.keeps_sink(options):
                 if options.target.kind is Kind.STREAM:
                     await self._check_stream(options.target.name)
-                await self._keep(name, options)
-                self._tune(rule.sink, options)
-                self._rules[name] = Rule(name, CREATED, options, rule.sink, rule.tally)
+                await self._save(name, options)
+                rule.sink.tune(options)
+                self._rules[name] = Rule(name, CREATED, options, rule.sink)
                 self._rebind()
-                return await self._view(self._rules[name])
-            sink = await self._make(name, options, rule.tally)
-            await self._keep(name, options, sink)
-            self._add(Rule(name, CREATED, options, sink, rule.tally))
-            self._rebind()
-            await rule.sink.close(LAST_ATTEMPT)
+            else:
+                sink = await self._make(name, options, rule)
+                await self._save(name, options, sink)
+                self._add(name, CREATED, options, sink)
+                self._rebind()
+                await rule.sink.close(LAST_ATTEMPT)
             return await self._view(self._rules[name])
 
     async def delete(self, name: str) -> None:
@@ -236,19 +217,19 @@ class Rules:
                 there = f"its messages pass by in Redis and are kept nowhere: SUBSCRIBE {target}"
         raise ConflictError(f"a capture rule keeps no messages; {there}")
 
-    # -- what is published
+    # -- publishing
 
     def on_publish(self, _client: ClientInfo | None, message: Message | Handled) -> None:
-        """Copy a message to wherever a rule wants it."""
+        """Copy a message to the target of each rule that matches."""
         if isinstance(message, Handled):
             return
         rules = self._topics.get(message.topic)
         if rules is None:
             rules = self._find(message.topic)
         for rule in rules:
-            done = rule.sink.take(message)
-            if done is not None:
-                acknowledge_after(message, done, taken=True)
+            commit = rule.sink.take(message)
+            if commit is not None:
+                acknowledge_after(message, commit, taken=True)
 
     def _find(self, topic: str) -> tuple[Rule, ...]:
         if len(self._topics) >= MAX_TOPICS:
@@ -260,7 +241,7 @@ class Rules:
         return found
 
     def _rebind(self) -> None:
-        """Other rules are in force now."""
+        """Register the hook for the rules that are in force now."""
         self._topics.clear()
         filters = dict.fromkeys(filter_ for rule in self._rules.values() for filter_ in rule.options.topics)
         if filters:
@@ -286,7 +267,7 @@ class Rules:
         return rule
 
     def _own(self, name: str) -> Rule:
-        """A rule that commands may change."""
+        """Return a rule that commands may change."""
         rule = self._rule(name)
         if rule.origin == CONFIGURED:
             raise ConflictError(f"capture rule {name!r} cannot be changed here{self._where(rule)}")
@@ -299,69 +280,54 @@ class Rules:
         return f": it stands in the configuration, [plugins.capture.rule.{rule.name}]; change it there and reload"
 
     @staticmethod
-    def _check_room(count: int, most: int) -> None:
-        if count > most:
-            raise ConflictError(f"more than {most} capture rules; raise max_rules in [plugins.capture], or remove some")
+    def _check_room(count: int, bound: int) -> None:
+        if count > bound:
+            raise ConflictError(
+                f"more than {bound} capture rules; raise max_rules in [plugins.capture], or remove some"
+            )
 
-    def _add(self, rule: Rule) -> Rule:
-        self._rules[rule.name] = rule
-        rule.sink.start()
-        return rule
+    def _add(self, name: str, origin: str, options: RuleOptions, sink: Sink) -> None:
+        self._rules[name] = Rule(name, origin, options, sink)
+        sink.start()
 
     def _hide(self, name: str, options: RuleOptions) -> None:
         self._hidden[name] = options
         self._context.log.warning("capture_rule_hidden", rule=name, by="the configuration has one of the same name")
 
-    def _tally(self) -> Tally:
-        return Tally(self._context.counters)
-
-    async def _make(self, name: str, options: RuleOptions, tally: Tally) -> Sink:
-        """The way to a rule's target; `MotorcadeError` if there is none."""
+    async def _make(self, name: str, options: RuleOptions, rule: Rule | None = None) -> Sink:
+        """Return a sink for the target of a rule, with the counts of `rule`; `MotorcadeError` if that is no target."""
         if options.target.kind is Kind.STREAM:
             await self._check_stream(options.target.name)
-        return self._sink(name, options, tally)
+        return self._sink(name, options, rule.sink.tally if rule is not None else Tally(self._context.counters))
 
-    async def _first(self, name: str, options: RuleOptions, origin: str) -> tuple[Sink, Tally]:
-        """The same when the node starts: what is wrong outside of the configuration must not keep it from that."""
-        tally = self._tally()
+    async def _make_at_start(self, name: str, options: RuleOptions, origin: str) -> Sink:
+        """Do the same when the node starts, which must not fail for what is wrong outside of the configuration."""
+        tally = Tally(self._context.counters)
         try:
             sink = self._sink(name, options, tally)
         except MotorcadeError as error:
             if origin == CONFIGURED:
                 raise MotorcadeError(f"capture rule {name!r}: {error}") from error
             self._context.log.error("capture_rule_broken", rule=name, error=str(error))  # noqa: TRY400 - it says enough
-            return BrokenSink(tally, str(error)), tally
+            return BrokenSink(options, tally, str(error))
         if options.target.kind is Kind.STREAM:
             try:
                 await self._check_stream(options.target.name)
             except MotorcadeError as error:
                 self._context.log.warning("capture_stream_missing", rule=name, error=str(error))
-        return sink, tally
+        return sink
 
     def _sink(self, name: str, options: RuleOptions, tally: Tally) -> Sink:
         context = self._context
         if options.target.kind is Kind.STREAM:
-            service = lambda: context.service("streams")  # noqa: E731 - asked each time, the plugin may come and go
-            return StreamSink(options.target.name, service, tally, options.max_pending, options.max_pending_bytes)
+            return StreamSink(options, partial(context.service, "streams"), tally)
         try:
-            from motorcade.plugins.capture.redis_sink import RedisSink, place_of  # noqa: PLC0415 - its library is an extra
+            from motorcade.plugins.capture.redis_sink import RedisSink, servers_of  # noqa: PLC0415 - its library is an extra
         except ImportError as error:
             raise MotorcadeError(
                 f"{error}; `pip install 'motorcade[redis]'` brings what {options.to!r} needs"
             ) from error
-        return RedisSink(name, options, place_of(options.redis, self._store), tally, context.spawn, context.log)
-
-    @staticmethod
-    def _tune(sink: Sink, options: RuleOptions) -> None:
-        """Other bounds for what comes."""
-        sink.max_pending = options.max_pending
-        sink.max_bytes = options.max_pending_bytes
-        if options.target.kind is not Kind.STREAM:
-            from motorcade.plugins.capture.redis_sink import RedisSink  # noqa: PLC0415 - as above
-
-            assert isinstance(sink, RedisSink)  # noqa: S101 - for its target
-            sink.max_length = options.max_length
-            sink.form = options.form
+        return RedisSink(name, options, servers_of(options.redis, self._store), tally, context.spawn, context.log)
 
     async def _check_stream(self, stream: str) -> None:
         streams: Any = self._context.service("streams")
@@ -374,8 +340,8 @@ class Rules:
                 f"there is no stream {stream!r}; declare it first: motorcade stream create {stream}"
             ) from error
 
-    async def _keep(self, name: str, options: RuleOptions, sink: Sink | None = None) -> None:
-        """Store a rule; if that fails, `sink` is not needed."""
+    async def _save(self, name: str, options: RuleOptions, sink: Sink | None = None) -> None:
+        """Store a rule; if that fails, close `sink`."""
         if self._store is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""Into a stream of this node, through what the plugin `streams` offers.
+"""Into a stream of this node, through the service of the plugin `streams`.
 
-What is published in one turn of the event loop goes together; several such groups may be under way, since the store
-keeps the order of appends.
+Messages of one turn of the event loop are one append, with one answer: that takes half the time of an append for each.
+Several appends may be in flight, since the store keeps their order.
 
 Rule: the plugin and the stream are looked up each time. When either is gone, messages fail, with certainty, until it is
       there again.
@@ -12,62 +12,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from motorcade.commit import Commit, commit_of
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.message import Message
 from motorcade.core.record import RecordError
 from motorcade.extension.declared import UnknownError
-from motorcade.plugins.capture.sink import Entry, NotCapturedError, Sink, Tally
+from motorcade.plugins.capture.options import RuleOptions
+from motorcade.plugins.capture.sink import Copy, NotCapturedError, Sink, Tally
 from motorcade.storage.ports import StoreError
 
 MAX_GROUP: Final = 500  #: messages in one append
 
 
 class StreamSink(Sink):
-    """The way to one stream. `service` answers what the plugin `streams` offers now, or None."""
+    """The way to one stream. `service` returns what the plugin `streams` offers now, or None."""
 
-    def __init__(self, stream: str, service: Callable[[], Any], tally: Tally, max_pending: int, max_bytes: int) -> None:
-        super().__init__(tally, max_pending, max_bytes)
-        self._stream = stream
+    def __init__(self, options: RuleOptions, service: Callable[[], Any], tally: Tally) -> None:
+        super().__init__(options, tally)
+        self._stream = options.target.name
         self._service = service
-        self._waiting: list[Entry] = []
+        self._turn: list[Copy] = []  #: messages of this turn
 
-    def _begin(self, entry: Entry) -> None:
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.append(entry)
+    def _begin(self, copy: Copy) -> None:
+        if not self._turn:
+            self._loop.call_soon(self._append_turn)
+        self._turn.append(copy)
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), MAX_GROUP):
-            self._append(waiting[start : start + MAX_GROUP])
+    def _append_turn(self) -> None:
+        turn, self._turn = self._turn, []
+        for start in range(0, len(turn), MAX_GROUP):
+            self._append(turn[start : start + MAX_GROUP])
 
-    def _append(self, entries: list[Entry]) -> None:
+    def _append(self, copies: list[Copy]) -> None:
+        commit = self._commit([copy.message for copy in copies])
+        commit.then(lambda: self._appended(copies, commit.error))
+
+    def _commit(self, messages: list[Message | None]) -> Commit[Any]:
         streams = self._service()
         if streams is None:
-            self._ended(entries, UnknownError("the plugin 'streams' is not loaded"))
-            return
+            return Commit.failed(UnknownError("the plugin 'streams' is not loaded"))
         try:
-            appending = streams.append(self._stream, [entry.message for entry in entries])
-        except Exception as error:  # noqa: BLE001 - whatever another plugin raises, somebody waits for an answer
-            self._ended(entries, error)
-            return
-        if appending.done and len(entries) > 1 and isinstance(appending.error, RecordError):
-            for entry in entries:  # one of them cannot be written; the others can
-                self._append([entry])
-            return
-        appending.then(lambda: self._ended(entries, appending.error))
+            appended = streams.append(self._stream, messages)
+        except Exception as error:  # noqa: BLE001 - whatever another plugin raises, publishers wait for an answer
+            return Commit.failed(error)
+        return appended if isinstance(appended, Commit) else commit_of(appended)
 
-    def _ended(self, entries: list[Entry], error: BaseException | None) -> None:
+    def _appended(self, copies: list[Copy], error: BaseException | None) -> None:
+        if len(copies) > 1 and isinstance(error, RecordError):  # one of them cannot be written; the others can
+            for copy in copies:
+                self._append([copy])
+            return
         text = "" if error is None else f"stream {self._stream!r}: {error}"
         # That a stream is not there is seen by looking, and may change without a message.
         self.problem = "" if isinstance(error, UnknownError) else text
-        self.finish(entries, None if error is None else _meaning(error, text))
-
-    async def _end(self) -> None:
-        """Appends that are under way cannot be taken back; who waits hears of them when they end."""
+        self.finish(copies, None if error is None else _meaning(error, text))
 
 
 def _meaning(error: BaseException, text: str) -> StoreError:
-    """What a failed append means to a publisher."""
+    """Return what a failed append means to a publisher."""
     if isinstance(error, StoreError):
         return error
     # Refused before anything was written: there is no such stream, or it does not take the message.
