@@ -204,10 +204,6 @@ class StrictClient:
     def come_back(self) -> None:
         self._wanted.set()
 
-    @property
-    def is_away(self) -> bool:
-        return not self._wanted.is_set()
-
     # -- connections
 
     async def _run(self) -> None:

@@ -53,10 +53,6 @@ class Backing:
             return self.cluster.url
         return f"{self.engine}://"
 
-    @property
-    def can_be_killed(self) -> bool:
-        return self.server is not None or self.cluster is not None
-
     def kill(self, random: Random) -> RedisServer:
         """Kill the server, or one of the masters; returns the one that has to be started again."""
         victim = self.server or random.choice(self.cluster.masters() if self.cluster is not None else [])

@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -76,9 +75,7 @@ class Life:
         self.do(self._fleet.start(vins=HERE))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.do(self._fleet.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from types import TracebackType
 from typing import Self
 
 from tests.support.ports import free_port
@@ -37,9 +36,7 @@ class Cutter:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._listener is not None
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -16,7 +16,6 @@ import json
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from motorcade.core.vin import make_vin
@@ -67,9 +66,7 @@ class Platform:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.close()
 
     def publish(self, topic: str, payload: bytes | str | dict[str, Any], qos: int = 1) -> Packet:
@@ -192,9 +189,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.close()
 
     def take(self, timeout: float = PATIENCE) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -212,9 +211,7 @@ class NodeProcess(RunningNode):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self.process is None or self.process.poll() is not None:
             self._finish()
         elif kind is None:

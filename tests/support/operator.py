@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.scenarios.witness import metrics
@@ -33,9 +32,7 @@ class Operator(Commands):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

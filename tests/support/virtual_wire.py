@@ -15,7 +15,6 @@ import logging
 import socket
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import structlog
@@ -95,9 +94,7 @@ class VirtualBroker:
         self.node.broker._schedule()  # what the broker does four times a second
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert isinstance(self.node.loop, Turns)
         self.node.loop.die()
         self._patches.close()

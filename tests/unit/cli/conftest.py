@@ -11,6 +11,7 @@ import pytest
 from tests.support import commands
 from tests.support.commands import Done
 from tests.support.local import LocalNode
+from tests.support.operator import Operator
 
 Run = Callable[..., Done]
 
@@ -22,7 +23,13 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[LocalNode]:
-    """A node with its control port."""
-    with LocalNode() as running:
+def node(request: pytest.FixtureRequest) -> Iterator[LocalNode]:
+    """A node with its control port, and the `CONFIG` of the test file."""
+    with LocalNode(getattr(request.module, "CONFIG", "")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def desk(node: LocalNode) -> Iterator[Operator]:
+    with Operator(node) as operator:
+        yield operator

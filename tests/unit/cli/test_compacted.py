@@ -36,18 +36,6 @@ priorities = 3
 """
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[LocalNode]:
-    with LocalNode(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def desk(node: LocalNode) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
-
-
 @pytest.fixture
 def queue(node: LocalNode) -> Compacted:
     return Compacted(node, unique("car"))

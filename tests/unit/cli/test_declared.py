@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pty
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,18 +37,6 @@ NOUNS = [
     ("stream", (), "max_messages"),
     ("capture", ("--to", "stream:fixed"), "max_pending"),
 ]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LocalNode]:
-    with LocalNode(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def desk(node: LocalNode) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
 
 
 @pytest.mark.parametrize(("noun", "given", "key"), NOUNS, ids=[row[0] for row in NOUNS])

@@ -12,7 +12,6 @@ import pty
 import re
 import shlex
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ CONFIG = f"""\
 path = "{Path(trouble.__file__)}"
 """
 PAYLOAD = b"\x00update\xff"
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LocalNode]:
-    with LocalNode(CONFIG) as running:
-        yield running
 
 
 @pytest.fixture

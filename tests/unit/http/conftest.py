@@ -1,6 +1,6 @@
 """The control port of a node: of one as it comes, over a socket, or of a broker alone, in memory.
 
-node, web      a node in a thread, and a client below /api/v1; files that need another one have their own
+node, web      a node in a thread, and a client below /api/v1; with the `CONFIG` of the test file
 control        a broker without listeners, in the loop of the test
 in_memory      a client of its control port without sockets and threads
 """
@@ -29,8 +29,8 @@ PATIENCE = 60.0  #: seconds: machines that run tests are busy
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[LocalNode]:
-    with LocalNode() as running:
+def node(request: pytest.FixtureRequest) -> Iterator[LocalNode]:
+    with LocalNode(getattr(request.module, "CONFIG", "")) as running:
         yield running
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-import pytest
 
 from motorcade.control import MOST_FOUND, MOST_OCTETS, SOURCE_EVENTS
 from tests.scenarios.witness import metrics
@@ -31,12 +29,6 @@ to = "stream:fixed"
 
 #: What each must be given besides its topics.
 NOUNS: dict[str, dict[str, Any]] = {"queues": {}, "streams": {}, "captures": {"to": "stream:fixed"}}
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LocalNode]:
-    with LocalNode(CONFIG) as running:
-        yield running
 
 
 def test_the_life_of_a_declared_thing(web: httpx.Client) -> None:
