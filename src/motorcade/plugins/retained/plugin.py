@@ -190,7 +190,7 @@ class RetainedPlugin(Plugin):
 
     def tables(self) -> Iterable[Table]:
         index, config = self._index, self.config
-        octets = index.bytes + len(index) * MESSAGE_BYTES + index.nodes * LEVEL_BYTES
+        size = index.bytes + len(index) * MESSAGE_BYTES + index.nodes * LEVEL_BYTES
         # At the bound, with two levels of each topic that it does not share with others.
         bound = config.max_bytes + config.max_messages * (MESSAGE_BYTES + 2 * LEVEL_BYTES)
-        yield Table("retained", len(index), octets, bound if config.max_bytes and config.max_messages else 0)
+        yield Table("retained", len(index), size, bound if config.max_bytes and config.max_messages else 0)
