@@ -31,6 +31,9 @@ class Properties(msgspec.Struct, frozen=True, omit_defaults=True):
     user_properties: UserProperties = ()
 
 
+_NO_PROPERTIES: Final = Properties()
+
+
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     """The line before the payload in a channel."""
 
@@ -50,16 +53,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def properties_of(message: Message) -> Properties | None:
     """Return the properties of a message; None if it has none."""
-    if not (
-        message.user_properties
-        or message.content_type is not None
-        or message.payload_format is not None
-        or message.expires_at is not None
-        or message.response_topic is not None
-        or message.correlation_data is not None
-    ):
-        return None
-    return Properties(
+    found = Properties(
         message.payload_format,
         message.expires_at,
         message.content_type,
@@ -67,6 +61,7 @@ def properties_of(message: Message) -> Properties | None:
         message.correlation_data,
         message.user_properties,
     )
+    return None if found == _NO_PROPERTIES else found
 
 
 def fields(message: Message) -> list[str | bytes | int]:
