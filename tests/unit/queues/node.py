@@ -11,7 +11,8 @@ from typing import Any
 from motorcade.plugins.queues.declarations import Declarations
 from motorcade.plugins.queues.plugin import QueuesPlugin
 from motorcade.plugins.queues.queue import Queue
-from tests.support.virtual import Client, PluginNode
+from motorcade.storage.ports import StoreError
+from tests.support.virtual import Client, PluginNode, Turns
 
 
 class QueuesNode(PluginNode):
@@ -47,6 +48,23 @@ class QueuesNode(PluginNode):
         for payload in payloads:
             assert 0 == pub.publish(topic, payload, **properties)
         pub.disconnect()
+
+    def fail_write(self, *, written: bool) -> None:
+        """The oldest write of a store that holds them has an unknown outcome."""
+        with self.turns.running():
+            self.held.fail(StoreError("the answer is lost"), written=written)
+
+    def let_go(self) -> None:
+        """The store does what it was asked to, and goes on so."""
+        self.held.held = False
+        with self.turns.running():
+            self.held.let_go()
+        self.turn()
+
+    @property
+    def turns(self) -> Turns:
+        assert isinstance(self.loop, Turns)
+        return self.loop
 
     def stored(self, name: str = "q") -> list[bytes]:
         """What is in a queue, once what was acknowledged is removed."""

@@ -11,7 +11,7 @@ from motorcade.plugins.queues.dispatcher import (
     DISCONNECTED,
     FIRST_READ,
     LOW,
-    MOST_NOTES,
+    MAX_REMEMBERED,
     PATIENCE,
     READ,
     RESTARTED,
@@ -19,111 +19,111 @@ from motorcade.plugins.queues.dispatcher import (
 )
 from motorcade.plugins.queues.options import QueueOptions
 from motorcade.plugins.queues.strategy import LeastInflight
-from tests.unit.queues.desk import Desk
+from tests.unit.queues.rig import Rig
 
 
 def test_what_is_stored_is_given_in_order() -> None:
     """However many there are, read a bounded number at a time."""
-    desk = Desk()
-    desk.append(1000)
-    a = desk.join("a", room=32)
-    desk.settle()
+    rig = Rig()
+    rig.append(1000)
+    a = rig.join("a", room=32)
+    rig.settle()
     while len(a.seen) < 1000:
         a.ack(*a.numbers)
     assert list(range(1, 1001)) == a.seen
-    assert max(limit for _, _, limit in desk.asked) <= READ
+    assert max(limit for _, _, limit in rig.asked) <= READ
     a.ack(*a.numbers)
-    assert not desk.entries and not desk.dispatcher._levels[0].items and not desk.dispatcher._levels[0].leaving
+    assert not rig.entries and not rig.dispatcher.levels[0].entries and not rig.dispatcher.levels[0].leaving
 
 
 def test_nothing_is_read_for_nobody() -> None:
     """Without consumers, or without room, the store is left alone."""
-    desk = Desk()
-    desk.append(10)
-    assert [] == desk.asked
-    a = desk.join("a", room=0)
-    assert [] == desk.asked
+    rig = Rig()
+    rig.append(10)
+    assert [] == rig.asked
+    a = rig.join("a", room=0)
+    assert [] == rig.asked
     a.room = 2
-    desk.dispatcher.has_room(a.consumer, desk.now)
-    desk.settle()
+    rig.dispatcher.has_room(a.consumer, rig.now)
+    rig.settle()
     assert [1, 2] == a.numbers
 
 
 def test_reading_ahead_is_bounded() -> None:
     """One who takes little makes nobody read much."""
-    desk = Desk()
-    desk.append(1000)
-    a = desk.join("a", room=1)
-    desk.settle()
+    rig = Rig()
+    rig.append(1000)
+    a = rig.join("a", room=1)
+    rig.settle()
     for number in range(1, 200):
         a.ack(number)
-    assert len(desk.dispatcher._levels[0].ahead) <= LOW + READ
-    assert FIRST_READ == desk.asked[0][2]
+    assert len(rig.dispatcher.levels[0].ahead) <= LOW + READ
+    assert FIRST_READ == rig.asked[0][2]
 
 
 def test_what_is_appended_while_all_is_known_is_not_read() -> None:
     """Live messages go straight on."""
-    desk = Desk()
-    a = desk.join("a")
-    desk.settle()
-    asked = len(desk.asked)
-    desk.append(3)
-    desk.settle()
+    rig = Rig()
+    a = rig.join("a")
+    rig.settle()
+    asked = len(rig.asked)
+    rig.append(3)
+    rig.settle()
     assert [1, 2, 3] == a.numbers
-    assert asked == len(desk.asked)
+    assert asked == len(rig.asked)
 
 
 def test_what_is_appended_for_slow_consumers_is_left_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not more is kept in memory for them, in number or in bytes, and nothing is lost."""
-    for bound, value in (("MOST_WAITING", 10), ("READ_OCTETS", 20)):
+    for bound, value in (("MAX_WAITING", 10), ("READ_BYTES", 20)):
         with monkeypatch.context() as patched:
             patched.setattr(f"motorcade.plugins.queues.dispatcher.{bound}", value)
             patched.setattr("motorcade.plugins.queues.dispatcher.LOW", 0)
-            desk = Desk()
-            a = desk.join("a", room=1)
-            desk.settle()
-            desk.append(50)
-            desk.settle()
-            assert 8 <= len(desk.dispatcher._levels[0].ahead) <= 20
+            rig = Rig()
+            a = rig.join("a", room=1)
+            rig.settle()
+            rig.append(50)
+            rig.settle()
+            assert 8 <= len(rig.dispatcher.levels[0].ahead) <= 20
             while a.numbers:
                 a.ack(*a.numbers)
             assert list(range(1, 51)) == a.seen
-            assert 0 == desk.dispatcher._levels[0].octets
+            assert 0 == rig.dispatcher.levels[0].size
 
 
 def test_round_robin_is_fair() -> None:
     """All who have room get the same number, in turn; who has none is passed over."""
-    desk = Desk()
-    a, b, c = (desk.join(name) for name in "abc")
-    d = desk.join("d", room=1)
-    desk.append(31)
-    desk.settle()
+    rig = Rig()
+    a, b, c = (rig.join(name) for name in "abc")
+    d = rig.join("d", room=1)
+    rig.append(31)
+    rig.settle()
     assert [10, 10, 10, 1] == [len(client.seen) for client in (a, b, c, d)]
     assert [1, 5, 8] == a.seen[:3]
 
 
 def test_least_inflight_looks_at_what_is_unacknowledged() -> None:
-    desk = Desk(strategy="least_inflight")
-    a, b = desk.join("a"), desk.join("b")
-    desk.append(6)
-    desk.settle()
+    rig = Rig(strategy="least_inflight")
+    a, b = rig.join("a"), rig.join("b")
+    rig.append(6)
+    rig.settle()
     assert [3, 3] == [len(a.seen), len(b.seen)]
     b.ack(*b.numbers)
-    desk.append(3)
-    desk.settle()
+    rig.append(3)
+    rig.settle()
     assert [3, 6] == [len(a.seen), len(b.seen)]
-    desk.append(2)
-    desk.settle()
+    rig.append(2)
+    rig.settle()
     assert [4, 7] == [len(a.seen), len(b.seen)]
 
 
 def test_least_inflight_takes_turns_among_equals() -> None:
     """Also if each acknowledges before the next message comes."""
-    desk = Desk(strategy="least_inflight")
-    clients = [desk.join(name) for name in "abc"]
+    rig = Rig(strategy="least_inflight")
+    clients = [rig.join(name) for name in "abc"]
     for _ in range(12):
-        desk.append(1)
-        desk.settle()
+        rig.append(1)
+        rig.settle()
         for client in clients:
             client.ack(*client.numbers)
     assert [4, 4, 4] == [len(client.seen) for client in clients]
@@ -153,83 +153,83 @@ def test_least_inflight_takes_turns_among_equals() -> None:
 
 
 def test_a_refused_message_goes_to_another_at_once() -> None:
-    desk = Desk(redispatch_delay=60)
-    a, b = desk.join("a"), desk.join("b")
-    desk.append(2)
-    desk.settle()
+    rig = Rig(redispatch_delay=60)
+    a, b = rig.join("a"), rig.join("b")
+    rig.append(2)
+    rig.settle()
     assert ([1], [2]) == (a.numbers, b.numbers)
     a.nack(1)
     assert ([], [2, 1]) == (a.numbers, b.numbers)
 
 
 def test_a_refused_message_comes_again_after_a_while_if_there_is_nobody_else() -> None:
-    desk = Desk(redispatch_delay=0.5)
-    a = desk.join("a")
-    desk.append(2)
-    desk.settle()
+    rig = Rig(redispatch_delay=0.5)
+    a = rig.join("a")
+    rig.append(2)
+    rig.settle()
     a.nack(1)
     assert [2] == a.numbers
-    desk.wait(0.4)
+    rig.wait(0.4)
     assert [2] == a.numbers
-    desk.wait(0.2)
+    rig.wait(0.2)
     assert [2, 1] == a.numbers
 
 
 def test_a_message_that_all_have_refused_waits() -> None:
     """It does not go round and round between them."""
-    desk = Desk(redispatch_delay=0.5)
-    a, b = desk.join("a"), desk.join("b")
-    desk.append(1)
-    desk.settle()
+    rig = Rig(redispatch_delay=0.5)
+    a, b = rig.join("a"), rig.join("b")
+    rig.append(1)
+    rig.settle()
     a.nack(1)
     b.nack(1)
     assert [] == a.numbers + b.numbers
-    desk.wait(0.6)
+    rig.wait(0.6)
     assert [1] == a.numbers + b.numbers
 
 
 def test_a_refused_message_does_not_wait_long_for_one_without_room() -> None:
     """Another would be better, but not if it never takes anything."""
-    desk = Desk()
-    a, b = desk.join("a"), desk.join("b", room=0)
-    desk.append(2)
-    desk.settle()
+    rig = Rig()
+    a, b = rig.join("a"), rig.join("b", room=0)
+    rig.append(2)
+    rig.settle()
     a.nack(1)
     assert ([2], []) == (a.numbers, b.numbers)
-    desk.append(1)
-    desk.settle()
+    rig.append(1)
+    rig.settle()
     assert [2, 3] == a.numbers, "nobody is held up by it"
-    desk.wait(PATIENCE)
+    rig.wait(PATIENCE)
     assert [2, 3, 1] == a.numbers
 
 
 def test_who_leaves_leaves_everything_in_its_old_order() -> None:
     """Before what is behind it; what was never sent is no attempt."""
-    desk = Desk()
-    desk.append(10)
-    a = desk.join("a", room=6, blocked=True)
-    desk.settle()
+    rig = Rig()
+    rig.append(10)
+    a = rig.join("a", room=6, blocked=True)
+    rig.settle()
     a.send(2)
     a.leave()
-    b = desk.join("b", room=4)
-    desk.settle()
+    b = rig.join("b", room=4)
+    rig.settle()
     assert [1, 2, 3, 4] == b.numbers
     assert [2, 2, 1, 1] == [item.attempts for item in b.inflight]
 
 
 def test_without_consumers_nothing_stays_in_memory() -> None:
     """But how often a message was sent is known, and what was done is not done again."""
-    desk = Desk()
-    desk.confirm = False
-    desk.append(5)
-    a = desk.join("a")
-    desk.settle()
+    rig = Rig()
+    rig.confirm = False
+    rig.append(5)
+    a = rig.join("a")
+    rig.settle()
     a.ack(2, 4)
     a.leave()
-    level = desk.dispatcher._levels[0]
-    assert not level.items and not level.ahead and not level.back
-    b = desk.join("b")
-    desk.settle()
+    level = rig.dispatcher.levels[0]
+    assert not level.entries and not level.ahead and not level.returned
+    b = rig.join("b")
+    rig.settle()
     assert [1, 3, 5] == b.numbers, "the store has not removed 2 and 4 yet"
     assert [2, 2, 2] == [item.attempts for item in b.inflight]
     assert ["disconnected"] == [attempt.reason for attempt in b.inflight[0].history or ()]
@@ -237,75 +237,75 @@ def test_without_consumers_nothing_stays_in_memory() -> None:
 
 def test_what_is_remembered_of_messages_is_bounded() -> None:
     """The store has the number of attempts; only their history is forgotten."""
-    desk = Desk(max_attempts=0)
-    desk.append(MOST_NOTES + 10)
-    a = desk.join("a", room=MOST_NOTES + 10)
-    desk.settle()
+    rig = Rig(max_attempts=0)
+    rig.append(MAX_REMEMBERED + 10)
+    a = rig.join("a", room=MAX_REMEMBERED + 10)
+    rig.settle()
     a.leave()
-    assert MOST_NOTES == len(desk.dispatcher._levels[0].notes)
-    assert 10 == desk.counters["notes_forgotten"]
-    b = desk.join("b", room=1)
-    desk.settle()
+    assert MAX_REMEMBERED == len(rig.dispatcher.levels[0].remembered)
+    assert 10 == rig.counters["notes_forgotten"]
+    b = rig.join("b", room=1)
+    rig.settle()
     assert [2] == [item.attempts for item in b.inflight]
 
 
 def test_a_late_acknowledgement_of_one_who_has_unsubscribed_counts() -> None:
     """Its client was the last one, so that nothing is in memory any more."""
-    desk = Desk()
-    desk.append(2)
-    a = desk.join("a")
-    desk.settle()
+    rig = Rig()
+    rig.append(2)
+    a = rig.join("a")
+    rig.settle()
     first, second = a.inflight
     a.leave()
-    desk.dispatcher.acknowledged(a.consumer, [first], desk.now)
-    b = desk.join("b")
-    desk.settle()
+    rig.dispatcher.acknowledged(a.consumer, [first], rig.now)
+    b = rig.join("b")
+    rig.settle()
     assert [2] == b.numbers
-    desk.dispatcher.acknowledged(a.consumer, [second], desk.now)
+    rig.dispatcher.acknowledged(a.consumer, [second], rig.now)
     b.ack(2)
-    assert not desk.entries
+    assert not rig.entries
 
 
 # -- time
 
 
 def test_what_is_not_acknowledged_in_time_goes_to_another() -> None:
-    desk = Desk(ack_timeout=10)
-    desk.join("a")
-    desk.append(1)
-    desk.settle()
-    b = desk.join("b")
-    desk.wait(9)
+    rig = Rig(ack_timeout=10)
+    rig.join("a")
+    rig.append(1)
+    rig.settle()
+    b = rig.join("b")
+    rig.wait(9)
     assert [] == b.numbers
-    desk.wait(2)
+    rig.wait(2)
     assert [1] == b.numbers
-    assert 1 == desk.counters["timed_out"]
+    assert 1 == rig.counters["timed_out"]
 
 
 def test_the_first_acknowledgement_ends_it() -> None:
     """Be it the late one; the other one is heard and does nothing."""
     for order in ("ab", "ba"):
-        desk = Desk(ack_timeout=10)
-        clients = {"a": desk.join("a")}
-        desk.append(1)
-        desk.settle()
-        clients["b"] = desk.join("b")
-        desk.wait(11)
+        rig = Rig(ack_timeout=10)
+        clients = {"a": rig.join("a")}
+        rig.append(1)
+        rig.settle()
+        clients["b"] = rig.join("b")
+        rig.wait(11)
         for name in order:
             clients[name].ack(1)
-        assert 1 == desk.counters["acknowledged"]
-        assert not desk.entries
-        desk.wait(100)
-        assert desk.alarm_at is None
+        assert 1 == rig.counters["acknowledged"]
+        assert not rig.entries
+        rig.wait(100)
+        assert rig.timer_at is None
 
 
 def test_a_late_acknowledgement_withdraws_what_was_not_sent_yet() -> None:
-    desk = Desk(ack_timeout=10)
-    a = desk.join("a")
-    desk.append(1)
-    desk.settle()
-    b = desk.join("b", blocked=True)
-    desk.wait(11)
+    rig = Rig(ack_timeout=10)
+    a = rig.join("a")
+    rig.append(1)
+    rig.settle()
+    b = rig.join("b", blocked=True)
+    rig.wait(11)
     assert 1 == len(b.given)
     a.ack(1)
     b.send()
@@ -314,141 +314,141 @@ def test_a_late_acknowledgement_withdraws_what_was_not_sent_yet() -> None:
 
 def test_one_that_is_alone_keeps_what_is_late() -> None:
     """It has it already; whoever comes next gets it."""
-    desk = Desk(ack_timeout=10)
-    a = desk.join("a")
-    desk.append(1)
-    desk.settle()
-    desk.wait(100)
+    rig = Rig(ack_timeout=10)
+    a = rig.join("a")
+    rig.append(1)
+    rig.settle()
+    rig.wait(100)
     assert [1] == a.seen
-    b = desk.join("b")
-    desk.settle()
+    b = rig.join("b")
+    rig.settle()
     assert [1] == b.seen
 
 
-def test_no_alarm_is_set_for_a_queue_that_is_idle() -> None:
+def test_no_timer_is_set_for_a_queue_that_is_idle() -> None:
     """Nor for one whose consumers are up to date."""
-    desk = Desk(ack_timeout=10)
-    a = desk.join("a")
-    desk.join("b")
-    desk.append(5)
-    desk.settle()
+    rig = Rig(ack_timeout=10)
+    a = rig.join("a")
+    rig.join("b")
+    rig.append(5)
+    rig.settle()
     while a.numbers:
         a.ack(*a.numbers)
-    for client in desk.clients:
+    for client in rig.clients:
         client.ack(*client.numbers)
-    desk.wait(11)
-    assert desk.alarm_at is None
+    rig.wait(11)
+    assert rig.timer_at is None
 
 
 def test_what_a_full_client_does_not_take_goes_to_one_that_waits() -> None:
     """In its order, without an attempt, and only after a moment: it may be sent right now."""
-    desk = Desk(ack_timeout=0)
-    a = desk.join("a", room=10, blocked=True)
-    desk.append(6)
-    desk.settle()
+    rig = Rig(ack_timeout=0)
+    a = rig.join("a", room=10, blocked=True)
+    rig.append(6)
+    rig.settle()
     a.send(1)
-    b = desk.join("b")
+    b = rig.join("b")
     assert [] == b.numbers
-    desk.wait(BLOCKED * 1.1)
+    rig.wait(BLOCKED * 1.1)
     assert [2, 3, 4, 5, 6] == b.numbers
     assert {1} == {item.attempts for item in b.inflight}
     a.send()
     assert [1] == a.seen
-    desk.wait(100)
-    assert desk.alarm_at is None
+    rig.wait(100)
+    assert rig.timer_at is None
 
 
 def test_two_full_clients_do_not_pass_messages_to_and_fro() -> None:
-    desk = Desk(ack_timeout=0)
-    a, b = desk.join("a", blocked=True), desk.join("b", blocked=True)
-    desk.append(4)
-    desk.settle()
+    rig = Rig(ack_timeout=0)
+    a, b = rig.join("a", blocked=True), rig.join("b", blocked=True)
+    rig.append(4)
+    rig.settle()
     given = [list(a.given), list(b.given)]
-    desk.wait(100)
+    rig.wait(100)
     assert given == [a.given, b.given]
-    assert desk.alarm_at is None
+    assert rig.timer_at is None
 
 
 # -- the end of a message
 
 
-def test_after_too_many_attempts_a_message_is_buried() -> None:
+def test_after_too_many_attempts_a_message_is_dead_lettered() -> None:
     for end, reason in (("nack", "refused"), ("timeout", TIMED_OUT), ("leave", DISCONNECTED)):
-        desk = Desk(max_attempts=3, redispatch_delay=0, ack_timeout=10)
-        desk.append(1)
+        rig = Rig(max_attempts=3, redispatch_delay=0, ack_timeout=10)
+        rig.append(1)
         for number in range(3):
-            client = desk.join(f"c{number}")
-            desk.settle()
+            client = rig.join(f"c{number}")
+            rig.settle()
             assert [1] == client.numbers
             if end == "nack":
                 client.nack(1)
             elif end == "timeout":
-                desk.wait(11)
+                rig.wait(11)
             if end != "timeout" or number < 2:
                 client.leave()
-        assert [(1, 3, reason)] == desk.buried
-        assert ["c0", "c1", "c2"] == [attempt.consumer for attempt in desk.graves[0].history or ()]
-        assert not desk.entries
+        assert [(1, 3, reason)] == rig.dead
+        assert ["c0", "c1", "c2"] == [attempt.consumer for attempt in rig.dead_entries[0].history or ()]
+        assert not rig.entries
 
 
 def test_attempts_are_counted_across_restarts() -> None:
     """A message whose last attempt the node did not survive is not sent once more."""
-    desk = Desk(max_attempts=3)
-    desk.append(2)
-    desk.entries[0, 1].mark = 3
-    desk.entries[0, 2].mark = 2
-    a = desk.join("a")
-    desk.settle()
+    rig = Rig(max_attempts=3)
+    rig.append(2)
+    rig.entries[0, 1].mark = 3
+    rig.entries[0, 2].mark = 2
+    a = rig.join("a")
+    rig.settle()
     assert [2] == a.numbers
-    assert [(1, 3, RESTARTED)] == desk.buried
+    assert [(1, 3, RESTARTED)] == rig.dead
 
 
 def test_what_has_expired_is_not_given() -> None:
     """Nor sent, if it was given before."""
-    desk = Desk(retention=100)
-    desk.append(1)
-    desk.append(1, expires_at=desk.now + 10)
-    desk.append(1)
-    desk.now += 20
-    a = desk.join("a", blocked=True)
-    desk.settle()
+    rig = Rig(retention=100)
+    rig.append(1)
+    rig.append(1, expires_at=rig.now + 10)
+    rig.append(1)
+    rig.now += 20
+    a = rig.join("a", blocked=True)
+    rig.settle()
     assert [1, 3] == [item.position for item in a.given]
-    desk.now += 100
+    rig.now += 100
     a.send()
     assert [] == a.seen
-    desk.settle()
-    assert 3 == desk.counters["expired"]
-    assert not desk.entries
+    rig.settle()
+    assert 3 == rig.counters["expired"]
+    assert not rig.entries
 
 
 def test_a_replaced_message_is_not_sent_and_its_acknowledgement_does_nothing() -> None:
-    desk = Desk()
-    a = desk.join("a", blocked=True)
-    desk.append(3)
-    desk.settle()
+    rig = Rig()
+    a = rig.join("a", blocked=True)
+    rig.append(3)
+    rig.settle()
     a.send(1)
     for position in (1, 2):
-        del desk.entries[0, position]
-        desk.dispatcher.gone(0, position)
+        del rig.entries[0, position]
+        rig.dispatcher.gone(rig.dispatcher.levels[0], position)
     a.send()
     assert [1, 3] == a.seen
     a.ack(1)
-    assert [3] == [entry.position for entry in desk.entries.values()]
+    assert [3] == [entry.position for entry in rig.entries.values()]
 
 
 # -- priorities
 
 
-def test_higher_levels_go_first() -> None:
+def test_higherlevels_go_first() -> None:
     """Whether they were there before or come later."""
-    desk = Desk(priorities=3)
-    desk.append(3)
-    desk.append(3, level=2)
-    desk.append(3, level=1)
-    a = desk.join("a", room=4)
-    desk.settle()
+    rig = Rig(priorities=3)
+    rig.append(3)
+    rig.append(3, level=2)
+    rig.append(3, level=1)
+    a = rig.join("a", room=4)
+    rig.settle()
     assert [2001, 2002, 2003, 1001] == a.numbers
-    desk.append(1, level=2)
+    rig.append(1, level=2)
     a.ack(*a.numbers)
     assert [2004, 1002, 1003, 1] == a.numbers
 
@@ -457,27 +457,27 @@ def test_higher_levels_go_first() -> None:
 
 
 def test_options_change_while_messages_are_under_way() -> None:
-    desk = Desk(ack_timeout=0, max_attempts=0)
-    a = desk.join("a")
-    desk.append(3)
-    desk.settle()
-    desk.dispatcher.change(QueueOptions(strategy="least_inflight", priorities=2, max_attempts=1), desk.now)
-    desk.append(1, level=1)
-    desk.settle()
+    rig = Rig(ack_timeout=0, max_attempts=0)
+    a = rig.join("a")
+    rig.append(3)
+    rig.settle()
+    rig.dispatcher.change(QueueOptions(strategy="least_inflight", priorities=2, max_attempts=1), rig.now)
+    rig.append(1, level=1)
+    rig.settle()
     assert [1, 2, 3, 1001] == a.numbers
     a.nack(1)
-    assert [(1, 1, "refused")] == desk.buried
+    assert [(1, 1, "refused")] == rig.dead
 
 
 def test_a_queue_that_is_gone_gives_nothing_and_hears_nothing() -> None:
-    desk = Desk()
-    a, b = desk.join("a"), desk.join("b", blocked=True)
-    desk.append(4)
-    desk.settle()
-    desk.dispatcher.close()
+    rig = Rig()
+    a, b = rig.join("a"), rig.join("b", blocked=True)
+    rig.append(4)
+    rig.settle()
+    rig.dispatcher.close()
     a.ack(1)
     a.nack(3)
     b.send()
     assert [] == b.seen
-    assert [] == desk.removals
-    assert desk.alarm_at is None
+    assert [] == rig.removals
+    assert rig.timer_at is None

@@ -7,8 +7,8 @@ import tomllib
 
 import msgspec
 
-from motorcade.plugins.queues import dispatcher, queue, record, writer
-from motorcade.plugins.queues.options import MOST_TOPICS, QueueOptions, QueuesConfig
+from motorcade.plugins.queues import dispatcher, queue, record, store
+from motorcade.plugins.queues.options import MAX_TOPICS, QueueOptions, QueuesConfig
 from motorcade.plugins.queues.plugin import EVENTS
 from tests.support.node import ROOT
 
@@ -28,14 +28,15 @@ def test_the_page_tells_the_defaults_that_hold() -> None:
 
 
 def test_the_page_tells_the_bounds_that_hold() -> None:
-    assert f"up to {MOST_TOPICS} topic filters" in PAGE
-    assert 1 / 20 == writer.MARK_PAUSE == dispatcher.BLOCKED
+    assert f"up to {MAX_TOPICS} topic filters" in PAGE
+    assert 1 / 20 == store.MARK_DELAY == dispatcher.BLOCKED
+    assert 1 / 100 == store.REMOVAL_DELAY
     assert 1.0 == dispatcher.PATIENCE
-    assert 5.0 == queue.GRAVE_RETRY
-    assert f"the newest {record.MOST_HISTORY}" in PAGE
-    assert f"more than {dispatcher.MOST_NOTES} of" in PAGE
-    assert f"At most {dispatcher.MOST_WAITING} messages" in PAGE
-    assert 1024 * 1024 == dispatcher.READ_OCTETS
+    assert 5.0 == queue.DEAD_LETTER_RETRY
+    assert f"the newest {record.MAX_HISTORY}" in PAGE
+    assert f"more than {dispatcher.MAX_REMEMBERED} of" in PAGE
+    assert f"At most {dispatcher.MAX_WAITING} messages" in PAGE
+    assert 1024 * 1024 == dispatcher.READ_BYTES
     for reason in ("DISCONNECTED", "UNSUBSCRIBED", "TIMED_OUT", "TOO_LARGE", "RESTARTED"):
         assert f"`{getattr(dispatcher, reason)}`" in PAGE
 

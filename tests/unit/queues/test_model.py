@@ -43,12 +43,13 @@ from motorcade.plugins.queues.plugin import QueuesPlugin
 from motorcade.plugins.queues.strategy import Random
 from motorcade.storage.ports import Appended, Bound, Draft
 from tests.support.held_store import HeldStore
-from tests.unit.broker.world import ALL, OUTCOMES, Guest, PluginWorld, often
+from tests.unit.broker.world import ALL, Guest, PluginWorld, often
 
 WORKERS = 3
 SESSION = 100_000  #: seconds that sessions outlive connections
 TIMEOUT = 10.0
 ATTEMPTS = 4
+OUTCOMES = ("refused", "lost", "written")  #: of a write that fails; a store never says so before it is done (`ports`)
 
 
 class Car(Guest):
@@ -305,7 +306,7 @@ class Machine(PluginWorld[Car]):
     @precondition(lambda self: self.store.waiting)
     @rule(outcome=st.sampled_from(OUTCOMES), turn=turns)
     def fail(self, outcome: str, turn: bool) -> None:
-        """A write is refused; or it was done, or was not, or will be, and nobody is told."""
+        """A write is refused; or it was done, or was not, and the answer does not tell."""
         self.fail_write(outcome)
         self.go_on(turn)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from motorcade.commit import Commit
 from motorcade.core.message import Message
 from motorcade.extension.hooks import AFTER
 from motorcade.mqtt.packets import Publish, Pubrel
-from motorcade.plugins.queues.dispatcher import Dispatcher
+from motorcade.plugins.queues.dispatcher import Dispatcher, Level
 from motorcade.plugins.queues.source import QueueSource
-from motorcade.storage.ports import Draft, Entry, StoreError
+from motorcade.storage.ports import Acknowledge, Batch, Draft, Entry, StoreError, Written
 from tests.unit.queues.node import QueuesNode
 
 QUOTA, REFUSED = 0x97, 0x83
@@ -262,14 +264,14 @@ def test_the_lowest_level_is_dropped_first() -> None:
 
 def test_what_consumers_have_is_looked_for_only_in_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs as much as there are messages in flight. What is known of the size may be too little, once."""
-    looked: list[int] = []
-    in_flight_to = Dispatcher.in_flight_to
+    looked: list[Level] = []
+    sent_up_to = Dispatcher.sent_up_to
 
-    def look(dispatcher: Dispatcher, level: int) -> int:
+    def look(dispatcher: Dispatcher, level: Level) -> int:
         looked.append(level)
-        return in_flight_to(dispatcher, level)
+        return sent_up_to(dispatcher, level)
 
-    monkeypatch.setattr(Dispatcher, "in_flight_to", look)
+    monkeypatch.setattr(Dispatcher, "sent_up_to", look)
     with QueuesNode.on(queue=queue(max_messages=3, overflow="drop_oldest")) as node:
         node.fill(*numbered(3))
         assert not looked
@@ -312,7 +314,7 @@ def test_what_could_not_be_dropped_at_once_is_dropped_later(monkeypatch: pytest.
     """No consumer gets it any more, so it must not stay in the queue."""
     with QueuesNode.on(queue=queue(max_messages=2, overflow="drop_oldest", priorities=2)) as node:
         worker = node.worker("a", receive_maximum=1)
-        monkeypatch.setattr(node.held.mailboxes, "acknowledge", failing(1, node.held.mailboxes.acknowledge))
+        monkeypatch.setattr(node.held, "write", failing_removals(1, node.held.write))
         node.fill(*numbered(3))
         node.wait(2)
         assert [b"0", b"2"] == worker.drain()
@@ -340,8 +342,7 @@ def test_what_waits_for_the_store_is_bounded() -> None:
         node.turn()
         assert 3 == node.counters["refused_pending"]
         assert QUOTA == pub.publish("q/a", b"8")
-        node.held.held = False
-        node.held.let_go()
+        node.let_go()
         assert numbered(5) == node.stored()
 
 
@@ -366,9 +367,8 @@ def test_an_unknown_outcome_closes_the_connection() -> None:
         node.held.held = True
         pub.put("q/a", b"1")
         node.turn()
-        node.held.fail(StoreError("the answer is lost"), written=True)
-        node.held.held = False
-        node.turn()
+        node.fail_write(written=True)
+        node.let_go()
         assert not pub.open
         assert [b"1"] == node.stored()
         assert 0 == node.client("pub").publish("q/a", b"1")
@@ -376,46 +376,26 @@ def test_an_unknown_outcome_closes_the_connection() -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("followed", [False, True])
-def test_an_append_of_unknown_outcome_reaches_a_consumer(*, qos: int, late: bool, followed: bool) -> None:
-    """Without a restart: it is stored when the answer is lost, or seconds later; other messages follow it, or none."""
-    with QueuesNode.on(queue=queue(max_messages=2)) as node:
-        worker, pub = node.worker("a"), node.client("pub")
-        node.held.held = True
-        pub.put("q/a", b"1", qos)
-        node.turn()
-        node.held.fail(StoreError("the answer is lost"), written=not late, late=late)
-        node.wait(3)
-        node.held.held = False
-        node.held.let_go()
-        if followed:
-            node.fill(b"2")
-        node.wait(1)
-        expected = [b"1", b"2"] if followed else [b"1"]
-        assert expected == worker.payloads()
-        assert len(expected) == node.queue().size[0]
-        worker.ack(*worker.inflight)
-        node.fill(b"3")
-        assert [b"3"] == worker.drain()
-        assert [] == node.stored()
-
-
-def test_two_appends_of_unknown_outcome_on_the_heels_of_each_other() -> None:
-    """A write that was begun before the second one tells nothing about it."""
-    with QueuesNode.on(queue=queue()) as node:
-        worker = node.worker("a")
-        node.held.held = True
-        for payload in numbered(2):
-            node.client(f"pub{payload!r}").put("q/a", payload)
+def test_an_append_of_unknown_outcome_reaches_a_consumer(*, qos: int) -> None:
+    """Without a restart; other messages follow it, or none."""
+    for followed in (False, True):
+        with QueuesNode.on(queue=queue(max_messages=2)) as node:
+            worker, pub = node.worker("a"), node.client("pub")
+            node.held.held = True
+            pub.put("q/a", b"1", qos)
             node.turn()
-            node.held.waiting[-1].refuse(StoreError("the answer is lost"))
-            node.turn()
-        while node.held.waiting:
-            node.held.let_go(1)
-            node.turn()
-        node.held.held = False
-        assert numbered(2) == worker.drain()
+            node.fail_write(written=True)
+            node.let_go()
+            if followed:
+                node.fill(b"2")
+            node.wait(1)
+            expected = [b"1", b"2"] if followed else [b"1"]
+            assert expected == worker.payloads()
+            assert len(expected) == node.queue().size[0]
+            worker.ack(*worker.inflight)
+            node.fill(b"3")
+            assert [b"3"] == worker.drain()
+            assert [] == node.stored()
 
 
 def test_a_repetition_of_what_was_stored_unnoticed_reaches_a_consumer_once() -> None:
@@ -425,10 +405,8 @@ def test_a_repetition_of_what_was_stored_unnoticed_reaches_a_consumer_once() -> 
         message = Message("q/a", b"once", 2, publisher="pub", guid=bytes(16), timestamp=node.now)
         node.held.held = True
         first = node.begin(published(node, message))
-        node.held.fail(StoreError("the answer is lost"), written=True)
-        node.held.held = False
-        node.held.let_go()
-        node.turn()
+        node.fail_write(written=True)
+        node.let_go()
         assert isinstance(first.exception(), StoreError)
         node.run(published(node, message))
         assert [b"once"] == worker.drain()
@@ -441,7 +419,7 @@ async def published(node: QueuesNode, message: Message) -> None:
     assert chain is not None
     copy = replace(message, headers={})
     assert copy is chain.fold(None, acc=copy)
-    for done in cast("list[asyncio.Future[None]]", copy.headers[AFTER]):
+    for done in cast("list[Commit[None]]", copy.headers[AFTER]):
         await done
 
 
@@ -457,14 +435,13 @@ def test_a_repetition_with_the_same_guid_is_not_doubled() -> None:
         assert [b"once", b"x", b"y"] == node.stored()
 
 
-def failing(times: int, work: Any) -> Any:
-    """Fail so often."""
+def failing_removals(times: int, write: Callable[[Batch], Commit[Written]]) -> Callable[[Batch], Commit[Written]]:
+    """Let so many writes that remove something fail."""
     left = iter(range(times))
 
-    async def fails(*args: Any) -> Any:
-        if next(left, None) is not None:
-            raise StoreError("away")
-        return await work(*args)
+    def fails(batch: Batch) -> Commit[Written]:
+        removes = any(isinstance(step, Acknowledge) for step in batch.steps)
+        return Commit.failed(StoreError("away")) if removes and next(left, None) is not None else write(batch)
 
     return fails
 
@@ -473,14 +450,14 @@ def test_acknowledgements_that_fail_are_repeated(monkeypatch: pytest.MonkeyPatch
     """Meanwhile nobody gets the message again."""
     with QueuesNode.on(queue=queue()) as node:
         node.fill(*numbered(3))
-        mailboxes = node.held.mailboxes
-        monkeypatch.setattr(mailboxes, "acknowledge", failing(3, mailboxes.acknowledge))
+        monkeypatch.setattr(node.held, "write", failing_removals(3, node.held.write))
         worker = node.worker("a")
         worker.drain()
         worker.close()
         other = node.worker("b")
         node.wait(60)
-        assert ([], []) == (node.stored(), other.messages())
+        assert [] == other.messages()
+        assert [] == node.stored()
 
 
 def test_a_dead_letter_is_moved_once() -> None:
@@ -496,8 +473,8 @@ def test_a_dead_letter_is_moved_once() -> None:
         for written in (True, False):
             node.wait(10)
             assert node.held.waiting
-            node.held.fail(StoreError("the answer is lost"), written=written)
-        node.held.held = False
+            node.fail_write(written=written)
+        node.let_go()
         node.wait(10)
         assert ([], [b"x"], 1) == (node.stored(), node.stored("dead"), node.counters["dead_lettered"])
 
@@ -506,7 +483,14 @@ def test_reading_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with QueuesNode.on(queue=queue()) as node:
         node.fill(b"x")
         mailboxes = node.held.mailboxes
-        monkeypatch.setattr(mailboxes, "read", failing(3, mailboxes.read))
+        read, left = mailboxes.read, iter(range(3))
+
+        async def fails(*args: Any) -> list[Entry]:
+            if next(left, None) is not None:
+                raise StoreError("away")
+            return await read(*args)
+
+        monkeypatch.setattr(mailboxes, "read", fails)
         worker = node.worker("a")
         assert [] == worker.payloads()
         node.wait(60)
@@ -533,6 +517,53 @@ def test_what_cannot_be_read_holds_up_nobody() -> None:
         assert 1 == node.counters["unreadable"]
         (found,) = [found for found in node.run(node.queues.read("q", 0, 10)) if found.payload == b"?"]
         assert found.properties["error"]
+
+
+#: A message and a dead letter, as the version before `delivery.record` stored them.
+OLD = (
+    b"\x9e\x01\xa3q/a\xa3pub\xa4user\xc4\x10\x00\x01\x02\x03\x04\x05\x06\x07\x08\t\n\x0b\x0c\r\x0e\x0f"
+    b"\xcbA\xd9T\xfc@ \x00\x00\xcbA\xd9T\xfd!\x00\x00\x00\x02\x01"
+    b"\xaatext/plain\xa6answer\xc4\x02\x00\xff\x92\x92\xa1a\xa11\x92\xa1a\xa12\xc0"
+)
+OLD_DEAD = (
+    b"\x9e\x01\xa3q/b\xa3pub\xc0\xc4\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xcbA\xd9T\xfc@\x00\x00"
+    b"\x00\xc0\x00\xc0\xc0\xc0\xc0\x90\x94\xa1q\xb1refused with 0x83\x02\x91\x93\xcbA\xd9T\xfc@@\x00\x00"
+    b"\xa1a\xb1refused with 0x83"
+)
+
+
+def test_entries_of_the_version_before_are_read() -> None:
+    with QueuesNode.on(queue=queue()) as node:
+        for body in (OLD, OLD_DEAD):
+            node.run(node.held.mailboxes.append(["queue:q"], Draft(body, b"beside"), node.now))
+        plain, dead = node.run(node.queues.read("q", 0, 10))
+        assert ("q/a", b"beside", "pub", bytes(range(16)).hex()) == (
+            plain.topic,
+            plain.payload,
+            plain.publisher,
+            plain.guid,
+        )
+        assert ("2", "0", "q", "2") == tuple(
+            found.properties[name]
+            for found, name in ((plain, "qos"), (dead, "qos"), (dead, "dead-queue"), (dead, "attempts"))
+        )
+        first, second = node.worker("a").messages()
+        told = first.properties
+        assert ("q/a", b"beside", 1, False) == (first.topic, first.payload, first.qos, first.retain)
+        assert (1, 900, "text/plain", "answer", b"\x00\xff") == (
+            told.payload_format,
+            told.message_expiry,
+            told.content_type,
+            told.response_topic,
+            told.correlation_data,
+        )
+        assert (("a", "1"), ("a", "2")) == told.user_properties
+        assert {
+            "dead-reason": "refused with 0x83",
+            "dead-queue": "q",
+            "dead-attempts": "2",
+            "dead-history": '[[1700000001.0,"a","refused with 0x83"]]',
+        } == dict(second.properties.user_properties)
 
 
 # -- last value
@@ -615,6 +646,7 @@ def test_what_is_too_old_is_not_given() -> None:
         node.fill(b"2")
         assert [b"2"] == node.stored()
         assert 3 == node.run(node.queue().sweep(node.now, 10))
+        node.wait(0.1)
         assert (1, 2) == (len(node.marks()), node.counters["expired"])
         assert [b"2"] == node.worker("b").drain()
 
@@ -662,9 +694,7 @@ def test_nothing_happens_while_nothing_happens() -> None:
         worker.drain()
         node.wait(100)
         assert None is node.queue()._timer
-        assert {"queues.append", "queues.remove", "queues.sweep"} == {
-            task.get_name() for task in node.loaded.context.tasks
-        }
+        assert {"queues.sweep"} == {task.get_name() for task in node.loaded.context.tasks}
 
 
 # -- sessions

@@ -17,9 +17,10 @@ from motorcade.core.errors import MotorcadeError
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
 from motorcade.plugins.queues import options as options_
 from motorcade.plugins.queues.options import NOUN, QueueOptions, check, check_chain
-from motorcade.plugins.queues.queue import Queue, Tools
+from motorcade.plugins.queues.queue import Queue
 from motorcade.plugins.queues.queues import Queues
-from motorcade.plugins.queues.tables import COLLECTION, owner_of, owners_of
+from motorcade.plugins.queues.store import QueueStore
+from motorcade.plugins.queues.tables import COLLECTION, MAX_LEVELS, mailbox_of
 from motorcade.storage.ports import StoreError
 
 
@@ -57,10 +58,10 @@ class Declarations:
     noun: ClassVar[str] = NOUN
     Options: ClassVar[type[msgspec.Struct]] = QueueOptions
 
-    def __init__(self, queues: Queues, tools: Tools, max_queues: int) -> None:
+    def __init__(self, queues: Queues, store: QueueStore, max_queues: int) -> None:
         self.max_queues = max_queues
         self._queues = queues
-        self._tools = tools
+        self._store = store
         self._changing = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -119,12 +120,12 @@ class Declarations:
                 self._changeable(name)  # else it says where it is declared
                 raise ConflictError(f"there is a queue {name!r} already; change or delete it")
             if len(self._queues) >= self.max_queues:
-                self._tools.counters["refused_queues"] += 1
+                self._store.counters["refused_queues"] += 1
                 raise ConflictError(f"there are {len(self._queues)} queues already; see max_queues of [plugins.queues]")
             check_chain(name, self._queues.options() | {name: options})
-            queue = Queue(name, options, CREATED, self._tools, self._queues)
+            queue = Queue(name, options, CREATED, self._store, self._queues.get)
             await queue.refresh()  # messages of a time before may be there
-            await self._tools.store.records.put(COLLECTION, name, options_.encode(options))
+            await self._store.store.records.put(COLLECTION, name, options_.encode(options))
             self._queues.add(queue)
         return await self.show(name)
 
@@ -134,7 +135,7 @@ class Declarations:
             check(name, options)
             check_chain(name, self._queues.options() | {name: options})
             await self._check_contents(queue, options)
-            await self._tools.store.records.put(COLLECTION, name, options_.encode(options))
+            await self._store.store.records.put(COLLECTION, name, options_.encode(options))
             self._apply(queue, options)
         return await self.show(name)
 
@@ -151,12 +152,11 @@ class Declarations:
                 )
             self._queues.remove(name)
             try:
-                await self._tools.appender.settle()
                 await self._forget(name)
                 # Last: after a crash in between the queue is there, and empty.
-                await self._tools.store.records.delete(COLLECTION, name)
+                await self._store.store.records.delete(COLLECTION, name)
             except StoreError:
-                again = Queue(name, queue.options, queue.origin, self._tools, self._queues)
+                again = Queue(name, queue.options, queue.origin, self._store, self._queues.get)
                 self._queues.add(again)
                 raise
 
@@ -167,7 +167,9 @@ class Declarations:
             self._known(name)
 
     async def _forget(self, name: str) -> int:
-        return sum([await self._tools.store.mailboxes.forget(owner) for owner in owners_of(name)])
+        """Remove all messages that a queue of this name can have, whatever its options are or were."""
+        mailboxes = self._store.store.mailboxes
+        return sum([await mailboxes.forget(mailbox_of(name, level)) for level in range(MAX_LEVELS)])
 
     def _changeable(self, name: str) -> Queue:
         queue = self._known(name)
@@ -186,7 +188,7 @@ class Declarations:
                 f"has messages ({queue.size[0]}); let them be consumed, or delete the queue"
             )
         for level in range(options.priorities, queue.options.priorities):
-            info = await self._tools.store.mailboxes.info(owner_of(queue.name, level))
+            info = await self._store.store.mailboxes.info(mailbox_of(queue.name, level))
             if info.entries:
                 raise ConflictError(
                     f"queue {queue.name!r}: there are {info.entries} messages of priority {level}; priorities can go "
@@ -203,7 +205,7 @@ class Declarations:
         """Bring back what was declared before, and what stands in the configuration."""
         stored = await self._stored()
         for name in stored.keys() & configured.keys():
-            self._tools.log.warning("queue_declared_twice", queue=name, used="the configuration")
+            self._store.log.warning("queue_declared_twice", queue=name, used="the configuration")
             del stored[name]
         wanted = stored | dict(configured)
         self._note_unbound(configured)
@@ -211,21 +213,21 @@ class Declarations:
             try:
                 check_chain(name, wanted)
             except MotorcadeError as error:  # it was fine when it was declared: the configuration has changed
-                self._tools.log.warning("queue_doubtful", queue=name, error=str(error))
+                self._store.log.warning("queue_doubtful", queue=name, error=str(error))
             origin = CONFIGURED if name in configured else CREATED
-            queue = Queue(name, options, origin, self._tools, self._queues)
+            queue = Queue(name, options, origin, self._store, self._queues.get)
             await queue.refresh()
             self._queues.add(queue)
 
     async def _stored(self) -> dict[str, QueueOptions]:
         found: dict[str, QueueOptions] = {}
-        async for name, value in self._tools.store.records.scan(COLLECTION, self._tools.now()):
+        async for name, value in self._store.store.records.scan(COLLECTION, self._store.now()):
             try:
                 options = options_.decode(value)
                 check(name, options)
             except MotorcadeError as error:  # one damaged record must not keep the node from starting
-                self._tools.counters["unreadable"] += 1
-                self._tools.log.error("queue_unreadable", queue=name, error=str(error))  # noqa: TRY400
+                self._store.counters["unreadable"] += 1
+                self._store.log.error("queue_unreadable", queue=name, error=str(error))  # noqa: TRY400
             else:
                 found[name] = options
         return found
@@ -234,7 +236,7 @@ class Declarations:
         users = {options.dead_letter for options in (*configured.values(), *self._queues.options().values())}
         for name, options in configured.items():
             if not options.topics and name not in users:
-                self._tools.log.warning("queue_unbound", queue=name, remedy="give it topics, or make it a dead_letter")
+                self._store.log.warning("queue_unbound", queue=name, remedy="give it topics, or make it a dead_letter")
 
     async def reload(self, configured: Mapping[str, QueueOptions]) -> None:
         """The configuration has changed; `MotorcadeError` leaves everything as it was."""
@@ -250,7 +252,7 @@ class Declarations:
             for name in present.keys() & configured.keys():
                 await self._check_contents(present[name], configured[name])
             added = [
-                Queue(name, configured[name], CONFIGURED, self._tools, self._queues)
+                Queue(name, configured[name], CONFIGURED, self._store, self._queues.get)
                 for name in configured.keys() - present.keys()
             ]
             for queue in added:

@@ -1,28 +1,29 @@
-"""Who gets which message of one queue. Pure: no store, no clock, no waiting; `Outside` does what has to be done.
+"""Decide which consumer gets which message of one queue. Pure: no store, no clock; `Effects` does what it asks for.
 
-    store ─▶ level (highest first): [ back: given back ] ─┐
-                                    [ ahead: read ahead ] ─┴─▶ strategy ─▶ consumer ─▶ acknowledged: leaves the store
-                                          ▲                                   │
-                                          └── refused, timed out, gone ◀──────┘ (too often: dead letter)
+    store ─▶ level (highest first): [ returned ] ───┐
+                                    [ ahead: read ] ┴─▶ strategy ─▶ consumer ─▶ acknowledged: removed from the store
+                                          ▲                            │
+                                          └── refused, timed out ◀─────┘ (after max_attempts: dead letter)
 
 Rule 1: a message that waits is in memory once, and is given to one consumer at a time. Only a consumer that did not
-        acknowledge in time may have it beside another one; whoever is first to acknowledge it ends it.
-Rule 2: what is given back goes before what is behind it in the store: order is lost only where consumers lose it.
-Rule 3: up to `Level.cursor` everything is in memory or on its way out. What lies behind is read when somebody has room.
-        Without consumers nothing is in memory; what waited is read again (`_rewind`).
-Rule 4: a message is counted as sent when it has left for the client (`sent`), not when it is given: what a client has
-        never got is no attempt, but for what is too large for it.
-Rule 5: what a client was promised is a promise to all its queues together, so it is asked for each time (`room`).
-Rule 6: a client that does not take what it was given (its window is full) shall not keep it from one that would: what
-        was not sent for `BLOCKED` seconds goes to a consumer that has room and nothing unsent itself.
-Rule 7: what was given and may not be sent any more is told to the seat at once (`doubt`), which asks (`sending`) before
-        it is sent; so is what was kept until it was too old. Nothing else is asked for: most messages leave unasked.
+        acknowledge in time may have it beside another one; the first acknowledgement of either ends it.
+Rule 2: what is returned goes before what is behind it in the store: order is lost only where consumers lose it.
+Rule 3: up to `Level.cursor` everything is in memory or being removed. The rest is read while a consumer has room, but
+        for the very next position when it was appended just now (`takes`). Without consumers nothing is in memory; what
+        waited is read again (`_rewind`).
+Rule 4: an attempt counts when the message has left for the client (`sent`), not when it is given. What is too large for
+        a client counts too.
+Rule 5: the room of a client is common to all its queues, so it is asked for each time (`room`).
+Rule 6: a client whose window is full must not keep messages from one that has room: what was not sent for `BLOCKED`
+        seconds goes to a consumer that has room and nothing unsent itself.
+Rule 7: the subscriber is told at once of what was given and may no longer be sent (`recheck`), and asks (`sending`)
+        before it sends it, or what may be too old. Nothing else is asked for: most messages leave unasked.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from heapq import heappop, heappush
 from itertools import count, cycle
@@ -33,16 +34,17 @@ import msgspec
 
 from motorcade.core.message import Message
 from motorcade.plugins.queues.options import QueueOptions
-from motorcade.plugins.queues.record import MOST_HISTORY, Attempt, Dead
+from motorcade.plugins.queues.record import MAX_HISTORY, Attempt, QueueRecord
 from motorcade.plugins.queues.strategy import STRATEGIES, RoundRobin
+from motorcade.plugins.queues.tables import mailbox_of
 
 LOW: Final = 192  #: messages in memory at which the next ones are read, unless they are large; a few consumers' windows
 READ: Final = 128  #: messages read at once; a store on this machine finds so many without a thread of its own
-READ_OCTETS: Final = 1024 * 1024  #: bytes likewise, as far as the messages before let it be guessed
+READ_BYTES: Final = 1024 * 1024  #: bytes likewise, as far as the messages before let it be guessed
 FIRST_READ: Final = 32  #: messages read while their size cannot be guessed
-MOST_WAITING: Final = 4096  #: messages of a level that wait in memory; beyond that nothing is read
-MOST_NOTES: Final = 4096  #: messages of a level whose attempts are remembered while they are not in memory
-MOST_SKIPPED: Final = 256  #: messages that those with room may not get, before nothing behind them is looked at
+MAX_WAITING: Final = 4096  #: messages of a level that wait in memory; beyond that nothing is read
+MAX_REMEMBERED: Final = 4096  #: messages of a level whose attempts are remembered while they are not in memory
+MAX_SKIPPED: Final = 256  #: messages that no consumer with room may get, before the search for others ends
 PATIENCE: Final = 1.0  #: seconds that a refused message waits for a consumer that has not refused it, but has no room
 
 BLOCKED: Final = 0.05  #: seconds after which a message that was given and not sent may go to another consumer
@@ -52,613 +54,604 @@ DISCONNECTED: Final = "disconnected"
 UNSUBSCRIBED: Final = "unsubscribed"
 TIMED_OUT: Final = "not acknowledged in time"
 TOO_LARGE: Final = "larger than the consumer takes"
-RESTARTED: Final = "not acknowledged"  #: by anybody the node could remember
+RESTARTED: Final = "not acknowledged"  #: before the node was started
 
 
 class State(StrEnum):
     """Where a message is."""
 
     WAITING = auto()
-    DELAYED = auto()  #: nobody else is there to take it
+    DELAYED = auto()  #: all consumers have refused it
     GIVEN = auto()
     FORGOTTEN = auto()  #: it is only in the store now
-    DONE = auto()  #: acknowledged, expired, dropped, replaced or dead: nothing happens to it any more
+    DONE = auto()  #: acknowledged, expired, dropped, replaced or dead
 
 
 _WAITING: Final = State.WAITING  # looking up a member of an enumeration costs as much as the rest of a comparison
 _GIVEN: Final = State.GIVEN
 _DONE: Final = State.DONE
 
+_NO_MESSAGE: Final = Message("", b"")
+_NO_RECORD: Final = QueueRecord("", b"")
 
-class Item(msgspec.Struct, eq=False):
+
+class QueueEntry(msgspec.Struct, eq=False):
     """A message of a queue, in memory."""
 
-    level: int
+    level: Level
     position: int
-    message: Message
+    message: Message  #: as consumers get it
+    record: QueueRecord  #: as it is stored
     size: int  #: bytes in the store
     stored_at: float
     attempts: int = 0  #: how often it was sent
-    qos: int = 0  #: with which it was published
-    dead: Dead | None = None
     ends: float = inf  #: when it is too old
     state: State = State.WAITING
     consumer: Consumer | None = None  #: who has it now
-    tried: bool = False  #: somebody had it, so not everybody may get it
-    avoid: set[str] | None = None  #: who has refused it lately
+    tried: bool = False  #: a consumer had it, so not every one may get it
+    avoid: set[str] | None = None  #: consumers that have refused it lately
     history: list[Attempt] | None = None
-    dispatcher: Dispatcher | None = None
 
 
-class Seat(Protocol):
-    """A client's place, common to all queues that it consumes."""
+class Subscriber(Protocol):
+    """A client, common to all queues that it consumes."""
 
     @property
     def room(self) -> int:
-        """Messages it may be given now."""
+        """Return how many messages it may be given now."""
 
-    def put(self, consumer: Consumer, items: list[Item]) -> None:
+    def give(self, consumer: Consumer, entries: list[QueueEntry]) -> None:
         """Give it messages, not more than it has room for."""
 
-    def doubt(self, consumer: Consumer, item: Item) -> None:
+    def recheck(self, consumer: Consumer, entry: QueueEntry) -> None:
         """Ask before this message is sent, which it was given before (rule 7)."""
 
 
 class Consumer:
     """A client that consumes one queue."""
 
-    __slots__ = ("filter", "items", "name", "seat", "sent")
+    __slots__ = ("entries", "filter", "name", "sent", "subscriber")
 
-    def __init__(self, name: str, filter_: str, seat: Seat) -> None:
+    def __init__(self, name: str, filter_: str, subscriber: Subscriber) -> None:
         self.name = name
         self.filter = filter_
-        self.seat = seat
-        #: Given and not settled, oldest first; since when, or `SENT`. What another one got meanwhile stays until the
+        self.subscriber = subscriber
+        #: Given and not answered, oldest first; since when, or `SENT`. What another one got meanwhile stays until the
         #: client has answered, or is about to send it: it must not get the same message twice.
-        self.items: dict[Item, float] = {}
+        self.entries: dict[QueueEntry, float] = {}
         self.sent = 0  #: of these, sent
 
     @property
     def held(self) -> int:
-        return len(self.items)
+        return len(self.entries)
 
     @property
     def room(self) -> int:
-        return self.seat.room
+        return self.subscriber.room
 
     @property
     def is_hungry(self) -> bool:
-        """Whether it has been sent everything that it was given."""
-        return len(self.items) == self.sent
+        """Return True if it has been sent everything that it was given."""
+        return len(self.entries) == self.sent
 
-    def may_get(self, item: Item) -> bool:
-        """Whether it neither has a message already nor has refused it."""
-        return item not in self.items and (item.avoid is None or self.name not in item.avoid)
+    def may_get(self, entry: QueueEntry) -> bool:
+        """Return True if it neither has a message already nor has refused it."""
+        return entry not in self.entries and (entry.avoid is None or self.name not in entry.avoid)
 
 
 class Level:
     """Messages of one priority."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, dispatcher: Dispatcher, number: int) -> None:
+        self.dispatcher = dispatcher
         self.number = number
+        self.mailbox = mailbox_of(dispatcher.name, number)
+        self.entries: dict[int, QueueEntry] = {}  #: all in memory, by position
         self.cursor = 0  #: position up to which everything is known (rule 3)
-        self.highest = 0  #: position that was known, whether the cursor is still behind it or not
         self.behind = True  #: there may be more behind it
         self.reading = False
         self.grown = False  #: something was appended while it was read
-        self.items: dict[int, Item] = {}  #: all in memory, by position
-        self.ahead: deque[Item] = deque()
-        self.octets = 0  #: of these
-        self.back: list[tuple[int, int, Item]] = []  #: by position; what no longer waits is left until it comes up
         self.rewound = False  #: what is being read is of no use any more
-        self._serial = count()
+        self.ahead: deque[QueueEntry] = deque()
+        self.size = 0  #: bytes of these
+        self.returned: list[tuple[int, int, QueueEntry]] = []  #: by position; what no longer waits is left in it
         self.leaving: set[int] = set()  #: done, and perhaps still in the store
-        self.missed: set[int] = set()  #: gone while it was read
-        self.notes: OrderedDict[int, tuple[int, list[Attempt] | None]] = OrderedDict()  #: of what is not in memory
-        self.average = 0.0  #: bytes of a message, lately
+        self.left: set[int] = set()  #: of these, gone while the level was read
+        self.remembered: OrderedDict[int, tuple[int, list[Attempt] | None]] = OrderedDict()  #: of what is forgotten
+        self._average = 0.0  #: bytes of a message, in the last read
+        self._serial = count()
 
-    def take(self) -> Item | None:
-        """The first that waits."""
-        ahead, back = self.ahead, self.back
+    def take(self) -> QueueEntry | None:
+        """Return the first that waits."""
+        ahead, returned = self.ahead, self.returned
         while ahead and ahead[0].state is not _WAITING:
-            self.octets -= ahead.popleft().size
-        while back and back[0][2].state is not _WAITING:
-            heappop(back)
-        if back and (not ahead or back[0][0] < ahead[0].position):
-            return heappop(back)[2]
+            self.size -= ahead.popleft().size
+        while returned and returned[0][2].state is not _WAITING:
+            heappop(returned)
+        if returned and (not ahead or returned[0][0] < ahead[0].position):
+            return heappop(returned)[2]
         if not ahead:
             return None
-        item = ahead.popleft()
-        self.octets -= item.size
-        return item
+        entry = ahead.popleft()
+        self.size -= entry.size
+        return entry
 
-    def put_back(self, item: Item) -> None:
-        item.state = State.WAITING
-        heappush(self.back, (item.position, next(self._serial), item))
+    def put_back(self, entry: QueueEntry) -> None:
+        """Let it wait again."""
+        entry.state = _WAITING
+        heappush(self.returned, (entry.position, next(self._serial), entry))
+
+    def add(self, entries: list[QueueEntry]) -> None:
+        """Let messages wait that follow all others in the order of the store."""
+        for entry in entries:
+            self.entries[entry.position] = entry
+        self.size += sum([entry.size for entry in entries])
+        self.ahead += entries
+        self.cursor = max(self.cursor, entries[-1].position)
+
+    def news(self, entries: list[QueueEntry]) -> list[QueueEntry]:
+        """Return what was read and is not done already, with what is remembered of it."""
+        self._average = sum([entry.size for entry in entries]) / len(entries)
+        if self.leaving:
+            entries = [entry for entry in entries if entry.position not in self.leaving]
+        if self.remembered:
+            for entry in entries:
+                attempts, entry.history = self.remembered.pop(entry.position, (0, None))
+                entry.attempts = max(entry.attempts, attempts)
+        return entries
+
+    def forget(self) -> int:
+        """Drop everything from memory, to be read again; return how many messages' attempts are remembered no more."""
+        self.rewound = self.reading
+        if not self.entries:
+            return 0
+        self.cursor = min(self.cursor, min(self.entries) - 1)
+        self.behind = True
+        for position, entry in self.entries.items():
+            entry.state = State.FORGOTTEN
+            if entry.attempts or entry.history:
+                self.remembered[position] = entry.attempts, entry.history
+        excess = max(0, len(self.remembered) - MAX_REMEMBERED)
+        for _ in range(excess):
+            self.remembered.popitem(last=False)
+        self.entries.clear()
+        self.ahead.clear()
+        self.size = 0
+        self.returned.clear()
+        return excess
 
     @property
     def read_limit(self) -> int:
-        return min(READ, max(1, int(READ_OCTETS / self.average))) if self.average else FIRST_READ
+        return min(READ, max(1, int(READ_BYTES / self._average))) if self._average else FIRST_READ
 
 
-class Outside(Protocol):
+class Effects(Protocol):
     """What a dispatcher asks for."""
 
-    def fetch(self, level: int, after: int, limit: int) -> None:
+    def fetch(self, level: Level, after: int, limit: int) -> None:
         """Read messages; `fetched` or `not_fetched` answers."""
 
-    def finish(self, items: Sequence[Item]) -> None:
+    def remove(self, entries: Sequence[QueueEntry]) -> None:
         """Remove messages from the store; `removed` answers."""
 
-    def mark(self, *, at_once: bool) -> None:
-        """Note how often the messages in `unmarked` were sent, and take them out."""
+    def removed(self, entries: Sequence[QueueEntry]) -> None:
+        """Pass on that messages are removed, which `remove` was asked for."""
 
-    def bury(self, item: Item, reason: str) -> None:
-        """It was sent too often: a dead letter, or dropped; `removed` answers."""
+    def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
+        """Store how often messages were sent, if they are not done before."""
 
-    def alarm(self, delay: float | None) -> None:
-        """Call `tick` after so many seconds instead of whenever it was to be called; None: not at all."""
+    def dead_letter(self, entry: QueueEntry, reason: str) -> None:
+        """Move a message that was sent too often to the dead-letter queue, or drop it; `removed` answers."""
+
+    def set_timer(self, delay: float | None) -> None:
+        """Call `tick` after so many seconds instead of when it was to be called; None: not at all."""
 
 
 class Dispatcher:
     """The messages of one queue and its consumers."""
 
-    def __init__(self, options: QueueOptions, outside: Outside, counters: Counter[str]) -> None:
+    def __init__(self, name: str, options: QueueOptions, effects: Effects, counters: Counter[str]) -> None:
+        self.name = name
         self.options = options
         self.consumers: dict[Consumer, None] = {}
         self.closed = False
-        self._outside = outside
+        self.levels = {number: Level(self, number) for number in range(options.priorities)}
+        self._down = tuple(reversed(self.levels.values()))
+        self.effects = effects
         self._counters = counters
         self._ready: RoundRobin[Consumer] = STRATEGIES[options.strategy]()
-        self._levels = {number: Level(number) for number in range(options.priorities)}
-        self._down = tuple(reversed(self._levels.values()))
-        self._due: dict[Item, float] = {}  # sent, and until when it is to be acknowledged; in the order of the times
+        self._due: dict[QueueEntry, float] = {}  # sent: until when to be acknowledged; in the order of these times
         self._gave = False  # something may be given and not sent
-        self.unmarked: dict[Item, None] = {}  #: sent, and how often is not noted yet
-        self._delayed: list[tuple[float, int, Item]] = []
+        self._delayed: list[tuple[float, int, QueueEntry]] = []
         self._serial = count()
-        self._alarm_at = inf
+        self._timer_at = inf
 
     # -- consumers
 
     def join(self, consumer: Consumer, now: float) -> None:
-        """One more consumer."""
+        """Add a consumer."""
         self.consumers[consumer] = None
-        for _, _, item in self._delayed:
-            if item.state is State.DELAYED and consumer.may_get(item):
-                self._levels[item.level].put_back(item)
+        for _, _, entry in self._delayed:
+            if entry.state is State.DELAYED and consumer.may_get(entry):
+                entry.level.put_back(entry)
         self._ready.offer(consumer)
         self.dispatch(now)
 
     def leave(self, consumer: Consumer, reason: str, now: float) -> None:
-        """A consumer is gone: others get what it has not acknowledged."""
+        """Remove a consumer: others get what it has not acknowledged."""
         self.consumers.pop(consumer, None)
         self._ready.discard(consumer)
-        held = [(item, since) for item, since in consumer.items.items() if item.consumer is consumer]
-        consumer.items.clear()
+        held = [(entry, since) for entry, since in consumer.entries.items() if entry.consumer is consumer]
+        consumer.entries.clear()
         consumer.sent = 0
-        for item, since in held:
-            if item.state is State.GIVEN:
-                self._take_from(item)
-                if since == SENT and not self._in_vain(item, consumer, reason, now):
-                    continue
-                self._levels[item.level].put_back(item)
+        for entry, since in held:
+            if entry.state is _GIVEN:
+                self._take_from(entry)
+                if since != SENT or self._may_try_again(entry, consumer, reason, now):
+                    entry.level.put_back(entry)
         if self.consumers:
             self.dispatch(now)
         else:
             self._rewind()
 
     def has_room(self, consumer: Consumer, now: float) -> None:
-        """A consumer may have room."""
+        """Give a consumer what waits: it may have room."""
         if consumer in self.consumers:
             self._ready.offer(consumer)
             self.dispatch(now)
 
-    def sending(self, consumer: Consumer, item: Item, now: float) -> Message | None:
-        """A message is about to be sent; None: it must not be any more."""
-        if item.state is State.WAITING and item in consumer.items:
-            item.state, item.consumer = State.GIVEN, consumer  # another one had it for a while, and is gone
-        if item.state is not State.GIVEN or item.consumer is not consumer:
+    def sending(self, consumer: Consumer, entry: QueueEntry, now: float) -> Message | None:
+        """Return a message that is about to be sent; None: it must not be any more."""
+        if entry.state is _WAITING and entry in consumer.entries:
+            entry.state, entry.consumer = _GIVEN, consumer  # another one had it for a while, and is gone
+        if entry.state is not _GIVEN or entry.consumer is not consumer:
             return None
-        if item.ends <= now:
-            self._expire(item)
+        if entry.ends <= now:
+            self._expire(entry)
             return None
-        return item.message
+        return entry.message
 
-    def sent(self, consumer: Consumer, items: Sequence[Item], now: float) -> None:
-        """Messages have left for the client (rule 4)."""
-        held, due, unmarked = consumer.items, self._due, self.unmarked
+    def sent(self, consumer: Consumer, entries: Sequence[QueueEntry], now: float) -> None:
+        """Note that messages have left for the client (rule 4)."""
+        held, due = consumer.entries, self._due
         until = now + self.options.ack_timeout
         may_be_late = until > now
-        again = False
-        number = 0
-        nothing_to_mark = not unmarked
-        for item in items:
-            if held.get(item, SENT) == SENT:
-                continue  # the queue is gone, or it was told before
-            held[item] = SENT
-            number += 1
-            item.attempts += 1
-            if item.attempts > 1:
-                again = True
-            unmarked[item] = None
-            if may_be_late and item.consumer is consumer:
-                due[item] = until
+        first: list[QueueEntry] = []
+        again: list[QueueEntry] = []
+        for entry in entries:
+            if held.get(entry, SENT) == SENT:
+                continue  # the queue is gone, or it was noted before
+            held[entry] = SENT
+            entry.attempts += 1
+            (first if entry.attempts == 1 else again).append(entry)
+            if may_be_late and entry.consumer is consumer:
+                due[entry] = until
+        if first:
+            self.effects.mark(first, at_once=False)
+        if again:
+            self.effects.mark(again, at_once=True)
+        number = len(first) + len(again)
         if not number:
             return
         consumer.sent += number
         self._counters["delivered"] += number
-        if nothing_to_mark or again:
-            self._outside.mark(at_once=again)
-        if may_be_late and until < self._alarm_at:
-            self._set_alarm(until, now)
+        if may_be_late and until < self._timer_at:
+            self._set_timer(until, now)
         if self._gave and len(self.consumers) > 1 and consumer.is_hungry:
             self._look_for_blocked(now)
 
-    def acknowledged(self, consumer: Consumer, items: Iterable[Item], now: float) -> None:
-        """A consumer is done with messages, be it late."""
-        held, due, unmarked, levels = consumer.items, self._due, self.unmarked, self._levels
-        done: list[Item] = []
-        sent = 0
-        for item in items:
-            if held.pop(item, None) == SENT:
-                sent += 1
-            if item.state is _GIVEN and item.consumer is consumer:  # most: as `_end` does it, but written out
-                item.state = _DONE
-                item.consumer = None
-                due.pop(item, None)
-                unmarked.pop(item, None)
-                levels[item.level].items.pop(item.position, None)
-                done.append(item)
-            elif item.state is State.FORGOTTEN and not self.closed:  # its client has unsubscribed, and was the last one
-                item = levels[item.level].items.get(item.position, item)  # noqa: PLW2901 - it was read again
-                self._end(item)
-                done.append(item)
-            elif item.state is not State.DONE and not self.closed:
-                self._end(item)
-                done.append(item)
-        consumer.sent -= sent
+    def acknowledged(self, consumer: Consumer, entries: Iterable[QueueEntry], now: float) -> None:
+        """End messages that a consumer has acknowledged, in time or late."""
+        held = consumer.entries
+        done: list[QueueEntry] = []
+        for entry in entries:
+            if held.pop(entry, None) == SENT:
+                consumer.sent -= 1
+            if (
+                entry.state is State.FORGOTTEN
+            ):  # its client has unsubscribed, and was the last one; it may be read again
+                entry = entry.level.entries.get(entry.position, entry)  # noqa: PLW2901
+            if entry.state is not _DONE and not self.closed:
+                self._end(entry)
+                done.append(entry)
         if done:
             self._counters["acknowledged"] += len(done)
             self._remove(done)
         self.has_room(consumer, now)
 
-    def refused(self, consumer: Consumer, item: Item, reason: str, now: float) -> None:
-        """A consumer does not take a message, or cannot be sent it."""
-        if not self._settle(consumer, item):
-            item.attempts += 1  # or it would be tried for ever
-        if item.state is State.GIVEN and item.consumer is consumer and not self.closed:
+    def refused(self, consumer: Consumer, entry: QueueEntry, reason: str, now: float) -> None:
+        """Give a message to another consumer: this one does not take it, or cannot be sent it."""
+        if not self._settle(consumer, entry):
+            entry.attempts += 1  # or it would be tried for ever
+        if entry.state is _GIVEN and entry.consumer is consumer and not self.closed:
             self._counters["refused"] += 1
-            self._take_from(item)
-            if self._in_vain(item, consumer, reason, now):
-                self._find_another(item, consumer, now)
+            self._take_from(entry)
+            if self._may_try_again(entry, consumer, reason, now):
+                self._find_another(entry, consumer, now)
         self.has_room(consumer, now)
 
-    def not_sent(self, consumer: Consumer, item: Item, now: float, *, expired: bool = False) -> None:
-        """A message was withdrawn, or has expired before it was sent."""
-        self._settle(consumer, item)
-        if item.state is State.GIVEN and item.consumer is consumer and not self.closed:
+    def not_sent(self, consumer: Consumer, entry: QueueEntry, now: float, *, expired: bool = False) -> None:
+        """Take a message back that was withdrawn, or has expired before it was sent."""
+        self._settle(consumer, entry)
+        if entry.state is _GIVEN and entry.consumer is consumer and not self.closed:
             if expired:
-                self._expire(item)
+                self._expire(entry)
             else:
-                self._take_from(item)
-                self._levels[item.level].put_back(item)
+                self._take_from(entry)
+                entry.level.put_back(entry)
         self.has_room(consumer, now)
 
-    def _settle(self, consumer: Consumer, item: Item) -> bool:
-        """A consumer has a message no longer; whether it had been sent it."""
-        if consumer.items.pop(item, SENT) != SENT:
+    def _settle(self, consumer: Consumer, entry: QueueEntry) -> bool:
+        """Note that a consumer has a message no longer; return True if it had been sent it."""
+        if consumer.entries.pop(entry, SENT) != SENT:
             return False
         consumer.sent -= 1
         return True
 
-    def _take_from(self, item: Item) -> None:
-        """Nobody has a message any more."""
-        item.consumer = None
-        self._due.pop(item, None)
+    def _take_from(self, entry: QueueEntry) -> None:
+        """Take a message from its consumer."""
+        entry.consumer = None
+        self._due.pop(entry, None)
 
-    def _in_vain(self, item: Item, consumer: Consumer, reason: str, now: float) -> bool:
-        """A message was sent in vain; False if that was once too often."""
-        item.tried = True
-        if item.history is None:
-            item.history = []
-        item.history.append(Attempt(now, consumer.name, reason))
-        del item.history[:-MOST_HISTORY]
-        if 0 < self.options.max_attempts <= item.attempts:
-            self._bury(item, reason)
+    def _may_try_again(self, entry: QueueEntry, consumer: Consumer, reason: str, now: float) -> bool:
+        """Note a failed attempt. Return False if it was the last one: it is a dead letter then."""
+        entry.tried = True
+        entry.history = [*(entry.history or ()), Attempt(now, consumer.name, reason)][-MAX_HISTORY:]
+        if 0 < self.options.max_attempts <= entry.attempts:
+            self._dead_letter(entry, reason)
             return False
-        self.unmarked[item] = None
-        self._outside.mark(at_once=True)
+        self.effects.mark([entry], at_once=True)
         return True
 
-    def _find_another(self, item: Item, consumer: Consumer, now: float) -> None:
-        """A message was refused: to another consumer at once, to the same one after a while."""
-        if item.avoid is None:
-            item.avoid = set()
-        item.avoid.add(consumer.name)
-        if any(other.may_get(item) for other in self.consumers):
-            self._levels[item.level].put_back(item)
-            self._later(item, now + PATIENCE, now)
+    def _find_another(self, entry: QueueEntry, consumer: Consumer, now: float) -> None:
+        """Give a refused message to another consumer at once, or to the same one after a while."""
+        if entry.avoid is None:
+            entry.avoid = set()
+        entry.avoid.add(consumer.name)
+        if any(other.may_get(entry) for other in self.consumers):
+            entry.level.put_back(entry)
+            self._later(entry, now + PATIENCE, now)
         else:
-            item.state = State.DELAYED
-            self._later(item, now + self.options.redispatch_delay, now)
+            entry.state = State.DELAYED
+            self._later(entry, now + self.options.redispatch_delay, now)
 
     # -- the store
 
-    def expects(self, level: int, position: int) -> bool:
-        """Something was appended: whether `insert` would take it, so that it need not be read."""
-        at = self._levels.get(level)
-        if at is None or position <= at.cursor:
+    def takes(self, level: Level, position: int) -> bool:
+        """Return True if `insert` takes what was appended just now; False: it is read when it is its turn.
+
+        Only the very next position is taken. Anything else may follow messages that are not known here: the answers to
+        their appends come later, or say that the outcome is unknown.
+        """
+        if position <= level.cursor:
             return False
-        if at.reading:
-            at.grown = True
-        elif not at.behind and self.consumers and len(at.ahead) < MOST_WAITING and at.octets < READ_OCTETS:
+        if level.reading:
+            level.grown = True
+        elif (
+            position == level.cursor + 1
+            and not level.behind
+            and self.consumers
+            and len(level.ahead) < MAX_WAITING
+            and level.size < READ_BYTES
+        ):
             return True
-        at.behind = True
+        level.behind = True
         return False
 
-    def look_again(self, level: int) -> None:
-        """Read on: there may be messages that no append has told of. `dispatch` begins with it."""
-        at = self._levels.get(level)
-        if at is not None:
-            at.behind = True
-            at.grown = at.reading
+    def insert(self, entry: QueueEntry) -> None:
+        """Take what was appended just now; `dispatch` gives it to a consumer."""
+        entry.ends = self._ends(entry)
+        entry.level.add([entry])
 
-    def insert(self, item: Item) -> None:
-        """Take what was appended just now; `dispatch` gives it to somebody."""
-        self._add(self._levels[item.level], [item])
+    def read_again(self, level: Level) -> None:
+        """Read on: there may be messages after an append of unknown outcome. `dispatch` begins with it."""
+        level.behind = True
+        level.grown = level.reading
 
-    def fetched(self, level: int, items: list[Item], last: int, now: float, *, more: bool) -> None:
-        """Messages were read; `last` is the position of the last one, 0: there was none; `more`: perhaps not all."""
-        at = self._levels.get(level)
-        if at is None or self.closed:
+    def fetched(self, level: Level, entries: list[QueueEntry], last: int, now: float, *, more: bool) -> None:
+        """Take what was read; `last`: position of the last one, 0: there was none; `more`: perhaps not all."""
+        if self.closed:
             return
-        if at.rewound:
-            items, last, more = [], 0, True
-        if items:
-            at.average = sum([item.size for item in items]) / len(items)
-        if at.missed or (items and items[0].position <= at.highest):
-            items = self._unknown(at, items)
-        self._add(at, items)
-        at.cursor = max(at.cursor, last)
-        at.behind = more or at.grown
-        at.reading = at.grown = at.rewound = False
-        at.leaving -= at.missed
-        at.missed.clear()
+        if level.rewound:
+            entries, last, more = [], 0, True
+        if entries:
+            entries = level.news(entries)
+        if entries:
+            ends = self._ends
+            for entry in entries:
+                entry.ends = ends(entry)
+            level.add(entries)
+        level.cursor = max(level.cursor, last)
+        level.behind = more or level.grown
+        level.reading = level.grown = level.rewound = False
+        level.leaving -= level.left
+        level.left.clear()
         if self.consumers:
             self.dispatch(now)
         else:
             self._rewind()
 
-    def _unknown(self, at: Level, items: list[Item]) -> list[Item]:
-        """Of messages that were read, those that are neither in memory nor gone, with what is remembered of them."""
-        found: list[Item] = []
-        for item in items:
-            position = item.position
-            if position in at.items or position in at.leaving or position in at.missed or position <= at.cursor:
-                continue
-            note = at.notes.pop(position, None)
-            if note is not None:
-                item.attempts = max(item.attempts, note[0])
-                item.history = note[1]
-            found.append(item)
-        return found
-
-    def not_fetched(self, level: int) -> None:
+    def not_fetched(self, level: Level) -> None:
         """Nothing could be read."""
-        at = self._levels.get(level)
-        if at is not None:
-            at.reading = at.grown = at.rewound = False
-            at.behind = True
+        level.reading = level.grown = level.rewound = False
+        level.behind = True
 
-    def removed(self, level: int, positions: Iterable[int]) -> None:
-        """The store has let go of what was finished or buried."""
-        at = self._levels.get(level)
-        if at is not None:
-            if at.reading:  # what is being read may still have them
-                at.missed.update(positions)
+    def removed(self, entries: Iterable[QueueEntry]) -> None:
+        """Forget messages that are removed from the store. What is being read may still have them."""
+        for entry in entries:
+            level = entry.level
+            if level.reading:
+                level.left.add(entry.position)
             else:
-                at.leaving.difference_update(positions)
+                level.leaving.discard(entry.position)
 
-    def in_flight_to(self, level: int) -> int:
-        """The highest position of a level that a consumer was sent and has not acknowledged; 0: none."""
-        return max(
-            (
-                item.position
-                for consumer in self.consumers
-                for item, since in consumer.items.items()
-                if since == SENT and item.level == level
-            ),
-            default=0,
-        )
+    def gone(self, level: Level, position: int) -> None:
+        """End a message that was replaced by a newer one, or pushed out."""
+        if level.reading:
+            level.leaving.add(position)
+            level.left.add(position)
+        level.remembered.pop(position, None)
+        entry = level.entries.get(position)
+        if entry is not None:
+            self._end(entry)
 
-    def gone(self, level: int, position: int) -> bool:
-        """An entry was replaced by a newer one, or pushed out; whether it was in memory, or is perhaps being read."""
-        at = self._levels.get(level)
-        if at is None:
-            return False
-        if at.reading:
-            at.missed.add(position)
-        at.notes.pop(position, None)
-        item = at.items.get(position)
-        if item is not None:
-            self._end(item)
-        return item is not None or at.reading
+    def drop(self, level: Level, sizes: Mapping[int, int]) -> int:
+        """Remove messages of these positions, in memory or not; return how many were not being removed already."""
+        entries = [
+            level.entries.get(position) or QueueEntry(level, position, _NO_MESSAGE, _NO_RECORD, size, 0.0)
+            for position, size in sizes.items()
+            if position not in level.leaving
+        ]
+        for entry in entries:
+            self._end(entry)
+        if entries:
+            self._remove(entries)
+        return len(entries)
 
-    def _add(self, at: Level, items: list[Item]) -> None:
-        """Messages wait in memory from now on; in the order of the store, and behind all others."""
-        if not items:
-            return
-        known, ends = at.items, self._ends
-        for item in items:
-            item.dispatcher = self
-            item.ends = ends(item)
-            known[item.position] = item
-        at.octets += sum([item.size for item in items])
-        at.ahead += items
-        at.cursor = max(at.cursor, items[-1].position)
-        at.highest = max(at.highest, at.cursor)
-
-    def _ends(self, item: Item) -> float:
+    def _ends(self, entry: QueueEntry) -> float:
         retention = self.options.retention
-        ends = item.stored_at + retention if retention else inf
-        expires_at = item.message.expires_at
+        ends = entry.stored_at + retention if retention else inf
+        expires_at = entry.message.expires_at
         return ends if expires_at is None or expires_at > ends else expires_at
 
-    def _end(self, item: Item) -> None:
-        """Nothing happens to a message any more."""
-        item.state = State.DONE
-        self._doubt(item)
-        item.consumer = None
-        self._due.pop(item, None)
-        self.unmarked.pop(item, None)
-        self._levels[item.level].items.pop(item.position, None)
+    def _end(self, entry: QueueEntry) -> None:
+        """Take a message from all that may happen to it."""
+        entry.state = _DONE
+        if entry.consumer is not None:
+            self._recheck(entry)
+            entry.consumer = None
+        self._due.pop(entry, None)
+        entry.level.entries.pop(entry.position, None)
 
-    def _doubt(self, item: Item) -> None:
-        """Whoever has a message and was not sent it asks before that happens (rule 7)."""
-        consumer = item.consumer
-        if consumer is not None and consumer.items.get(item, SENT) != SENT:
-            consumer.seat.doubt(consumer, item)
+    def _recheck(self, entry: QueueEntry) -> None:
+        """Let the consumer that has a message and was not sent it ask before that happens (rule 7)."""
+        consumer = entry.consumer
+        if consumer is not None and consumer.entries.get(entry, SENT) != SENT:
+            consumer.subscriber.recheck(consumer, entry)
 
-    def _remove(self, items: list[Item]) -> None:
-        """Messages that have ended leave the store."""
-        for item in items:
-            at = self._levels[item.level]
-            at.leaving.add(item.position)
-        for at in self._down:
-            if at.notes:
-                for item in items:
-                    if item.level == at.number:
-                        at.notes.pop(item.position, None)
-        self._outside.finish(items)
+    def _remove(self, entries: list[QueueEntry]) -> None:
+        """Remove messages that have ended from the store."""
+        for entry in entries:
+            level = entry.level
+            level.leaving.add(entry.position)
+            if level.remembered:
+                level.remembered.pop(entry.position, None)
+        self.effects.remove(entries)
 
-    def _expire(self, item: Item) -> None:
+    def _expire(self, entry: QueueEntry) -> None:
         self._counters["expired"] += 1
-        self._end(item)
-        self._remove([item])
+        self._end(entry)
+        self._remove([entry])
 
-    def _bury(self, item: Item, reason: str) -> None:
-        self._end(item)
-        self._levels[item.level].leaving.add(item.position)
-        self._outside.bury(item, reason)
+    def _dead_letter(self, entry: QueueEntry, reason: str) -> None:
+        self._end(entry)
+        entry.level.leaving.add(entry.position)
+        self.effects.dead_letter(entry, reason)
 
     def _rewind(self) -> None:
-        """Nobody is there: forget what waits, and read it again when somebody comes."""
-        for at in self._levels.values():
-            at.rewound = at.reading
-            if not at.items:
-                continue
-            at.cursor = min(at.cursor, min(at.items) - 1)
-            at.behind = True
-            for position, item in at.items.items():
-                item.state = State.FORGOTTEN
-                if item.attempts or item.history:
-                    at.notes[position] = item.attempts, item.history
-            while len(at.notes) > MOST_NOTES:
-                at.notes.popitem(last=False)
-                self._counters["notes_forgotten"] += 1
-            at.items.clear()
-            at.ahead.clear()
-            at.octets = 0
-            at.back.clear()
+        """Forget what waits while there are no consumers: it is read again for the next one."""
+        for level in self.levels.values():
+            forgotten = level.forget()
+            if forgotten:
+                self._counters["notes_forgotten"] += forgotten
         self._delayed.clear()
         self._due.clear()
         self._gave = False
-        self._set_alarm(inf, 0.0)
+        self._set_timer(inf, 0.0)
 
     # -- giving
 
     def dispatch(self, now: float) -> None:
-        """Give what waits to whoever has room."""
+        """Give what waits to consumers that have room."""
         if self._dispatch(now) and self._gave and len(self.consumers) > 1:
             self._look_for_blocked(now)
 
     def _dispatch(self, now: float) -> bool:
-        """Give what waits to whoever has room, and read ahead; whether somebody still has room."""
+        """Give what waits to consumers that have room, and read ahead; return True if one still has room."""
         ready = self._ready
-        skipped: list[Item] = []
+        skipped: list[QueueEntry] = []
         gave = False
-        while (consumer := ready.pick()) is not None and len(skipped) < MOST_SKIPPED:
+        while (consumer := ready.pick()) is not None and len(skipped) < MAX_SKIPPED:
             if ready.is_alone and self._give_run(consumer, now):
                 gave = True
                 continue
-            item = self._next(now)
-            if item is None:
+            entry = self._next(now)
+            if entry is None:
                 break
-            if item.tried and not consumer.may_get(item):
-                others = [other for other in ready.those_with_room() if other.may_get(item)]
+            if entry.tried and not consumer.may_get(entry):
+                others = [other for other in ready.those_with_room() if other.may_get(entry)]
                 if not others:
-                    skipped.append(item)
+                    skipped.append(entry)
                     continue
                 consumer = others[0]
-            self._give(item, consumer, now)
+            self._give(entry, consumer, now)
             gave = True
-        for item in skipped:
-            self._levels[item.level].put_back(item)
+        for entry in skipped:
+            entry.level.put_back(entry)
         if gave or consumer is not None:
             self._read_ahead()
         return consumer is not None
 
-    def _next(self, now: float) -> Item | None:
-        """The first message that waits; None: there is none, or what goes before it must be read first."""
-        most = self.options.max_attempts
-        for at in self._down:
-            while (item := at.take()) is not None:
-                if item.ends <= now:
-                    self._expire(item)
-                elif 0 < most <= item.attempts:
-                    self._bury(item, item.history[-1].reason if item.history else RESTARTED)
+    def _next(self, now: float) -> QueueEntry | None:
+        """Return the first message that waits; None: there is none, or what goes before it must be read first."""
+        max_attempts = self.options.max_attempts
+        for level in self._down:
+            while (entry := level.take()) is not None:
+                if entry.ends <= now:
+                    self._expire(entry)
+                elif 0 < max_attempts <= entry.attempts:
+                    self._dead_letter(entry, entry.history[-1].reason if entry.history else RESTARTED)
                 else:
-                    return item
-            if at.behind or at.reading:
+                    return entry
+            if level.behind or level.reading:
                 return None
         return None
 
-    def _give(self, item: Item, consumer: Consumer, now: float) -> None:
-        item.state = _GIVEN
-        item.consumer = consumer
-        if item.attempts:
+    def _give(self, entry: QueueEntry, consumer: Consumer, now: float) -> None:
+        entry.state = _GIVEN
+        entry.consumer = consumer
+        if entry.attempts:
             self._counters["redispatched"] += 1
-        consumer.items[item] = now
+        consumer.entries[entry] = now
         self._gave = True
-        consumer.seat.put(consumer, [item])
+        consumer.subscriber.give(consumer, [entry])
         self._ready.given(consumer)
 
     def _give_run(self, consumer: Consumer, now: float) -> bool:
-        """Give the only one who has room what was never sent and is next, up to the first with a story of its own."""
-        for at in self._down:
-            if at.ahead or at.back or at.behind or at.reading:
+        """Give the only consumer with room what was never sent and is next, up to the first that was tried before."""
+        for level in self._down:
+            if level.ahead or level.returned or level.behind or level.reading:
                 break
-        ahead, held = at.ahead, consumer.items
-        if at.back:
+        ahead, held = level.ahead, consumer.entries
+        if level.returned:
             return False
-        items: list[Item] = []
+        entries: list[QueueEntry] = []
         room = consumer.room
-        octets = 0
-        while ahead and len(items) < room:
-            item = ahead.popleft()
-            if item.state is _WAITING:
-                if item.attempts or item.tried or item.ends <= now:
-                    ahead.appendleft(item)
+        size = 0
+        while ahead and len(entries) < room:
+            entry = ahead.popleft()
+            if entry.state is _WAITING:
+                if entry.attempts or entry.tried or entry.ends <= now:
+                    ahead.appendleft(entry)
                     break
-                item.state = _GIVEN
-                item.consumer = consumer
-                held[item] = now
-                items.append(item)
-            octets += item.size
-        at.octets -= octets
-        if items:
+                entry.state = _GIVEN
+                entry.consumer = consumer
+                held[entry] = now
+                entries.append(entry)
+            size += entry.size
+        level.size -= size
+        if entries:
             self._gave = True
-            consumer.seat.put(consumer, items)
+            consumer.subscriber.give(consumer, entries)
             self._ready.given(consumer)
-        return bool(items)
+        return bool(entries)
 
     def _look_for_blocked(self, now: float) -> None:
-        """Somebody may be glad of what another one does not take (rule 6). Looked at later: looking has a price."""
-        self._set_alarm(now + BLOCKED, now, sooner=True)
+        """Share soon what a consumer with a full window does not take (rule 6). Not at once: looking has a price."""
+        self._set_timer(now + BLOCKED, now, sooner=True)
 
     def _share_blocked(self, now: float) -> float:
-        """Give what was not sent for a while to those who wait for something; when to look again, if at all."""
+        """Give what was not sent for a while to consumers that have nothing; return when to look again, if at all."""
         if not self._gave:
             return inf
         hungry = [consumer for consumer in self._ready.those_with_room() if consumer.is_hungry]
@@ -667,134 +660,137 @@ class Dispatcher:
         unsent = self._unsent()
         self._gave = bool(unsent)
         turn = cycle(hungry)
-        for since, _, _, item in unsent:
+        for since, _, _, entry in unsent:
             if since + BLOCKED > now:
                 return since + BLOCKED
             for _ in hungry:
                 consumer = next(turn)
-                if consumer.room > 0 and consumer.may_get(item):
-                    self._doubt(item)  # who had it finds out when it wants to send it (`sending`)
-                    self._take_from(item)
-                    item.tried = True
-                    self._give(item, consumer, now)
+                if consumer.room > 0 and consumer.may_get(entry):
+                    self._recheck(entry)  # the one that had it finds out when it wants to send it (`sending`)
+                    self._take_from(entry)
+                    entry.tried = True
+                    self._give(entry, consumer, now)
                     break
         return inf
 
-    def _unsent(self) -> list[tuple[float, int, int, Item]]:
-        """What was given and not sent: since when, and what it is, in the order in which it was given."""
+    def _unsent(self) -> list[tuple[float, int, int, QueueEntry]]:
+        """Return what was given and not sent: since when, and what it is, in the order in which it was given."""
         unsent = [
-            (since, -item.level, item.position, item)
+            (since, -entry.level.number, entry.position, entry)
             for consumer in self.consumers
             if not consumer.is_hungry
-            for item, since in consumer.items.items()
-            if since != SENT and item.consumer is consumer
+            for entry, since in consumer.entries.items()
+            if since != SENT and entry.consumer is consumer
         ]
         unsent.sort(key=lambda one: one[:3])
         return unsent
 
     def _read_ahead(self) -> None:
-        """Read on where the next messages come from, while somebody takes them."""
-        for at in self._down:
-            if at.reading:
+        """Read on where the next messages come from, while a consumer takes them."""
+        for level in self._down:
+            if level.reading:
                 return
-            if at.behind:
-                few = len(at.ahead) <= LOW and at.octets <= READ_OCTETS // 4
-                if few and len(at.back) < MOST_WAITING:
-                    at.reading = True
-                    self._outside.fetch(at.number, at.cursor, at.read_limit)
+            if level.behind:
+                few = len(level.ahead) <= LOW and level.size <= READ_BYTES // 4
+                if few and len(level.returned) < MAX_WAITING:
+                    level.reading = True
+                    self.effects.fetch(level, level.cursor, level.read_limit)
                 return
-            if at.ahead:
+            if level.ahead:
                 return
 
     # -- time
 
-    def _later(self, item: Item, at: float, now: float) -> None:
-        heappush(self._delayed, (at, next(self._serial), item))
-        self._set_alarm(at, now, sooner=True)
+    def _later(self, entry: QueueEntry, at: float, now: float) -> None:
+        heappush(self._delayed, (at, next(self._serial), entry))
+        self._set_timer(at, now, sooner=True)
 
     def tick(self, now: float) -> None:
-        """The alarm: what was to happen until now happens."""
-        self._alarm_at = inf
+        """Do what was to happen until now."""
+        self._timer_at = inf
         while self._due:
-            item = next(iter(self._due))
-            if self._due[item] > now:
+            entry = next(iter(self._due))
+            if self._due[entry] > now:
                 break
-            self._late(item, now)
+            self._time_out(entry, now)
         while self._delayed and self._delayed[0][0] <= now:
-            item = heappop(self._delayed)[2]
-            item.avoid = None
-            if item.state is State.DELAYED:
-                self._levels[item.level].put_back(item)
+            entry = heappop(self._delayed)[2]
+            entry.avoid = None
+            if entry.state is State.DELAYED:
+                entry.level.put_back(entry)
         self._dispatch(now)
         soonest = min(self._share_blocked(now), next(iter(self._due.values()), inf))
         if self._delayed:
             soonest = min(soonest, self._delayed[0][0])
-        self._set_alarm(min(soonest, self._alarm_at), now)
+        self._set_timer(min(soonest, self._timer_at), now)
 
-    def _late(self, item: Item, now: float) -> None:
-        """A consumer has not acknowledged a message in time. It may still do so, if it is the first."""
-        consumer = item.consumer
-        self._take_from(item)
+    def _time_out(self, entry: QueueEntry, now: float) -> None:
+        """Take a message from a consumer that has not acknowledged it in time. It may still do so, if it is first."""
+        consumer = entry.consumer
+        self._take_from(entry)
         self._counters["timed_out"] += 1
-        if consumer is None or self._in_vain(item, consumer, TIMED_OUT, now):
-            self._levels[item.level].put_back(item)
+        if consumer is None or self._may_try_again(entry, consumer, TIMED_OUT, now):
+            entry.level.put_back(entry)
 
-    def _set_alarm(self, at: float, now: float, *, sooner: bool = False) -> None:
-        if at == self._alarm_at or (sooner and at > self._alarm_at):
+    def _set_timer(self, at: float, now: float, *, sooner: bool = False) -> None:
+        if at == self._timer_at or (sooner and at > self._timer_at):
             return
-        self._alarm_at = at
-        self._outside.alarm(None if at == inf else max(0.0, at - now))
+        self._timer_at = at
+        self.effects.set_timer(None if at == inf else max(0.0, at - now))
 
     # -- operators
 
     def change(self, options: QueueOptions, now: float) -> None:
-        """Other options hold from now on; for messages that were given, from their next time on."""
+        """Take other options; for messages that were given, from their next time on."""
         before, self.options = self.options, options
         if options.strategy != before.strategy:
             self._ready = STRATEGIES[options.strategy]()
             for consumer in self.consumers:
                 self._ready.offer(consumer)
-        for number in range(options.priorities):
-            self._levels.setdefault(number, Level(number))
-        for number in [number for number in self._levels if number >= options.priorities]:
-            del self._levels[number]
-        self._down = tuple(self._levels[number] for number in sorted(self._levels, reverse=True))
-        for at in self._down:
-            for item in at.items.values():
-                item.ends = self._ends(item)
-                self._doubt(item)  # it may be too old now
+        self.levels = {number: self.levels.get(number) or Level(self, number) for number in range(options.priorities)}
+        self._down = tuple(reversed(self.levels.values()))
+        for level in self._down:
+            for entry in level.entries.values():
+                entry.ends = self._ends(entry)
+                self._recheck(entry)  # it may be too old now
         self.dispatch(now)
 
-    def close(self) -> list[Consumer]:
-        """The queue is no more; those who consumed it."""
+    def close(self) -> None:
+        """Forget everything: the queue is no more."""
         self.closed = True
-        consumers = list(self.consumers)
-        for consumer in consumers:
+        for consumer in self.consumers:
             self._ready.discard(consumer)
-            for item in consumer.items:
-                self._doubt(item)
-            consumer.items.clear()
+            for entry in consumer.entries:
+                self._recheck(entry)
+            consumer.entries.clear()
             consumer.sent = 0
         self.consumers.clear()
         self._rewind()
-        return consumers
 
     @property
     def inflight(self) -> int:
-        """Messages that consumers hold."""
-        return sum(len(consumer.items) for consumer in self.consumers)
+        """Return how many messages consumers hold."""
+        return sum(len(consumer.entries) for consumer in self.consumers)
 
-    def history(self, level: int, position: int) -> list[Attempt]:
-        """Attempts at a message, as far as they are remembered."""
-        at = self._levels.get(level)
-        item = at.items.get(position) if at is not None else None
-        noted = at.notes.get(position) if at is not None else None
-        return list((item.history if item is not None else noted[1] if noted is not None else None) or ())
+    def sent_up_to(self, level: Level) -> int:
+        """Return the highest position of a level that a consumer was sent and has not acknowledged; 0: none."""
+        return max(
+            (
+                entry.position
+                for consumer in self.consumers
+                for entry, since in consumer.entries.items()
+                if since == SENT and entry.level is level
+            ),
+            default=0,
+        )
 
-    def is_held(self, level: int, position: int) -> bool:
-        """Whether a message is with a consumer, or on its way out."""
-        at = self._levels.get(level)
-        if at is None:
-            return False
-        item = at.items.get(position)
-        return position in at.leaving or (item is not None and item.state is State.GIVEN)
+    def history(self, level: Level, position: int) -> list[Attempt]:
+        """Return the attempts at a message, as far as they are remembered."""
+        entry = level.entries.get(position)
+        history = entry.history if entry is not None else level.remembered.get(position, (0, None))[1]
+        return list(history or ())
+
+    def is_held(self, level: Level, position: int) -> bool:
+        """Return True if a message is with a consumer, or being removed."""
+        entry = level.entries.get(position)
+        return position in level.leaving or (entry is not None and entry.state is _GIVEN)

@@ -1,4 +1,4 @@
-"""What can be said about a queue, and what cannot.
+"""The options of a queue, and their checks.
 
 `QueueOptions` checks itself, with `ValueError("KEY: problem")` for what does not go together, so that the check of a
 configuration file can name the line. `check` adds what depends on the queue's name, `check_chain` what does not fit
@@ -12,13 +12,14 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from motorcade.core.errors import MotorcadeError, TopicError
+from motorcade.core.errors import TopicError
+from motorcade.core.record import RecordError
 from motorcade.core.topic import check_filter
 from motorcade.extension.declared import BadNameError, BadOptionsError, Name, check_name
-from motorcade.plugins.queues.tables import MOST_LEVELS, MOST_MARK
+from motorcade.plugins.queues.tables import MAX_LEVELS, MAX_MARK
 
 NOUN: Final = "queue"
-MOST_TOPICS: Final = 100  #: filters of one queue
+MAX_TOPICS: Final = 100  #: filters of one queue
 PROPERTY: Final = "property:"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -39,15 +40,15 @@ class QueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     retention: Seconds = 604_800.0  #: seconds until a message is too old; 0: never
     ack_timeout: Seconds = 30.0  #: seconds until a message that was not acknowledged goes to another consumer; 0: never
     redispatch_delay: Seconds = 0.1  #: seconds until a consumer gets again what it has refused, if there is nobody else
-    max_attempts: Annotated[int, msgspec.Meta(ge=0, le=MOST_MARK)] = 10  #: times a message is sent; 0: any number
+    max_attempts: Annotated[int, msgspec.Meta(ge=0, le=MAX_MARK)] = 10  #: times a message is sent; 0: any number
     dead_letter: str = ""  #: queue that gets what was sent so often in vain; none: it is dropped
-    priorities: Annotated[int, msgspec.Meta(ge=1, le=MOST_LEVELS)] = (
+    priorities: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEVELS)] = (
         1  #: levels; user property `priority`, highest first
     )
 
     def __post_init__(self) -> None:
-        if len(self.topics) > MOST_TOPICS:
-            raise ValueError(f"topics: {len(self.topics)} filters are more than {MOST_TOPICS}; use wildcards")
+        if len(self.topics) > MAX_TOPICS:
+            raise ValueError(f"topics: {len(self.topics)} filters are more than {MAX_TOPICS}; use wildcards")
         for filter_ in self.topics:
             _check_topic(filter_)
         _check_key(self.key)
@@ -84,21 +85,17 @@ class _Version1(msgspec.Struct, array_like=True, tag=1):
     options: QueueOptions
 
 
-class RecordError(MotorcadeError):
-    """The options of a queue in the store cannot be read."""
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Version1)
 
 
 def encode(options: QueueOptions) -> bytes:
-    """The record of a queue."""
+    """Return the record of a queue."""
     return _encoder.encode(_Version1(options))
 
 
 def decode(value: bytes) -> QueueOptions:
-    """Options of a record."""
+    """Return the options of a record; `RecordError` says why there are none."""
     try:
         return _decoder.decode(value).options
     except msgspec.MsgspecError as error:
@@ -106,7 +103,7 @@ def decode(value: bytes) -> QueueOptions:
 
 
 def check(name: str, options: QueueOptions) -> None:
-    """`MotorcadeError` unless a queue can be called so, and be like that."""
+    """Raise `MotorcadeError` unless a queue can have this name and these options."""
     check_name(NOUN, name)
     if options.dead_letter == name:
         raise _wrong(name, "dead_letter: a queue cannot be its own dead-letter queue; name another one")
@@ -123,7 +120,7 @@ def _check_topic(filter_: str) -> None:
 
 
 def _check_key(key: str) -> None:
-    """Also while the queue is regular: a wrong key is never right, and nobody would look for it later."""
+    """Check the key of a regular queue too: a wrong one would be found only when the kind changes."""
     if key not in {"topic", "publisher"} and not key.startswith(PROPERTY):
         raise ValueError(f"key: {key!r} is none of topic, publisher and property:NAME")
     if key == PROPERTY:
@@ -131,7 +128,7 @@ def _check_key(key: str) -> None:
 
 
 def check_chain(name: str, queues: Mapping[str, QueueOptions]) -> None:
-    """`BadOptionsError` unless the dead letters of a queue go somewhere, and not round."""
+    """Raise `BadOptionsError` unless the dead letters of a queue go to a queue, and not round."""
     seen = [name]
     while after := queues[seen[-1]].dead_letter:
         if after not in queues:

@@ -7,9 +7,8 @@ message. What is appended is routed as well. While no queue is declared, it cost
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, cast
 
@@ -21,27 +20,26 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
+from motorcade.delivery.record import RecordError
 from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
-from motorcade.plugins.queues import record
 from motorcade.plugins.queues.declarations import Declarations
 from motorcade.plugins.queues.metrics import COUNTS, MEASURES, ROUTE_BYTES
 from motorcade.plugins.queues.options import NOUN, QueuesConfig
-from motorcade.plugins.queues.queue import Tools
-from motorcade.plugins.queues.queues import MOST_ROUTES, Queues
-from motorcade.plugins.queues.record import RecordError
+from motorcade.plugins.queues.queue import Queue
+from motorcade.plugins.queues.queues import MAX_ROUTES, Queues
+from motorcade.plugins.queues.record import QUEUE
 from motorcade.plugins.queues.source import QueueSource
+from motorcade.plugins.queues.store import Append, QueueStore
 from motorcade.plugins.queues.tables import PREFIX
-from motorcade.plugins.queues.writer import Appender, Job, Remover, Row
 from motorcade.storage.ports import Store, StoreError, StoreFullError
 
 SERVICE: Final = "queues"
 LATE: Final = -900  #: priority on `message.publish`: after everybody who may change the message, before retained
 EARLY: Final = 900  #: priority of the refusal of what nobody may publish
-LAST_ATTEMPT: Final = 5.0  #: seconds, when the plugin stops, until what is not stored is given up
 #: Counted from the start, so that their series are there before it happens.
 EVENTS: Final = (
     "appended",
@@ -77,8 +75,7 @@ class QueuesPlugin(Plugin):
         for event in EVENTS:
             context.counters[event] += 0
         self._queues = Queues(context.hub.now, self._bind)
-        self._appender: Appender
-        self._remover: Remover
+        self._store: QueueStore
         self._declarations: Declarations
         self._bound: tuple[str, ...] = ()
 
@@ -87,27 +84,18 @@ class QueuesPlugin(Plugin):
         store = cast("Store | None", context.store)
         if store is None:
             raise PluginError("queues need a store, and this node has none")
-        self._appender = Appender(store, context.hub.now, context.log)
-        self._remover = Remover(store, context.counters, context.log)
-        tools = Tools(
-            store, self._appender, self._remover, context.counters, context.log, context.hub.now, context.spawn
-        )
-        self._declarations = Declarations(self._queues, tools, self.config.max_queues)
-        context.spawn(self._appender.run, "append")
-        context.spawn(self._remover.run, "remove")
+        self._store = QueueStore(store, context.counters, context.log, context.hub.now, context.spawn)
+        self._declarations = Declarations(self._queues, self._store, self.config.max_queues)
         await self._declarations.load(self.config.queue)
         context.add_source(Kind("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
         context.offer(SERVICE, self._declarations)
         context.spawn(self._sweep, "sweep")
 
     async def stop(self) -> None:
-        """Nobody publishes or consumes any more; what was acknowledged and counted is stored."""
+        """Store what was acknowledged and counted. Nothing is published or consumed any more."""
         for queue in self._queues:
-            queue.alarm(None)
-        with contextlib.suppress(TimeoutError):  # a store that is away must not hold up the node's end
-            async with asyncio.timeout(LAST_ATTEMPT):
-                await self._appender.settle()
-                await self._remover.close()
+            queue.set_timer(None)
+        await self._store.close()
 
     async def reload(self, config: QueuesConfig) -> None:
         """Declarations and bounds of the configuration; on any error everything stays as it was."""
@@ -127,7 +115,7 @@ class QueuesPlugin(Plugin):
             "queue_inflight": sum(queue.dispatcher.inflight for queue in queues),
             "queue_messages": sum(queue.size[0] for queue in queues),
             "queue_bytes": sum(queue.size[1] for queue in queues),
-            "queue_pending": self._appender.pending,
+            "queue_pending": self._store.pending,
         }
 
     def metrics(self) -> Iterable[Family]:
@@ -142,7 +130,7 @@ class QueuesPlugin(Plugin):
 
     def tables(self) -> Iterable[Table]:
         routes = self._queues.remembered
-        yield Table("queue_routes", routes, routes * ROUTE_BYTES, MOST_ROUTES * ROUTE_BYTES)
+        yield Table("queue_routes", routes, routes * ROUTE_BYTES, MAX_ROUTES * ROUTE_BYTES)
 
     def _source(self, feed: Any) -> QueueSource:
         return QueueSource(feed, self._queues)
@@ -184,37 +172,45 @@ class QueuesPlugin(Plugin):
             self.context.remove_hook("message.publish", self.on_publish)
 
     def on_publish(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:
-        """Append a message to the queues of its topic; who wants to know hears when it is stored."""
+        """Append a message to the queues of its topic; its publisher is answered when it is stored."""
         if isinstance(message, Handled):
             return None
         queues = self._queues.match(message.topic)
         if not queues:
             return None
         waits = message.qos > 0
-        rows: list[Row] = []
         try:
-            if self._appender.pending + len(queues) > self.config.max_pending:
-                self.context.counters["refused_pending"] += 1
-                raise StoreFullError(f"{self._appender.pending} messages wait for the store already (max_pending)")
-            body = record.encode(message)
-            for queue in queues:
-                try:
-                    rows.append(queue.row(message, body))
-                except StoreFullError:
-                    self.context.counters["refused_full"] += 1
-                    if waits:  # it is in all queues or in none, so that it can be sent again
-                        raise
+            appends = self._prepare(message, queues)
         except StoreFullError as error:
             return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, str(error))) if waits else None
         except RecordError as error:
             self.context.counters["unstorable"] += 1
             return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error))) if waits else None
-        if rows:
-            done = asyncio.get_running_loop().create_future() if waits else None
-            self._appender.add(Job(rows, done))
-            if done is not None:
-                acknowledge_after(message, done, taken=True)
+        if appends:
+            taken = self._store.append(appends)
+            if waits:
+                acknowledge_after(message, taken, taken=True)
         return None
+
+    def _prepare(self, message: Message, queues: Sequence[Queue]) -> list[Append]:
+        """Return the appends of a message: to all of its queues or to none, so that it can be sent again.
+
+        The publisher of QoS 0 hears nothing, so that goes where there is room.
+        """
+        store, counters = self._store, self.context.counters
+        if store.pending + len(queues) > self.config.max_pending:
+            counters["refused_pending"] += 1
+            raise StoreFullError(f"{store.pending} messages wait for the store already (max_pending)")
+        body, payload = QUEUE.encode(message)
+        appends: list[Append] = []
+        for queue in queues:
+            try:
+                appends.append(queue.prepare(message, body, payload))
+            except StoreFullError:
+                counters["refused_full"] += 1
+                if message.qos:
+                    raise
+        return appends
 
     @hook("message.publish", priority=EARLY, topics=(f"{PREFIX}#",))
     def on_publish_directly(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:

@@ -1,4 +1,4 @@
-"""All queues of a node: which ones a message belongs to, and who consumes them.
+"""All queues of a node: to which ones a message is appended, and which clients consume them.
 
 A client may subscribe before there is a queue, or after it was deleted. It waits here, at no cost, and joins when a
 queue of that name is added.
@@ -17,7 +17,7 @@ from motorcade.plugins.queues.queue import Queue
 if TYPE_CHECKING:
     from motorcade.plugins.queues.source import QueueSource
 
-MOST_ROUTES: Final = 4096  #: topics whose queues are remembered; then it begins anew
+MAX_ROUTES: Final = 4096  #: topics whose queues are remembered; then all are forgotten
 
 
 class Queues:
@@ -39,28 +39,27 @@ class Queues:
 
     @property
     def remembered(self) -> int:
-        """Topics whose queues are remembered."""
+        """Return how many topics' queues are remembered."""
         return len(self._routes)
 
     def get(self, name: str) -> Queue | None:
-        """A queue by name."""
+        """Return a queue by name."""
         return self._queues.get(name)
 
     def options(self) -> dict[str, QueueOptions]:
-        """The options of all."""
+        """Return the options of all."""
         return {name: queue.options for name, queue in self._queues.items()}
 
     def filters(self) -> set[str]:
-        """What all queues are bound to."""
+        """Return what all queues are bound to."""
         return {filter_ for queue in self._queues.values() for filter_ in queue.options.topics}
 
     def match(self, topic: str) -> tuple[Queue, ...]:
-        """The queues that a message of a topic is appended to."""
+        """Return the queues that a message of a topic is appended to."""
         found = self._routes.get(topic)
         if found is None:
-            matching = {queue: None for queues in self._trie.match(topic) for queue in queues}
-            found = tuple(matching)
-            if len(self._routes) >= MOST_ROUTES:
+            found = tuple({queue: None for queues in self._trie.match(topic) for queue in queues})
+            if len(self._routes) >= MAX_ROUTES:
                 self._routes.clear()
             self._routes[topic] = found
         return found
@@ -68,26 +67,26 @@ class Queues:
     # -- queues come and go
 
     def add(self, queue: Queue) -> None:
-        """A queue is declared; who waits for it joins."""
+        """Add a queue; clients that wait for it join."""
         self._queues[queue.name] = queue
         self.rebind()
         for consumer in self._waiting.pop(queue.name, ()):
             queue.dispatcher.join(consumer, self.now())
 
     def remove(self, name: str) -> Queue:
-        """A queue is declared no more; who consumed it waits for the next one of that name."""
+        """Remove a queue; clients that consumed it wait for the next one of that name."""
         queue = self._queues.pop(name)
         self.rebind()
         consumers = list(queue.dispatcher.consumers)
         queue.close()
         for consumer in consumers:
-            seat: QueueSource = consumer.seat  # type: ignore[assignment]  # nobody else sits there
-            seat.withdraw(consumer)
+            source: QueueSource = consumer.subscriber  # type: ignore[assignment]  # there is no other
+            source.withdraw(consumer)
             self._waiting.setdefault(name, {})[consumer] = None
         return queue
 
     def rebind(self) -> None:
-        """The filters of a queue are others now."""
+        """Route by the filters that queues have now."""
         self._trie = FilterTrie()
         self._routes.clear()
         bound: dict[str, list[Queue]] = {}
@@ -101,7 +100,7 @@ class Queues:
     # -- consumers come and go
 
     def enter(self, name: str, consumer: Consumer) -> None:
-        """A client has subscribed to a queue, be it there or not."""
+        """Add a client that has subscribed to a queue, declared or not."""
         queue = self._queues.get(name)
         if queue is not None:
             queue.dispatcher.join(consumer, self.now())
@@ -109,7 +108,7 @@ class Queues:
             self._waiting.setdefault(name, {})[consumer] = None
 
     def leave(self, name: str, consumer: Consumer, reason: str) -> None:
-        """A client has unsubscribed, or is gone."""
+        """Remove a client that has unsubscribed, or is gone."""
         waiting = self._waiting.get(name)
         if waiting is not None:
             waiting.pop(consumer, None)
@@ -120,7 +119,7 @@ class Queues:
             queue.dispatcher.leave(consumer, reason, self.now())
 
     def has_room(self, name: str, consumer: Consumer) -> None:
-        """A client may have room for messages of a queue."""
+        """Give a client messages of a queue: it may have room."""
         queue = self._queues.get(name)
         if queue is not None:
             queue.dispatcher.has_room(consumer, self.now())

@@ -1,14 +1,15 @@
 """The source of a client that consumes queues: one instance for all its `$queue/…` filters.
 
-It keeps no messages. What a dispatcher gives it (`put`) leaves with the answer of the callback that is running, or, if
-none of its own is, with the next one, which it asks for (`wake`). `told` is what the carrier has promised; what was put
-and not handed over yet counts against it. The carrier asks before it sends only while there is something that may have
+It keeps no messages. What a dispatcher gives it (`give`) leaves with the answer of the callback that is running, or, if
+none of its own is, with the next one, which it asks for (`wake`). `_promised` is what the broker takes; what was given
+and not handed over yet counts against it. The broker asks before it sends only while there is something that may have
 to be withdrawn (`asks`), and says afterwards what was sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, Why
 from motorcade.plugins.queues import dispatcher as reasons
-from motorcade.plugins.queues.dispatcher import SENT, Consumer, Dispatcher, Item
+from motorcade.plugins.queues.dispatcher import SENT, Consumer, Dispatcher, QueueEntry
 from motorcade.plugins.queues.options import NOUN
 from motorcade.plugins.queues.tables import PREFIX
 
@@ -30,43 +31,43 @@ class _Go:
 
 
 ALL: Final = 1 << 30
-GO: Final = _Go()  #: `info`: something may be there for you
+GO: Final = _Go()  #: `info`: there may be messages
 
-_CANNOT: Final = {"too_large": reasons.TOO_LARGE}
+_UNSENDABLE: Final = {"too_large": reasons.TOO_LARGE}
 _LEFT: Final = {Why.UNSUBSCRIBED: reasons.UNSUBSCRIBED, Why.REMOVED: reasons.UNSUBSCRIBED}
 
 
 class QueueSource(Source):
-    """The place of one client at all its queues."""
+    """One client, as the consumer of all its queues."""
 
     def __init__(self, feed: Feed, queues: Queues) -> None:
         super().__init__(feed)
         self.name = feed.client.client_id
         self._queues = queues
         self._consumers: dict[str, Consumer] = {}  # by filter
-        self._told = 0
-        self._share = ALL  # of what it was told: how much the outbox may hold while one queue is asked
+        self._promised = 0
+        self._share = ALL  # how much the outbox may hold while one queue is asked
         self._outbox: list[Given] = []
-        self._doubtful: dict[Item, str] = {}  # given, and perhaps not to be sent; its filter
+        self._rechecks: dict[QueueEntry, str] = {}  # given, and perhaps not to be sent; its filter
         self._soonest = inf  # when the first of what was given may be too old
         self._inside = False
         self._awake = False
 
-    # -- Seat
+    # -- Subscriber
 
     @property
     def room(self) -> int:
-        return min(self._told, self._share) - len(self._outbox)
+        return min(self._promised, self._share) - len(self._outbox)
 
-    def put(self, consumer: Consumer, items: list[Item]) -> None:
+    def give(self, consumer: Consumer, entries: list[QueueEntry]) -> None:
         filter_ = consumer.filter
-        self._outbox += [Given(item.message, filter_, item) for item in items]
-        self._soonest = min(self._soonest, *[item.ends for item in items])
+        self._outbox += [Given(entry.message, filter_, entry) for entry in entries]
+        self._soonest = min(self._soonest, *[entry.ends for entry in entries])
         if not self._inside:
             self.wake()
 
-    def doubt(self, consumer: Consumer, item: Item) -> None:
-        self._doubtful[item] = consumer.filter
+    def recheck(self, consumer: Consumer, entry: QueueEntry) -> None:
+        self._rechecks[entry] = consumer.filter
 
     def wake(self) -> None:
         if not self._awake:
@@ -85,7 +86,7 @@ class QueueSource(Source):
             return True
         consumer = Consumer(self.name, subscription.filter, self)
         self._consumers[subscription.filter] = consumer
-        self._told = self.feed.desired
+        self._promised = self.feed.desired
         self._queues.enter(name, consumer)
         return True
 
@@ -95,48 +96,48 @@ class QueueSource(Source):
             self.withdraw(consumer)
             name = filter_.removeprefix(PREFIX)
             self._queues.leave(name, consumer, _LEFT.get(why, reasons.DISCONNECTED))
-            self._doubtful = {item: of for item, of in self._doubtful.items() if of != filter_}
+            self._rechecks = {entry: of for entry, of in self._rechecks.items() if of != filter_}
 
     def terminate(self) -> None:
         for filter_ in list(self._consumers):
             self.unsubscribe(filter_, Why.DISCONNECTED)
 
     def withdraw(self, consumer: Consumer) -> None:
-        """What was put for a consumer and not handed over shall not be."""
-        self._sure(given for given in self._outbox if given.filter == consumer.filter)
+        """Take back what was given to a consumer and not handed over."""
+        self._known(given for given in self._outbox if given.filter == consumer.filter)
         self._outbox = [given for given in self._outbox if given.filter != consumer.filter]
 
     @property
     def asks(self) -> bool:
         now = self._queues.now()
         if self._soonest <= now:
-            self._soonest = min((item.ends for item in self._unsent()), default=inf)
-        return bool(self._doubtful) or self._soonest <= now
+            self._soonest = min((entry.ends for entry in self._unsent()), default=inf)
+        return bool(self._rechecks) or self._soonest <= now
 
-    def _unsent(self) -> Iterator[Item]:
+    def _unsent(self) -> Iterator[QueueEntry]:
         for consumer in self._consumers.values():
-            yield from (item for item, since in consumer.items.items() if since != SENT)
+            yield from (entry for entry, since in consumer.entries.items() if since != SENT)
 
     def sending(self, given: Given) -> Message | None:
-        item: Item = given.tag
+        entry: QueueEntry = given.tag
         consumer = self._consumers.get(given.filter)
-        if consumer is None or item.dispatcher is None:
+        if consumer is None:
             return None
-        return item.dispatcher.sending(consumer, item, self._queues.now())
+        return entry.level.dispatcher.sending(consumer, entry, self._queues.now())
 
     def sent_run(self, given: Sequence[Given]) -> None:
-        if self._doubtful:
-            self._sure(given)
+        if self._rechecks:
+            self._known(given)
         now = self._queues.now()
-        for home, filter_, items in _by_queue(given):
+        for dispatcher, filter_, entries in _by_queue(given):
             consumer = self._consumers.get(filter_)
             if consumer is not None:
-                home.sent(consumer, items, now)
+                dispatcher.sent(consumer, entries, now)
 
     def info(self, what: object, desired: int) -> Answer:
         if what is GO:
             self._awake = False
-        self._told = desired
+        self._promised = desired
         self._inside = True
         try:
             self._ask_all()
@@ -149,19 +150,19 @@ class QueueSource(Source):
         return self.delivered_run((given,), ack)
 
     def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
-        self._told = ack.desired
-        if self._doubtful:
-            self._sure(given)
+        self._promised = ack.desired
+        if self._rechecks:
+            self._known(given)
         self._inside = True
         if len(self._consumers) > 1:
             self._share = 0  # the room is for all of its queues, not for the one whose message has made it
         try:
             now = self._queues.now()
-            for home, filter_, items in _by_queue(given):
+            for dispatcher, filter_, entries in _by_queue(given):
                 consumer = self._consumers.get(filter_)
                 if consumer is None:  # it has unsubscribed: nothing more for it, but what it says counts
                     consumer = Consumer(self.name, filter_, self)
-                _settle(home, consumer, items, ack, now)
+                _settle(dispatcher, consumer, entries, ack, now)
             if len(self._consumers) > 1:
                 self._ask_all()
         finally:
@@ -169,16 +170,16 @@ class QueueSource(Source):
             self._share = ALL
         return self._hand_over()
 
-    def _sure(self, given: Iterable[Given]) -> None:
-        """It is known what has become of messages: nobody will ask for them any more."""
+    def _known(self, given: Iterable[Given]) -> None:
+        """Forget to ask before messages are sent: their outcome is known."""
         for one in given:
-            self._doubtful.pop(one.tag, None)
+            self._rechecks.pop(one.tag, None)
 
     def _ask_all(self) -> None:
         """Let every queue of this client give its share, another one first each time; then what is left to any."""
         filters = list(self._consumers)
         for number, filter_ in enumerate(filters):
-            free = self._told - len(self._outbox)
+            free = self._promised - len(self._outbox)
             if free <= 0:
                 break
             self._share = len(self._outbox) + max(1, free // (len(filters) - number))
@@ -192,37 +193,35 @@ class QueueSource(Source):
             self._queues.has_room(filter_.removeprefix(PREFIX), self._consumers[filter_])
 
     def _hand_over(self) -> list[Given] | None:
-        number = max(0, min(self._told, len(self._outbox)))
+        number = max(0, min(self._promised, len(self._outbox)))
         if not number:
             return None
         given, self._outbox = self._outbox[:number], self._outbox[number:]
-        self._told -= number
+        self._promised -= number
         return given
 
 
-def _by_queue(given: Sequence[Given]) -> Iterator[tuple[Dispatcher, str, list[Item]]]:
-    """Messages by the dispatchers that have given them, in their order. Mostly it is one."""
-    items: list[Item] = [one.tag for one in given]
-    begin = 0
-    home = items[0].dispatcher
-    for number, item in enumerate(items):
-        if item.dispatcher is not home:
-            if home is not None:
-                yield home, given[begin].filter, items[begin:number]
-            begin, home = number, item.dispatcher
-    if home is not None:
-        yield home, given[begin].filter, items[begin:] if begin else items
+def _by_queue(given: Sequence[Given]) -> Iterator[tuple[Dispatcher, str, list[QueueEntry]]]:
+    """Yield messages by the dispatchers that have given them, with their filter, in their order. Mostly it is one."""
+    for dispatcher, run in groupby(given, key=_dispatcher_of):
+        some = list(run)
+        yield dispatcher, some[0].filter, [one.tag for one in some]
 
 
-def _settle(home: Dispatcher, consumer: Consumer, items: list[Item], ack: Ack, now: float) -> None:
-    """Tell a dispatcher what became of messages."""
+def _dispatcher_of(given: Given) -> Dispatcher:
+    entry: QueueEntry = given.tag
+    return entry.level.dispatcher
+
+
+def _settle(dispatcher: Dispatcher, consumer: Consumer, entries: list[QueueEntry], ack: Ack, now: float) -> None:
+    """Tell a dispatcher the outcome of messages."""
     if not ack.dropped and not ack.refused:
-        home.acknowledged(consumer, items, now)
+        dispatcher.acknowledged(consumer, entries, now)
         return
-    for item in items:
+    for entry in entries:
         if ack.dropped in {"withdrawn", "expired"}:
-            home.not_sent(consumer, item, now, expired=ack.dropped == "expired")
+            dispatcher.not_sent(consumer, entry, now, expired=ack.dropped == "expired")
         elif ack.dropped:  # this client cannot be sent it; another one perhaps can
-            home.refused(consumer, item, _CANNOT.get(ack.dropped, ack.dropped), now)
+            dispatcher.refused(consumer, entry, _UNSENDABLE.get(ack.dropped, ack.dropped), now)
         else:
-            home.refused(consumer, item, f"refused with 0x{ack.reason:02x}", now)
+            dispatcher.refused(consumer, entry, f"refused with 0x{ack.reason:02x}", now)

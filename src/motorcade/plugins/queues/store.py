@@ -1,0 +1,158 @@
+"""What all queues of a node write.
+
+Rule 1: a publish is one write, and its publisher is answered when that is stored. The commits of one turn of the event
+        loop share a group inside the store; nothing is gathered here.
+Rule 2: removals are written many at a time, `REMOVAL_DELAY` later. One that fails is repeated until it succeeds; until
+        then no consumer gets the message. One that is lost with the process means that its message comes again, as if
+        the acknowledgement had been lost.
+Rule 3: how often a message was sent is stored with its entry (`mark`), unless it is done `MARK_DELAY` later: consumers
+        that acknowledge quickly cost no marks. What is sent again, or has failed, is rare, and stored at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from motorcade.commit import Commit
+from motorcade.extension.gathered import Gathered
+from motorcade.extension.plugin import Spawn
+from motorcade.plugins.queues.dispatcher import Level, QueueEntry, State
+from motorcade.plugins.queues.tables import MAX_MARK
+from motorcade.storage.ports import Batch, Bound, Draft, Store, StoreError, Written
+
+if TYPE_CHECKING:
+    from motorcade.plugins.queues.queue import Queue
+
+REMOVAL_DELAY: Final = 0.01  #: seconds; waking the store costs more than removing a few messages
+MARK_DELAY: Final = 0.05  #: seconds
+RETRY: Final = 1.0  #: seconds until what failed is tried again
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """A message on its way into one queue."""
+
+    queue: Queue
+    level: Level
+    draft: Draft
+    bound: Bound
+    spared: Sequence[int]  #: see `Mailboxes.append`
+
+    @property
+    def size(self) -> int:
+        return len(self.draft.body) + len(self.draft.payload)
+
+
+class QueueStore:
+    """Appends, removals and marks of all queues of a node."""
+
+    def __init__(
+        self,
+        store: Store,
+        counters: Counter[str],
+        log: structlog.stdlib.BoundLogger,
+        now: Callable[[], float],
+        spawn: Spawn,
+    ) -> None:
+        self.store = store
+        self.counters = counters
+        self.log = log
+        self.now = now
+        self.spawn = spawn
+        self.pending = 0  #: appends that the store has not answered
+        self._removals = Gathered(self._remove, lambda: REMOVAL_DELAY, RETRY, spawn, "remove")
+        self._marks = Gathered(self._mark, lambda: MARK_DELAY, RETRY, spawn, "mark")
+        self._failing = False
+
+    # -- appends
+
+    def append(self, appends: Sequence[Append], moved: QueueEntry | None = None) -> Commit[None]:
+        """Append to queues in one write; it fails if one of them refuses. `moved` leaves its queue with the same write.
+
+        Queues hear of it before the caller does.
+        """
+        batch = Batch()
+        now = self.now()
+        for append in appends:
+            batch.append([append.level.mailbox], append.draft, now, append.bound, append.spared)
+            append.queue.expect(append)
+        if moved is not None:
+            batch.acknowledge(moved.level.mailbox, [moved.position])
+        self.pending += len(appends)
+        taken: Commit[None] = Commit()
+        commit = self.store.write(batch)
+        commit.then(partial(self._appended, appends, commit, now, taken))
+        return taken
+
+    def _appended(self, appends: Sequence[Append], commit: Commit[Written], now: float, taken: Commit[None]) -> None:
+        self.pending -= len(appends)
+        error = commit.error
+        try:
+            if error is None:
+                for append, answer in zip(appends, commit.result.appended, strict=True):
+                    error = append.queue.appended(append, answer, now) or error
+            else:
+                for append in appends:
+                    append.queue.not_appended(append, certain=commit.refused)
+        finally:  # whatever is wrong with a queue, it is stored
+            taken.finish(error)
+
+    # -- removals and marks
+
+    def remove(self, entries: Sequence[QueueEntry]) -> None:
+        """Remove messages soon; their dispatcher hears of it."""
+        for entry in entries:
+            self._removals.change(entry)
+
+    def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
+        """Store how often messages were sent, unless they are done meanwhile."""
+        note = self._marks.hurry if at_once else self._marks.change
+        for entry in entries:
+            note(entry)
+
+    async def close(self) -> None:
+        """Write what is left."""
+        await asyncio.gather(self._removals.settle(), self._marks.settle())
+
+    async def _remove(self, entries: list[QueueEntry]) -> bool:
+        """Remove messages, but not of queues that are gone: others may have their positions."""
+        levels: dict[Level, list[QueueEntry]] = {}
+        for entry in entries:
+            levels.setdefault(entry.level, []).append(entry)
+        batch = Batch()
+        for level, some in levels.items():
+            if not level.dispatcher.closed:
+                batch.acknowledge(level.mailbox, [entry.position for entry in some])
+        try:
+            await self.store.write(batch)
+        except StoreError as error:
+            if not self._failing:  # once until it succeeds again
+                self._failing = True
+                self.log.warning("queues_not_removed", error=str(error))
+            return False
+        if self._failing:
+            self._failing = False
+            self.log.info("queues_removed_again")
+        for level, some in levels.items():
+            level.dispatcher.effects.removed(some)
+        return True
+
+    async def _mark(self, entries: list[QueueEntry]) -> bool:
+        batch = Batch()
+        for entry in entries:
+            if entry.state is not State.DONE and not entry.level.dispatcher.closed:
+                batch.mark(entry.level.mailbox, entry.position, min(entry.attempts, MAX_MARK))
+        if not batch.steps:
+            return True
+        try:
+            await self.store.write(batch)
+        except StoreError:
+            self.counters["not_marked"] += len(batch.steps)
+            return False
+        return True
