@@ -155,6 +155,8 @@ class Level:
         self.ahead: deque[QueueEntry] = deque()
         self.size = 0  #: bytes of these
         self.returned: list[tuple[int, int, QueueEntry]] = []  #: by position; what no longer waits is left in it
+        self.unmarked: dict[QueueEntry, float] = {}  #: sent, and how often is not stored yet; since when
+        self.done: list[QueueEntry] = []  #: to be removed from the store
         self.leaving: set[int] = set()  #: done, and perhaps still in the store
         self.left: set[int] = set()  #: of these, gone while the level was read
         self.remembered: OrderedDict[int, tuple[int, list[Attempt] | None]] = OrderedDict()  #: of what is forgotten
@@ -183,8 +185,10 @@ class Level:
 
     def add(self, entries: list[QueueEntry]) -> None:
         """Let messages wait that follow all others in the order of the store."""
+        known, ends = self.entries, self.dispatcher.ends
         for entry in entries:
-            self.entries[entry.position] = entry
+            entry.ends = ends(entry)
+            known[entry.position] = entry
         self.size += sum([entry.size for entry in entries])
         self.ahead += entries
         self.cursor = max(self.cursor, entries[-1].position)
@@ -352,6 +356,8 @@ class Dispatcher:
             ):  # its client has unsubscribed, and was the last one; it may be read again
                 entry = entry.level.entries.get(entry.position, entry)  # noqa: PLW2901
             if entry.state is not _DONE and not self.closed:
+                if entry.consumer is consumer:
+                    entry.consumer = None
                 self._end(entry)
                 done.append(entry)
         if done:
@@ -440,7 +446,6 @@ class Dispatcher:
 
     def insert(self, entry: QueueEntry) -> None:
         """Take what was appended just now; `dispatch` gives it to a consumer."""
-        entry.ends = self._ends(entry)
         entry.level.add([entry])
 
     def read_again(self, level: Level) -> None:
@@ -457,9 +462,6 @@ class Dispatcher:
         if entries:
             entries = level.news(entries)
         if entries:
-            ends = self._ends
-            for entry in entries:
-                entry.ends = ends(entry)
             level.add(entries)
         level.cursor = max(level.cursor, last)
         level.behind = more or level.grown
@@ -508,7 +510,8 @@ class Dispatcher:
             self._remove(entries)
         return len(entries)
 
-    def _ends(self, entry: QueueEntry) -> float:
+    def ends(self, entry: QueueEntry) -> float:
+        """Return when a message is too old."""
         retention = self.options.retention
         ends = entry.stored_at + retention if retention else inf
         expires_at = entry.message.expires_at
@@ -521,7 +524,9 @@ class Dispatcher:
             self._recheck(entry)
             entry.consumer = None
         self._due.pop(entry, None)
-        entry.level.entries.pop(entry.position, None)
+        level = entry.level
+        level.unmarked.pop(entry, None)
+        level.entries.pop(entry.position, None)
 
     def _recheck(self, entry: QueueEntry) -> None:
         """Let the consumer that has a message and was not sent it ask before that happens (rule 7)."""
@@ -751,7 +756,7 @@ class Dispatcher:
         self._down = tuple(reversed(self.levels.values()))
         for level in self._down:
             for entry in level.entries.values():
-                entry.ends = self._ends(entry)
+                entry.ends = self.ends(entry)
                 self._recheck(entry)  # it may be too old now
         self.dispatch(now)
 

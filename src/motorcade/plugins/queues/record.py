@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from motorcade.core.message import Message, UserProperties
-from motorcade.delivery.record import Form, Record, message_of
+from motorcade.delivery.record import Form, Record
 
 PRIORITY: Final = "priority"  #: user property with the level of a message
 MAX_HISTORY: Final = 32  #: newest attempts that are remembered of a message
@@ -98,7 +98,23 @@ def delivered(record: QueueRecord, payload: bytes) -> Message:
             ("dead-attempts", str(dead.attempts)),
             ("dead-history", history_text(dead.history)),
         )
-    return message_of(record, payload, qos=1, retain=False, user_properties=properties)
+    # Not by `message_of`, whose keywords cost as much as all the rest, for every message that is read.
+    return Message(
+        record.topic,
+        payload,
+        1,
+        False,
+        record.client,
+        record.username,
+        record.guid,
+        record.time,
+        record.payload_format,
+        record.expires_at,
+        record.content_type,
+        record.response_topic,
+        record.correlation_data,
+        properties,
+    )
 
 
 def history_text(history: Sequence[Attempt]) -> str:

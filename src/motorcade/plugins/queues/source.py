@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from motorcade.core.message import Message
@@ -203,14 +204,9 @@ class QueueSource(Source):
 
 def _by_queue(given: Sequence[Given]) -> Iterator[tuple[Dispatcher, str, list[QueueEntry]]]:
     """Yield messages by the dispatchers that have given them, with their filter, in their order. Mostly it is one."""
-    for dispatcher, run in groupby(given, key=_dispatcher_of):
+    for dispatcher, run in groupby(given, key=attrgetter("tag.level.dispatcher")):
         some = list(run)
         yield dispatcher, some[0].filter, [one.tag for one in some]
-
-
-def _dispatcher_of(given: Given) -> Dispatcher:
-    entry: QueueEntry = given.tag
-    return entry.level.dispatcher
 
 
 def _settle(dispatcher: Dispatcher, consumer: Consumer, entries: list[QueueEntry], ack: Ack, now: float) -> None:

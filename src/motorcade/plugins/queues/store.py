@@ -2,19 +2,21 @@
 
 Rule 1: a publish is one write, and its publisher is answered when that is stored. The commits of one turn of the event
         loop share a group inside the store; nothing is gathered here.
-Rule 2: removals are written many at a time, `REMOVAL_DELAY` later. One that fails is repeated until it succeeds; until
+Rule 2: removals are written many at a time, up to `DELAY` later. One that fails is repeated until it succeeds; until
         then no consumer gets the message. One that is lost with the process means that its message comes again, as if
         the acknowledgement had been lost.
-Rule 3: how often a message was sent is stored with its entry (`mark`), unless it is done `MARK_DELAY` later: consumers
-        that acknowledge quickly cost no marks. What is sent again, or has failed, is rare, and stored at once.
+Rule 3: how often a message was sent is stored with its entry (`mark`), unless it is done within `DELAY`: consumers that
+        acknowledge quickly cost no marks. What is sent again, or has failed, is rare, and stored at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby, islice
+from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -30,9 +32,11 @@ from motorcade.storage.ports import Batch, Bound, Draft, Store, StoreError, Writ
 if TYPE_CHECKING:
     from motorcade.plugins.queues.queue import Queue
 
-REMOVAL_DELAY: Final = 0.01  #: seconds; waking the store costs more than removing a few messages
-MARK_DELAY: Final = 0.05  #: seconds
+DELAY: Final = 0.02  #: seconds; waking the store costs more than removing a few messages
 RETRY: Final = 1.0  #: seconds until what failed is tried again
+MAX_BATCH: Final = 1024  #: removals or marks of a level in one write
+
+_LEVEL: Final = attrgetter("level")
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -66,9 +70,9 @@ class QueueStore:
         self.now = now
         self.spawn = spawn
         self.pending = 0  #: appends that the store has not answered
-        self._removals = Gathered(self._remove, lambda: REMOVAL_DELAY, RETRY, spawn, "remove")
-        self._marks = Gathered(self._mark, lambda: MARK_DELAY, RETRY, spawn, "mark")
+        self._behind = Gathered(self._write, lambda: DELAY, RETRY, spawn, "write")
         self._failing = False
+        self._closing = False
 
     # -- appends
 
@@ -106,53 +110,63 @@ class QueueStore:
     # -- removals and marks
 
     def remove(self, entries: Sequence[QueueEntry]) -> None:
-        """Remove messages soon; their dispatcher hears of it."""
-        for entry in entries:
-            self._removals.change(entry)
+        """Remove messages soon; their queue hears of it."""
+        for level, some in groupby(entries, key=_LEVEL):
+            level.done += some
+            self._behind.change(level)
 
     def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
         """Store how often messages were sent, unless they are done meanwhile."""
-        note = self._marks.hurry if at_once else self._marks.change
-        for entry in entries:
-            note(entry)
+        since = 0.0 if at_once else self.now()
+        for level, some in groupby(entries, key=_LEVEL):
+            level.unmarked.update(dict.fromkeys(some, since))
+            if at_once:
+                self._behind.hurry(level)
+            else:
+                self._behind.change(level)
 
     async def close(self) -> None:
         """Write what is left."""
-        await asyncio.gather(self._removals.settle(), self._marks.settle())
+        self._closing = True
+        await self._behind.settle()
 
-    async def _remove(self, entries: list[QueueEntry]) -> bool:
-        """Remove messages, but not of queues that are gone: others may have their positions."""
-        levels: dict[Level, list[QueueEntry]] = {}
-        for entry in entries:
-            levels.setdefault(entry.level, []).append(entry)
+    async def _write(self, levels: list[Level]) -> bool:
+        """Write removals and marks of some levels, but not of queues that are gone: others may have their positions."""
         batch = Batch()
-        for level, some in levels.items():
-            if not level.dispatcher.closed:
-                batch.acknowledge(level.mailbox, [entry.position for entry in some])
+        removed: list[tuple[Level, list[QueueEntry]]] = []
+        marked: list[tuple[Level, list[QueueEntry]]] = []
+        before = inf if self._closing else self.now() - DELAY  # most others are done before the next time
+        for level in levels:
+            if level.dispatcher.closed:
+                continue
+            done, level.done = level.done[:MAX_BATCH], level.done[MAX_BATCH:]
+            if done:
+                batch.acknowledge(level.mailbox, [entry.position for entry in done])
+                removed.append((level, done))
+            sent = list(islice((entry for entry, since in level.unmarked.items() if since <= before), MAX_BATCH))
+            for entry in sent:
+                del level.unmarked[entry]
+                batch.mark(level.mailbox, entry.position, min(entry.attempts, MAX_MARK))
+            marked.append((level, sent))
+            if level.done or level.unmarked:
+                self._behind.change(level)
+        if not batch.steps:
+            return True
         try:
             await self.store.write(batch)
         except StoreError as error:
             if not self._failing:  # once until it succeeds again
                 self._failing = True
                 self.log.warning("queues_not_removed", error=str(error))
+            self.counters["not_marked"] += len(batch.steps) - len(removed)
+            for level, done in removed:
+                level.done[:0] = done
+            for level, sent in marked:
+                level.unmarked = {entry: 0.0 for entry in sent if entry.state is not State.DONE} | level.unmarked
             return False
         if self._failing:
             self._failing = False
             self.log.info("queues_removed_again")
-        for level, some in levels.items():
-            level.dispatcher.effects.removed(some)
-        return True
-
-    async def _mark(self, entries: list[QueueEntry]) -> bool:
-        batch = Batch()
-        for entry in entries:
-            if entry.state is not State.DONE and not entry.level.dispatcher.closed:
-                batch.mark(entry.level.mailbox, entry.position, min(entry.attempts, MAX_MARK))
-        if not batch.steps:
-            return True
-        try:
-            await self.store.write(batch)
-        except StoreError:
-            self.counters["not_marked"] += len(batch.steps)
-            return False
+        for level, done in removed:
+            level.dispatcher.effects.removed(done)
         return True
