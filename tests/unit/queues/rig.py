@@ -144,8 +144,8 @@ class Rig:
     def remove(self, entries: Sequence[QueueEntry]) -> None:
         self.removals += entries
 
-    def removed(self, entries: Sequence[QueueEntry]) -> None:
-        self.dispatcher.removed(entries)
+    def removed(self, level: Level, positions: Sequence[int], size: int) -> None:
+        self.dispatcher.removed(level, positions)
 
     def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
         self.marks.update(dict.fromkeys(entries))
@@ -206,7 +206,7 @@ class Rig:
         entries, self.removals = self.removals, []
         for entry in entries:
             self.entries.pop((entry.level.number, entry.position), None)
-        self.removed(entries)
+            self.removed(entry.level, [entry.position], entry.size)
 
     def settle(self) -> None:
         """Until nothing is left to do now."""

@@ -156,7 +156,7 @@ class Level:
         self.size = 0  #: bytes of these
         self.returned: list[tuple[int, int, QueueEntry]] = []  #: by position; what no longer waits is left in it
         self.unmarked: dict[QueueEntry, float] = {}  #: sent, and how often is not stored yet; since when
-        self.done: list[QueueEntry] = []  #: to be removed from the store
+        self.done: list[tuple[int, int]] = []  #: to be removed from the store: positions and bytes
         self.leaving: set[int] = set()  #: done, and perhaps still in the store
         self.left: set[int] = set()  #: of these, gone while the level was read
         self.remembered: OrderedDict[int, tuple[int, list[Attempt] | None]] = OrderedDict()  #: of what is forgotten
@@ -238,8 +238,8 @@ class Effects(Protocol):
     def remove(self, entries: Sequence[QueueEntry]) -> None:
         """Remove messages from the store; `removed` answers."""
 
-    def removed(self, entries: Sequence[QueueEntry]) -> None:
-        """Pass on that messages are removed, which `remove` was asked for."""
+    def removed(self, level: Level, positions: Sequence[int], size: int) -> None:
+        """Pass on that messages of so many bytes are removed, which `remove` was asked for."""
 
     def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
         """Store how often messages were sent, if they are not done before."""
@@ -478,14 +478,12 @@ class Dispatcher:
         level.reading = level.grown = level.rewound = False
         level.behind = True
 
-    def removed(self, entries: Iterable[QueueEntry]) -> None:
+    def removed(self, level: Level, positions: Sequence[int]) -> None:
         """Forget messages that are removed from the store. What is being read may still have them."""
-        for entry in entries:
-            level = entry.level
-            if level.reading:
-                level.left.add(entry.position)
-            else:
-                level.leaving.discard(entry.position)
+        if level.reading:
+            level.left.update(positions)
+        else:
+            level.leaving.difference_update(positions)
 
     def gone(self, level: Level, position: int) -> None:
         """End a message that was replaced by a newer one, or pushed out."""

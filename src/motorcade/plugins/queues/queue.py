@@ -308,13 +308,12 @@ class Queue:
         self._delta_bytes -= sum([entry.size for entry in entries])
         self._store.remove(entries)
 
-    def removed(self, entries: Sequence[QueueEntry]) -> None:
-        size = sum([entry.size for entry in entries])
-        self._entries -= len(entries)
+    def removed(self, level: Level, positions: Sequence[int], size: int) -> None:
+        self._entries -= len(positions)
         self._bytes -= size
-        self._delta += len(entries)
+        self._delta += len(positions)
         self._delta_bytes += size
-        self.dispatcher.removed(entries)
+        self.dispatcher.removed(level, positions)
 
     def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
         self._store.mark(entries, at_once=at_once)
@@ -361,7 +360,7 @@ class Queue:
             self._entries -= 1
             self._bytes -= entry.size
             store.counters["dead_lettered"] += 1
-            self.dispatcher.removed([entry])
+            self.dispatcher.removed(entry.level, [entry.position])
             return
 
     def set_timer(self, delay: float | None) -> None:

@@ -112,7 +112,7 @@ class QueueStore:
     def remove(self, entries: Sequence[QueueEntry]) -> None:
         """Remove messages soon; their queue hears of it."""
         for level, some in groupby(entries, key=_LEVEL):
-            level.done += some
+            level.done += [(entry.position, entry.size) for entry in some]
             self._behind.change(level)
 
     def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
@@ -133,7 +133,7 @@ class QueueStore:
     async def _write(self, levels: list[Level]) -> bool:
         """Write removals and marks of some levels, but not of queues that are gone: others may have their positions."""
         batch = Batch()
-        removed: list[tuple[Level, list[QueueEntry]]] = []
+        removed: list[tuple[Level, list[tuple[int, int]]]] = []
         marked: list[tuple[Level, list[QueueEntry]]] = []
         before = inf if self._closing else self.now() - DELAY  # most others are done before the next time
         for level in levels:
@@ -141,7 +141,7 @@ class QueueStore:
                 continue
             done, level.done = level.done[:MAX_BATCH], level.done[MAX_BATCH:]
             if done:
-                batch.acknowledge(level.mailbox, [entry.position for entry in done])
+                batch.acknowledge(level.mailbox, [position for position, _ in done])
                 removed.append((level, done))
             sent = list(islice((entry for entry, since in level.unmarked.items() if since <= before), MAX_BATCH))
             for entry in sent:
@@ -168,5 +168,6 @@ class QueueStore:
             self._failing = False
             self.log.info("queues_removed_again")
         for level, done in removed:
-            level.dispatcher.effects.removed(done)
+            positions, sizes = zip(*done, strict=True)
+            level.dispatcher.effects.removed(level, positions, sum(sizes))
         return True
