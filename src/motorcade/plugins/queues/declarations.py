@@ -1,4 +1,4 @@
-"""What operators do with queues: the service `queues` (see `extension.declared`).
+"""Create, change and delete queues: the service `queues` (see `extension.declared`).
 
 One change at a time. A change is checked first, written second and takes effect last, so that an error leaves
 everything as it was. A queue that is taken out of the configuration is no longer served, but keeps its messages: they

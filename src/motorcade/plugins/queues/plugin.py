@@ -1,6 +1,6 @@
-"""Where queues meet the node: what is published to them, who subscribes to them, what operators declare.
+"""The plugin: append what is published, let clients subscribe, offer the queues to operators.
 
-It listens to `message.publish` only for the topics that queues are bound to, after everybody who may change the
+It listens to `message.publish` only for the topics that queues are bound to, after all plugins that may change the
 message. What is appended is routed as well. While no queue is declared, it costs nothing.
 """
 
