@@ -197,6 +197,17 @@ def test_a_dead_letter_waits_for_room() -> None:
         assert [] == node.stored()
 
 
+def test_a_dead_letter_with_a_key_is_not_lost_in_a_full_queue() -> None:
+    """Only the store could tell whether it replaces an older value, and it leaves its old queue in the same write."""
+    dead = {"topics": ["dead"], "kind": "last_value", "max_messages": 1}
+    with QueuesNode.on(queue={"dead": dead, "q": DEAD | {"max_attempts": 1}}) as node:
+        node.fill(b"old", topic="dead")
+        node.fill(b"x")
+        worker = node.worker("a")
+        worker.ack(*worker.messages(), reason=REFUSED)
+        assert ([], [b"old", b"x"]) == (node.stored(), node.stored("dead"))
+
+
 # -- bounds
 
 

@@ -58,7 +58,6 @@ class Queue:
         self._refreshing = False
         self._refreshed_at = 0.0  # loop time
         self._trimming = False
-        self._dispatching = False
         self._timer: asyncio.TimerHandle | None = None
         self._swept: dict[int, int] = {}  # level: position up to which the last sweep has looked
 
@@ -150,7 +149,7 @@ class Queue:
         self._delta_bytes -= append.size
         if not certain and not self.closed:
             self.dispatcher.read_again(append.level)
-            self._dispatch_soon()
+            self._dispatch()
             self._refresh_soon()
 
     def appended(self, append: Append, answer: Appended, now: float) -> StoreError | None:
@@ -186,19 +185,13 @@ class Queue:
             self.dispatcher.insert(
                 QueueEntry(level, answer.position, delivered(record, draft.payload), record, size, now)
             )
-        self._dispatch_soon()
+        self._dispatch()
         if self.options.overflow == "drop_oldest" and self.options.priorities > 1 and self._is_full():
             self._trim_soon()
         return None
 
-    def _dispatch_soon(self) -> None:
-        """Dispatch once for all that is answered together."""
-        if not self._dispatching:
-            self._dispatching = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
-
     def _dispatch(self) -> None:
-        self._dispatching = False
+        """Give what waits to consumers: before its publisher is answered, so that it leaves no later."""
         if not self.closed:
             self.dispatcher.dispatch(self._store.now())
 
