@@ -135,6 +135,7 @@ class MessageBatch(Batch):
 
     def __init__(self) -> None:
         self.steps = []
+        self.conditions = ()
         self.deliveries: list[tuple[Sequence[Copy], FullMessage | PlainMessage]] = []  #: in the order of the answers
         self.rows = 0
 

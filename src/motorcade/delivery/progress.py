@@ -174,7 +174,7 @@ class ProgressStore:
         self._spawn = spawn
         self._counters = counters
         self._log = log
-        self.unwritten = WriteBehind(store, self._put, options.interval, options.retry, self._written)
+        self.unwritten = WriteBehind(store, self._fill, options.interval, options.retry, self._written)
         self._open: dict[LogKey, dict[str, Progress]] = {}
         self._consumers: dict[LogKey, tuple[int, float]] = {}  # how many have a record, and when they were counted
         self._swept: dict[LogKey, float] = {}
@@ -396,11 +396,12 @@ class ProgressStore:
         """Write it now, if it has changed; done when it is stored. `StoreError` says that it is not yet."""
         await self.unwritten.flush(progress)
 
-    def _put(self, batch: Batch, progress: Progress) -> None:
-        record, lasts = progress.record(), self._options.lasts(progress.log)
-        value = _encode(record if record.ahead else _Usual(record.number, record.time))
-        log = progress.log
-        batch.put(log.collection, log.of(progress.client), value, self._now() + lasts if lasts else 0.0)
+    def _fill(self, batch: Batch, some: Sequence[Progress]) -> None:
+        for progress in some:
+            log, record = progress.log, progress.record()
+            lasts = self._options.lasts(log)
+            value = _encode(record if record.ahead else _Usual(record.number, record.time))
+            batch.put(log.collection, log.of(progress.client), value, self._now() + lasts if lasts else 0.0)
 
     def _written(self, some: Sequence[Progress], error: BaseException | None) -> None:
         if error is not None:

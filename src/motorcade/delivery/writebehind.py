@@ -31,14 +31,14 @@ class WriteBehind(Generic[T]):
     def __init__(
         self,
         store: Store,
-        put: Callable[[Batch, T], None],
+        fill: Callable[[Batch, Sequence[T]], None],
         interval: Callable[[], float],
         retry: float,
         done: Callable[[Sequence[T], BaseException | None], None],
     ) -> None:
-        """`put` adds a record to a batch, as it is now. `done` is told of each batch, and why it failed."""
+        """`fill` adds records to a batch, as they are now. `done` is told of each batch, and why it failed."""
         self._store = store
-        self._put = put
+        self._fill = fill
         self._interval = interval
         self._retry = retry
         self._done = done
@@ -124,8 +124,7 @@ class WriteBehind(Generic[T]):
         self._flying = dict.fromkeys(some)
         batch = Batch()
         try:
-            for record in some:
-                self._put(batch, record)
+            self._fill(batch, some)
             commit: Commit[Any] = self._store.write(batch)
         except Exception as error:  # noqa: BLE001 - a defect; it is retried like a failure of the store
             commit = Commit.failed(StoreError(repr(error)))

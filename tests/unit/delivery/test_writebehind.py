@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,11 @@ import pytest
 from motorcade.delivery.writebehind import BATCH, WriteBehind
 from motorcade.storage.ports import Batch, Put, StoreError
 from tests.support.held_store import HeldStore
+
+
+def put_all(batch: Batch, some: Sequence[str]) -> None:
+    for text in some:
+        batch.put("texts", text, b"v")
 
 
 class Rig:
@@ -28,7 +34,7 @@ class Rig:
         self.store.write = noted  # type: ignore[method-assign]
         self.texts: WriteBehind[str] = WriteBehind(
             self.store,
-            lambda batch, text: batch.put("texts", text, b"v"),
+            put_all,
             lambda: interval,
             0.001,
             lambda some, error: self.done.append((list(some), error is None)),
@@ -131,10 +137,10 @@ async def test_the_end_tells_what_is_left(rig: Rig) -> None:
 async def test_a_defect_of_the_caller_is_retried_like_a_failure() -> None:
     store, broken = HeldStore(), [True]
 
-    def put(batch: Batch, text: str) -> None:
+    def put(batch: Batch, some: Sequence[str]) -> None:
         if broken and broken.pop():
             raise ZeroDivisionError
-        batch.put("texts", text, b"v")
+        put_all(batch, some)
 
     errors: list[bool] = []
     texts = WriteBehind(store, put, lambda: 3600.0, 0.001, lambda _, error: errors.append(error is not None))

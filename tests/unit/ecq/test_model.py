@@ -15,7 +15,7 @@ And in the end, when the store works and clients answer: everybody has got every
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +45,7 @@ from motorcade.mqtt.properties import Properties
 from motorcade.plugins.ecq.plugin import EcqPlugin
 from motorcade.plugins.ecq.record import FORM
 from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED
-from motorcade.storage.ports import Appended, Bound, Draft
+from motorcade.storage.ports import Appended, Draft
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, OUTCOMES, STEP, Guest, PluginWorld, often
 
@@ -286,10 +286,8 @@ class Machine(PluginWorld[Car]):
         boxes = self.store.inner.mailboxes
         append, acknowledge = boxes.apply_append, boxes.apply_acknowledge
 
-        def noted(
-            owners: list[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
-        ) -> list[Appended]:
-            answers = append(owners, draft, now, bound, spared)
+        def noted(owners: list[str], draft: Draft, now: float, *more: Any) -> list[Appended]:
+            answers = append(owners, draft, now, *more)
             for answer in answers:
                 model = self.models.get(answer.owner)
                 if model is not None and not answer.repeated:

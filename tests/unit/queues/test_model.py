@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ from motorcade.mqtt.packets import (
 from motorcade.mqtt.properties import Properties
 from motorcade.plugins.queues.plugin import QueuesPlugin
 from motorcade.plugins.queues.strategy import Random
-from motorcade.storage.ports import Appended, Bound, Draft
+from motorcade.storage.ports import Appended, Draft
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, Guest, PluginWorld, often
 
@@ -189,10 +189,8 @@ class Machine(PluginWorld[Car]):
         boxes = self.store.inner.mailboxes
         append, acknowledge = boxes.apply_append, boxes.apply_acknowledge
 
-        def noted(
-            owners: list[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int] = ()
-        ) -> list[Appended]:
-            answers = append(owners, draft, now, bound, spared)
+        def noted(owners: list[str], draft: Draft, now: float, *more: Any) -> list[Appended]:
+            answers = append(owners, draft, now, *more)
             for answer in answers:
                 payload = bytes(draft.payload)
                 if answer.owner.startswith("queue:dead"):

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from motorcade.broker.kept import pair
+from motorcade.broker.session_records import pair
 from motorcade.storage import redis_members
 from motorcade.storage.ports import Batch, Draft, Durability, FeedEnd, StoreError, StoreFencedError, Written
 from motorcade.storage.redis import RedisStore

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from motorcade.broker.kept import pair
+from motorcade.broker.session_records import pair
 from motorcade.storage import transfer
 from motorcade.storage.ports import Durability, StoreError, StoreFencedError
 from motorcade.storage.redis import RedisStore

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from motorcade.commit import Commit, commit_of
+from motorcade.commit import Commit
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.record import RecordError
@@ -52,10 +52,10 @@ class StreamSink(Sink):
         if streams is None:
             return Commit.failed(UnknownError("the plugin 'streams' is not loaded"))
         try:
-            appended = streams.append(self._stream, messages)
+            appended: Commit[Any] = streams.append(self._stream, messages)
         except Exception as error:  # noqa: BLE001 - whatever another plugin raises, publishers wait for an answer
             return Commit.failed(error)
-        return appended if isinstance(appended, Commit) else commit_of(appended)
+        return appended
 
     def _appended(self, copies: list[Copy], error: BaseException | None) -> None:
         if len(copies) > 1 and isinstance(error, RecordError):  # one of them cannot be written; the others can

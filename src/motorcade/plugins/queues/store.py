@@ -23,11 +23,11 @@ import msgspec
 import structlog
 
 from motorcade.commit import Commit
-from motorcade.extension.gathered import Gathered
+from motorcade.delivery.writebehind import WriteBehind
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.queues.dispatcher import Level, QueueEntry, State
 from motorcade.plugins.queues.tables import MAX_MARK
-from motorcade.storage.ports import Batch, Bound, Draft, Store, StoreError, Written
+from motorcade.storage.ports import Batch, Bound, Draft, Store, Written
 
 if TYPE_CHECKING:
     from motorcade.plugins.queues.queue import Queue
@@ -70,7 +70,10 @@ class QueueStore:
         self.now = now
         self.spawn = spawn
         self.pending = 0  #: appends that the store has not answered
-        self._behind = Gathered(self._write, lambda: DELAY, RETRY, spawn, "write")
+        self._behind = WriteBehind(store, self._fill, lambda: DELAY, RETRY, self._written)
+        # Of the write in flight:
+        self._removed: list[tuple[Level, list[tuple[int, int]]]] = []
+        self._marked: list[tuple[Level, list[QueueEntry]]] = []
         self._failing = False
         self._closing = False
 
@@ -97,15 +100,16 @@ class QueueStore:
     def _appended(self, appends: Sequence[Append], commit: Commit[Written], now: float, taken: Commit[None]) -> None:
         self.pending -= len(appends)
         error = commit.error
-        try:
-            if error is None:
-                for append, answer in zip(appends, commit.result.appended, strict=True):
-                    error = append.queue.appended(append, answer, now) or error
-            else:
-                for append in appends:
+        answers = commit.result.appended if error is None else [None] * len(appends)
+        for append, answer in zip(appends, answers, strict=True):
+            try:
+                if answer is None:
                     append.queue.not_appended(append, certain=commit.refused)
-        finally:  # whatever is wrong with a queue, it is stored
-            taken.finish(error)
+                else:
+                    error = append.queue.appended(append, answer, now) or error
+            except Exception:
+                self.log.exception("queue_failed", queue=append.queue.name)
+        taken.finish(error)
 
     # -- removals and marks
 
@@ -130,11 +134,9 @@ class QueueStore:
         self._closing = True
         await self._behind.settle()
 
-    async def _write(self, levels: list[Level]) -> bool:
-        """Write removals and marks of some levels, but not of queues that are gone: others may have their positions."""
-        batch = Batch()
-        removed: list[tuple[Level, list[tuple[int, int]]]] = []
-        marked: list[tuple[Level, list[QueueEntry]]] = []
+    def _fill(self, batch: Batch, levels: Sequence[Level]) -> None:
+        """Add removals and marks of some levels, but not of queues that are gone: others may have their positions."""
+        self._removed, self._marked = [], []
         before = inf if self._closing else self.now() - DELAY  # most others are done before the next time
         for level in levels:
             if level.dispatcher.closed:
@@ -142,32 +144,33 @@ class QueueStore:
             done, level.done = level.done[:MAX_BATCH], level.done[MAX_BATCH:]
             if done:
                 batch.acknowledge(level.mailbox, [position for position, _ in done])
-                removed.append((level, done))
+                self._removed.append((level, done))
             sent = list(islice((entry for entry, since in level.unmarked.items() if since <= before), MAX_BATCH))
             for entry in sent:
                 del level.unmarked[entry]
                 batch.mark(level.mailbox, entry.position, min(entry.attempts, MAX_MARK))
-            marked.append((level, sent))
+            self._marked.append((level, sent))
             if level.done or level.unmarked:
                 self._behind.change(level)
-        if not batch.steps:
-            return True
-        try:
-            await self.store.write(batch)
-        except StoreError as error:
-            if not self._failing:  # once until it succeeds again
-                self._failing = True
-                self.log.warning("queues_not_removed", error=str(error))
-            self.counters["not_marked"] += len(batch.steps) - len(removed)
-            for level, done in removed:
-                level.done[:0] = done
-            for level, sent in marked:
-                level.unmarked = {entry: 0.0 for entry in sent if entry.state is not State.DONE} | level.unmarked
-            return False
+
+    def _written(self, _levels: Sequence[Level], error: BaseException | None) -> None:
+        if error is not None:
+            self._failed(error)
+            return
         if self._failing:
             self._failing = False
             self.log.info("queues_removed_again")
-        for level, done in removed:
+        for level, done in self._removed:
             positions, sizes = zip(*done, strict=True)
             level.dispatcher.effects.removed(level, positions, sum(sizes))
-        return True
+
+    def _failed(self, error: BaseException) -> None:
+        """Keep what was not written for the retry."""
+        if not self._failing:  # once until it succeeds again
+            self._failing = True
+            self.log.warning("queues_not_removed", error=str(error))
+        for level, done in self._removed:
+            level.done[:0] = done
+        for level, sent in self._marked:
+            self.counters["not_marked"] += len(sent)
+            level.unmarked = {entry: 0.0 for entry in sent if entry.state is not State.DONE} | level.unmarked
