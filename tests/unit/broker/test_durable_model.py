@@ -444,7 +444,7 @@ class Machine(World):
     @precondition(lambda self: self.store.waiting)
     @rule(count=st.integers(1, 6), turn=turns)
     def commit(self, count: int, turn: bool) -> None:
-        self.store.let_go(count)
+        self.node.loop.call_soon(self.store.let_go, count)  # answers come in a turn of the loop
         self.go_on(turn)
 
     @precondition(lambda self: self.store.waiting)
