@@ -1,7 +1,8 @@
 """The lease of the node that serves the sessions of a store which several nodes can reach.
 
 Every node would hold all sessions in memory, so two must not serve at once. A node that cannot renew its lease stores
-nothing from the moment it may have run out. It goes on when it has the lease again, and stops if another node has it.
+nothing from the moment it may have run out. It goes on when it has the lease again, and stops if another node has it,
+or if its store was fenced: that takes no write any more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 import structlog
 
 from motorcade.clock import time
-from motorcade.storage.ports import Coordination, Lease, StoreError, StoreRefusedError
+from motorcade.storage.ports import Coordination, Lease, StoreError, StoreFencedError, StoreRefusedError
 from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.sessions")
@@ -21,6 +22,7 @@ log = structlog.stdlib.get_logger("motorcade.sessions")
 LEASE = "sessions"
 TTL = 3.0  #: seconds after which a node that died is forgotten
 OTHER_NODE = "another node serves the sessions of this store; stop it, or give this node a store of its own"
+FENCED_NODE = "the store of this node was fenced: another one has taken its right to write; start this node again"
 
 
 class SessionLease:
@@ -35,7 +37,7 @@ class SessionLease:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self, lost: Callable[[str], None]) -> None:
-        """Take the lease, or raise `StoreError`; then hold it, and tell `lost` why if another node has it."""
+        """Take the lease, or raise `StoreError`; then hold it, and tell `lost` why if this node must stop."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * TTL
         while not await self._acquire():
@@ -82,6 +84,10 @@ class SessionLease:
                 else:
                     log.error("lease_lost", consequence="this node stops")
                     lost(OTHER_NODE)
+            except StoreFencedError:
+                log.error("store_fenced", consequence="this node stops")  # noqa: TRY400
+                lost(FENCED_NODE)
+                return
             except StoreError as error:
                 if loop.time() > self._until:
                     log.warning("lease_not_renewed", error=str(error))

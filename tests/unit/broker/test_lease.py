@@ -28,3 +28,18 @@ async def test_a_lease_that_cannot_be_given_back_does_not_hold_up_the_end(monkey
     async with asyncio.timeout(60):
         await leading.end()
     await store.close()
+
+
+async def test_a_node_whose_store_was_fenced_stops_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    await store.open()
+    monkeypatch.setattr(lease, "TTL", 0.01)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    leading = SessionLease(store.coordination, "node")
+    await leading.begin(told.put_nowait)
+    await store.coordination.fence_member(store.writer)
+    async with asyncio.timeout(60):
+        assert await told.get() == lease.FENCED_NODE
+        await leading.end()
+    assert told.empty()
+    await store.close()
