@@ -123,6 +123,21 @@ def test_overlapping_subscriptions_give_all_their_identifiers(connect: Connect, 
         assert [[], [1], [268_435_455]] == sorted(identifiers)
 
 
+@every_qos
+@clause(v5=("MQTT-3.3.4-3", "MQTT-3.3.4-4"))
+def test_messages_that_waited_have_their_identifiers(connect: Connect, name: str, qos: int) -> None:
+    """What was kept for a client that was away carries the identifiers, whatever its QoS. [MQTT-3.3.4-3]"""
+    subscriber = connect(name, **lasting(5))
+    subscriber.subscribe(f"{name}/#", 2, properties=prop(SUBSCRIPTION_ID, 1))
+    subscriber.subscribe(f"{name}/a", 2, properties=prop(SUBSCRIPTION_ID, 268_435_455))
+    subscriber.disconnect()
+    publisher = connect()
+    publisher.publish(f"{name}/a", b"one", qos)
+    publisher.publish(f"{name}/a", b"end", 1)
+    copies = [message for message in receive_until(connect(name, **lasting(5)), b"end") if message.payload == b"one"]
+    assert [1, 268_435_455] == sorted(found for message in copies for found in message.prop_all(SUBSCRIPTION_ID))
+
+
 @both_versions
 @clause(v3="MQTT-3.3.2-3", v5="MQTT-3.3.2-3")
 def test_versions_share_topics(connect: Connect, name: str, version: int) -> None:

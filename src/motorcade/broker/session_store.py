@@ -372,7 +372,8 @@ class SessionStore:
 
     def keep(self, session: Session, message: Message, *, retain: bool) -> None:
         """Keep a QoS 0 message for a client that is away, unless the store has as much to do as it may."""
-        copy = Copy(session, 0, retain, ())
+        identifiers = message.headers.get("subscription_ids")
+        copy = Copy(session, 0, retain, identifiers if isinstance(identifiers, tuple) else ())
         if self.full:
             session.drop(FullMessage(message).frame(copy, time()), "queue_full")
         else:
