@@ -45,6 +45,7 @@ class WriteBehind(Generic[T]):
         self._changed: dict[T, None] = {}  # to be written when the interval is over
         self._urgent: dict[T, None] = {}  # to be written now
         self._flying: dict[T, None] = {}  # being written
+        self._writing = False  # a batch is in flight, though all that it has may be dropped meanwhile
         self._waiters: dict[T, list[Commit[None]]] = {}  # of `flush`
         self._loop: asyncio.AbstractEventLoop
         self._timer: asyncio.TimerHandle | None = None
@@ -66,6 +67,9 @@ class WriteBehind(Generic[T]):
 
     def change(self, record: T) -> None:
         """Write it when the interval is over."""
+        if self._idle is not None:  # there is no later
+            self.hurry(record)
+            return
         self._changed[record] = None
         if self._timer is None:
             self._loop = asyncio.get_running_loop()
@@ -108,7 +112,7 @@ class WriteBehind(Generic[T]):
 
     def _write_soon(self) -> None:
         """Write at the end of this turn, so that what is urgent in it shares a batch."""
-        if self._next is None and not self._flying:
+        if self._next is None and not self._writing:
             self._next = self._loop.call_soon(self._write)
 
     def _write(self) -> None:
@@ -121,7 +125,7 @@ class WriteBehind(Generic[T]):
         for record in some:
             del self._urgent[record]
             waiters += self._waiters.pop(record, ())
-        self._flying = dict.fromkeys(some)
+        self._flying, self._writing = dict.fromkeys(some), True
         batch = Batch()
         try:
             self._fill(batch, some)
@@ -131,7 +135,7 @@ class WriteBehind(Generic[T]):
         commit.then(partial(self._written, commit, waiters))
 
     def _written(self, commit: Commit[Any], waiters: Sequence[Commit[None]]) -> None:
-        some, self._flying = self._flying, {}
+        some, self._flying, self._writing = self._flying, {}, False
         self._done(list(some), commit.error)
         if commit.error is not None:
             self._urgent = some | self._urgent
@@ -144,7 +148,7 @@ class WriteBehind(Generic[T]):
         self._settled()
 
     def _settled(self) -> None:
-        if self._idle is not None and self._next is None and not self._flying:
+        if self._idle is not None and self._next is None and not self._writing:
             self._idle.set()
 
     async def settle(self) -> int:

@@ -149,3 +149,38 @@ async def test_a_defect_of_the_caller_is_retried_like_a_failure() -> None:
         while "a" in texts:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0)
     assert [True, False] == errors
+
+
+async def test_what_is_dropped_in_flight_does_not_let_the_next_batch_begin(rig: Rig) -> None:
+    """One batch is in flight at a time, so none is taken for another (rule 1)."""
+    rig.store.held = True
+    rig.texts.hurry("a")
+    await asyncio.sleep(0)
+    rig.texts.drop("a")
+    rig.texts.hurry("b")
+    await asyncio.sleep(0)
+    assert [["a"]] == rig.batches
+    rig.store.let_go(1)
+    await asyncio.sleep(0)
+    assert "b" in rig.texts, "it is not written yet"
+    rig.store.held = False
+    rig.store.let_go()
+    await rig.until_empty()
+    assert [["a"], ["b"]] == rig.batches
+    assert [([], True), (["b"], True)] == rig.done
+
+
+async def test_the_end_writes_what_is_added_while_a_batch_is_made() -> None:
+    """A caller whose records take several batches says so when the first of them is made."""
+    store, parts = HeldStore(), ["1", "2", "3"]
+
+    def put(batch: Batch, some: Sequence[str]) -> None:
+        put_all(batch, [text + parts.pop() for text in some])
+        if parts:
+            texts.change(some[0])
+
+    texts = WriteBehind(store, put, lambda: 3600.0, 0.001, lambda _some, _error: None)
+    texts.change("a")
+    assert 0 == await texts.settle()
+    assert [] == parts
+    assert [] == [*texts]
