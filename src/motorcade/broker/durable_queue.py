@@ -102,6 +102,7 @@ class DurableQueue:
     __slots__ = (
         "_ahead",
         "_ahead_size",
+        "_base",
         "_clear_to",
         "_counted",
         "_discarded",
@@ -146,6 +147,7 @@ class DurableQueue:
         self.owner = owner_of(session.client.client_id)
         self.cursor = 0  #: everything up to here has been read (by this connection)
         self.tail = 0  #: highest position heard of
+        self._base = 0  # below the first position heard of; mailboxes do not begin with 1 (ports, rule 9)
         self.unread = restored  #: there may be entries above the cursor that were not told of
         self.coming = 0  #: entries handed to the store whose position is not known yet
         self.coming_size = 0  #: bytes of their payloads
@@ -179,7 +181,7 @@ class DurableQueue:
     @property
     def backlog(self) -> int:
         """Return about how many entries wait; what was pushed out meanwhile counts."""
-        unread = max(0, self.tail - self.cursor) if self.cursor or not self.unread else 0
+        unread = max(0, self.tail - max(self.cursor, self._base)) if self.cursor or not self.unread else 0
         return unread + self.coming + len(self._ahead)
 
     @property
@@ -287,6 +289,8 @@ class DurableQueue:
         """
         self.coming -= 1
         self.coming_size -= size
+        if not self.tail:
+            self._base = max(0, position - 1)
         self.tail = max(self.tail, position)
         if self._hold:
             self._hold -= 1

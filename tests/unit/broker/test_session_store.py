@@ -1156,3 +1156,24 @@ def test_what_an_earlier_connection_has_in_flight_does_not_count_as_queue(make: 
     _publish(world, publisher, range(4, 6))
     peer, packets = world.back("r")
     assert [b"%d" % number for number in range(1, 6)] == [packet.payload for packet in drain(world, peer, packets)]
+
+
+def test_a_queue_whose_positions_begin_high_is_not_taken_for_a_long_one(make: Make) -> None:
+    """New mailboxes begin above the positions of those that are gone (ports, rule 9)."""
+    world = make(SessionOptions(queue=10))
+    world.store.inner.mailboxes.floor = 1_000_000
+    reader, publisher = world.join("r", ("t", 1)), world.join("p")
+    session = world.node.plane.registry.sessions["r"]
+    world.store.held_reads = True
+    for number in (1, 2, 3):
+        publisher.send(Publish("t", b"%d" % number, 1, packet_id=number))
+        world.turn()
+        assert session.waiting_messages + len(session.inflight) == number
+        assert not session.behind
+    world.release()
+    assert [b"1", b"2", b"3"] == payloads(reader.take())
+    reader.send(Disconnect())
+    world.turn()
+    publisher.send(Publish("t", b"4", 1, packet_id=4))
+    world.turn()
+    assert session.waiting_messages <= 4
