@@ -320,6 +320,8 @@ class Connection(asyncio.Protocol):
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not plane.observed:
                 i, left = byteloop.run(channel, session, data, i, self._max_size(), left)
+                if self.session is not session:  # a write was refused at once, and the client sent away
+                    return
                 if session.acks is not None and _crowd(session.acks):
                     self._hold_off()
                     self._keep(data[i:], 0)

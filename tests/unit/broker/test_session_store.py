@@ -1177,3 +1177,25 @@ def test_a_queue_whose_positions_begin_high_is_not_taken_for_a_long_one(make: Ma
     publisher.send(Publish("t", b"4", 1, packet_id=4))
     world.turn()
     assert session.waiting_messages <= 4
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_nothing_is_taken_from_a_client_that_was_sent_away_meanwhile(make: Make, version: int) -> None:
+    """Without its lease a node knows at once that it cannot store a message; the client's next packets are there."""
+    world = make()
+    world.join("r", ("t", 1))
+    publisher = world.node.client("p", version=version)
+    publisher.send(Publish("t", b"route", 1, packet_id=1))  # the byte loop knows the topic from now on
+    world.turn()
+
+    class Lost:
+        def check(self) -> None:
+            raise StoreRefusedError("the lease has run out")
+
+    store = world.node.plane.store
+    assert store is not None
+    store._lease = cast("Any", Lost())
+    publisher.send(Publish("t", b"m", 1, packet_id=2), Subscribe(3, (Subscription("left", 0),)))
+    world.turn()
+    assert not publisher.open
+    assert world.node.plane.pubsub.subscriptions == 1, "an ended session must not be left among the subscribers"
