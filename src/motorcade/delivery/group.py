@@ -65,6 +65,11 @@ class GroupWriter(Generic[T]):
         group.size += size
         return group
 
+    def flush(self) -> None:
+        """Write now what was added in this turn: before what its caller writes next."""
+        if self._group is not None:
+            self._write(self._group)
+
     def _write(self, group: Group[T]) -> None:
         if self._group is not group:
             return  # written already, since it was full
@@ -77,5 +82,7 @@ class GroupWriter(Generic[T]):
 
     def _written(self, group: Group[T], write: Commit[Written]) -> None:
         group.result, group.error = write.result, write.error
-        self._done(group)
-        group.finish(write.error)
+        try:
+            self._done(group)
+        finally:  # whatever the feature does: publishers wait for it
+            group.finish(write.error)

@@ -150,3 +150,20 @@ def test_filters_that_consume() -> None:
     assert (EXCLUSIVE, "w") == consumed("$ECQ/w/#")
     for filter_ in ("$ECQ//#", "$ECQ/+/#", "$ECQ/#", "$ECQ/car/k/#", "$ECQ/car", "$ECQX/car/#", "a/car/#"):
         assert consumed(filter_) is None, filter_
+
+
+async def test_what_was_appended_before_a_queue_is_held_is_written_before() -> None:
+    """Else a queue that is deleted in the same turn of the event loop would leave a message behind."""
+    opened = queues()
+    await opened.store.open()
+    queue = opened.open(EXCLUSIVE, "car")
+    queue.registered = True
+    body, payload = record.encode(Message("$ECQ/w/car/a", b"v"))
+    appending = opened.append(queue, Draft(body, payload, b"a"), len(body))
+
+    async def clear() -> None:
+        await opened.store.mailboxes.clear(queue.owner)
+
+    await opened.hold(queue, clear)
+    await appending
+    assert 0 == (await opened.store.mailboxes.info(queue.owner)).entries

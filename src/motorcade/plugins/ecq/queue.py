@@ -507,4 +507,5 @@ class Queues:
         """Do something while nothing is appended to a queue, and forget that it is there (rule 2)."""
         async with queue.lock:
             queue.registered = False
+            self._groups.flush()
             await work()

@@ -1,0 +1,21 @@
+"""What is appended in one turn of the event loop, as one write."""
+
+from __future__ import annotations
+
+from motorcade.delivery.group import Group, GroupWriter
+from motorcade.storage.ports import Batch
+from tests.support.held_store import HeldStore
+
+
+def fill(batch: Batch, group: Group[bytes]) -> None:
+    batch.stream("s", group.items, group.time)
+
+
+async def test_a_defect_of_the_feature_does_not_leave_publishers_without_an_answer() -> None:
+    def defect(_group: Group[bytes]) -> None:
+        raise ZeroDivisionError
+
+    groups = GroupWriter(HeldStore(), lambda: 1.0, fill, defect)
+    group = groups.add([b"a", b"b"], 2)
+    written = await group
+    assert [2] == [len(offsets) for offsets in written.offsets]
