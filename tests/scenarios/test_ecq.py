@@ -95,8 +95,10 @@ def test_what_is_refused_is_told(node: NodeProcess, version: int) -> None:
     with queue.consumer(version) as client:
         answer = ask(client, f"$share/g/{queue.filter}")
         assert answer.reasons[0] >= 0x80 and (version < 5 or answer.prop(REASON_STRING))
+        first = take(client, 1)  # it has been read: a value that is replaced before never comes
         queue.put(("k0", b"newer"))
-        assert [*range(MOST)] == numbers(take_until(client, b"newer")), "a key that is there has its place"
+        rest = take_until(client, b"newer")
+        assert [*range(MOST)] == numbers([*first, *rest]), "a key that is there has its place"
 
 
 @both_versions

@@ -134,7 +134,7 @@ def test_what_the_store_answers_after_the_plugin_is_unloaded_sets_off_nothing(no
     car.ack(message_of(car))
     node.platform.put(INGRESS, packed(batch([VIN], "b")))
     node.turn()
-    node.held.let_go(2 * written)
+    node.loop.call_soon(node.held.let_go, 2 * written)
     unload(node)
     watcher.messages()
     node.loop.call_soon(node.held.let_go)
