@@ -45,6 +45,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
+from motorcade.delivery.record import RecordError
 from motorcade.storage.ports import Appended, Batch, Draft, Store, StoreError, Written
 from motorcade.tasks import Tasks, Work
 
@@ -143,13 +144,14 @@ class MessageBatch(Batch):
         """Add the entries of a message."""
         self.rows += len(copies)
         for alike in _alike(copies) if len(copies) > 1 else (copies,):
+            draft = message.draft(alike[0], token)  # first: if it cannot be stored, nothing is to be expected
             owners: list[str] = []
             spared: list[int] = []
             for copy in alike:
                 queue = _queue_of(copy)
                 spared.append(queue.expect(message.size))
                 owners.append(queue.owner)
-            self.append(owners, message.draft(alike[0], token), now, queue.bound, spared)
+            self.append(owners, draft, now, queue.bound, spared)
             self.deliveries.append((alike, message))
 
 
@@ -277,7 +279,10 @@ class SessionStore:
             begun = records.AwaitingRecord(now, packet[1], True, chosen_of(copies))
             batch.put(AWAITING, packet[0], records.encode(begun))
         if copies:
-            batch.add(message, copies, now, token)
+            try:
+                batch.add(message, copies, now, token)
+            except RecordError as error:
+                return Commit.failed(error)
         if packet is not None:
             batch.put(AWAITING, packet[0], records.encode(records.AwaitingRecord(now, packet[1])))
             batch.rows += 1

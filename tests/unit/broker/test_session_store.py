@@ -22,6 +22,7 @@ from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
+from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Continue, acknowledge_after
 from motorcade.extension.sources import Answer, Feed, Given, Kind, Source, Why
@@ -1199,3 +1200,29 @@ def test_nothing_is_taken_from_a_client_that_was_sent_away_meanwhile(make: Make,
     world.turn()
     assert not publisher.open
     assert world.node.plane.pubsub.subscriptions == 1, "an ended session must not be left among the subscribers"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_message_that_cannot_be_stored_holds_up_no_other(
+    make: Make, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """A plugin has made it of something that cannot be written. It fails, at once or when there is room again."""
+    world = make()
+    reader, publisher = world.join("r", ("t", 1)), world.join("p")
+    store, session = world.node.plane.store, world.node.plane.registry.sessions["r"]
+    assert store is not None
+    if waits:
+        world.store.held = True
+        monkeypatch.setattr(session_store, "MAX_IN_FLIGHT", 1)
+        publisher.send(Publish("t", b"before", 1, packet_id=1))
+        world.turn()
+    bad = Message("t", b"bad", 1, user_properties=(("key", "\ud800"),))
+    commit = store.accept(bad, [Copy(session, 1, False, ())], world.node.clock.now)
+    world.release()
+    assert isinstance(commit.error, RecordError)
+    reader.send(Disconnect())
+    publisher.send(Publish("t", b"after", 1, packet_id=2))
+    world.turn()
+    _, packets = world.back("r")
+    assert b"after" in payloads(packets)
+    assert session.durable is not None and not session.durable.coming
