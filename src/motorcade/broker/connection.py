@@ -505,8 +505,10 @@ class Connection(asyncio.Protocol):
         self._suspended = self._crowded = True
         self._hold_reading()
 
-    def _less_crowded(self, session: Session) -> None:
-        if self._crowded and (session.acks is None or not _crowd(session.acks, 2)):
+    def less_crowded(self) -> None:
+        """Take packets again, if it was held off and few answers wait now."""
+        session = self.session
+        if self._crowded and (session is None or session.acks is None or not _crowd(session.acks, 2)):
             self._crowded = False
             self.broker.loop.call_soon(self._go_on)
 
@@ -514,6 +516,8 @@ class Connection(asyncio.Protocol):
         """QoS 1 messages that the byte loop took are stored, or could not be."""
         session, channel = self.session, self.channel
         if self.closing or session is None or channel is None:
+            if channel is not None and channel.session is not None:
+                _less_crowded(channel.session)
             return
         stats = self.broker.plane.stats
         if commit.error is None:
@@ -522,7 +526,7 @@ class Connection(asyncio.Protocol):
                 session.shared.dirty.append(session)
             session.out.append(b"\x40\x02" + b"\x40\x02".join(numbers))
             self.broker.outbox.later()
-            self._less_crowded(session)
+            _less_crowded(session)
             return
         stats.dropped["not_stored"] += len(numbers)
         if not is_refusal(commit.error):
@@ -534,7 +538,7 @@ class Connection(asyncio.Protocol):
             for number in numbers:
                 self.send(Send(Puback(int.from_bytes(number, "big"), ReasonCode.QUOTA_EXCEEDED, answer)))
             self.broker.outbox.later()
-            self._less_crowded(session)
+            _less_crowded(session)
 
     def _answer(self, session: Session, steps: Steps) -> None:
         """What a conversation waited for is stored; it ends now, even if nobody is there to hear of it."""
@@ -548,7 +552,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._answering = False
         self.broker.outbox.later()
-        self._less_crowded(session)
+        _less_crowded(session)
 
     def caught_up(self) -> None:
         """Go on in the next turn."""
@@ -835,6 +839,12 @@ class Connection(asyncio.Protocol):
 def _crowd(acks: AckQueue, times: int = 1) -> bool:
     """Return True if so many answers wait for the store that no more packets should be taken."""
     return acks.answers * times >= MAX_UNCOMMITTED or acks.size * times >= MAX_UNCOMMITTED_BYTES
+
+
+def _less_crowded(session: Session) -> None:
+    """Note that an answer is gone: the connection that is held off because of it may be a later one."""
+    if session.link is not None:
+        session.link.less_crowded()
 
 
 def _close_unstarted(waiting: Any) -> None:

@@ -81,6 +81,9 @@ class Link(Protocol):
     def pump_later(self) -> None:
         """Call `pump` again in the next turn of the event loop."""
 
+    def less_crowded(self) -> None:
+        """Fewer answers wait for the store: packets may be taken again."""
+
     def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
         """Messages of the client are stored, or could not be: tell it."""
 

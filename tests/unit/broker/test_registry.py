@@ -56,6 +56,8 @@ class Link:
     def caught_up(self) -> None:
         """Nor does it wait for anybody."""
 
+    def less_crowded(self) -> None: ...
+
     def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
         """Nor has it published anything."""
 

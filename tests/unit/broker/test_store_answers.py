@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from motorcade.broker import session_store
+from motorcade.broker import connection, session_store
 from motorcade.broker.session_records import AWAITING, SESSIONS
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
-from motorcade.extension.hooks import Callback
-from motorcade.mqtt.packets import Disconnect, Publish, Pubrec, Pubrel, Will
+from motorcade.extension.hooks import Callback, acknowledge_after
+from motorcade.mqtt.packets import Connect, Disconnect, Pingreq, Pingresp, Publish, Pubrec, Pubrel, Will
 from motorcade.mqtt.properties import Properties
 from motorcade.mqtt.reasons import ReasonCode
 from motorcade.storage.ports import StoreError
@@ -234,3 +235,35 @@ def test_a_durable_client_that_wants_nothing_of_its_own_gets_nothing_of_it(node:
         client.publish("t", b"own")
         other.publish("t", b"other")
     assert [b"other"] * 3 == client.payloads()
+
+
+def test_a_client_that_is_back_is_not_held_up_by_answers_of_its_last_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many wait that no more is taken; when they are there, they go to a connection that is gone."""
+    monkeypatch.setattr(connection, "MAX_UNCOMMITTED", 2)
+    node = MemoryNode()
+    commits: list[Commit[None]] = []
+
+    def keep(_client: ClientInfo | None, message: Message) -> None:
+        commits.append(Commit())
+        acknowledge_after(message, commits[-1], taken=True)
+
+    node.hooks.add("message.publish", Callback(keep, 0, "slow"))
+    with standing(node.clock):
+        lasting = Properties(session_expiry=3600)
+        node.client("p", properties=lasting).send(*(Publish("t", b"m", 1, packet_id=n) for n in (1, 2)))
+        node.turn()
+        again = node.peer()
+        again.send(Connect("p", 5, clean_start=False, properties=lasting))
+        node.turn()
+        again.take()
+        again.send(Pingreq())
+        node.turn()
+        for commit in commits:
+            commit.settle(None)
+        node.turn()
+        again.take()
+        again.send(Pingreq())
+        node.turn()
+        assert [Pingresp()] == again.take()
