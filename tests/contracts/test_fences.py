@@ -16,6 +16,7 @@ from motorcade.storage.ports import (
     Batch,
     Draft,
     FeedEnd,
+    Lease,
     MailboxInfo,
     Store,
     StoreError,
@@ -270,6 +271,9 @@ async def test_a_member_that_was_fenced_writes_nothing_any_more(engine: Engine, 
         lambda: store.coordination.attach(MAILBOX, "node-c"),
         lambda: store.coordination.open(MAILBOX, "node-c", ["session"], NOW),
         lambda: store.coordination.detach(fence),
+        lambda: store.coordination.acquire("l", "node-c", 3.0, NOW),
+        lambda: store.coordination.renew(Lease("l", 1), 3.0, NOW),
+        lambda: store.coordination.release(Lease("l", 1)),
         lambda: store.write(appending("v")),
     ]
     for number, call in enumerate(calls):
