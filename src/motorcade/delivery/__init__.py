@@ -11,12 +11,11 @@ they have acknowledged. Features differ in this:
     fan-out      mailbox per VIN    request      one, one in flight        removed with its receipt
 
     record       the stored form of a message
-    group        what is appended in one turn of the event loop, as one write
+    group        what is appended together, as one write
     cursor       what one consumer was given, and has acknowledged
     progress     how far each consumer is, committed by client
     writebehind  records that change often and are written later
     reader       a source with a cursor, on any log
 
-`store.write(batch)` keeps the order and finds out what became of a write. So no feature waits for one write before the
-next, nor handles unknown outcomes.
+`store.write(batch)` keeps the order and finds out what became of a write. So no feature handles unknown outcomes.
 """

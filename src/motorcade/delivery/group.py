@@ -1,9 +1,12 @@
-"""Write what is appended in one turn of the event loop as one batch.
+"""Write what is appended together as one batch: one group at a time, while the next one gathers.
 
-The store gathers the batches of a turn as well, but each costs it a call, an answer and a commit: measured with RocksDB
-15 µs of processor time for each message of a stream, against 9 µs here, where the messages of a turn share them.
+    add ─▶ [ group: what comes in this turn, and while another group is in flight ] ─▶ store.write ─▶ done, answered
 
-Rule 1: groups are written in the order in which they were begun; several may be in flight.
+The store gathers as well, but each batch costs it a call, an answer and a commit: with RocksDB 24 µs of processor time
+for each message of a stream, against 8 to 10 µs here, where the messages of a group share them. The busier the store,
+the larger the groups.
+
+Rule 1: groups are written and answered in the order in which they were begun.
 Rule 2: a group is full with `MAX_ITEMS` items or `MAX_BYTES` bytes: the store's thread holds up other writes for as
         long as it takes.
 """
@@ -11,6 +14,7 @@ Rule 2: a group is full with `MAX_ITEMS` items or `MAX_BYTES` bytes: the store's
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -51,29 +55,35 @@ class GroupWriter(Generic[T]):
         self._now = now
         self._fill = fill
         self._done = done
-        self._group: Group[T] | None = None  # of this turn
+        self._groups: deque[Group[T]] = deque()  # the last one gathers
+        self._flying = 0  # groups that are being written
+        self._loop: asyncio.AbstractEventLoop
 
     def add(self, items: Sequence[T], size: int) -> Group[T]:
-        """Write items, in one group, with the others of this turn; they are the last of the group now."""
-        group = self._group
-        if group is None or len(group.items) >= MAX_ITEMS or group.size >= MAX_BYTES:
-            if group is not None:
-                self._write(group)
-            group = self._group = Group()
-            asyncio.get_running_loop().call_soon(self._write, group)
+        """Write items, in one group; they are the last of the group now."""
+        groups = self._groups
+        if not groups or len(groups[-1].items) >= MAX_ITEMS or groups[-1].size >= MAX_BYTES:
+            groups.append(Group())
+            if len(groups) == 1 and not self._flying:
+                self._loop = asyncio.get_running_loop()
+                self._loop.call_soon(self._write_next)
+        group = groups[-1]
         group.items += items
         group.size += size
         return group
 
     def flush(self) -> None:
-        """Write now what was added in this turn: before what its caller writes next."""
-        if self._group is not None:
-            self._write(self._group)
+        """Write now what was added: before what its caller writes next."""
+        while self._groups:
+            self._write()
 
-    def _write(self, group: Group[T]) -> None:
-        if self._group is not group:
-            return  # written already, since it was full
-        self._group = None
+    def _write_next(self) -> None:
+        if self._groups and not self._flying:
+            self._write()
+
+    def _write(self) -> None:
+        group = self._groups.popleft()
+        self._flying += 1
         batch = Batch()
         group.time = self._now()
         self._fill(batch, group)
@@ -81,6 +91,9 @@ class GroupWriter(Generic[T]):
         write.then(partial(self._written, group, write))
 
     def _written(self, group: Group[T], write: Commit[Written]) -> None:
+        self._flying -= 1
+        if self._groups:
+            self._loop.call_soon(self._write_next)
         group.result, group.error = write.result, write.error
         try:
             self._done(group)
