@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,10 +26,10 @@ from motorcade.plugins.retained import RetainedPlugin, plugin
 from motorcade.plugins.retained.record import COLLECTION, decode, encode
 from motorcade.storage import ports
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Store, StoreError, StoreFigures, StoreFullError
+from motorcade.storage.ports import Batch, Delete, Put, Store, StoreError, StoreFigures, StoreFullError, Written
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
-from tests.support.held_store import HeldStore, Waiting
+from tests.support.held_store import HeldStore
 from tests.support.redis import RedisServer
 from tests.unit.plugins.hub import MemoryHub
 
@@ -37,6 +38,14 @@ Open = Callable[[], Store]
 
 class Lasting(HeldStore):
     """A store that outlives the plugin, and does what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topics: deque[list[str]] = deque()  #: of each batch
+
+    def write(self, batch: Batch) -> Commit[Written]:
+        self.topics.append([step.key for step in batch.steps if isinstance(step, Put | Delete)])
+        return super().write(batch)
 
     async def figures(self) -> StoreFigures:
         return replace(await super().figures(), engine="held")
@@ -347,6 +356,7 @@ async def test_an_answer_waits_for_an_earlier_change_that_it_repeats(
         held.held = True
         node.publish("a", b"")
         (second,) = node.publish("a", b"")
+        await asyncio.sleep(0)
         assert not second.done
         held.let_go()
         await second
@@ -407,8 +417,9 @@ async def test_after_an_unknown_outcome_the_last_confirmed_message_is_given(
         await node.stored("known", b"old")
         held.held = True
         commits = [*node.publish("known", b"new"), *node.publish("unknown", b"new"), *node.publish("stays", b"new")]
+        await asyncio.sleep(0)
+        held.fail(StoreError("unknown"), written=True)
         for commit in commits:
-            held.fail(StoreError("unknown"), written=True)
             with pytest.raises(StoreError, match="unknown"):
                 await commit
         assert {"known": b"old"} == node.given()
@@ -437,29 +448,29 @@ class Topic:
 
     def __init__(self) -> None:
         self.current = self.stored = self.written = b""  #: for subscribers, in the store, in flight
-        self.call: Waiting[Any] | None = None  #: the write in flight
+        self.writing = False  #: there is a write in flight
         self.commits: list[Commit[Any]] = []  #: that wait for it
         self.later: list[Commit[Any]] = []  #: that wait for the next one
         self.changed = False  #: since what is in flight
 
-    def publish(self, held: Lasting, payload: bytes, commits: list[Commit[Any]]) -> None:
+    def publish(self, payload: bytes, commits: list[Commit[Any]]) -> None:
         if payload or self.current:
             self.current = payload
-            if self.call is None:
-                self.call, self.written = held.waiting[-1], payload
+            if not self.writing:
+                self.writing, self.written = True, payload
             else:
                 self.changed = True
         (self.later if self.changed else self.commits).extend(commits)
 
-    def answered(self, held: Lasting, stored: bool) -> None:
-        """Check that publishers are told, and that the newest change is written next."""
+    def answered(self, stored: bool) -> None:
+        """Check that publishers are told; the newest change is written next."""
         assert all(commit.done and (commit.error is None) is stored for commit in self.commits)
         assert not any(commit.done for commit in self.later)
         if stored:
             self.stored = self.written
-        self.commits, self.later, self.call = self.later, [], None
+        self.commits, self.later, self.writing = self.later, [], self.changed
         if self.changed:
-            self.call, self.written, self.changed = held.waiting[-1], self.current, False
+            self.written, self.changed = self.current, False
         elif not stored:
             self.current = self.stored
 
@@ -470,7 +481,10 @@ PUBLISH = st.tuples(st.sampled_from("abc"), st.sampled_from([b"", b"1", b"2"]), 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PUBLISH | st.booleans(), max_size=40))
 def test_whatever_is_refused_index_and_store_agree(tmp_path: Path, steps: list[Any]) -> None:
-    """Publish, or let the store take (True) or refuse (False) its oldest write; in the end there is a restart."""
+    """Publish, or let the store take (True) or refuse (False) its oldest write; in the end there is a restart.
+
+    What is published between two of these is written together.
+    """
     asyncio.run(_check_against_model(steps, tmp_path))
 
 
@@ -484,7 +498,8 @@ async def _check_against_model(steps: list[Any], folder: Path) -> None:
             call.go()
         else:
             call.refuse(StoreFullError("no room"))
-        next(topic for topic in topics.values() if topic.call is call).answered(held, stored)
+        for name in held.topics.popleft():
+            topics[name].answered(stored)
 
     async with running(cast("Store", held), folder) as node:
         held.held = True
@@ -493,13 +508,17 @@ async def _check_against_model(steps: list[Any], folder: Path) -> None:
                 if isinstance(step, tuple):
                     name, payload, qos = step
                     commits = node.publish(name, payload, qos)
-                    topics[name].publish(held, payload, commits)
-                    assert (qos > 0 and topics[name].call is not None) is bool(commits)
-                elif held.waiting:
-                    answer(step)
+                    topics[name].publish(payload, commits)
+                    assert (qos > 0 and topics[name].writing) is bool(commits)
+                else:
+                    await asyncio.sleep(0)
+                    if held.waiting:
+                        answer(step)
                 assert {name: topic.current for name, topic in topics.items() if topic.current} == node.given()
+            await asyncio.sleep(0)
             while held.waiting:
                 answer(stored=True)
+                await asyncio.sleep(0)
         finally:
             held.held = False
             held.let_go()

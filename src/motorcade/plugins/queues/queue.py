@@ -27,7 +27,7 @@ from motorcade.plugins.queues.record import (
     level_of,
 )
 from motorcade.plugins.queues.store import RETRY, Append, QueueStore
-from motorcade.storage.ports import NO_BOUND, SPARE_ALL, Appended, Bound, Draft, Entry, StoreError, StoreFullError
+from motorcade.storage.ports import SPARE_ALL, Appended, Bound, Draft, Entry, StoreError, StoreFullError
 
 RANK: Final = 48  #: bits of a position below the rank of its level, where operators read messages
 STEP: Final = 64  #: messages read at once by a sweep, or when a queue with priorities is too large
@@ -54,7 +54,6 @@ class Queue:
         self._bytes = 0
         self._delta = 0  # being appended, less those being removed
         self._delta_bytes = 0
-        self._spared: dict[Level, int] = {}  # position up to which entries are in flight, in this turn of the loop
         self._refreshing = False
         self._refreshed_at = 0.0  # loop time
         self._trimming = False
@@ -85,20 +84,17 @@ class Queue:
         size = len(body) + len(payload)
         if options.max_bytes and size > options.max_bytes:
             raise StoreFullError(f"the message is larger than queue {self.name!r} may be ({options.max_bytes} bytes)")
+        append = Append(self, level, draft, size)
         if options.overflow == "drop_oldest":
-            if options.priorities > 1:  # the lowest level goes first, whatever the level of the message: see `_trim`
-                return Append(self, level, draft, NO_BOUND, ())
-            return Append(
-                self, level, draft, Bound(options.max_messages, options.max_bytes), (self._spared_up_to(level, size),)
-            )
-        if not self._is_full(size):
-            return Append(self, level, draft, NO_BOUND, ())
-        self._refresh_soon()
-        if not key:
-            raise self._full()
-        # It may replace an older value. A dead letter leaves its old queue with the same write, so it is not refused.
-        bound = Bound(options.max_messages, options.max_bytes, refuse=True) if not token else NO_BOUND
-        return Append(self, level, draft, bound, ())
+            if options.priorities == 1:  # else the lowest level goes first, whatever the level of the message: `_trim`
+                append.bound = Bound(options.max_messages, options.max_bytes)
+        elif self._is_full(size):
+            self._refresh_soon()
+            if not key:
+                raise self._full()
+            if not token:  # it may replace an older value; a dead letter is moved, so it is not refused
+                append.bound = Bound(options.max_messages, options.max_bytes, refuse=True)
+        return append
 
     def _key(self, message: Message) -> bytes:
         options = self.options
@@ -114,17 +110,12 @@ class Queue:
                 return b"k" + value.encode()
         return b""  # it has no key, so nothing replaces it
 
-    def _spared_up_to(self, level: Level, size: int) -> int:
+    def spared_up_to(self, level: Level) -> int:
         """Return the position up to which the bound of an append pushes out nothing: consumers have it.
 
-        Looked for only in a full queue, once in a turn of the loop: very many messages may be in flight.
+        Looked for only in a full queue: very many messages may be in flight.
         """
-        if not self._is_full(size):
-            return SPARE_ALL
-        if level not in self._spared:
-            self._spared[level] = self.dispatcher.sent_up_to(level)
-            asyncio.get_running_loop().call_soon(self._spared.clear)
-        return self._spared[level]
+        return self.dispatcher.sent_up_to(level) if self._is_full() else SPARE_ALL
 
     def _is_full(self, size: int = 0) -> bool:
         """Return True if a message of this size does not fit; without a size: if there is too much already."""
@@ -149,7 +140,6 @@ class Queue:
         self._delta_bytes -= append.size
         if not certain and not self.closed:
             self.dispatcher.read_again(append.level)
-            self._dispatch()
             self._refresh_soon()
 
     def appended(self, append: Append, answer: Appended, now: float) -> StoreError | None:
@@ -185,12 +175,11 @@ class Queue:
             self.dispatcher.insert(
                 QueueEntry(level, answer.position, delivered(record, draft.payload), record, size, now)
             )
-        self._dispatch()
         if self.options.overflow == "drop_oldest" and self.options.priorities > 1 and self._is_full():
             self._trim_soon()
         return None
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
         """Give what waits to consumers: before its publisher is answered, so that it leaves no later."""
         if not self.closed:
             self.dispatcher.dispatch(self._store.now())
@@ -276,7 +265,7 @@ class Queue:
             self._store.log.warning("queue_not_read", queue=self.name, error=str(error))
             await asyncio.sleep(RETRY)
             self.dispatcher.not_fetched(level)
-            self._dispatch()
+            self.dispatch()
             return
         entries: list[QueueEntry] = []
         for each in stored:
@@ -339,13 +328,14 @@ class Queue:
                 if target is None:
                     raise StoreFullError(f"there is no queue {self.options.dead_letter!r}")
                 append = target.prepare(message, body, payload, token)
+                append.moved = entry
             except StoreFullError as error:
                 store.counters["dead_letter_refused"] += 1
                 store.log.warning("dead_letter_waits", queue=self.name, error=str(error))
                 await asyncio.sleep(DEAD_LETTER_RETRY)
                 continue
             try:
-                await store.append([append], moved=entry)
+                await store.append([append])
             except StoreError:
                 await asyncio.sleep(RETRY)
                 continue

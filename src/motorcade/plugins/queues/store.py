@@ -1,7 +1,7 @@
 """What all queues of a node write.
 
-Rule 1: a publish is one write, and its publisher is answered when that is stored. The commits of one turn of the event
-        loop share a group inside the store; nothing is gathered here.
+Rule 1: messages are appended in groups (`GroupWriter`); a publisher is answered when its message is stored. All copies
+        of a message are in one group. A dead letter leaves its old queue with the write that appends it.
 Rule 2: removals are written many at a time, up to `DELAY` later. One that fails is repeated until it succeeds; until
         then no consumer gets the message. One that is lost with the process means that its message comes again, as if
         the acknowledgement had been lost.
@@ -13,21 +13,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from itertools import groupby, islice
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import structlog
 
 from motorcade.commit import Commit
+from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.writebehind import WriteBehind
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.queues.dispatcher import Level, QueueEntry, State
 from motorcade.plugins.queues.tables import MAX_MARK
-from motorcade.storage.ports import Batch, Bound, Draft, Store, Written
+from motorcade.storage.ports import NO_BOUND, Batch, Bound, Draft, Store, StoreError
 
 if TYPE_CHECKING:
     from motorcade.plugins.queues.queue import Queue
@@ -39,18 +40,16 @@ MAX_BATCH: Final = 1024  #: removals or marks of a level in one write
 _LEVEL: Final = attrgetter("level")
 
 
-class Append(msgspec.Struct, frozen=True, gc=False):
+class Append(msgspec.Struct, gc=False):
     """A message on its way into one queue."""
 
     queue: Queue
     level: Level
     draft: Draft
-    bound: Bound
-    spared: Sequence[int]  #: see `Mailboxes.append`
-
-    @property
-    def size(self) -> int:
-        return len(self.draft.body) + len(self.draft.payload)
+    size: int
+    bound: Bound = NO_BOUND
+    moved: QueueEntry | None = None  #: a dead letter, which leaves its queue with the same write
+    error: StoreError | None = None  #: why the bound has refused it
 
 
 class QueueStore:
@@ -70,6 +69,8 @@ class QueueStore:
         self.now = now
         self.spawn = spawn
         self.pending = 0  #: appends that the store has not answered
+        self._appends = GroupWriter(store, now, self._fill_appends, self._appended)
+        self._last: Group[Append]
         self._behind = WriteBehind(store, self._fill, lambda: DELAY, RETRY, self._written)
         # Of the write in flight:
         self._removed: list[tuple[Level, list[tuple[int, int]]]] = []
@@ -79,37 +80,50 @@ class QueueStore:
 
     # -- appends
 
-    def append(self, appends: Sequence[Append], moved: QueueEntry | None = None) -> Commit[None]:
-        """Append to queues in one write; it fails if one of them refuses. `moved` leaves its queue with the same write.
-
-        Queues hear of it before the caller does.
-        """
-        batch = Batch()
-        now = self.now()
+    def append(self, appends: Sequence[Append]) -> Commit[Any]:
+        """Append to queues in one write; it fails if one of them refuses. Queues hear of it before the caller does."""
         for append in appends:
-            batch.append([append.level.mailbox], append.draft, now, append.bound, append.spared)
             append.queue.expect(append)
-        if moved is not None:
-            batch.acknowledge(moved.level.mailbox, [moved.position])
         self.pending += len(appends)
+        group = self._last = self._appends.add(appends, sum([append.size for append in appends]))
+        if not any(append.bound.refuse for append in appends):
+            return group
         taken: Commit[None] = Commit()
-        commit = self.store.write(batch)
-        commit.then(partial(self._appended, appends, commit, now, taken))
+        errors = (append.error for append in appends if append.error is not None)
+        group.then(lambda: taken.finish(group.error or next(errors, None)))
         return taken
 
-    def _appended(self, appends: Sequence[Append], commit: Commit[Written], now: float, taken: Commit[None]) -> None:
-        self.pending -= len(appends)
-        error = commit.error
-        answers = commit.result.appended if error is None else [None] * len(appends)
-        for append, answer in zip(appends, answers, strict=True):
+    def _fill_appends(self, batch: Batch, group: Group[Append]) -> None:
+        spared: dict[Level, tuple[int]] = {}  # looking for it has a price
+        for append in group.items:
+            level = append.level
+            if append.bound is NO_BOUND:
+                batch.append([level.mailbox], append.draft, group.time)
+            else:
+                if level not in spared:
+                    spared[level] = (append.queue.spared_up_to(level),)
+                batch.append([level.mailbox], append.draft, group.time, append.bound, spared[level])
+            if append.moved is not None:
+                batch.acknowledge(append.moved.level.mailbox, [append.moved.position])
+
+    def _appended(self, group: Group[Append]) -> None:
+        self.pending -= len(group.items)
+        answers = group.result.appended if group.error is None else [None] * len(group.items)
+        queues: dict[Queue, None] = {}
+        for append, answer in zip(group.items, answers, strict=True):
+            queues[append.queue] = None
             try:
                 if answer is None:
-                    append.queue.not_appended(append, certain=commit.refused)
+                    append.queue.not_appended(append, certain=group.refused)
                 else:
-                    error = append.queue.appended(append, answer, now) or error
+                    append.error = append.queue.appended(append, answer, group.time)
             except Exception:
                 self.log.exception("queue_failed", queue=append.queue.name)
-        taken.finish(error)
+        for queue in queues:
+            try:
+                queue.dispatch()
+            except Exception:
+                self.log.exception("queue_failed", queue=queue.name)
 
     # -- removals and marks
 
@@ -132,6 +146,9 @@ class QueueStore:
     async def close(self) -> None:
         """Write what is left."""
         self._closing = True
+        if self.pending:
+            with suppress(StoreError):  # publishers are told
+                await self._last
         await self._behind.settle()
 
     def _fill(self, batch: Batch, levels: Sequence[Level]) -> None:

@@ -74,8 +74,9 @@ class RetainedPlugin(Plugin):
     async def start(self) -> None:
         store = cast("Store | None", self.context.store)
         if store is not None and (await store.figures()).engine != "memory":
-            self._store = RetainedStore(store, self._index, self.context.counters, self.context.log)
-            await self._store.load(self.context.hub.now())
+            context = self.context
+            self._store = RetainedStore(store, self._index, context.counters, context.log, context.hub.now)
+            await self._store.load()
         self.context.spawn(self._sweep, "sweep")
         make = partial(RetainedSource, messages=self._messages)
         self.context.add_source(Kind("retained", make, wants=self._wants, renew=True, retained=True))
