@@ -70,6 +70,7 @@ class State(StrEnum):
 _WAITING: Final = State.WAITING  # looking up a member of an enumeration costs as much as the rest of a comparison
 _GIVEN: Final = State.GIVEN
 _DONE: Final = State.DONE
+_FORGOTTEN: Final = State.FORGOTTEN
 
 _NO_MESSAGE: Final = Message("", b"")
 _NO_RECORD: Final = QueueRecord("", b"")
@@ -212,7 +213,7 @@ class Level:
         self.cursor = min(self.cursor, min(self.entries) - 1)
         self.behind = True
         for position, entry in self.entries.items():
-            entry.state = State.FORGOTTEN
+            entry.state = _FORGOTTEN
             if entry.attempts or entry.history:
                 self.remembered[position] = entry.attempts, entry.history
         excess = max(0, len(self.remembered) - MAX_REMEMBERED)
@@ -351,9 +352,7 @@ class Dispatcher:
         for entry in entries:
             if held.pop(entry, None) == SENT:
                 consumer.sent -= 1
-            if (
-                entry.state is State.FORGOTTEN
-            ):  # its client has unsubscribed, and was the last one; it may be read again
+            if entry.state is _FORGOTTEN:  # its client has unsubscribed, and was the last one; it may be read again
                 entry = entry.level.entries.get(entry.position, entry)  # noqa: PLW2901
             if entry.state is not _DONE and not self.closed:
                 if entry.consumer is consumer:

@@ -3,7 +3,8 @@
 Subscribers are served from the index, which changes at once. The publisher is answered when the store has the change.
 
 Rule 1: a topic has one write in flight. What changes meanwhile is written when that is answered: the newest message of
-        the topic, once. So writes of a topic that changes often do not pile up, and cannot overtake each other.
+        the topic, once. So writes of a topic that changes often do not pile up, and cannot overtake each other. While
+        the write waits for its group, a newer message takes the place of the one that waits.
 Rule 2: a topic whose write is refused goes back to the message that the store has, unless it has changed meanwhile.
 Rule 3: messages are written in groups (`GroupWriter`), and deletions in others: a full store takes those.
 Rule 4: what became of a write is unknown only when the store is closed or damaged. The index goes back then as well,
@@ -41,9 +42,9 @@ class Writing:
     def __init__(self, topic: str, message: Message | None, value: bytes, stored: Message | None) -> None:
         self.topic = topic
         self.message = message  #: None: a deletion
-        self.value = value  #: of the message
+        self.value = value  #: of the message, until the store gets it
         self.stored = stored  #: what the store has if this is refused
-        self.commit: Commit[Any]
+        self.commit: Group[Writing]
         self.next: Commit[Any] | None = None  #: of the changes that have come meanwhile
 
 
@@ -117,7 +118,7 @@ class RetainedStore:
         message = self._index.peek(topic)
         if message is before and (message is not None or not self._unindexed):  # there was nothing to delete
             return None if writing is None else writing.next or writing.commit
-        if writing is None:
+        if writing is None or (writing.value and writing.next is None and message is not None):
             return self._write(topic, message, before)
         if writing.next is None:
             writing.next = Commit()
@@ -130,6 +131,13 @@ class RetainedStore:
             self._counters["store_failed"] += 1
             self._index.restore(topic, stored)
             return Commit.failed(error)
+        writing = self._inflight.get(topic)
+        if writing is not None:
+            grown = len(value) - len(writing.value)
+            writing.message, writing.value = message, value
+            writing.commit.size += grown
+            self._backlog.bytes += grown
+            return writing.commit
         writing = self._inflight[topic] = Writing(topic, message, value, stored)
         self._backlog.rows += 1
         self._backlog.bytes += len(value)
@@ -140,6 +148,7 @@ class RetainedStore:
         for writing in group.items:
             if writing.message is not None:
                 batch.put(COLLECTION, writing.topic, writing.value, writing.message.expires_at or 0.0)
+                writing.value = b""
 
     def _fill_deletions(self, batch: Batch, group: Group[Writing]) -> None:
         for writing in group.items:
