@@ -235,6 +235,20 @@ def test_without_consumers_nothing_stays_in_memory() -> None:
     assert ["disconnected"] == [attempt.reason for attempt in b.inflight[0].history or ()]
 
 
+def test_attempts_count_though_the_store_does_not_know_of_them() -> None:
+    """While the node runs it remembers how often a message was sent, also when it is not in memory."""
+    rig = Rig(max_attempts=2)
+    rig.append()
+    rig.join("a")
+    rig.settle()
+    rig.clients[0].leave()
+    rig.entries[0, 1].mark = 0  # it could not be stored
+    rig.join("b")
+    rig.settle()
+    rig.clients[0].leave()
+    assert [(1, 2, DISCONNECTED)] == rig.dead
+
+
 def test_what_is_remembered_of_messages_is_bounded() -> None:
     """The store has the number of attempts; only their history is forgotten."""
     rig = Rig(max_attempts=0)
