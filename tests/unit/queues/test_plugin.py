@@ -12,8 +12,9 @@ import pytest
 
 from motorcade.commit import Commit
 from motorcade.core.message import Message
+from motorcade.delivery.writebehind import LAST_ATTEMPT
 from motorcade.extension.hooks import AFTER
-from motorcade.mqtt.packets import Publish, Pubrel
+from motorcade.mqtt.packets import Puback, Publish, Pubrel
 from motorcade.plugins.queues.dispatcher import Dispatcher, Level
 from motorcade.plugins.queues.source import QueueSource
 from motorcade.storage.ports import Acknowledge, Batch, Draft, Entry, StoreError, Written
@@ -357,6 +358,20 @@ def test_what_waits_for_the_store_is_bounded() -> None:
         assert numbered(5) == node.stored()
 
 
+def test_a_store_that_does_not_answer_does_not_keep_the_plugin() -> None:
+    """It ends all the same; the publisher is answered when the store is back."""
+    with QueuesNode.on(queue=queue()) as node:
+        pub = node.client("pub")
+        node.held.held = True
+        pub.put("q/a", b"1")
+        unloading = node.begin(node.plugins.unload("queues"))
+        node.wait(LAST_ATTEMPT)
+        assert unloading.done()
+        assert [] == pub.take()
+        node.let_go()
+        assert [0] == [answer.reason for answer in pub.take() if isinstance(answer, Puback)]
+
+
 # -- a store that fails
 
 
@@ -618,6 +633,19 @@ def test_a_full_queue_takes_newer_values() -> None:
         topics = ["q/a", "q/a", "q/a", "q/b", "q/a", "q/c", "q/b"]
         assert [0, 0, 0, 0, 0, QUOTA, 0] == [pub.publish(topic, topic.encode()) for topic in topics]
         assert [b"q/a", b"q/b"] == node.stored()
+
+
+def test_what_is_refused_by_a_full_queue_fails_alone() -> None:
+    """Not the others that are written with it."""
+    with QueuesNode.on(queue=queue(kind="last_value", max_messages=2)) as node:
+        pub = node.client("pub")
+        assert [0, 0] == [pub.publish(topic, b"old") for topic in ("q/a", "q/b")]
+        for number, topic in enumerate(("q/c", "q/a", "q/d", "q/b"), 1):
+            pub.send(Publish(topic, b"new " + topic.encode(), 1, packet_id=number))
+        node.turn()
+        answers = {answer.packet_id: answer.reason for answer in pub.take() if isinstance(answer, Puback)}
+        assert {1: QUOTA, 2: 0, 3: QUOTA, 4: 0} == answers
+        assert [b"new q/a", b"new q/b"] == node.stored()
 
 
 # -- priorities and age

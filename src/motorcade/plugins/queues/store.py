@@ -11,6 +11,7 @@ Rule 3: how often a message was sent is stored with its entry (`mark`), unless i
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ import structlog
 
 from motorcade.commit import Commit
 from motorcade.delivery.group import Group, GroupWriter
-from motorcade.delivery.writebehind import WriteBehind
+from motorcade.delivery.writebehind import LAST_ATTEMPT, WriteBehind
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.queues.dispatcher import Level, QueueEntry, State
 from motorcade.plugins.queues.tables import MAX_MARK
@@ -147,8 +148,8 @@ class QueueStore:
         """Write what is left."""
         self._closing = True
         if self.pending:
-            with suppress(StoreError):  # publishers are told
-                await self._last
+            with suppress(StoreError, TimeoutError):  # publishers are told
+                await asyncio.wait_for(self._last, LAST_ATTEMPT)
         await self._behind.settle()
 
     def _fill(self, batch: Batch, levels: Sequence[Level]) -> None:
