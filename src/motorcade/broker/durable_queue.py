@@ -49,6 +49,7 @@ BODIES = 10_000  #: bodies of plain messages that are remembered
 AHEAD = 64  #: entries read ahead
 AHEAD_BYTES = 256 * 1024  #: bytes of payloads read ahead, about
 
+NOT_SENT = (-1, 0)  #: position and size where there is none
 UNSETTLED = 256  #: acknowledgements the store may not know of yet, before nothing more is sent
 
 UNKNOWN = 1 << 62  #: a position that is never reached
@@ -470,7 +471,7 @@ class DurableQueue:
         if number in self.session.inflight or any(not (position - other) % IDS_OF_QUEUE for other in self.acked):
             self._move(position)
             return 0
-        if self.sent.get(id_of(self._oldest), (0, 0))[0] != self._oldest:
+        if self.sent.get(id_of(self._oldest), NOT_SENT)[0] != self._oldest:
             self._oldest = min((position, *self.acked, *(sent for sent, _ in self.sent.values())))
             waiting = min((other for other in self._moved if other > position), default=UNKNOWN)
             self._clear_to = min(self._oldest + IDS_OF_QUEUE, waiting)

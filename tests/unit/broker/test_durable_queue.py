@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,6 +143,25 @@ def test_what_comes_next_is_not_read_from_the_store() -> None:
         client.publish()
     assert [packet.packet_id for packet in client.take()] == [2, 3, 4]
     assert not client.store.reads
+
+
+def test_ids_are_compared_with_older_ones_once_in_a_long_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking through all unsettled acknowledgements for each message would take half of the time of a drain."""
+    looked: list[int] = []
+    number_of = DurableQueue._number_of
+
+    def counted(queue: DurableQueue, position: int) -> int:
+        looked.append(position)
+        return number_of(queue, position)
+
+    monkeypatch.setattr(DurableQueue, "_number_of", counted)
+    client = Client()
+    client.connect()
+    client.store.answer()
+    for _ in range(20):
+        client.publish()
+    assert len(client.take()) == 20
+    assert looked == [1]
 
 
 def test_what_comes_out_of_turn_is_read() -> None:
