@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from motorcade.commit import Commit
-from motorcade.storage.ports import Batch, Store, Written
+from motorcade.storage.ports import Batch, Store, StoreError, Written
 
 MAX_ITEMS: Final = 256
 MAX_BYTES: Final = 4 * 1024**2
@@ -86,8 +86,11 @@ class GroupWriter(Generic[T]):
         self._flying += 1
         batch = Batch()
         group.time = self._now()
-        self._fill(batch, group)
-        write = self._store.write(batch)
+        try:
+            self._fill(batch, group)
+            write = self._store.write(batch)
+        except Exception as error:  # noqa: BLE001 - a defect: its publishers hear of it, and the next group is written
+            write = Commit.failed(StoreError(repr(error)))
         write.then(partial(self._written, group, write))
 
     def _written(self, group: Group[T], write: Commit[Written]) -> None:
