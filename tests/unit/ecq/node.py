@@ -12,7 +12,7 @@ from typing import Any
 
 from motorcade.extension.compacted import SERVICE, Compacted, CompactedView, Form
 from motorcade.mqtt.packets import Publish
-from motorcade.plugins.ecq.plugin import EcqPlugin
+from motorcade.plugins.logs.compacted.plugin import EcqPlugin
 from tests.support.virtual import Client, PluginNode
 
 EXCLUSIVE, SHARED = Form.EXCLUSIVE, Form.SHARED

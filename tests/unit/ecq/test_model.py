@@ -42,9 +42,9 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import Properties
-from motorcade.plugins.ecq.plugin import EcqPlugin
-from motorcade.plugins.ecq.record import FORM
-from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED
+from motorcade.plugins.logs.compacted.plugin import EcqPlugin
+from motorcade.plugins.logs.compacted.record import FORM
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED
 from motorcade.storage.ports import Appended, Draft
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, OUTCOMES, STEP, Guest, PluginWorld, often

@@ -14,11 +14,11 @@ from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import Progress
 from motorcade.delivery.reader import Page
 from motorcade.extension.sources import Feed
-from motorcade.plugins.ecq import record
-from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.queue import Appending, Queue, Queues
-from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED
-from motorcade.plugins.ecq.topics import consumed
+from motorcade.plugins.logs.compacted import record
+from motorcade.plugins.logs.compacted.options import EcqConfig
+from motorcade.plugins.logs.compacted.queue import Appending, Queue, Queues
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED
+from motorcade.plugins.logs.compacted.topics import consumed
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Appended, Draft
 from tests.unit.ecq.node import EcqNode, told
@@ -102,7 +102,7 @@ async def test_what_took_too_long_to_store_is_not_handed_over() -> None:
 
 
 async def test_idle_queues_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motorcade.plugins.ecq.queue.MAX_OPEN", 3)
+    monkeypatch.setattr("motorcade.plugins.logs.compacted.queue.MAX_OPEN", 3)
     opened = queues()
     kept = opened.open(EXCLUSIVE, "0")
     kept.consumers[Consumer()] = None

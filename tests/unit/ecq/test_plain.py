@@ -11,7 +11,7 @@ from motorcade.core.message import Message
 from motorcade.extension.hooks import Callback, Stop
 from motorcade.mqtt.packets import Puback, Publish
 from motorcade.mqtt.properties import Properties
-from motorcade.plugins.ecq.plugin import EcqPlugin
+from motorcade.plugins.logs.compacted.plugin import EcqPlugin
 from motorcade.storage.ports import StoreFullError
 from tests.unit.ecq.node import EXCLUSIVE, EcqNode, numbers, told
 

@@ -13,7 +13,7 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadOptionsError, UnknownError
 from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel, Suback, Subscribe, Will
-from motorcade.plugins.ecq.options import EcqConfig
+from motorcade.plugins.logs.compacted.options import EcqConfig
 from motorcade.storage.ports import Draft, Entry, StoreError, StoreFullError
 from tests.unit.ecq.node import EXCLUSIVE, ROOTS, SHARED, EcqNode, numbers, told, values
 

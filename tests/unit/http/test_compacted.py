@@ -14,10 +14,10 @@ import httpx
 import msgspec
 import pytest
 
-import motorcade.plugins.ecq
+import motorcade.plugins.logs.compacted
 from motorcade.control import MOST_FOUND, MOST_OCTETS
-from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.plugin import EVENTS
+from motorcade.plugins.logs.compacted.options import EcqConfig
+from motorcade.plugins.logs.compacted.plugin import EVENTS
 from tests.scenarios.witness import metrics
 from tests.support.compacted import Compacted
 from tests.support.consumers import ask, settled, take, take_until, unique
@@ -289,7 +289,7 @@ def test_metrics_count_what_becomes_of_messages(node: LocalNode) -> None:
 def test_the_guide_names_every_counter_and_option() -> None:
     """docs/ecq.md is held to the plugin: what it counts, what can be set, and what that is otherwise."""
     page = (ROOT / "docs" / "ecq.md").read_text()
-    sources = [path.read_text() for path in Path(motorcade.plugins.ecq.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(motorcade.plugins.logs.compacted.__file__).parent.glob("*.py")]
     counted = {name for text in sources for name in re.findall(r'counters\["(\w+)"\] \+=', text)} | set(EVENTS)
     assert set() == {name for name in counted if f"`{name}`" not in page}
     rows = [line.split(" | ") for line in page.partition("## Options")[2].splitlines() if line.startswith("| `")]

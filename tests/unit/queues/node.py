@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from motorcade.plugins.queues.declarations import Declarations
-from motorcade.plugins.queues.plugin import QueuesPlugin
-from motorcade.plugins.queues.queue import Queue
+from motorcade.plugins.logs.queues.declarations import Declarations
+from motorcade.plugins.logs.queues.plugin import QueuesPlugin
+from motorcade.plugins.logs.queues.queue import Queue
 from motorcade.storage.ports import StoreError
 from tests.support.virtual import Client, PluginNode, Turns
 

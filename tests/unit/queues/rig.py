@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from motorcade.core.message import Message
-from motorcade.plugins.queues.dispatcher import DISCONNECTED, Consumer, Dispatcher, Level, QueueEntry, State
-from motorcade.plugins.queues.options import QueueOptions
-from motorcade.plugins.queues.record import QueueRecord
+from motorcade.plugins.logs.queues.dispatcher import DISCONNECTED, Consumer, Dispatcher, Level, QueueEntry, State
+from motorcade.plugins.logs.queues.options import QueueOptions
+from motorcade.plugins.logs.queues.record import QueueRecord
 
 START = 1000.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.extension.declared import read_options
-from motorcade.plugins.queues.options import NOUN, QueueOptions, QueuesConfig
+from motorcade.plugins.logs.queues.options import NOUN, QueueOptions, QueuesConfig
 from motorcade.storage.ports import Draft
 from tests.unit.queues.node import QueuesNode
 

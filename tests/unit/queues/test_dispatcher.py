@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from motorcade.plugins.queues.dispatcher import (
+from motorcade.plugins.logs.queues.dispatcher import (
     BLOCKED,
     DISCONNECTED,
     FIRST_READ,
@@ -17,8 +17,8 @@ from motorcade.plugins.queues.dispatcher import (
     RESTARTED,
     TIMED_OUT,
 )
-from motorcade.plugins.queues.options import QueueOptions
-from motorcade.plugins.queues.strategy import LeastInflight
+from motorcade.plugins.logs.queues.options import QueueOptions
+from motorcade.plugins.logs.queues.strategy import LeastInflight
 from tests.unit.queues.rig import Rig
 
 
@@ -77,8 +77,8 @@ def test_what_is_appended_for_slow_consumers_is_left_in_the_store(monkeypatch: p
     """Not more is kept in memory for them, in number or in bytes, and nothing is lost."""
     for bound, value in (("MAX_WAITING", 10), ("READ_BYTES", 20)):
         with monkeypatch.context() as patched:
-            patched.setattr(f"motorcade.plugins.queues.dispatcher.{bound}", value)
-            patched.setattr("motorcade.plugins.queues.dispatcher.LOW", 0)
+            patched.setattr(f"motorcade.plugins.logs.queues.dispatcher.{bound}", value)
+            patched.setattr("motorcade.plugins.logs.queues.dispatcher.LOW", 0)
             rig = Rig()
             a = rig.join("a", room=1)
             rig.settle()

@@ -17,8 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from motorcade.plugins.queues.dispatcher import QueueEntry, State
-from motorcade.plugins.queues.strategy import Random
+from motorcade.plugins.logs.queues.dispatcher import QueueEntry, State
+from motorcade.plugins.logs.queues.strategy import Random
 from tests.unit.queues.rig import Client, Rig
 
 TIMEOUT = 10.0

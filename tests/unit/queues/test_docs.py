@@ -7,9 +7,9 @@ import tomllib
 
 import msgspec
 
-from motorcade.plugins.queues import dispatcher, queue, record, store
-from motorcade.plugins.queues.options import MAX_TOPICS, QueueOptions, QueuesConfig
-from motorcade.plugins.queues.plugin import EVENTS
+from motorcade.plugins.logs.queues import dispatcher, queue, record, store
+from motorcade.plugins.logs.queues.options import MAX_TOPICS, QueueOptions, QueuesConfig
+from motorcade.plugins.logs.queues.plugin import EVENTS
 from tests.support.node import ROOT
 
 PAGE = (ROOT / "docs" / "queues.md").read_text(encoding="utf-8")

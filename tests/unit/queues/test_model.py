@@ -39,8 +39,8 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import Properties
-from motorcade.plugins.queues.plugin import QueuesPlugin
-from motorcade.plugins.queues.strategy import Random
+from motorcade.plugins.logs.queues.plugin import QueuesPlugin
+from motorcade.plugins.logs.queues.strategy import Random
 from motorcade.storage.ports import Appended, Draft
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, Guest, PluginWorld, often

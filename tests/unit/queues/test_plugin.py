@@ -15,8 +15,8 @@ from motorcade.core.message import Message
 from motorcade.delivery.writebehind import LAST_ATTEMPT
 from motorcade.extension.hooks import AFTER
 from motorcade.mqtt.packets import Puback, Publish, Pubrel
-from motorcade.plugins.queues.dispatcher import Dispatcher, Level
-from motorcade.plugins.queues.source import QueueSource
+from motorcade.plugins.logs.queues.dispatcher import Dispatcher, Level
+from motorcade.plugins.logs.queues.source import QueueSource
 from motorcade.storage.ports import Acknowledge, Batch, Draft, Entry, StoreError, Written
 from tests.unit.queues.node import QueuesNode
 
@@ -528,7 +528,7 @@ def test_a_defect_in_one_queue_does_not_stop_the_others(monkeypatch: pytest.Monk
     with QueuesNode.on(queue=queue()) as node:
         pub = node.client("pub")
         with monkeypatch.context() as broken:
-            broken.setattr("motorcade.plugins.queues.queue.Queue.appended", lambda *_: 1 / 0)
+            broken.setattr("motorcade.plugins.logs.queues.queue.Queue.appended", lambda *_: 1 / 0)
             assert 0 == pub.publish("q/a", b"1")
         assert 0 == pub.publish("q/a", b"2")
         assert [b"1", b"2"] == node.stored()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from motorcade.broker import session_records as sessions
-from motorcade.plugins.ecq import tables as compacted
 from motorcade.plugins.fanout import tables as fanout
-from motorcade.plugins.queues import tables as queues
-from motorcade.plugins.streams import reader as streams
+from motorcade.plugins.logs.compacted import tables as compacted
+from motorcade.plugins.logs.queues import tables as queues
+from motorcade.plugins.logs.streams import reader as streams
 from motorcade.storage.homes import home_of_owner, home_of_record, records_of
 
 CLIENTS = ["vin", "a/b", "3:x", "", "queue:x", "ü{}", "7"]

@@ -21,12 +21,12 @@ from motorcade.core.record import decode, encode
 from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import ProgressStore
 from motorcade.mqtt.packets import Publish
-from motorcade.plugins.streams.options import StreamOptions
-from motorcade.plugins.streams.plugin import StreamsPlugin
-from motorcade.plugins.streams.position import OFFSET
-from motorcade.plugins.streams.reader import COLLECTION, key_of
-from motorcade.plugins.streams.service import Streams
-from motorcade.plugins.streams.stream import Stream
+from motorcade.plugins.logs.streams.options import StreamOptions
+from motorcade.plugins.logs.streams.plugin import StreamsPlugin
+from motorcade.plugins.logs.streams.position import OFFSET
+from motorcade.plugins.logs.streams.reader import COLLECTION, key_of
+from motorcade.plugins.logs.streams.service import Streams
+from motorcade.plugins.logs.streams.stream import Stream
 from motorcade.storage.ports import Batch
 from tests.support.virtual import Client, PluginNode
 

@@ -11,7 +11,7 @@ from motorcade.core.record import RecordError
 from motorcade.extension.declared import UnknownError
 from motorcade.extension.hooks import Handled
 from motorcade.mqtt.packets import Puback, Publish
-from motorcade.plugins.streams.plugin import StreamsPlugin
+from motorcade.plugins.logs.streams.plugin import StreamsPlugin
 from motorcade.storage.ports import StoreError, StoreFullError
 from tests.support.virtual import Client
 from tests.unit.streams.node import StreamsNode

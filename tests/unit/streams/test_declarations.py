@@ -11,9 +11,9 @@ import pytest
 from motorcade.core.message import Message
 from motorcade.core.record import encode
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError
-from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
-from motorcade.plugins.streams.service import COLLECTION
-from motorcade.plugins.streams.views import ReaderView
+from motorcade.plugins.logs.streams.options import StreamOptions, StreamsConfig
+from motorcade.plugins.logs.streams.service import COLLECTION
+from motorcade.plugins.logs.streams.views import ReaderView
 from motorcade.storage.ports import StoreError, Swept
 from tests.support.virtual import START
 from tests.unit.streams.node import LASTING, StreamsNode

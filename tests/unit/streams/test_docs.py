@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
+from motorcade.plugins.logs.streams.options import StreamOptions, StreamsConfig
 from tests.support.node import ROOT
 
 PAGE = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")

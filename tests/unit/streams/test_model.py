@@ -46,12 +46,12 @@ from motorcade.mqtt.packets import (
     Unsubscribe,
 )
 from motorcade.mqtt.properties import Properties
-from motorcade.plugins.streams import pages, stream
-from motorcade.plugins.streams.options import StreamOptions
-from motorcade.plugins.streams.plugin import StreamsPlugin
-from motorcade.plugins.streams.position import OFFSET
-from motorcade.plugins.streams.reader import COLLECTION, StreamSource, key_of
-from motorcade.plugins.streams.service import Streams
+from motorcade.plugins.logs.streams import pages, stream
+from motorcade.plugins.logs.streams.options import StreamOptions
+from motorcade.plugins.logs.streams.plugin import StreamsPlugin
+from motorcade.plugins.logs.streams.position import OFFSET
+from motorcade.plugins.logs.streams.reader import COLLECTION, StreamSource, key_of
+from motorcade.plugins.logs.streams.service import Streams
 from motorcade.storage.ports import Batch
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, OUTCOMES, STEP, Guest, PluginWorld, often

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motorcade.core.message import Message
-from motorcade.plugins.streams.pages import OVERHEAD, Cache, Pages
+from motorcade.plugins.logs.streams.pages import OVERHEAD, Cache, Pages
 
 STEP = st.one_of(
     st.tuples(st.just("append"), st.integers(1, 5), st.integers(0, 2)),

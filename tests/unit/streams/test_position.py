@@ -6,7 +6,16 @@ import pytest
 
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.subscription import Subscription
-from motorcade.plugins.streams.position import EARLIEST, LATEST, MOST, Origin, Position, Wish, read_position, read_wish
+from motorcade.plugins.logs.streams.position import (
+    EARLIEST,
+    LATEST,
+    MOST,
+    Origin,
+    Position,
+    Wish,
+    read_position,
+    read_wish,
+)
 
 
 def test_what_a_position_means() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from motorcade.plugins.streams.reader import COLLECTION, key_of
-from motorcade.plugins.streams.service import LASTS
+from motorcade.plugins.logs.streams.reader import COLLECTION, key_of
+from motorcade.plugins.logs.streams.service import LASTS
 from motorcade.storage.ports import StoreError
 from tests.support.virtual import START, Client
 from tests.unit.streams.node import LASTING, StreamsNode, read

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from motorcade.plugins.streams.pages import PAGE
+from motorcade.plugins.logs.streams.pages import PAGE
 from motorcade.storage.ports import Batch, StoreError, StreamInfo
 from tests.support.virtual import START
 from tests.unit.streams.node import LASTING, StreamsNode, numbers, offsets, read

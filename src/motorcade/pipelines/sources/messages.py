@@ -266,7 +266,7 @@ class Messages:
 def is_declared(reader: StoreReader, name: str) -> bool:
     """Whether every node has such a stream, or somebody has created it."""
     from motorcade.plugins.fanout.tables import RECEIPTS  # noqa: PLC0415 - takes long, and is asked for hardly ever
-    from motorcade.plugins.streams.service import COLLECTION, declares  # noqa: PLC0415 - likewise
+    from motorcade.plugins.logs.streams.service import COLLECTION, declares  # noqa: PLC0415 - likewise
 
     stored = reader.record(COLLECTION, name)
     return name == RECEIPTS or (stored is not None and declares(stored))

@@ -13,7 +13,7 @@ record         the stored form of a message
 tables         names in the store
 """
 
-from motorcade.plugins.queues.options import QueueOptions, QueuesConfig
-from motorcade.plugins.queues.plugin import QueuesPlugin
+from motorcade.plugins.logs.queues.options import QueueOptions, QueuesConfig
+from motorcade.plugins.logs.queues.plugin import QueuesPlugin
 
 __all__ = ["QueueOptions", "QueuesConfig", "QueuesPlugin"]

@@ -26,9 +26,9 @@ from motorcade.delivery.progress import ProgressStore
 from motorcade.delivery.reader import SHIFT, Reader
 from motorcade.extension.compacted import Form
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Why
-from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.queue import Queue, Queues
-from motorcade.plugins.ecq.topics import consumed
+from motorcade.plugins.logs.compacted.options import EcqConfig
+from motorcade.plugins.logs.compacted.queue import Queue, Queues
+from motorcade.plugins.logs.compacted.topics import consumed
 from motorcade.storage.ports import Store
 
 

@@ -33,10 +33,10 @@ from typing import Final, Protocol
 import msgspec
 
 from motorcade.core.message import Message
-from motorcade.plugins.queues.options import QueueOptions
-from motorcade.plugins.queues.record import MAX_HISTORY, Attempt, QueueRecord
-from motorcade.plugins.queues.strategy import STRATEGIES, RoundRobin
-from motorcade.plugins.queues.tables import mailbox_of
+from motorcade.plugins.logs.queues.options import QueueOptions
+from motorcade.plugins.logs.queues.record import MAX_HISTORY, Attempt, QueueRecord
+from motorcade.plugins.logs.queues.strategy import STRATEGIES, RoundRobin
+from motorcade.plugins.logs.queues.tables import mailbox_of
 
 LOW: Final = 192  #: messages in memory at which the next ones are read, unless they are large; a few consumers' windows
 READ: Final = 128  #: messages read at once; a store on this machine finds so many without a thread of its own

@@ -11,9 +11,9 @@ retention  what goes
 views      what operators see
 """
 
-from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
-from motorcade.plugins.streams.plugin import StreamsPlugin
-from motorcade.plugins.streams.service import Streams
-from motorcade.plugins.streams.views import ReaderView, StreamView
+from motorcade.plugins.logs.streams.options import StreamOptions, StreamsConfig
+from motorcade.plugins.logs.streams.plugin import StreamsPlugin
+from motorcade.plugins.logs.streams.service import Streams
+from motorcade.plugins.logs.streams.views import ReaderView, StreamView
 
 __all__ = ["ReaderView", "StreamOptions", "StreamView", "Streams", "StreamsConfig", "StreamsPlugin"]

@@ -20,11 +20,11 @@ from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowle
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Feed, Kind, Why
-from motorcade.plugins.streams.metrics import COUNTS, MEASURES, PROGRESS_BYTES
-from motorcade.plugins.streams.options import StreamsConfig
-from motorcade.plugins.streams.position import PREFIX, read_wish
-from motorcade.plugins.streams.reader import StreamSource
-from motorcade.plugins.streams.service import Streams
+from motorcade.plugins.logs.streams.metrics import COUNTS, MEASURES, PROGRESS_BYTES
+from motorcade.plugins.logs.streams.options import StreamsConfig
+from motorcade.plugins.logs.streams.position import PREFIX, read_wish
+from motorcade.plugins.logs.streams.reader import StreamSource
+from motorcade.plugins.logs.streams.service import Streams
 from motorcade.storage.ports import StoreFullError
 
 LATE: Final = -900  #: priority on `message.publish`: after everybody who may change the message, before retained

@@ -32,9 +32,9 @@ from motorcade.delivery.progress import Progress
 from motorcade.delivery.reader import Found, Page, Reader
 from motorcade.extension.plugin import Spawn
 from motorcade.extension.sources import Feed
-from motorcade.plugins.ecq import record
-from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.tables import EXCLUSIVE, QUEUES, QueueRecord, Shape, encode
+from motorcade.plugins.logs.compacted import record
+from motorcade.plugins.logs.compacted.options import EcqConfig
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, QueueRecord, Shape, encode
 from motorcade.storage.ports import (
     Appended,
     Batch,

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from motorcade.core.trie import FilterTrie
-from motorcade.plugins.queues.dispatcher import Consumer
-from motorcade.plugins.queues.options import QueueOptions
-from motorcade.plugins.queues.queue import Queue
+from motorcade.plugins.logs.queues.dispatcher import Consumer
+from motorcade.plugins.logs.queues.options import QueueOptions
+from motorcade.plugins.logs.queues.queue import Queue
 
 if TYPE_CHECKING:
-    from motorcade.plugins.queues.source import QueueSource
+    from motorcade.plugins.logs.queues.source import QueueSource
 
 MAX_ROUTES: Final = 4096  #: topics whose queues are remembered; then all are forgotten
 

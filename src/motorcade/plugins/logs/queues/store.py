@@ -27,12 +27,12 @@ from motorcade.commit import Commit
 from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.writebehind import LAST_ATTEMPT, WriteBehind
 from motorcade.extension.plugin import Spawn
-from motorcade.plugins.queues.dispatcher import Level, QueueEntry, State
-from motorcade.plugins.queues.tables import MAX_MARK
+from motorcade.plugins.logs.queues.dispatcher import Level, QueueEntry, State
+from motorcade.plugins.logs.queues.tables import MAX_MARK
 from motorcade.storage.ports import NO_BOUND, Batch, Bound, Draft, Store, StoreError
 
 if TYPE_CHECKING:
-    from motorcade.plugins.queues.queue import Queue
+    from motorcade.plugins.logs.queues.queue import Queue
 
 DELAY: Final = 0.02  #: seconds; waking the store costs more than removing a few messages
 RETRY: Final = 1.0  #: seconds until what failed is tried again

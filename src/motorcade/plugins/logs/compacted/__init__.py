@@ -13,6 +13,6 @@ Nobody declares such a queue: it is there from its first message on. From the ou
     tables      where everything is in the store
 """
 
-from motorcade.plugins.ecq.plugin import EcqPlugin
+from motorcade.plugins.logs.compacted.plugin import EcqPlugin
 
 __all__ = ["EcqPlugin"]

@@ -15,9 +15,9 @@ from typing import Final
 from motorcade.core.message import Message
 from motorcade.delivery.record import RecordError, message_of
 from motorcade.extension.declared import Found
-from motorcade.plugins.queues.dispatcher import Dispatcher, Level, QueueEntry
-from motorcade.plugins.queues.options import PROPERTY, QueueOptions
-from motorcade.plugins.queues.record import (
+from motorcade.plugins.logs.queues.dispatcher import Dispatcher, Level, QueueEntry
+from motorcade.plugins.logs.queues.options import PROPERTY, QueueOptions
+from motorcade.plugins.logs.queues.record import (
     MAX_HISTORY,
     QUEUE,
     DeadLetter,
@@ -26,7 +26,7 @@ from motorcade.plugins.queues.record import (
     history_text,
     level_of,
 )
-from motorcade.plugins.queues.store import RETRY, Append, QueueStore
+from motorcade.plugins.logs.queues.store import RETRY, Append, QueueStore
 from motorcade.storage.ports import SPARE_ALL, Appended, Bound, Draft, Entry, StoreError, StoreFullError
 
 RANK: Final = 48  #: bits of a position below the rank of its level, where operators read messages

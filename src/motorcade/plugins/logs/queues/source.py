@@ -18,13 +18,13 @@ from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, Why
-from motorcade.plugins.queues import dispatcher as reasons
-from motorcade.plugins.queues.dispatcher import SENT, Consumer, Dispatcher, QueueEntry
-from motorcade.plugins.queues.options import NOUN
-from motorcade.plugins.queues.tables import PREFIX
+from motorcade.plugins.logs.queues import dispatcher as reasons
+from motorcade.plugins.logs.queues.dispatcher import SENT, Consumer, Dispatcher, QueueEntry
+from motorcade.plugins.logs.queues.options import NOUN
+from motorcade.plugins.logs.queues.tables import PREFIX
 
 if TYPE_CHECKING:
-    from motorcade.plugins.queues.queues import Queues
+    from motorcade.plugins.logs.queues.queues import Queues
 
 
 class _Go:

@@ -33,10 +33,10 @@ from motorcade.core.record import RecordError, decode, encode
 from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.reader import Page, Reader
 from motorcade.delivery.record import message_of
-from motorcade.plugins.streams.loader import Loader
-from motorcade.plugins.streams.options import StreamOptions
-from motorcade.plugins.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Pages
-from motorcade.plugins.streams.position import OFFSET
+from motorcade.plugins.logs.streams.loader import Loader
+from motorcade.plugins.logs.streams.options import StreamOptions
+from motorcade.plugins.logs.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Pages
+from motorcade.plugins.logs.streams.position import OFFSET
 from motorcade.storage.ports import Batch, Store, StoreError, StoreFullError, StreamRecord
 
 TIME: Final = "stream-time"  #: user property: when it was appended

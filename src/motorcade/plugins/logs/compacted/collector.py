@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from motorcade.extension.compacted import Form
-from motorcade.plugins.ecq.queue import Queue
-from motorcade.plugins.ecq.source import Tools
-from motorcade.plugins.ecq.tables import EXCLUSIVE, QUEUES, SHARED, decode_queue
+from motorcade.plugins.logs.compacted.queue import Queue
+from motorcade.plugins.logs.compacted.source import Tools
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, SHARED, decode_queue
 from motorcade.storage.ports import Batch, Entry, StoreError
 
 PAUSE: Final = 0.01  #: seconds between two steps

@@ -21,7 +21,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
 from motorcade.extension.compacted import Form
-from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, Shape
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED, Shape
 
 ROOTS: Final = {shape.root: shape for shape in (EXCLUSIVE, SHARED)}
 TOPICS: Final = tuple(f"{root}/#" for root in ROOTS)  #: all there is

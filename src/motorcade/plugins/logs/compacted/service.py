@@ -15,11 +15,11 @@ from motorcade.delivery.progress import Progress, Stored
 from motorcade.delivery.record import payload_of
 from motorcade.extension.compacted import CompactedView, ConsumerView, Form, RewindView
 from motorcade.extension.declared import BadOptionsError, Found, UnknownError
-from motorcade.plugins.ecq.queue import Consumer, Queue
-from motorcade.plugins.ecq.record import FORM
-from motorcade.plugins.ecq.source import Tools
-from motorcade.plugins.ecq.tables import QUEUES, SHAPES
-from motorcade.plugins.ecq.topics import quoted
+from motorcade.plugins.logs.compacted.queue import Consumer, Queue
+from motorcade.plugins.logs.compacted.record import FORM
+from motorcade.plugins.logs.compacted.source import Tools
+from motorcade.plugins.logs.compacted.tables import QUEUES, SHAPES
+from motorcade.plugins.logs.compacted.topics import quoted
 from motorcade.storage.ports import Batch, Entry, StoreError
 
 PAGE: Final = 256  #: messages read at once

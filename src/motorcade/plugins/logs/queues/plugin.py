@@ -26,15 +26,15 @@ from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowle
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
-from motorcade.plugins.queues.declarations import Declarations
-from motorcade.plugins.queues.metrics import COUNTS, MEASURES, ROUTE_BYTES
-from motorcade.plugins.queues.options import NOUN, QueuesConfig
-from motorcade.plugins.queues.queue import Queue
-from motorcade.plugins.queues.queues import MAX_ROUTES, Queues
-from motorcade.plugins.queues.record import QUEUE
-from motorcade.plugins.queues.source import QueueSource
-from motorcade.plugins.queues.store import Append, QueueStore
-from motorcade.plugins.queues.tables import PREFIX
+from motorcade.plugins.logs.queues.declarations import Declarations
+from motorcade.plugins.logs.queues.metrics import COUNTS, MEASURES, ROUTE_BYTES
+from motorcade.plugins.logs.queues.options import NOUN, QueuesConfig
+from motorcade.plugins.logs.queues.queue import Queue
+from motorcade.plugins.logs.queues.queues import MAX_ROUTES, Queues
+from motorcade.plugins.logs.queues.record import QUEUE
+from motorcade.plugins.logs.queues.source import QueueSource
+from motorcade.plugins.logs.queues.store import Append, QueueStore
+from motorcade.plugins.logs.queues.tables import PREFIX
 from motorcade.storage.ports import Store, StoreError, StoreFullError
 
 SERVICE: Final = "queues"

@@ -16,7 +16,7 @@ from motorcade.core.errors import TopicError
 from motorcade.core.record import RecordError
 from motorcade.core.topic import check_filter
 from motorcade.extension.declared import BadNameError, BadOptionsError, Name, check_name
-from motorcade.plugins.queues.tables import MAX_LEVELS, MAX_MARK
+from motorcade.plugins.logs.queues.tables import MAX_LEVELS, MAX_MARK
 
 NOUN: Final = "queue"
 MAX_TOPICS: Final = 100  #: filters of one queue

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 
 from motorcade.delivery.progress import SWEEPS, ProgressStore
-from motorcade.plugins.streams.stream import Stream
+from motorcade.plugins.logs.streams.stream import Stream
 from motorcade.storage.ports import StoreError, Streams
 
 SHORTEST: Final = 0.1  #: seconds between two looks, unless a stream overflows

@@ -15,12 +15,12 @@ import msgspec
 
 from motorcade.core.errors import MotorcadeError
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
-from motorcade.plugins.queues import options as options_
-from motorcade.plugins.queues.options import NOUN, QueueOptions, check, check_chain
-from motorcade.plugins.queues.queue import Queue
-from motorcade.plugins.queues.queues import Queues
-from motorcade.plugins.queues.store import QueueStore
-from motorcade.plugins.queues.tables import COLLECTION, MAX_LEVELS, mailbox_of
+from motorcade.plugins.logs.queues import options as options_
+from motorcade.plugins.logs.queues.options import NOUN, QueueOptions, check, check_chain
+from motorcade.plugins.logs.queues.queue import Queue
+from motorcade.plugins.logs.queues.queues import Queues
+from motorcade.plugins.logs.queues.store import QueueStore
+from motorcade.plugins.logs.queues.tables import COLLECTION, MAX_LEVELS, mailbox_of
 from motorcade.storage.ports import StoreError
 
 

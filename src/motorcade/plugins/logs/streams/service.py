@@ -27,14 +27,14 @@ from motorcade.core.trie import FilterTrie
 from motorcade.delivery.progress import LogKey, ProgressOptions, ProgressStore
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
 from motorcade.extension.plugin import Spawn
-from motorcade.plugins.streams.loader import Loader
-from motorcade.plugins.streams.options import StreamOptions, StreamsConfig
-from motorcade.plugins.streams.pages import Cache
-from motorcade.plugins.streams.position import PREFIX
-from motorcade.plugins.streams.reader import StreamSource, key_of
-from motorcade.plugins.streams.retention import Trimmer
-from motorcade.plugins.streams.stream import Shared, Stream, Waiting
-from motorcade.plugins.streams.views import MAX_READERS, ReaderView, StreamView
+from motorcade.plugins.logs.streams.loader import Loader
+from motorcade.plugins.logs.streams.options import StreamOptions, StreamsConfig
+from motorcade.plugins.logs.streams.pages import Cache
+from motorcade.plugins.logs.streams.position import PREFIX
+from motorcade.plugins.logs.streams.reader import StreamSource, key_of
+from motorcade.plugins.logs.streams.retention import Trimmer
+from motorcade.plugins.logs.streams.stream import Shared, Stream, Waiting
+from motorcade.plugins.logs.streams.views import MAX_READERS, ReaderView, StreamView
 from motorcade.storage.ports import Store, StoreError, StreamInfo
 
 COLLECTION: Final = "stream"

@@ -19,8 +19,8 @@ from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import LogKey, ProgressStore
 from motorcade.delivery.reader import RETRY, Reader
 from motorcade.extension.sources import RECREATE, Ack, Answer, Delayed, Feed, Why
-from motorcade.plugins.streams.position import EARLIEST, LATEST, Origin, Position, Wish, read_wish
-from motorcade.plugins.streams.stream import Stream
+from motorcade.plugins.logs.streams.position import EARLIEST, LATEST, Origin, Position, Wish, read_wish
+from motorcade.plugins.logs.streams.stream import Stream
 
 COLLECTION: Final = "stream-progress"
 LONGEST: Final = 3600.0  #: seconds; a moment farther away is waited for in steps

@@ -27,15 +27,15 @@ from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowle
 from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
-from motorcade.plugins.ecq import record
-from motorcade.plugins.ecq.collector import Collector
-from motorcade.plugins.ecq.metrics import COUNTS, MEASURES, MESSAGE_BYTES, QUEUE_BYTES
-from motorcade.plugins.ecq.options import EcqConfig
-from motorcade.plugins.ecq.queue import MAX_OPEN, RETRY, Queues
-from motorcade.plugins.ecq.service import CompactedService
-from motorcade.plugins.ecq.source import CompactedSource, Tools
-from motorcade.plugins.ecq.tables import EXCLUSIVE, SHARED, Shape
-from motorcade.plugins.ecq.topics import PLACE, RESERVED, REWIND, ROOTS, TOPICS, WRITING, judge, quoted, what
+from motorcade.plugins.logs.compacted import record
+from motorcade.plugins.logs.compacted.collector import Collector
+from motorcade.plugins.logs.compacted.metrics import COUNTS, MEASURES, MESSAGE_BYTES, QUEUE_BYTES
+from motorcade.plugins.logs.compacted.options import EcqConfig
+from motorcade.plugins.logs.compacted.queue import MAX_OPEN, RETRY, Queues
+from motorcade.plugins.logs.compacted.service import CompactedService
+from motorcade.plugins.logs.compacted.source import CompactedSource, Tools
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED, Shape
+from motorcade.plugins.logs.compacted.topics import PLACE, RESERVED, REWIND, ROOTS, TOPICS, WRITING, judge, quoted, what
 from motorcade.storage.ports import Draft, Store, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
