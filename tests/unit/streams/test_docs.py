@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")
 CODE = ROOT / "src" / "motorcade"
 SOURCES = "".join(
     file.read_text(encoding="utf-8")
-    for file in (*(CODE / "plugins" / "streams").glob("*.py"), CODE / "delivery" / "progress.py")
+    for file in (*(CODE / "plugins" / "logs" / "streams").glob("*.py"), CODE / "delivery" / "progress.py")
 )
 
 
