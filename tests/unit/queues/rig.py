@@ -19,7 +19,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from motorcade.core.message import Message
-from motorcade.plugins.logs.queues.dispatcher import DISCONNECTED, Consumer, Dispatcher, Level, QueueEntry, State
+from motorcade.plugins.logs.queues.dispatcher import (
+    DISCONNECTED,
+    WITHDRAWN,
+    Consumer,
+    Dispatcher,
+    Level,
+    QueueEntry,
+    State,
+)
 from motorcade.plugins.logs.queues.options import QueueOptions
 from motorcade.plugins.logs.queues.record import QueueRecord
 
@@ -79,7 +87,7 @@ class Client:
                 self.rechecks.discard(entry)
             if message is None:
                 self.room += 1
-                self.rig.dispatcher.not_sent(self.consumer, entry, self.rig.now)
+                self.rig.dispatcher.not_taken(self.consumer, entry, WITHDRAWN, self.rig.now)
             else:
                 self.rig.dispatcher.sent(self.consumer, [entry], self.rig.now)
                 self.inflight.append(entry)
@@ -92,7 +100,7 @@ class Client:
 
     def nack(self, *numbers: int) -> None:
         for entry in self._take(numbers):
-            self.rig.dispatcher.refused(self.consumer, entry, "refused", self.rig.now)
+            self.rig.dispatcher.not_taken(self.consumer, entry, "refused", self.rig.now)
         self.rig.settle()
 
     def _take(self, numbers: tuple[int, ...]) -> list[QueueEntry]:
@@ -147,7 +155,7 @@ class Rig:
     def removed(self, level: Level, positions: Sequence[int], size: int) -> None:
         self.dispatcher.removed(level, positions)
 
-    def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
+    def mark(self, entries: Sequence[QueueEntry]) -> None:
         self.marks.update(dict.fromkeys(entries))
 
     def write_marks(self) -> None:
@@ -181,7 +189,7 @@ class Rig:
             entry = Entry(level, self.last[level], self.now, expires_at=expires_at)
             self.entries[level, entry.position] = entry
             if told and self.dispatcher.takes(at, entry.position):
-                self.dispatcher.insert(self.entry(entry))
+                at.add([self.entry(entry)])
         self.dispatcher.dispatch(self.now)
 
     def entry(self, entry: Entry) -> QueueEntry:

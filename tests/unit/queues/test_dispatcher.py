@@ -18,7 +18,7 @@ from motorcade.plugins.logs.queues.dispatcher import (
     TIMED_OUT,
 )
 from motorcade.plugins.logs.queues.options import QueueOptions
-from motorcade.plugins.logs.queues.strategy import LeastInflight
+from motorcade.plugins.logs.queues.strategy import Strategy
 from tests.unit.queues.rig import Rig
 
 
@@ -133,7 +133,7 @@ def test_least_inflight_takes_turns_among_equals() -> None:
         room: int = 5
         held: int = 0
 
-    strategy: LeastInflight[Worker] = LeastInflight()
+    strategy: Strategy[Worker] = Strategy("least_inflight")
     workers = [Worker(), Worker(), Worker()]
     for worker in workers:
         strategy.offer(worker)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motorcade.plugins.logs.queues.dispatcher import QueueEntry, State
-from motorcade.plugins.logs.queues.strategy import Random
+from motorcade.plugins.logs.queues.strategy import Strategy
 from tests.unit.queues.rig import Client, Rig
 
 TIMEOUT = 10.0
@@ -42,7 +42,7 @@ class Machine(RuleBasedStateMachine):
             strategy=strategy, priorities=levels, max_attempts=attempts, ack_timeout=TIMEOUT, redispatch_delay=0.5
         )
         if strategy == "random":  # of the same chance each time, or a failure could not be repeated
-            self.rig.dispatcher._ready = Random(random.Random(0))
+            self.rig.dispatcher._ready = Strategy("random", random.Random(0))
         self.rig.confirm = False
         self.appended: set[tuple[int, int]] = set()
         self.done: set[tuple[int, int]] = set()  # acknowledged by somebody
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
             if answers == "unknown":
                 self.rig.dispatcher.read_again(at)
             elif self.rig.dispatcher.takes(at, key[1]):
-                self.rig.dispatcher.insert(self.rig.entry(self.rig.entries[key]))
+                at.add([self.rig.entry(self.rig.entries[key])])
         self.rig.dispatcher.dispatch(self.rig.now)
 
     @precondition(lambda self: len(self.rig.clients) < 5)
@@ -90,8 +90,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def fail_to_read(self) -> None:
         level, *_ = self.rig.reads.pop(0)
-        self.rig.dispatcher.not_fetched(level)
-        self.rig.dispatcher.dispatch(self.rig.now)
+        self.rig.dispatcher.fetched(level, [], 0, self.rig.now, more=True)
 
     @precondition(lambda self: self.rig.removals)
     @rule()
@@ -147,7 +146,7 @@ class Machine(RuleBasedStateMachine):
         client.room += 1
         del self.holding[entry.level.number, entry.position][client]
         if refuse:
-            self.rig.dispatcher.refused(client.consumer, entry, "refused", self.rig.now)
+            self.rig.dispatcher.not_taken(client.consumer, entry, "refused", self.rig.now)
         else:
             if entry.state is not State.DONE:
                 self.done.add((entry.level.number, entry.position))

@@ -35,7 +35,7 @@ import msgspec
 from motorcade.core.message import Message
 from motorcade.plugins.logs.queues.options import QueueOptions
 from motorcade.plugins.logs.queues.record import MAX_HISTORY, Attempt, QueueRecord
-from motorcade.plugins.logs.queues.strategy import STRATEGIES, RoundRobin
+from motorcade.plugins.logs.queues.strategy import Strategy
 from motorcade.plugins.logs.queues.tables import mailbox_of
 
 LOW: Final = 192  #: messages in memory at which the next ones are read, unless they are large; a few consumers' windows
@@ -55,6 +55,8 @@ UNSUBSCRIBED: Final = "unsubscribed"
 TIMED_OUT: Final = "not acknowledged in time"
 TOO_LARGE: Final = "larger than the consumer takes"
 RESTARTED: Final = "not acknowledged"  #: before the node was started
+WITHDRAWN: Final = ""  #: not sent; that is no attempt
+EXPIRED: Final = "expired"  #: before it was sent
 
 
 class State(StrEnum):
@@ -63,14 +65,12 @@ class State(StrEnum):
     WAITING = auto()
     DELAYED = auto()  #: all consumers have refused it
     GIVEN = auto()
-    FORGOTTEN = auto()  #: it is only in the store now
     DONE = auto()  #: acknowledged, expired, dropped, replaced or dead
 
 
 _WAITING: Final = State.WAITING  # looking up a member of an enumeration costs as much as the rest of a comparison
 _GIVEN: Final = State.GIVEN
 _DONE: Final = State.DONE
-_FORGOTTEN: Final = State.FORGOTTEN
 
 _NO_MESSAGE: Final = Message("", b"")
 _NO_RECORD: Final = QueueRecord("", b"")
@@ -161,7 +161,7 @@ class Level:
         self.leaving: set[int] = set()  #: done, and perhaps still in the store
         self.left: set[int] = set()  #: of these, gone while the level was read
         self.remembered: OrderedDict[int, tuple[int, list[Attempt] | None]] = OrderedDict()  #: of what is forgotten
-        self._average = 0.0  #: bytes of a message, in the last read
+        self.average = 0.0  #: bytes of a message, in the last read
         self._serial = count()
 
     def take(self) -> QueueEntry | None:
@@ -185,25 +185,19 @@ class Level:
         heappush(self.returned, (entry.position, next(self._serial), entry))
 
     def add(self, entries: list[QueueEntry]) -> None:
-        """Let messages wait that follow all others in the order of the store."""
-        known, ends = self.entries, self.dispatcher.ends
+        """Let messages wait that follow all others in the order of the store, but for those that are done already."""
         for entry in entries:
-            entry.ends = ends(entry)
-            known[entry.position] = entry
-        self.size += sum([entry.size for entry in entries])
-        self.ahead += entries
-        self.cursor = max(self.cursor, entries[-1].position)
-
-    def news(self, entries: list[QueueEntry]) -> list[QueueEntry]:
-        """Return what was read and is not done already, with what is remembered of it."""
-        self._average = sum([entry.size for entry in entries]) / len(entries)
-        if self.leaving:
-            entries = [entry for entry in entries if entry.position not in self.leaving]
-        if self.remembered:
-            for entry in entries:
-                attempts, entry.history = self.remembered.pop(entry.position, (0, None))
+            position = entry.position
+            if position in self.leaving:
+                continue
+            if self.remembered:
+                attempts, entry.history = self.remembered.pop(position, (0, None))
                 entry.attempts = max(entry.attempts, attempts)
-        return entries
+            entry.ends = self.dispatcher.ends(entry)
+            self.entries[position] = entry
+            self.size += entry.size
+            self.ahead.append(entry)
+        self.cursor = max(self.cursor, entries[-1].position)
 
     def forget(self) -> int:
         """Drop everything from memory, to be read again; return how many messages' attempts are remembered no more."""
@@ -213,7 +207,6 @@ class Level:
         self.cursor = min(self.cursor, min(self.entries) - 1)
         self.behind = True
         for position, entry in self.entries.items():
-            entry.state = _FORGOTTEN
             if entry.attempts or entry.history:
                 self.remembered[position] = entry.attempts, entry.history
         excess = max(0, len(self.remembered) - MAX_REMEMBERED)
@@ -227,14 +220,14 @@ class Level:
 
     @property
     def read_limit(self) -> int:
-        return min(READ, max(1, int(READ_BYTES / self._average))) if self._average else FIRST_READ
+        return min(READ, max(1, int(READ_BYTES / self.average))) if self.average else FIRST_READ
 
 
 class Effects(Protocol):
     """What a dispatcher asks for."""
 
     def fetch(self, level: Level, after: int, limit: int) -> None:
-        """Read messages; `fetched` or `not_fetched` answers."""
+        """Read messages; `fetched` answers."""
 
     def remove(self, entries: Sequence[QueueEntry]) -> None:
         """Remove messages from the store; `removed` answers."""
@@ -242,7 +235,7 @@ class Effects(Protocol):
     def removed(self, level: Level, positions: Sequence[int], size: int) -> None:
         """Pass on that messages of so many bytes are removed, which `remove` was asked for."""
 
-    def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
+    def mark(self, entries: Sequence[QueueEntry]) -> None:
         """Store how often messages were sent, if they are not done before."""
 
     def dead_letter(self, entry: QueueEntry, reason: str) -> None:
@@ -264,7 +257,7 @@ class Dispatcher:
         self._down = tuple(reversed(self.levels.values()))
         self.effects = effects
         self._counters = counters
-        self._ready: RoundRobin[Consumer] = STRATEGIES[options.strategy]()
+        self._ready: Strategy[Consumer] = Strategy(options.strategy)
         self._due: dict[QueueEntry, float] = {}  # sent: until when to be acknowledged; in the order of these times
         self._gave = False  # something may be given and not sent
         self._delayed: list[tuple[float, int, QueueEntry]] = []
@@ -307,7 +300,9 @@ class Dispatcher:
 
     def sending(self, consumer: Consumer, entry: QueueEntry, now: float) -> Message | None:
         """Return a message that is about to be sent; None: it must not be any more."""
-        if entry.state is _WAITING and entry in consumer.entries:
+        if entry not in consumer.entries:  # its queue is gone
+            return None
+        if entry.state is _WAITING:
             entry.state, entry.consumer = _GIVEN, consumer  # another one had it for a while, and is gone
         if entry.state is not _GIVEN or entry.consumer is not consumer:
             return None
@@ -320,30 +315,21 @@ class Dispatcher:
         """Note that messages have left for the client (rule 4)."""
         held, due = consumer.entries, self._due
         until = now + self.options.ack_timeout
-        may_be_late = until > now
-        first: list[QueueEntry] = []
-        again: list[QueueEntry] = []
-        for entry in entries:
-            if held.get(entry, SENT) == SENT:
-                continue  # the queue is gone, or it was noted before
+        left = [entry for entry in entries if held.get(entry, SENT) != SENT]  # else its queue is gone, or it was noted
+        for entry in left:
             held[entry] = SENT
             entry.attempts += 1
-            (first if entry.attempts == 1 else again).append(entry)
-            if may_be_late and entry.consumer is consumer:
+            if until > now and entry.consumer is consumer:
                 due[entry] = until
-        if first:
-            self.effects.mark(first, at_once=False)
-        if again:
-            self.effects.mark(again, at_once=True)
-        number = len(first) + len(again)
-        if not number:
+        if not left:
             return
-        consumer.sent += number
-        self._counters["delivered"] += number
-        if may_be_late and until < self._timer_at:
-            self._set_timer(until, now)
+        self.effects.mark(left)
+        consumer.sent += len(left)
+        self._counters["delivered"] += len(left)
+        if until > now:
+            self._wake(until, now)
         if self._gave and len(self.consumers) > 1 and consumer.is_hungry:
-            self._look_for_blocked(now)
+            self._wake(now + BLOCKED, now)
 
     def acknowledged(self, consumer: Consumer, entries: Iterable[QueueEntry], now: float) -> None:
         """End messages that a consumer has acknowledged, in time or late."""
@@ -352,7 +338,7 @@ class Dispatcher:
         for entry in entries:
             if held.pop(entry, None) == SENT:
                 consumer.sent -= 1
-            if entry.state is _FORGOTTEN:  # its client has unsubscribed, and was the last one; it may be read again
+            if entry.consumer is not consumer:  # it may have been forgotten and read again, if this was the last one
                 entry = entry.level.entries.get(entry.position, entry)  # noqa: PLW2901
             if entry.state is not _DONE and not self.closed:
                 if entry.consumer is consumer:
@@ -364,34 +350,24 @@ class Dispatcher:
             self._remove(done)
         self.has_room(consumer, now)
 
-    def refused(self, consumer: Consumer, entry: QueueEntry, reason: str, now: float) -> None:
-        """Give a message to another consumer: this one does not take it, or cannot be sent it."""
-        if not self._settle(consumer, entry):
-            entry.attempts += 1  # or it would be tried for ever
+    def not_taken(self, consumer: Consumer, entry: QueueEntry, reason: str, now: float) -> None:
+        """Give a message to another consumer: this one has refused it, or was not sent it."""
+        if consumer.entries.pop(entry, SENT) == SENT:
+            consumer.sent -= 1
+        elif reason not in {WITHDRAWN, EXPIRED}:
+            entry.attempts += 1  # it is too large for the client; or it would be tried for ever
         if entry.state is _GIVEN and entry.consumer is consumer and not self.closed:
-            self._counters["refused"] += 1
-            self._take_from(entry)
-            if self._may_try_again(entry, consumer, reason, now):
-                self._find_another(entry, consumer, now)
-        self.has_room(consumer, now)
-
-    def not_sent(self, consumer: Consumer, entry: QueueEntry, now: float, *, expired: bool = False) -> None:
-        """Take a message back that was withdrawn, or has expired before it was sent."""
-        self._settle(consumer, entry)
-        if entry.state is _GIVEN and entry.consumer is consumer and not self.closed:
-            if expired:
+            if reason == EXPIRED:
                 self._expire(entry)
-            else:
+            elif reason == WITHDRAWN:
                 self._take_from(entry)
                 entry.level.put_back(entry)
+            else:
+                self._counters["refused"] += 1
+                self._take_from(entry)
+                if self._may_try_again(entry, consumer, reason, now):
+                    self._find_another(entry, consumer, now)
         self.has_room(consumer, now)
-
-    def _settle(self, consumer: Consumer, entry: QueueEntry) -> bool:
-        """Note that a consumer has a message no longer; return True if it had been sent it."""
-        if consumer.entries.pop(entry, SENT) != SENT:
-            return False
-        consumer.sent -= 1
-        return True
 
     def _take_from(self, entry: QueueEntry) -> None:
         """Take a message from its consumer."""
@@ -405,7 +381,7 @@ class Dispatcher:
         if 0 < self.options.max_attempts <= entry.attempts:
             self._dead_letter(entry, reason)
             return False
-        self.effects.mark([entry], at_once=True)
+        self.effects.mark([entry])
         return True
 
     def _find_another(self, entry: QueueEntry, consumer: Consumer, now: float) -> None:
@@ -413,17 +389,19 @@ class Dispatcher:
         if entry.avoid is None:
             entry.avoid = set()
         entry.avoid.add(consumer.name)
+        at = now + PATIENCE
         if any(other.may_get(entry) for other in self.consumers):
             entry.level.put_back(entry)
-            self._later(entry, now + PATIENCE, now)
         else:
             entry.state = State.DELAYED
-            self._later(entry, now + self.options.redispatch_delay, now)
+            at = now + self.options.redispatch_delay
+        heappush(self._delayed, (at, next(self._serial), entry))
+        self._wake(at, now)
 
     # -- the store
 
     def takes(self, level: Level, position: int) -> bool:
-        """Return True if `insert` takes what was appended just now; False: it is read when it is its turn.
+        """Return True if `Level.add` takes what was appended just now; False: it is read when it is its turn.
 
         Only the very next position is taken. Anything else may follow messages that are not known here: the answers to
         their appends come later, or say that the outcome is unknown.
@@ -443,24 +421,19 @@ class Dispatcher:
         level.behind = True
         return False
 
-    def insert(self, entry: QueueEntry) -> None:
-        """Take what was appended just now; `dispatch` gives it to a consumer."""
-        entry.level.add([entry])
-
     def read_again(self, level: Level) -> None:
         """Read on: there may be messages after an append of unknown outcome. `dispatch` begins with it."""
         level.behind = True
         level.grown = level.reading
 
     def fetched(self, level: Level, entries: list[QueueEntry], last: int, now: float, *, more: bool) -> None:
-        """Take what was read; `last`: position of the last one, 0: there was none; `more`: perhaps not all."""
+        """Take what was read, if anything; `last`: position of the last one, or 0; `more`: perhaps not all."""
         if self.closed:
             return
         if level.rewound:
             entries, last, more = [], 0, True
         if entries:
-            entries = level.news(entries)
-        if entries:
+            level.average = sum([entry.size for entry in entries]) / len(entries)
             level.add(entries)
         level.cursor = max(level.cursor, last)
         level.behind = more or level.grown
@@ -471,11 +444,6 @@ class Dispatcher:
             self.dispatch(now)
         else:
             self._rewind()
-
-    def not_fetched(self, level: Level) -> None:
-        """Nothing could be read."""
-        level.reading = level.grown = level.rewound = False
-        level.behind = True
 
     def removed(self, level: Level, positions: Sequence[int]) -> None:
         """Forget messages that are removed from the store. What is being read may still have them."""
@@ -559,35 +527,40 @@ class Dispatcher:
         self._delayed.clear()
         self._due.clear()
         self._gave = False
-        self._set_timer(inf, 0.0)
+        self._timer_at = inf
+        self.effects.set_timer(None)
 
     # -- giving
 
     def dispatch(self, now: float) -> None:
         """Give what waits to consumers that have room."""
         if self._dispatch(now) and self._gave and len(self.consumers) > 1:
-            self._look_for_blocked(now)
+            self._wake(now + BLOCKED, now)  # rule 6; not at once: looking has a price
 
     def _dispatch(self, now: float) -> bool:
         """Give what waits to consumers that have room, and read ahead; return True if one still has room."""
         ready = self._ready
         skipped: list[QueueEntry] = []
+        entry: QueueEntry | None
         gave = False
         while (consumer := ready.pick()) is not None and len(skipped) < MAX_SKIPPED:
-            if ready.is_alone and self._give_run(consumer, now):
+            entries: list[QueueEntry] = []
+            limit = consumer.room if ready.is_alone else 1
+            while (entry := self._next(now)) is not None:
+                if not entry.tried or consumer.may_get(entry):
+                    entries.append(entry)
+                elif other := next((each for each in ready.those_with_room() if each.may_get(entry)), None):
+                    self._give([entry], other, now)
+                    gave = True
+                else:
+                    skipped.append(entry)
+                if len(entries) == limit or len(skipped) == MAX_SKIPPED:
+                    break
+            if entries:
+                self._give(entries, consumer, now)
                 gave = True
-                continue
-            entry = self._next(now)
             if entry is None:
                 break
-            if entry.tried and not consumer.may_get(entry):
-                others = [other for other in ready.those_with_room() if other.may_get(entry)]
-                if not others:
-                    skipped.append(entry)
-                    continue
-                consumer = others[0]
-            self._give(entry, consumer, now)
-            gave = True
         for entry in skipped:
             entry.level.put_back(entry)
         if gave or consumer is not None:
@@ -609,60 +582,34 @@ class Dispatcher:
                 return None
         return None
 
-    def _give(self, entry: QueueEntry, consumer: Consumer, now: float) -> None:
-        entry.state = _GIVEN
-        entry.consumer = consumer
-        if entry.attempts:
-            self._counters["redispatched"] += 1
-        consumer.entries[entry] = now
+    def _give(self, entries: list[QueueEntry], consumer: Consumer, now: float) -> None:
+        held = consumer.entries
+        for entry in entries:
+            entry.state = _GIVEN
+            entry.consumer = consumer
+            held[entry] = now
+            if entry.attempts:
+                self._counters["redispatched"] += 1
         self._gave = True
-        consumer.subscriber.give(consumer, [entry])
+        consumer.subscriber.give(consumer, entries)
         self._ready.given(consumer)
-
-    def _give_run(self, consumer: Consumer, now: float) -> bool:
-        """Give the only consumer with room what was never sent and is next, up to the first that was tried before."""
-        for level in self._down:
-            if level.ahead or level.returned or level.behind or level.reading:
-                break
-        ahead, held = level.ahead, consumer.entries
-        if level.returned:
-            return False
-        entries: list[QueueEntry] = []
-        room = consumer.room
-        size = 0
-        while ahead and len(entries) < room:
-            entry = ahead.popleft()
-            if entry.state is _WAITING:
-                if entry.attempts or entry.tried or entry.ends <= now:
-                    ahead.appendleft(entry)
-                    break
-                entry.state = _GIVEN
-                entry.consumer = consumer
-                held[entry] = now
-                entries.append(entry)
-            size += entry.size
-        level.size -= size
-        if entries:
-            self._gave = True
-            consumer.subscriber.give(consumer, entries)
-            self._ready.given(consumer)
-        return bool(entries)
-
-    def _look_for_blocked(self, now: float) -> None:
-        """Share soon what a consumer with a full window does not take (rule 6). Not at once: looking has a price."""
-        self._set_timer(now + BLOCKED, now, sooner=True)
 
     def _share_blocked(self, now: float) -> float:
         """Give what was not sent for a while to consumers that have nothing; return when to look again, if at all."""
-        if not self._gave:
-            return inf
-        hungry = [consumer for consumer in self._ready.those_with_room() if consumer.is_hungry]
+        hungry = [consumer for consumer in self._ready.those_with_room() if consumer.is_hungry] if self._gave else []
         if not hungry:
             return inf
-        unsent = self._unsent()
+        unsent = [
+            (since, entry)
+            for consumer in self.consumers
+            if not consumer.is_hungry
+            for entry, since in consumer.entries.items()
+            if since != SENT and entry.consumer is consumer
+        ]
+        unsent.sort(key=lambda one: (one[0], -one[1].level.number, one[1].position))  # as it was given
         self._gave = bool(unsent)
         turn = cycle(hungry)
-        for since, _, _, entry in unsent:
+        for since, entry in unsent:
             if since + BLOCKED > now:
                 return since + BLOCKED
             for _ in hungry:
@@ -671,21 +618,9 @@ class Dispatcher:
                     self._recheck(entry)  # the one that had it finds out when it wants to send it (`sending`)
                     self._take_from(entry)
                     entry.tried = True
-                    self._give(entry, consumer, now)
+                    self._give([entry], consumer, now)
                     break
         return inf
-
-    def _unsent(self) -> list[tuple[float, int, int, QueueEntry]]:
-        """Return what was given and not sent: since when, and what it is, in the order in which it was given."""
-        unsent = [
-            (since, -entry.level.number, entry.position, entry)
-            for consumer in self.consumers
-            if not consumer.is_hungry
-            for entry, since in consumer.entries.items()
-            if since != SENT and entry.consumer is consumer
-        ]
-        unsent.sort(key=lambda one: one[:3])
-        return unsent
 
     def _read_ahead(self) -> None:
         """Read on where the next messages come from, while a consumer takes them."""
@@ -703,10 +638,6 @@ class Dispatcher:
 
     # -- time
 
-    def _later(self, entry: QueueEntry, at: float, now: float) -> None:
-        heappush(self._delayed, (at, next(self._serial), entry))
-        self._set_timer(at, now, sooner=True)
-
     def tick(self, now: float) -> None:
         """Do what was to happen until now."""
         self._timer_at = inf
@@ -721,10 +652,8 @@ class Dispatcher:
             if entry.state is State.DELAYED:
                 entry.level.put_back(entry)
         self._dispatch(now)
-        soonest = min(self._share_blocked(now), next(iter(self._due.values()), inf))
-        if self._delayed:
-            soonest = min(soonest, self._delayed[0][0])
-        self._set_timer(min(soonest, self._timer_at), now)
+        delayed = self._delayed[0][0] if self._delayed else inf
+        self._wake(min(self._share_blocked(now), next(iter(self._due.values()), inf), delayed), now)
 
     def _time_out(self, entry: QueueEntry, now: float) -> None:
         """Take a message from a consumer that has not acknowledged it in time. It may still do so, if it is first."""
@@ -734,11 +663,11 @@ class Dispatcher:
         if consumer is None or self._may_try_again(entry, consumer, TIMED_OUT, now):
             entry.level.put_back(entry)
 
-    def _set_timer(self, at: float, now: float, *, sooner: bool = False) -> None:
-        if at == self._timer_at or (sooner and at > self._timer_at):
-            return
-        self._timer_at = at
-        self.effects.set_timer(None if at == inf else max(0.0, at - now))
+    def _wake(self, at: float, now: float) -> None:
+        """Call `tick` at this time, unless it is called earlier."""
+        if at < self._timer_at:
+            self._timer_at = at
+            self.effects.set_timer(max(0.0, at - now))
 
     # -- operators
 
@@ -746,7 +675,7 @@ class Dispatcher:
         """Take other options; for messages that were given, from their next time on."""
         before, self.options = self.options, options
         if options.strategy != before.strategy:
-            self._ready = STRATEGIES[options.strategy]()
+            self._ready = Strategy(options.strategy)
             for consumer in self.consumers:
                 self._ready.offer(consumer)
         self.levels = {number: self.levels.get(number) or Level(self, number) for number in range(options.priorities)}

@@ -172,9 +172,7 @@ class Queue:
         if self.dispatcher.takes(level, answer.position):
             draft = append.draft
             record = QUEUE.decode(draft.body)
-            self.dispatcher.insert(
-                QueueEntry(level, answer.position, delivered(record, draft.payload), record, size, now)
-            )
+            level.add([QueueEntry(level, answer.position, delivered(record, draft.payload), record, size, now)])
         if self.options.overflow == "drop_oldest" and self.options.priorities > 1 and self._is_full():
             self._trim_soon()
         return None
@@ -264,8 +262,7 @@ class Queue:
         except Exception as error:  # noqa: BLE001 - whatever it is, consumers wait for the next try
             self._store.log.warning("queue_not_read", queue=self.name, error=str(error))
             await asyncio.sleep(RETRY)
-            self.dispatcher.not_fetched(level)
-            self.dispatch()
+            self.dispatcher.fetched(level, [], 0, self._store.now(), more=True)
             return
         entries: list[QueueEntry] = []
         for each in stored:
@@ -297,8 +294,8 @@ class Queue:
         self._delta_bytes += size
         self.dispatcher.removed(level, positions)
 
-    def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
-        self._store.mark(entries, at_once=at_once)
+    def mark(self, entries: Sequence[QueueEntry]) -> None:
+        self._store.mark(entries)
 
     def dead_letter(self, entry: QueueEntry, reason: str) -> None:
         if self.options.dead_letter:

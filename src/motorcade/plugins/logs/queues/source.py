@@ -34,7 +34,7 @@ class _Go:
 ALL: Final = 1 << 30
 GO: Final = _Go()  #: `info`: there may be messages
 
-_UNSENDABLE: Final = {"too_large": reasons.TOO_LARGE}
+_UNSENT: Final = {"too_large": reasons.TOO_LARGE, "withdrawn": reasons.WITHDRAWN, "expired": reasons.EXPIRED}
 _LEFT: Final = {Why.UNSUBSCRIBED: reasons.UNSUBSCRIBED, Why.REMOVED: reasons.UNSUBSCRIBED}
 
 
@@ -214,10 +214,7 @@ def _settle(dispatcher: Dispatcher, consumer: Consumer, entries: list[QueueEntry
     if not ack.dropped and not ack.refused:
         dispatcher.acknowledged(consumer, entries, now)
         return
+    # A client that cannot be sent it is like one that refuses it: another one perhaps can.
+    reason = _UNSENT.get(ack.dropped, ack.dropped) if ack.dropped else f"refused with 0x{ack.reason:02x}"
     for entry in entries:
-        if ack.dropped in {"withdrawn", "expired"}:
-            dispatcher.not_sent(consumer, entry, now, expired=ack.dropped == "expired")
-        elif ack.dropped:  # this client cannot be sent it; another one perhaps can
-            dispatcher.refused(consumer, entry, _UNSENDABLE.get(ack.dropped, ack.dropped), now)
-        else:
-            dispatcher.refused(consumer, entry, f"refused with 0x{ack.reason:02x}", now)
+        dispatcher.not_taken(consumer, entry, reason, now)

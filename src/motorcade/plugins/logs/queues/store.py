@@ -134,14 +134,16 @@ class QueueStore:
             level.done += [(entry.position, entry.size) for entry in some]
             self._behind.change(level)
 
-    def mark(self, entries: Sequence[QueueEntry], *, at_once: bool) -> None:
-        """Store how often messages were sent, unless they are done meanwhile."""
-        since = 0.0 if at_once else self.now()
-        for level, some in groupby(entries, key=_LEVEL):
-            level.unmarked.update(dict.fromkeys(some, since))
-            if at_once:
+    def mark(self, entries: Sequence[QueueEntry]) -> None:
+        """Store how often messages were sent, unless they are done meanwhile (rule 3)."""
+        now = self.now()
+        for entry in entries:
+            level = entry.level
+            if entry.attempts > 1 or entry.history:
+                level.unmarked[entry] = 0.0
                 self._behind.hurry(level)
             else:
+                level.unmarked[entry] = now
                 self._behind.change(level)
 
     async def close(self) -> None:

@@ -1,19 +1,25 @@
-"""Which consumer gets the next message.
+"""Which consumer gets the next message: of those that may have room, the one with the lowest rank.
 
-A strategy holds the consumers that may have room. It is told (`offer`) when one of them has, or when what it holds has
-changed; one that turns out to have no room is forgotten until then. Nothing here costs more with more consumers, but
-for messages that not everybody may get, which are rare.
+    strategy         rank: weight, then order
+    round_robin      0, when it was last given a message
+    least_inflight   unacknowledged messages, when their number last changed
+    random           0, the end of an exponential waiting time: what is left of the others' times is distributed like a
+                     new one, so each is next with the same chance, whichever was before
+
+The heap holds a rank for each change. All but the newest of a member are dropped when they come up, so a change costs
+one push however many consumers there are. One that turns out to have no room is forgotten until `offer`.
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Protocol, TypeVar
 
-SLACK: Final = 64  #: outdated notes that `LeastInflight` keeps, beside three for each consumer
+SLACK: Final = 64  #: outdated ranks in the heap, beside three for each consumer
+
+Rank = tuple[int, float, int]  #: weight, order, serial
 
 
 class Member(Hashable, Protocol):
@@ -21,147 +27,71 @@ class Member(Hashable, Protocol):
 
     @property
     def room(self) -> int:
-        """Messages it may get now."""
+        """Return how many messages it may get now."""
 
     @property
     def held(self) -> int:
-        """Messages it has got and not acknowledged."""
+        """Return how many messages it has got and not acknowledged."""
 
 
 M = TypeVar("M", bound=Member)
 
 
-class RoundRobin(Generic[M]):
-    """One after the other. Also what all strategies have in common."""
+class Strategy(Generic[M]):
+    """The consumers that may have room, by rank."""
 
-    def __init__(self) -> None:
-        self._members: OrderedDict[M, None] = OrderedDict()
+    def __init__(self, name: str, chance: random.Random | None = None) -> None:
+        self._weighs = name == "least_inflight"
+        self._chance = (chance or random.Random()) if name == "random" else None  # noqa: S311 - nothing secret
+        self._ranks: dict[M, Rank] = {}
+        self._heap: list[tuple[Rank, M]] = []
+        self._serial = 0
+        self._time = 0.0  # of the last one picked at random
 
     def offer(self, member: M) -> None:
-        """It may have room, or what it holds has changed."""
-        if member not in self._members:
-            self._members[member] = None
+        """Note that it may have room, or that what it holds has changed."""
+        rank = self._ranks.get(member)
+        if rank is None or (self._weighs and rank[0] != member.held):
+            self._rank(member)
 
     def discard(self, member: M) -> None:
-        """It is gone, or has no room."""
-        self._members.pop(member, None)
+        """Forget it: it is gone, or has no room."""
+        self._ranks.pop(member, None)
+
+    def given(self, member: M) -> None:
+        """Note that it was given a message."""
+        if member in self._ranks:
+            self._rank(member)
 
     def pick(self) -> M | None:
-        """Who gets the next message; None: nobody has room. `given` says that it got it."""
-        while self._members:
-            member = self._candidate()
-            if member.room > 0:
+        """Return the consumer that gets the next message; None: none has room. `given` says that it got it."""
+        while self._heap:
+            rank, member = self._heap[0]
+            if self._ranks.get(member) != rank:
+                heappop(self._heap)
+            elif self._weighs and rank[0] != member.held:
+                self._rank(member)  # it was not told that this has changed
+            elif member.room > 0:
+                self._time = rank[1]
                 return member
-            self.discard(member)
+            else:
+                del self._ranks[member]
         return None
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else may have room beside the one that was picked."""
-        return len(self._members) == 1
+        """Return True if no other one may have room beside the one that was picked."""
+        return len(self._ranks) == 1
 
     def those_with_room(self) -> list[M]:
-        """Everybody, in the order of the strategy, for a message that not all may get."""
-        return [member for member in self._sorted(self._members) if member.room > 0]
+        """Return all of them by rank, for a message that not every one may get."""
+        return [member for member in sorted(self._ranks, key=self._ranks.__getitem__) if member.room > 0]
 
-    def given(self, member: M) -> None:
-        """It was given a message."""
-        if member in self._members:
-            self._members.move_to_end(member)
-
-    def _candidate(self) -> M:
-        return next(iter(self._members))
-
-    def _sorted(self, members: Iterable[M]) -> list[M]:
-        return list(members)
-
-
-class Random(RoundRobin[M]):
-    """Anybody."""
-
-    def __init__(self, chance: random.Random | None = None) -> None:
-        super().__init__()
-        self._chance = chance or random.Random()  # noqa: S311 - nothing secret depends on it
-        self._list: list[M] = []
-        self._place: dict[M, int] = {}
-
-    def offer(self, member: M) -> None:
-        if member not in self._members:
-            self._members[member] = None
-            self._place[member] = len(self._list)
-            self._list.append(member)
-
-    def discard(self, member: M) -> None:
-        if member in self._members:
-            del self._members[member]
-            place, last = self._place.pop(member), self._list.pop()
-            if last is not member:  # it takes the place that is free now
-                self._list[place] = last
-                self._place[last] = place
-
-    def given(self, member: M) -> None:
-        """Chance has no memory."""
-
-    def _candidate(self) -> M:
-        return self._list[self._chance.randrange(len(self._list))]
-
-    def _sorted(self, members: Iterable[M]) -> list[M]:
-        mixed = list(members)
-        self._chance.shuffle(mixed)
-        return mixed
-
-
-class LeastInflight(RoundRobin[M]):
-    """Who has the fewest messages; among equals the one whose number changed longest ago.
-
-    The heap holds a note (how many, serial, who) for each change; all but the newest of each member are dropped when
-    they come up, so that a change costs one push.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._heap: list[tuple[int, int, M]] = []
-        self._noted: dict[M, tuple[int, int]] = {}  # how many, serial
-        self._serial = 0
-
-    def offer(self, member: M) -> None:
-        self._members.setdefault(member)
-        noted = self._noted.get(member)
-        if noted is None or noted[0] != member.held:
-            self._note(member)
-
-    def discard(self, member: M) -> None:
-        self._members.pop(member, None)
-        self._noted.pop(member, None)
-
-    def given(self, member: M) -> None:
-        if member in self._members:
-            self._note(member)
-
-    def _note(self, member: M) -> None:
+    def _rank(self, member: M) -> None:
         self._serial += 1
-        self._noted[member] = member.held, self._serial
-        heappush(self._heap, (member.held, self._serial, member))
-        if len(self._heap) > 3 * len(self._members) + SLACK:
-            self._heap = [(held, serial, noted) for noted, (held, serial) in self._noted.items()]
+        order = self._time + self._chance.expovariate(1.0) if self._chance is not None else self._serial
+        rank = self._ranks[member] = member.held if self._weighs else 0, order, self._serial
+        heappush(self._heap, (rank, member))
+        if len(self._heap) > 3 * len(self._ranks) + SLACK:
+            self._heap = [(newest, one) for one, newest in self._ranks.items()]
             heapify(self._heap)
-
-    def _candidate(self) -> M:
-        while True:
-            held, serial, member = self._heap[0]
-            newest = self._noted.get(member) == (held, serial)
-            if newest and held == member.held:
-                return member
-            heappop(self._heap)
-            if newest and member in self._members:
-                self._note(member)  # it was not told that this has changed
-
-    def _sorted(self, members: Iterable[M]) -> list[M]:
-        return sorted(members, key=lambda member: (member.held, self._noted[member][1]))
-
-
-STRATEGIES: Final[dict[str, type[RoundRobin]]] = {  # type: ignore[type-arg]
-    "round_robin": RoundRobin,
-    "random": Random,
-    "least_inflight": LeastInflight,
-}
