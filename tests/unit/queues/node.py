@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from motorcade.plugins.logs.queues.declarations import Declarations
 from motorcade.plugins.logs.queues.plugin import QueuesPlugin
 from motorcade.plugins.logs.queues.queue import Queue
+from motorcade.plugins.logs.queues.service import Queues
 from motorcade.storage.ports import StoreError
 from tests.support.virtual import Client, PluginNode, Turns
 
@@ -21,8 +21,8 @@ class QueuesNode(PluginNode):
     plugin_name = "queues"
 
     @property
-    def queues(self) -> Declarations:
-        found: Declarations = self.plugins.service("queues")
+    def queues(self) -> Queues:
+        found: Queues = self.plugins.service("queues")
         return found
 
     @property

@@ -1,9 +1,8 @@
 """Queues: messages that are kept until one of several consumers has acknowledged them.
 
 plugin         hooks: publish and subscribe; start and end
-declarations   create, change and delete queues
+service        all queues of a node: create, change, delete; routing of messages, clients that wait for a queue
 options        the options of a queue
-queues         all queues of a node: routing of messages, clients that wait for a queue
 queue          one queue: its size, appends, reads, dead letters
 dispatcher     which consumer gets which message; pure
 strategy       which consumer gets the next one; pure

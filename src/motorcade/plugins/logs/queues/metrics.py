@@ -34,6 +34,13 @@ MEASURES: Final = (
     Measure("queues", "Queues that are declared.", "queues"),
     Measure("queue_pending_messages", "Messages for queues that wait for the store.", "queue_pending"),
 )
+#: Names and help of what is told of each queue, by gauge.
+BY_QUEUE: Final = {
+    "queue_messages": ("queue_messages", "Messages in a queue."),
+    "queue_bytes": ("queue_bytes", "Bytes of these messages."),
+    "queue_consumers": ("queue_consumers", "Consumers of a queue."),
+    "queue_inflight": ("queue_inflight_messages", "Messages that consumers hold."),
+}
 
 # Bytes of one entry, measured with CPython 3.11; see `extension.metrics.Table`.
 ROUTE_BYTES: Final = 220  #: which queues a topic belongs to

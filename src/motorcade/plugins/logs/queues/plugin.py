@@ -26,12 +26,11 @@ from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowle
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import Kind
-from motorcade.plugins.logs.queues.declarations import Declarations
-from motorcade.plugins.logs.queues.metrics import COUNTS, MEASURES, ROUTE_BYTES
+from motorcade.plugins.logs.queues.metrics import BY_QUEUE, COUNTS, MEASURES, ROUTE_BYTES
 from motorcade.plugins.logs.queues.options import NOUN, QueuesConfig
 from motorcade.plugins.logs.queues.queue import Queue
-from motorcade.plugins.logs.queues.queues import MAX_ROUTES, Queues
 from motorcade.plugins.logs.queues.record import QUEUE
+from motorcade.plugins.logs.queues.service import MAX_ROUTES, Queues
 from motorcade.plugins.logs.queues.source import QueueSource
 from motorcade.plugins.logs.queues.store import Append, QueueStore
 from motorcade.plugins.logs.queues.tables import PREFIX
@@ -74,21 +73,18 @@ class QueuesPlugin(Plugin):
         super().__init__(context, config)
         for event in EVENTS:
             context.counters[event] += 0
-        self._queues = Queues(context.hub.now, self._bind)
-        self._store: QueueStore
-        self._declarations: Declarations
+        store = cast("Store", context.store)  # or none: then it does not start
+        self._store = QueueStore(store, context.counters, context.log, context.hub.now, context.spawn)
+        self._queues = Queues(self._store, config.max_queues, self._bind)
         self._bound: tuple[str, ...] = ()
 
     async def start(self) -> None:
         context = self.context
-        store = cast("Store | None", context.store)
-        if store is None:
+        if context.store is None:
             raise PluginError("queues need a store, and this node has none")
-        self._store = QueueStore(store, context.counters, context.log, context.hub.now, context.spawn)
-        self._declarations = Declarations(self._queues, self._store, self.config.max_queues)
-        await self._declarations.load(self.config.queue)
+        await self._queues.load(self.config.queue)
         context.add_source(Kind("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
-        context.offer(SERVICE, self._declarations)
+        context.offer(SERVICE, self._queues)
         context.spawn(self._sweep, "sweep")
 
     async def stop(self) -> None:
@@ -99,37 +95,33 @@ class QueuesPlugin(Plugin):
 
     async def reload(self, config: QueuesConfig) -> None:
         """Declarations and bounds of the configuration; on any error everything stays as it was."""
-        self._declarations.max_queues = config.max_queues
+        self._queues.max_queues = config.max_queues
         try:
-            await self._declarations.reload(config.queue)
+            await self._queues.reload(config.queue)
         except BaseException:
-            self._declarations.max_queues = self.config.max_queues
+            self._queues.max_queues = self.config.max_queues
             raise
         self.config = config
 
     def gauges(self) -> Mapping[str, float]:
-        queues = list(self._queues)
-        return {
-            "queues": len(queues),
-            "queue_consumers": sum(len(queue.dispatcher.consumers) for queue in queues),
-            "queue_inflight": sum(queue.dispatcher.inflight for queue in queues),
-            "queue_messages": sum(queue.size[0] for queue in queues),
-            "queue_bytes": sum(queue.size[1] for queue in queues),
-            "queue_pending": self._store.pending,
-        }
+        figures = {event: sum(by_queue.values()) for event, by_queue in self._figures().items()}
+        return {"queues": len(self._queues), **figures, "queue_pending": self._store.pending}
 
     def metrics(self) -> Iterable[Family]:
-        queues = {queue.name: queue for queue in self._queues}
-        sizes = {name: queue.size for name, queue in queues.items()}
-        consumers = {name: len(queue.dispatcher.consumers) for name, queue in queues.items()}
-        inflight = {name: queue.dispatcher.inflight for name, queue in queues.items()}
-        yield by_name("queue_messages", "Messages in a queue.", "queue", {n: size[0] for n, size in sizes.items()})
-        yield by_name("queue_bytes", "Bytes of these messages.", "queue", {n: size[1] for n, size in sizes.items()})
-        yield by_name("queue_consumers", "Consumers of a queue.", "queue", consumers)
-        yield by_name("queue_inflight_messages", "Messages that consumers hold.", "queue", inflight)
+        for figure, by_queue in self._figures().items():
+            yield by_name(*BY_QUEUE[figure], "queue", by_queue)
+
+    def _figures(self) -> dict[str, dict[str, float]]:
+        queues = list(self._queues)
+        return {
+            "queue_consumers": {queue.name: len(queue.dispatcher.consumers) for queue in queues},
+            "queue_inflight": {queue.name: queue.dispatcher.inflight for queue in queues},
+            "queue_messages": {queue.name: queue.size[0] for queue in queues},
+            "queue_bytes": {queue.name: queue.size[1] for queue in queues},
+        }
 
     def tables(self) -> Iterable[Table]:
-        routes = self._queues.remembered
+        routes = len(self._queues.routes)
         yield Table("queue_routes", routes, routes * ROUTE_BYTES, MAX_ROUTES * ROUTE_BYTES)
 
     def _source(self, feed: Any) -> QueueSource:
@@ -147,7 +139,7 @@ class QueuesPlugin(Plugin):
 
     async def sweep(self, after: str, budget: int) -> str:
         """Look at up to so many messages of the queues that come after a name; the name to go on after."""
-        names = sorted(self._queues.options())
+        names = [queue.name for queue in self._queues]
         turn = bisect_right(names, after)
         for name in (*names[turn:], *names[:turn]):
             queue = self._queues.get(name)

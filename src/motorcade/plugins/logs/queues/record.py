@@ -64,24 +64,8 @@ _json = msgspec.json.Encoder()
 
 
 def _old(body: bytes) -> QueueRecord:
-    old = _decode_format1(body)
-    return QueueRecord(
-        old.topic,
-        b"",
-        old.publisher,
-        old.username,
-        old.time,
-        old.guid,
-        old.qos,
-        False,
-        old.payload_format,
-        old.expires_at,
-        old.content_type,
-        old.response_topic,
-        old.correlation_data,
-        old.user_properties,
-        old.dead,
-    )
+    fields = msgspec.structs.asdict(_decode_format1(body))
+    return QueueRecord(payload=b"", client=fields.pop("publisher"), **fields)
 
 
 QUEUE: Final = Form(QueueRecord, old=_old)

@@ -24,7 +24,7 @@ from motorcade.plugins.logs.queues.options import NOUN
 from motorcade.plugins.logs.queues.tables import PREFIX
 
 if TYPE_CHECKING:
-    from motorcade.plugins.logs.queues.queues import Queues
+    from motorcade.plugins.logs.queues.service import Queues
 
 
 class _Go:

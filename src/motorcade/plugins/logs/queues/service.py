@@ -1,27 +1,36 @@
-"""Create, change and delete queues: the service `queues` (see `extension.declared`).
+"""All queues of a node: the service `queues` (see `extension.declared`), and how messages and clients find them.
 
 One change at a time. A change is checked first, written second and takes effect last, so that an error leaves
 everything as it was. A queue that is taken out of the configuration is no longer served, but keeps its messages: they
 are there if it is declared again, and go if it is deleted by name.
+
+A client may subscribe before there is a queue, or after it was deleted. It waits here, at no cost, and joins when a
+queue of that name is added.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.trie import FilterTrie
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
 from motorcade.plugins.logs.queues import options as options_
+from motorcade.plugins.logs.queues.dispatcher import Consumer
 from motorcade.plugins.logs.queues.options import NOUN, QueueOptions, check, check_chain
 from motorcade.plugins.logs.queues.queue import Queue
-from motorcade.plugins.logs.queues.queues import Queues
 from motorcade.plugins.logs.queues.store import QueueStore
 from motorcade.plugins.logs.queues.tables import COLLECTION, MAX_LEVELS, mailbox_of
 from motorcade.storage.ports import StoreError
+
+if TYPE_CHECKING:
+    from motorcade.plugins.logs.queues.source import QueueSource
+
+MAX_ROUTES: Final = 4096  #: topics whose queues are remembered; then all are forgotten
 
 
 class ConsumerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,20 +61,106 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     clients: list[ConsumerView]
 
 
-class Declarations:
-    """All queues, for operators."""
+class Queues:
+    """The queues that are declared now, by name."""
 
     noun: ClassVar[str] = NOUN
     Options: ClassVar[type[msgspec.Struct]] = QueueOptions
 
-    def __init__(self, queues: Queues, store: QueueStore, max_queues: int) -> None:
+    def __init__(self, store: QueueStore, max_queues: int, changed: Callable[[], None]) -> None:
+        """`changed` is called when queues may be bound to other filters."""
         self.max_queues = max_queues
-        self._queues = queues
+        self.now = store.now
+        self.routes: dict[str, tuple[Queue, ...]] = {}  #: queues by topic, as far as remembered
         self._store = store
+        self._changed = changed
+        self._queues: dict[str, Queue] = {}
+        self._trie: FilterTrie[list[Queue]] = FilterTrie()
+        self._waiting: dict[str, dict[Consumer, None]] = {}
         self._changing = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._queues)
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter([self._queues[name] for name in sorted(self._queues)])
+
+    def get(self, name: str) -> Queue | None:
+        """Return a queue by name."""
+        return self._queues.get(name)
+
+    def filters(self) -> set[str]:
+        """Return what all queues are bound to."""
+        return {filter_ for queue in self for filter_ in queue.options.topics}
+
+    def match(self, topic: str) -> tuple[Queue, ...]:
+        """Return the queues that a message of a topic is appended to."""
+        found = self.routes.get(topic)
+        if found is None:
+            found = tuple({queue: None for queues in self._trie.match(topic) for queue in queues})
+            if len(self.routes) >= MAX_ROUTES:
+                self.routes.clear()
+            self.routes[topic] = found
+        return found
+
+    # -- queues come and go
+
+    def add(self, queue: Queue) -> None:
+        """Add a queue; clients that wait for it join."""
+        self._queues[queue.name] = queue
+        self.rebind()
+        for consumer in self._waiting.pop(queue.name, ()):
+            queue.dispatcher.join(consumer, self.now())
+
+    def remove(self, name: str) -> None:
+        """Remove a queue; clients that consumed it wait for the next one of that name."""
+        queue = self._queues.pop(name)
+        self.rebind()
+        consumers = list(queue.dispatcher.consumers)
+        queue.close()
+        for consumer in consumers:
+            source: QueueSource = consumer.subscriber  # type: ignore[assignment]  # there is no other
+            source.withdraw(consumer)
+            self._waiting.setdefault(name, {})[consumer] = None
+
+    def rebind(self) -> None:
+        """Route by the filters that queues have now."""
+        self._trie = FilterTrie()
+        self.routes.clear()
+        bound: dict[str, list[Queue]] = {}
+        for queue in self:
+            for filter_ in queue.options.topics:
+                bound.setdefault(filter_, []).append(queue)
+        for filter_, queues in bound.items():
+            self._trie.set(filter_, queues)
+        self._changed()
+
+    # -- consumers come and go
+
+    def enter(self, name: str, consumer: Consumer) -> None:
+        """Add a client that has subscribed to a queue, declared or not."""
+        queue = self._queues.get(name)
+        if queue is not None:
+            queue.dispatcher.join(consumer, self.now())
+        else:
+            self._waiting.setdefault(name, {})[consumer] = None
+
+    def leave(self, name: str, consumer: Consumer, reason: str) -> None:
+        """Remove a client that has unsubscribed, or is gone."""
+        waiting = self._waiting.get(name)
+        if waiting is not None:
+            waiting.pop(consumer, None)
+            if not waiting:
+                del self._waiting[name]
+        queue = self._queues.get(name)
+        if queue is not None and consumer in queue.dispatcher.consumers:
+            queue.dispatcher.leave(consumer, reason, self.now())
+
+    def has_room(self, name: str, consumer: Consumer) -> None:
+        """Give a client messages of a queue: it may have room."""
+        queue = self._queues.get(name)
+        if queue is not None:
+            queue.dispatcher.has_room(consumer, self.now())
 
     # -- looking
 
@@ -73,13 +168,12 @@ class Declarations:
         return self._known(name).options
 
     async def list(self) -> Sequence[QueueView]:
-        return [await self._view(queue) for queue in sorted(self._queues, key=lambda queue: queue.name)]
+        return [QueueView(**await self._view(queue)) for queue in self]
 
     async def show(self, name: str) -> QueueDetail:
         queue = self._known(name)
-        view = await self._view(queue)
         return QueueDetail(
-            **{field: getattr(view, field) for field in view.__struct_fields__},
+            **await self._view(queue),
             oldest=await queue.oldest(),
             dead_lettered=queue.dead_lettered,
             clients=[
@@ -91,23 +185,23 @@ class Declarations:
     async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
         return await self._known(name).read(after, limit)
 
-    async def _view(self, queue: Queue) -> QueueView:
+    async def _view(self, queue: Queue) -> dict[str, Any]:
         await queue.refresh()
-        messages, octets = queue.size
-        return QueueView(
-            name=queue.name,
-            origin=queue.origin,
-            messages=messages,
-            bytes=octets,
-            consumers=len(queue.dispatcher.consumers),
-            inflight=queue.dispatcher.inflight,
-            options=queue.options,
-        )
+        messages, size = queue.size
+        return {
+            "name": queue.name,
+            "origin": queue.origin,
+            "messages": messages,
+            "bytes": size,
+            "consumers": len(queue.dispatcher.consumers),
+            "inflight": queue.dispatcher.inflight,
+            "options": queue.options,
+        }
 
     def _known(self, name: str) -> Queue:
         queue = self._queues.get(name)
         if queue is None:
-            names = ", ".join(sorted(self._queues.options())[:10]) or "none"
+            names = ", ".join(sorted(self._queues)[:10]) or "none"
             raise UnknownError(f"there is no queue {name!r}; there are: {names}")
         return queue
 
@@ -122,21 +216,21 @@ class Declarations:
             if len(self._queues) >= self.max_queues:
                 self._store.counters["refused_queues"] += 1
                 raise ConflictError(f"there are {len(self._queues)} queues already; see max_queues of [plugins.queues]")
-            check_chain(name, self._queues.options() | {name: options})
-            queue = Queue(name, options, CREATED, self._store, self._queues.get)
-            await queue.refresh()  # messages of a time before may be there
+            check_chain(name, self._options() | {name: options})
+            queue = await self._open(name, options, CREATED)
             await self._store.store.records.put(COLLECTION, name, options_.encode(options))
-            self._queues.add(queue)
+            self.add(queue)
         return await self.show(name)
 
     async def change(self, name: str, options: QueueOptions) -> QueueDetail:
         async with self._changing:
             queue = self._changeable(name)
             check(name, options)
-            check_chain(name, self._queues.options() | {name: options})
+            check_chain(name, self._options() | {name: options})
             await self._check_contents(queue, options)
             await self._store.store.records.put(COLLECTION, name, options_.encode(options))
-            self._apply(queue, options)
+            queue.change(options)
+            self.rebind()
         return await self.show(name)
 
     async def delete(self, name: str) -> None:
@@ -145,19 +239,18 @@ class Declarations:
                 await self._delete_rest(name)
                 return
             queue = self._changeable(name)
-            users = [other.name for other in self._queues if other.options.dead_letter == name]
+            users = [other.name for other in self if other.options.dead_letter == name]
             if users:
                 raise ConflictError(
                     f"queue {name!r} is the dead_letter of {', '.join(users)}; change or delete {users[0]!r} first"
                 )
-            self._queues.remove(name)
+            self.remove(name)
             try:
                 await self._forget(name)
                 # Last: after a crash in between the queue is there, and empty.
                 await self._store.store.records.delete(COLLECTION, name)
             except StoreError:
-                again = Queue(name, queue.options, queue.origin, self._store, self._queues.get)
-                self._queues.add(again)
+                self.add(Queue(name, queue.options, queue.origin, self._store, self.get))
                 raise
 
     async def _delete_rest(self, name: str) -> None:
@@ -195,10 +288,6 @@ class Declarations:
                     f"down to {options.priorities} when they are consumed"
                 )
 
-    def _apply(self, queue: Queue, options: QueueOptions) -> None:
-        queue.change(options)
-        self._queues.rebind()
-
     # -- the configuration
 
     async def load(self, configured: Mapping[str, QueueOptions]) -> None:
@@ -206,18 +295,20 @@ class Declarations:
         stored = await self._stored()
         for name in stored.keys() & configured.keys():
             self._store.log.warning("queue_declared_twice", queue=name, used="the configuration")
-            del stored[name]
         wanted = stored | dict(configured)
-        self._note_unbound(configured)
+        self._warn_unbound(configured)
         for name, options in wanted.items():
             try:
                 check_chain(name, wanted)
             except MotorcadeError as error:  # it was fine when it was declared: the configuration has changed
                 self._store.log.warning("queue_doubtful", queue=name, error=str(error))
-            origin = CONFIGURED if name in configured else CREATED
-            queue = Queue(name, options, origin, self._store, self._queues.get)
-            await queue.refresh()
-            self._queues.add(queue)
+            self.add(await self._open(name, options, CONFIGURED if name in configured else CREATED))
+
+    async def _open(self, name: str, options: QueueOptions, origin: str) -> Queue:
+        """Return a queue with what the store has of it: messages of a time before may be there."""
+        queue = Queue(name, options, origin, self._store, self.get)
+        await queue.refresh()
+        return queue
 
     async def _stored(self) -> dict[str, QueueOptions]:
         found: dict[str, QueueOptions] = {}
@@ -232,35 +323,35 @@ class Declarations:
                 found[name] = options
         return found
 
-    def _note_unbound(self, configured: Mapping[str, QueueOptions]) -> None:
-        users = {options.dead_letter for options in (*configured.values(), *self._queues.options().values())}
+    def _warn_unbound(self, configured: Mapping[str, QueueOptions]) -> None:
+        users = {options.dead_letter for options in (*configured.values(), *self._options().values())}
         for name, options in configured.items():
             if not options.topics and name not in users:
                 self._store.log.warning("queue_unbound", queue=name, remedy="give it topics, or make it a dead_letter")
 
+    def _options(self) -> dict[str, QueueOptions]:
+        return {queue.name: queue.options for queue in self}
+
     async def reload(self, configured: Mapping[str, QueueOptions]) -> None:
         """The configuration has changed; `MotorcadeError` leaves everything as it was."""
         async with self._changing:
-            created = {queue.name: queue.options for queue in self._queues if queue.origin == CREATED}
+            created = {queue.name: queue.options for queue in self if queue.origin == CREATED}
             for name in created.keys() & configured.keys():
                 raise ConflictError(f"queue {name!r} was declared while the node ran; delete it first, or rename one")
-            wanted = created | dict(configured)
-            self._note_unbound(configured)
+            self._warn_unbound(configured)
             for name in created:
-                check_chain(name, wanted)
-            present = {queue.name: queue for queue in self._queues if queue.origin == CONFIGURED}
+                check_chain(name, created | dict(configured))
+            present = {queue.name: queue for queue in self if queue.origin == CONFIGURED}
             for name in present.keys() & configured.keys():
                 await self._check_contents(present[name], configured[name])
             added = [
-                Queue(name, configured[name], CONFIGURED, self._store, self._queues.get)
-                for name in configured.keys() - present.keys()
+                await self._open(name, configured[name], CONFIGURED) for name in configured.keys() - present.keys()
             ]
+            for name, queue in present.items():
+                if name not in configured:
+                    self.remove(name)
+                elif queue.options != configured[name]:
+                    queue.change(configured[name])
             for queue in added:
-                await queue.refresh()
-            for name in present.keys() - configured.keys():
-                self._queues.remove(name)
-            for name in present.keys() & configured.keys():
-                if present[name].options != configured[name]:
-                    self._apply(present[name], configured[name])
-            for queue in added:
-                self._queues.add(queue)
+                self.add(queue)
+            self.rebind()
