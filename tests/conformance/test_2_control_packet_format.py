@@ -4,72 +4,59 @@ from __future__ import annotations
 
 import struct
 
+from tests.support import wire
 from tests.support.cases import both_versions, each, qos_1_and_2
 from tests.support.clauses import clause
-from tests.support.wire import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Connect,
-    ack_packet,
-    packet,
-    prop,
-    props,
-    publish_packet,
-    utf8,
-)
 
 # --- data representation (1.5) ------------------------------------------------------------------------------------
 
 
 @clause(v3="MQTT-1.5.3-3", v5="MQTT-1.5.4-3")
 @both_versions
-def test_a_byte_order_mark_is_a_character_like_any_other(connect: Connect, name: str, version: int) -> None:
+def test_a_byte_order_mark_is_a_character_like_any_other(connect: wire.Connect, name: str, version: int) -> None:
     """EF BB BF in front of a topic or inside it is neither skipped nor stripped [MQTT-1.5.4-3]."""
     plain, marked = connect(version=version), connect(version=version)
     plain.subscribe(f"{name}/t")
     marked.subscribe(f"\ufeff{name}/\ufefft")
     plain.publish(f"\ufeff{name}/\ufefft", b"marked")
     plain.expect_nothing()
-    assert f"\ufeff{name}/\ufefft" == marked.expect(PUBLISH).topic
+    assert f"\ufeff{name}/\ufefft" == marked.expect(wire.PUBLISH).topic
     plain.publish(f"{name}/t", b"plain")
-    assert f"{name}/t" == plain.expect(PUBLISH).topic
+    assert f"{name}/t" == plain.expect(wire.PUBLISH).topic
     marked.expect_nothing()
 
 
 @clause(v5="MQTT-1.5.5-1")
 @both_versions
 @each(whole=(127, 128, 16_383, 16_384, 200_000))
-def test_lengths_are_sent_in_their_shortest_form(connect: Connect, name: str, version: int, whole: int) -> None:
+def test_lengths_are_sent_in_their_shortest_form(connect: wire.Connect, name: str, version: int, whole: int) -> None:
     """The remaining length of a PUBLISH from the broker takes as few bytes as it can [MQTT-1.5.5-1]."""
     client = connect(version=version)
     client.subscribe(name)
-    head = len(utf8(name)) + (1 if version == 5 else 0)
+    head = len(wire.utf8(name)) + (1 if version == 5 else 0)
     client.publish(name, b"x" * (whole - head))
-    message = client.expect(PUBLISH)  # the reader refuses every longer form
-    assert packet(0x30, message.raw[-whole:]) == message.raw
+    message = client.expect(wire.PUBLISH)  # the reader refuses every longer form
+    assert wire.packet(0x30, message.raw[-whole:]) == message.raw
 
 
 @clause(v5="MQTT-1.5.5-1")
 @each(size=(1, 118, 119, 120, 121, 122, 123, 124, 125, 1_000))
-def test_property_lengths_are_sent_in_their_shortest_form(connect: Connect, name: str, size: int) -> None:
+def test_property_lengths_are_sent_in_their_shortest_form(connect: wire.Connect, name: str, size: int) -> None:
     """The property length of a PUBLISH from the broker takes as few bytes as it can [MQTT-1.5.5-1]."""
     client = connect()
     client.subscribe(name)
-    client.publish(name, b"x", properties=prop(0x26, ("n", "v" * size)))
-    assert ("n", "v" * size) == client.expect(PUBLISH).prop(0x26)  # the reader refuses every longer form
+    client.publish(name, b"x", properties=wire.prop(0x26, ("n", "v" * size)))
+    assert ("n", "v" * size) == client.expect(wire.PUBLISH).prop(0x26)  # the reader refuses every longer form
 
 
 @both_versions
-def test_a_packet_may_arrive_byte_by_byte(connect: Connect, name: str, version: int) -> None:
+def test_a_packet_may_arrive_byte_by_byte(connect: wire.Connect, name: str, version: int) -> None:
     """A packet in single bytes is the same packet: part of a length or a string is waited for, not guessed."""
     client = connect(version=version)
     client.subscribe(name)
-    for byte in publish_packet(name, b"x" * 200, version=version):
+    for byte in wire.publish_packet(name, b"x" * 200, version=version):
         client.send(bytes([byte]))
-    assert b"x" * 200 == client.expect(PUBLISH).payload
+    assert b"x" * 200 == client.expect(wire.PUBLISH).payload
 
 
 # --- fixed header -------------------------------------------------------------------------------------------------
@@ -77,19 +64,19 @@ def test_a_packet_may_arrive_byte_by_byte(connect: Connect, name: str, version: 
 
 @clause(v3="MQTT-2.2.2-1", v5="MQTT-2.1.3-1")
 @both_versions
-def test_the_broker_sends_the_flags_that_the_table_gives(connect: Connect, name: str, version: int) -> None:
+def test_the_broker_sends_the_flags_that_the_table_gives(connect: wire.Connect, name: str, version: int) -> None:
     """Acknowledgements of the broker have zero flags, its PUBREL has 2 [MQTT-2.1.3-1]."""
     publisher, subscriber = connect(version=version), connect(version=version)
     assert subscriber.connack is not None and 0 == subscriber.connack.flags
     assert 0 == subscriber.subscribe(name, 2).flags
-    publisher.send(publish_packet(name, b"x", version=version, qos=2, packet_id=9))
-    assert 0 == publisher.expect(PUBREC).flags
-    publisher.send(ack_packet(PUBREL, 9, version=version))
-    assert 0 == publisher.expect(PUBCOMP).flags
-    packet_id = subscriber.expect(PUBLISH).packet_id
+    publisher.send(wire.publish_packet(name, b"x", version=version, qos=2, packet_id=9))
+    assert 0 == publisher.expect(wire.PUBREC).flags
+    publisher.send(wire.ack_packet(wire.PUBREL, 9, version=version))
+    assert 0 == publisher.expect(wire.PUBCOMP).flags
+    packet_id = subscriber.expect(wire.PUBLISH).packet_id
     assert packet_id is not None
-    subscriber.send(ack_packet(PUBREC, packet_id, version=version))
-    assert 2 == subscriber.expect(PUBREL).flags
+    subscriber.send(wire.ack_packet(wire.PUBREC, packet_id, version=version))
+    assert 2 == subscriber.expect(wire.PUBREL).flags
     assert 0 == subscriber.unsubscribe(name).flags
 
 
@@ -98,35 +85,39 @@ def test_the_broker_sends_the_flags_that_the_table_gives(connect: Connect, name:
 
 @clause(v3="MQTT-2.3.1-5", v5=("MQTT-2.2.1-2", "MQTT-2.2.2-1"))
 @both_versions
-def test_a_qos_0_publish_has_no_packet_identifier(connect: Connect, name: str, version: int) -> None:
+def test_a_qos_0_publish_has_no_packet_identifier(connect: wire.Connect, name: str, version: int) -> None:
     """A QoS 0 message from the broker is topic, empty properties and payload, nothing else [MQTT-2.2.1-2]."""
     client = connect(version=version)
     client.subscribe(name, 0)
     client.publish(name, b"payload")
     empty = b"\x00" if version == 5 else b""
-    assert packet(0x30, utf8(name) + empty + b"payload") == client.expect(PUBLISH).raw
+    assert wire.packet(0x30, wire.utf8(name) + empty + b"payload") == client.expect(wire.PUBLISH).raw
 
 
 @clause(v3=("MQTT-2.3.1-1", "MQTT-2.3.1-4"), v5="MQTT-2.2.1-4")
 @both_versions
 @qos_1_and_2
-def test_identifiers_in_flight_are_not_handed_out_again(connect: Connect, name: str, version: int, qos: int) -> None:
+def test_identifiers_in_flight_are_not_handed_out_again(
+    connect: wire.Connect, name: str, version: int, qos: int
+) -> None:
     """While messages wait for their acknowledgement every further one has another identifier [MQTT-2.2.1-4]."""
     subscriber, publisher = connect(version=version), connect(version=version)
     subscriber.subscribe(name, qos)
     held: set[int] = set()
     for number in range(10):
         publisher.publish(name, b"%d" % number, qos)
-        message = subscriber.expect(PUBLISH)
+        message = subscriber.expect(wire.PUBLISH)
         assert message.packet_id
         assert message.packet_id not in held
         if number % 2:
             held.add(message.packet_id)
         else:  # every second identifier goes back, so the next one could be any that is free
-            subscriber.send(ack_packet(PUBACK if qos == 1 else PUBREC, message.packet_id, version=version))
+            subscriber.send(
+                wire.ack_packet(wire.PUBACK if qos == 1 else wire.PUBREC, message.packet_id, version=version)
+            )
             if qos == 2:
-                assert message.packet_id == subscriber.expect(PUBREL).packet_id
-                subscriber.send(ack_packet(PUBCOMP, message.packet_id, version=version))
+                assert message.packet_id == subscriber.expect(wire.PUBREL).packet_id
+                subscriber.send(wire.ack_packet(wire.PUBCOMP, message.packet_id, version=version))
 
 
 @clause(
@@ -136,7 +127,7 @@ def test_identifiers_in_flight_are_not_handed_out_again(connect: Connect, name: 
 @both_versions
 @each(packet_id=(1, 255, 256, 65_535))
 def test_acknowledgements_carry_the_identifier_of_the_request(
-    connect: Connect, name: str, version: int, packet_id: int
+    connect: wire.Connect, name: str, version: int, packet_id: int
 ) -> None:
     """PUBACK, PUBREC, PUBCOMP, SUBACK and UNSUBACK answer under the identifier that was sent [MQTT-2.2.1-5]."""
     client = connect(version=version)
@@ -152,15 +143,15 @@ def test_acknowledgements_carry_the_identifier_of_the_request(
 
 
 @clause(v5="MQTT-2.2.2-1")
-def test_no_properties_is_a_length_of_zero(connect: Connect, name: str) -> None:
+def test_no_properties_is_a_length_of_zero(connect: wire.Connect, name: str) -> None:
     """SUBACK, UNSUBACK and CONNACK always have a property length, zero when there is nothing to say [MQTT-2.2.2-1]."""
     client = connect()
     assert client.connack is not None
     length = client.connack.raw[4:]
-    assert length == props(length[1:]) or len(length) > 128
+    assert length == wire.props(length[1:]) or len(length) > 128
     answer = client.subscribe(name, 1)
     if not answer.properties:
-        assert packet(0x90, struct.pack("!H", answer.packet_id or 0) + b"\x00\x01") == answer.raw
+        assert wire.packet(0x90, struct.pack("!H", answer.packet_id or 0) + b"\x00\x01") == answer.raw
     answer = client.unsubscribe(name)
     if not answer.properties:
-        assert packet(0xB0, struct.pack("!H", answer.packet_id or 0) + b"\x00\x00") == answer.raw
+        assert wire.packet(0xB0, struct.pack("!H", answer.packet_id or 0) + b"\x00\x00") == answer.raw

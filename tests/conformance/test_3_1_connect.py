@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support import wire
 from tests.support.cases import both_versions, each, every_qos, every_version
 from tests.support.clauses import clause
 from tests.support.refusals import refused
 from tests.support.virtual_wire import VirtualBroker
-from tests.support.wire import (
-    CONNACK,
-    PINGREQ,
-    PINGRESP,
-    PUBLISH,
-    Client,
-    Connect,
-    Will,
-    connect_packet,
-    packet,
-    prop,
-    publish_packet,
-    subscribe_packet,
-)
 
-Open = Callable[..., Client]
+Open = Callable[..., wire.Client]
 
 
 # --- the first packet ---------------------------------------------------------------------------------------------
@@ -33,7 +20,7 @@ Open = Callable[..., Client]
 
 
 @every_version
-def test_all_three_versions_are_spoken(connect: Connect, name: str, version: int) -> None:
+def test_all_three_versions_are_spoken(connect: wire.Connect, name: str, version: int) -> None:
     """Clients of MQTT 3.1, 3.1.1 and 5 are accepted and served side by side."""
     old, client = connect(version=4), connect(version=version)
     client.subscribe(name, 1)
@@ -44,14 +31,14 @@ def test_all_three_versions_are_spoken(connect: Connect, name: str, version: int
 # --- connect flags and payload ------------------------------------------------------------------------------------
 
 
-def test_a_password_may_stand_alone_in_5(connect: Connect, name: str) -> None:
+def test_a_password_may_stand_alone_in_5(connect: wire.Connect, name: str) -> None:
     """MQTT 5 allows a password without a user name."""
     connect(name, password=b"secret").expect_nothing()
 
 
 @clause(v3=("MQTT-3.1.3-1", "MQTT-3.1.2-9"), v5=("MQTT-3.1.3-1", "MQTT-3.1.2-9"))
 @both_versions
-def test_all_fields_of_the_payload_are_read_in_order(connect: Connect, name: str, version: int) -> None:
+def test_all_fields_of_the_payload_are_read_in_order(connect: wire.Connect, name: str, version: int) -> None:
     """Client identifier, will, user name and password together are understood [MQTT-3.1.3-1]."""
     observer = connect(version=version)
     observer.subscribe(f"{name}/will", 1)
@@ -60,7 +47,7 @@ def test_all_fields_of_the_payload_are_read_in_order(connect: Connect, name: str
         version=version,
         username="user",
         password=b"\x00\xff secret",
-        will=Will(f"{name}/will", b"gone", qos=1),
+        will=wire.Will(f"{name}/will", b"gone", qos=1),
     )
     client.close()
     assert b"gone" == observer.receive().payload
@@ -86,7 +73,7 @@ def test_an_empty_identifier_gets_a_session_of_its_own(open_client: Open, name: 
         assert 0 == client.connect("").reason
         client.subscribe(name)
     clients[0].publish(name, b"x")
-    assert [b"x"] * 3 == [client.expect(PUBLISH).payload for client in clients]
+    assert [b"x"] * 3 == [client.expect(wire.PUBLISH).payload for client in clients]
 
 
 @clause(v5=("MQTT-3.1.3-6", "MQTT-3.1.3-7", "MQTT-3.2.2-16"))
@@ -101,14 +88,14 @@ def test_an_assigned_identifier_is_told_and_unique(open_client: Open, name: str)
 
 
 @clause(v5=("MQTT-3.1.3-7", "MQTT-3.1.3-2"))
-def test_an_assigned_identifier_names_the_session(open_client: Open, connect: Connect, name: str) -> None:
+def test_an_assigned_identifier_names_the_session(open_client: Open, connect: wire.Connect, name: str) -> None:
     """A client may come back under the identifier that it was given and finds its session [MQTT-3.1.3-7]."""
     first = open_client()
-    client_id = first.connect("", clean=False, properties=prop(0x11, 300)).prop(0x12)
+    client_id = first.connect("", clean=False, properties=wire.prop(0x11, 300)).prop(0x12)
     first.subscribe(name, 1)
     first.disconnect()
     second = open_client()
-    answer = second.connect(client_id, clean=False, properties=prop(0x11, 300))
+    answer = second.connect(client_id, clean=False, properties=wire.prop(0x11, 300))
     assert answer.session_present
     assert answer.prop(0x12) is None
     connect().publish(name, b"x", 1)
@@ -117,9 +104,9 @@ def test_an_assigned_identifier_names_the_session(open_client: Open, connect: Co
 
 @clause(v3="MQTT-3.1.3-2", v5="MQTT-3.1.3-2")
 @both_versions
-def test_sessions_of_different_identifiers_are_apart(connect: Connect, name: str, version: int) -> None:
+def test_sessions_of_different_identifiers_are_apart(connect: wire.Connect, name: str, version: int) -> None:
     """State belongs to one identifier, compared letter by letter [MQTT-3.1.3-2]."""
-    kept = prop(0x11, 300) if version == 5 else b""
+    kept = wire.prop(0x11, 300) if version == 5 else b""
     connect(f"{name}a", version=version, clean=False, properties=kept).disconnect()
     other = connect(f"{name}A", version=version, clean=False, properties=kept)
     assert other.connack is not None and not other.connack.session_present
@@ -136,21 +123,21 @@ def test_packets_right_behind_connect_are_served_after_connack(open_client: Open
     """A client need not wait for CONNACK; the answers come behind it, and there is one CONNACK only [MQTT-3.2.0-1]."""
     client = open_client(version)
     client.send(
-        connect_packet(name, version=version)
-        + subscribe_packet(1, [(name, 0)], version=version)
-        + publish_packet(name, b"x", version=version)
-        + PINGREQ
+        wire.connect_packet(name, version=version)
+        + wire.subscribe_packet(1, [(name, 0)], version=version)
+        + wire.publish_packet(name, b"x", version=version)
+        + wire.PINGREQ
     )
     kinds = [client.recv().type for _ in range(4)]
-    assert CONNACK == kinds[0]
-    assert {9, PUBLISH, PINGRESP} == set(kinds[1:])
+    assert wire.CONNACK == kinds[0]
+    assert {9, wire.PUBLISH, wire.PINGRESP} == set(kinds[1:])
     client.expect_nothing()
 
 
 @clause(v3="MQTT-3.1.4-5", v5=("MQTT-3.1.4-6", "MQTT-3.1.4-2"))
 @both_versions
 def test_nothing_behind_a_rejected_connect_is_processed(
-    open_client: Open, connect: Connect, name: str, version: int
+    open_client: Open, connect: wire.Connect, name: str, version: int
 ) -> None:
     """What a rejected client has sent already has no effect [MQTT-3.1.4-6]."""
     observer = connect(version=version)
@@ -158,13 +145,13 @@ def test_nothing_behind_a_rejected_connect_is_processed(
     client = open_client(version)
     # MQTT 3.1.1 rejects the empty identifier, MQTT 5 the authentication method that nobody knows.
     rejected = (
-        connect_packet("", version=4, clean=False)
+        wire.connect_packet("", version=4, clean=False)
         if version == 4
-        else connect_packet(name, properties=prop(0x15, "no-such-method"))
+        else wire.connect_packet(name, properties=wire.prop(0x15, "no-such-method"))
     )
-    client.send(rejected + publish_packet(f"{name}/t", b"x", version=version, retain=True))
+    client.send(rejected + wire.publish_packet(f"{name}/t", b"x", version=version, retain=True))
     seen = client.expect_closed()
-    assert [CONNACK] == [answer.type for answer in seen]
+    assert [wire.CONNACK] == [answer.type for answer in seen]
     assert seen[0].reason
     observer.expect_nothing()
     late = connect(version=version)
@@ -181,12 +168,12 @@ def test_a_silent_client_is_closed_as_if_the_network_failed(virtual: VirtualBrok
     """Nothing for one and a half keep alives ends the connection and publishes the will [MQTT-3.1.2-22]."""
     observer = virtual.connect(version=version, keepalive=0)
     observer.subscribe("will")
-    client = virtual.connect(version=version, keepalive=10, will=Will("will", b"gone"))
+    client = virtual.connect(version=version, keepalive=10, will=wire.Will("will", b"gone"))
     virtual.let_pass(14.9)
     observer.expect_nothing()
     virtual.let_pass(1.0)
     refused(client, 0x8D)
-    assert b"gone" == observer.expect(PUBLISH).payload
+    assert b"gone" == observer.expect(wire.PUBLISH).payload
 
 
 @clause(v3="MQTT-3.1.2-24", v5=("MQTT-3.1.2-22", "MQTT-3.2.2-22"))
@@ -209,10 +196,10 @@ def test_any_packet_keeps_a_client_alive(virtual: VirtualBroker, version: int) -
 
 @clause(v5=("MQTT-3.1.2-24", "MQTT-3.1.2-25"))
 @every_qos
-def test_packets_too_large_for_the_client_are_dropped(connect: Connect, name: str, qos: int) -> None:
+def test_packets_too_large_for_the_client_are_dropped(connect: wire.Connect, name: str, qos: int) -> None:
     """A message above the client's maximum packet size is not sent and does not block the next one [MQTT-3.1.2-25]."""
     # One message in flight: if the dropped one were still counted as sent, the small one could not follow.
-    limits = prop(0x27, 100) + prop(0x21, 1) + prop(0x11, 300)
+    limits = wire.prop(0x27, 100) + wire.prop(0x21, 1) + wire.prop(0x11, 300)
     small = connect(name, clean=False, properties=limits)
     large, publisher = connect(), connect()
     small.subscribe(f"{name}/t", qos)
@@ -225,34 +212,34 @@ def test_packets_too_large_for_the_client_are_dropped(connect: Connect, name: st
     assert all(len(message.raw) <= 100 for message in received)
     assert 6 == len([large.receive() for _ in range(6)])
     small.close()
-    again = connect(name, clean=False, properties=prop(0x11, 300))
+    again = connect(name, clean=False, properties=wire.prop(0x11, 300))
     again.expect_nothing()  # complete: not even a client without the limit gets it later
 
 
 @clause(v5="MQTT-3.1.2-24")
-def test_the_largest_packet_that_fits_is_sent(connect: Connect, name: str) -> None:
+def test_the_largest_packet_that_fits_is_sent(connect: wire.Connect, name: str) -> None:
     """The maximum packet size counts the whole packet: exactly that many bytes pass [MQTT-3.1.2-24]."""
-    client = connect(properties=prop(0x27, 100))
+    client = connect(properties=wire.prop(0x27, 100))
     client.subscribe(name)
-    head = len(publish_packet(name))
+    head = len(wire.publish_packet(name))
     publisher = connect()
     publisher.publish(name, b"a" * (101 - head))
     publisher.publish(name, b"b" * (100 - head))
-    message = client.expect(PUBLISH)
+    message = client.expect(wire.PUBLISH)
     assert (100, b"b") == (len(message.raw), message.payload[:1])
 
 
 @clause(v5="MQTT-3.1.2-29")
-def test_no_problem_information_for_who_declined(connect: Connect, name: str) -> None:
+def test_no_problem_information_for_who_declined(connect: wire.Connect, name: str) -> None:
     """Acknowledgements carry no reason string and no user properties when the client declined them [MQTT-3.1.2-29]."""
-    client = connect(properties=prop(0x17, 0))
+    client = connect(properties=wire.prop(0x17, 0))
     # Answers with something to explain: bad shared filter, nobody to receive, nothing to unsubscribe, unknown id.
-    client.send(subscribe_packet(1, [(name, 1), ("$share//x", 0)]))
+    client.send(wire.subscribe_packet(1, [(name, 1), ("$share//x", 0)]))
     answers = client.recv()
     if answers.type == 9:
-        client.send(publish_packet(f"{name}/nobody", b"x", qos=1, packet_id=2))
-        client.send(publish_packet(f"{name}/nobody", b"x", qos=2, packet_id=3))
-        client.send(packet(0x62, b"\x00\x63"))
+        client.send(wire.publish_packet(f"{name}/nobody", b"x", qos=1, packet_id=2))
+        client.send(wire.publish_packet(f"{name}/nobody", b"x", qos=2, packet_id=3))
+        client.send(wire.packet(0x62, b"\x00\x63"))
         every = [answers, *(client.recv() for _ in range(3)), client.unsubscribe(f"{name}/never")]
         for answer in every:
             assert [] == [found for found in answer.properties if found[0] in (0x1F, 0x26)], answer.name

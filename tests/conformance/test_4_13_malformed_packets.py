@@ -12,42 +12,17 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from tests.support import malformed
+from tests.support import malformed, wire
 from tests.support.cases import both_versions, each
 from tests.support.clauses import clause
 from tests.support.malformed import ALL, Malformed, of_type, told_otherwise
 from tests.support.refusals import BROKEN, bytes_to_the_end, connect_refused, refused
 from tests.support.virtual_wire import VirtualBroker
-from tests.support.wire import (
-    AUTH,
-    CONNECT,
-    DISCONNECT,
-    PINGREQ,
-    PINGRESP,
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    SUBSCRIBE,
-    UNSUBSCRIBE,
-    Client,
-    Closed,
-    Will,
-    ack_packet,
-    connect_packet,
-    disconnect_packet,
-    packet,
-    prop,
-    publish_packet,
-    subscribe_packet,
-    unsubscribe_packet,
-)
 
 Refuse = Callable[[Iterable[Malformed]], None]
 
 TEXTS = (*malformed.ILL_FORMED_TEXTS, *malformed.NULL_TEXTS)
-ACKNOWLEDGEMENTS = (PUBACK, PUBREC, PUBREL, PUBCOMP)
+ACKNOWLEDGEMENTS = (wire.PUBACK, wire.PUBREC, wire.PUBREL, wire.PUBCOMP)
 
 #: Reason codes of table 3-1, which CONNACK may have, and of table 3-10, which DISCONNECT of a server may have.
 CONNACK_REASONS = {0x00, *range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, 0x99, 0x9A, 0x9B, 0x9C, 0x9D, 0x9F}
@@ -68,7 +43,7 @@ def refuse(virtual: VirtualBroker) -> Refuse:
         bystander.subscribe("behind")
         by_version = itertools.groupby(sorted(rows, key=lambda row: row.version), lambda row: row.version)
         for version, own in by_version:
-            behind = publish_packet("behind", b"behind the error", version=version)
+            behind = wire.publish_packet("behind", b"behind the error", version=version)
             assert [] == told_otherwise(list(own), virtual.open, lambda: next(names), behind)
         bystander.publish("behind", b"still here")
         assert b"still here" == bystander.receive().payload
@@ -87,8 +62,10 @@ def test_an_error_ends_the_connection_it_came_on(refuse: Refuse) -> None:
     """Whoever is not let in gets no DISCONNECT, reasons are those of the tables, and nothing follows the answer."""
     for row in ALL:
         for kind, code in row.answer:
-            assert row.version < 5 or row.opening == (kind != DISCONNECT), row
-            assert row.version < 5 or code in (DISCONNECT_REASONS if kind == DISCONNECT else CONNACK_REASONS | {1}), row
+            assert row.version < 5 or row.opening == (kind != wire.DISCONNECT), row
+            assert row.version < 5 or code in (
+                DISCONNECT_REASONS if kind == wire.DISCONNECT else CONNACK_REASONS | {1}
+            ), row
     refuse(ALL)
 
 
@@ -98,9 +75,9 @@ def test_what_came_before_the_error_was_served(virtual: VirtualBroker, version: 
     """Packets in front of the broken one in the same write have their effect [MQTT-4.13.1-1]."""
     observer, offender = virtual.connect(version=version), virtual.connect(version=version)
     observer.subscribe("good")
-    offender.send(publish_packet("good", b"good", version=version) + packet(0x00))
+    offender.send(wire.publish_packet("good", b"good", version=version) + wire.packet(0x00))
     refused(offender, *BROKEN)
-    assert b"good" == observer.expect(PUBLISH).payload
+    assert b"good" == observer.expect(wire.PUBLISH).payload
 
 
 @clause(v5=("MQTT-3.14.2-3", "MQTT-3.14.2-4", "MQTT-3.1.2-24"))
@@ -108,7 +85,7 @@ def test_a_disconnect_fits_the_client(virtual: VirtualBroker) -> None:
     """A reason string or user property that makes DISCONNECT too large for the client is left out [MQTT-3.14.2-3]."""
     rows = [row for row in ALL if row.version == 5 and not row.opening]
     for row in malformed.kinds_of_answer(rows):
-        client = virtual.connect(properties=prop(0x27, 24))  # enough for the CONNACK, not for a sentence
+        client = virtual.connect(properties=wire.prop(0x27, 24))  # enough for the CONNACK, not for a sentence
         client.send(row.raw)
         answer = refused(client, row.reason)
         assert answer is not None and len(answer.raw) <= 24, row
@@ -133,17 +110,17 @@ def test_the_null_character_closes_the_connection(refuse: Refuse) -> None:
     v5=("MQTT-1.5.4-1", "MQTT-1.5.4-2", "MQTT-3.1.3-4", "MQTT-3.1.3-11", "MQTT-3.1.3-12"),
 )
 def test_client_id_will_topic_and_user_name_are_utf8(refuse: Refuse) -> None:
-    refuse(of_type(TEXTS, CONNECT))
+    refuse(of_type(TEXTS, wire.CONNECT))
 
 
 @clause(v3="MQTT-3.3.2-1", v5=("MQTT-3.3.2-1", "MQTT-3.3.2-13", "MQTT-3.3.2-19", "MQTT-1.5.7-1"))
 def test_topic_response_topic_content_type_and_user_properties_are_utf8(refuse: Refuse) -> None:
-    refuse(of_type(TEXTS, PUBLISH))
+    refuse(of_type(TEXTS, wire.PUBLISH))
 
 
 @clause(v3=("MQTT-3.8.3-1", "MQTT-3.10.3-1", "MQTT-4.7.3-2"), v5=("MQTT-3.8.3-1", "MQTT-3.10.3-1", "MQTT-4.7.3-2"))
 def test_filters_are_utf8_without_the_null_character(refuse: Refuse) -> None:
-    refuse(of_type(TEXTS, SUBSCRIBE, UNSUBSCRIBE))
+    refuse(of_type(TEXTS, wire.SUBSCRIBE, wire.UNSUBSCRIBE))
 
 
 @clause(v3=("MQTT-2.2.2-1", "MQTT-2.2.2-2"), v5="MQTT-2.1.3-1")
@@ -153,22 +130,22 @@ def test_reserved_flags_of_the_fixed_header_are_checked(refuse: Refuse) -> None:
 
 @clause(v3="MQTT-3.6.1-1", v5="MQTT-3.6.1-1")
 def test_flags_of_pubrel_are_0010(refuse: Refuse) -> None:
-    refuse(of_type(malformed.FLAGS, PUBREL))
+    refuse(of_type(malformed.FLAGS, wire.PUBREL))
 
 
 @clause(v3="MQTT-3.8.1-1", v5="MQTT-3.8.1-1")
 def test_flags_of_subscribe_are_0010(refuse: Refuse) -> None:
-    refuse(of_type(malformed.FLAGS, SUBSCRIBE))
+    refuse(of_type(malformed.FLAGS, wire.SUBSCRIBE))
 
 
 @clause(v3="MQTT-3.10.1-1", v5="MQTT-3.10.1-1")
 def test_flags_of_unsubscribe_are_0010(refuse: Refuse) -> None:
-    refuse(of_type(malformed.FLAGS, UNSUBSCRIBE))
+    refuse(of_type(malformed.FLAGS, wire.UNSUBSCRIBE))
 
 
 @clause(v3="MQTT-3.14.1-1", v5=("MQTT-3.14.1-1", "MQTT-3.15.1-1"))
 def test_disconnect_and_auth_have_no_flags(refuse: Refuse) -> None:
-    refuse(of_type(malformed.FLAGS, DISCONNECT, AUTH))
+    refuse(of_type(malformed.FLAGS, wire.DISCONNECT, wire.AUTH))
 
 
 @clause(v3="MQTT-4.8.0-1", v5="MQTT-4.13.1-1")
@@ -265,7 +242,7 @@ def test_an_alias_of_zero_above_the_maximum_or_never_given_is_refused(refuse: Re
 @clause(v5=("MQTT-3.3.2-14", "MQTT-3.3.4-6"))
 def test_properties_of_a_publish_must_be_possible(refuse: Refuse) -> None:
     """No wildcards in a response topic [MQTT-3.3.2-14], no subscription identifier of a client [MQTT-3.3.4-6]."""
-    refuse(of_type((*malformed.IMPOSSIBLE_VALUES, *malformed.FOREIGN_PROPERTIES), PUBLISH))
+    refuse(of_type((*malformed.IMPOSSIBLE_VALUES, *malformed.FOREIGN_PROPERTIES), wire.PUBLISH))
 
 
 # --- the other packets --------------------------------------------------------------------------------------------
@@ -282,15 +259,15 @@ def test_broken_acknowledgements_are_refused_also_when_one_is_awaited(
             continue
         client, other = virtual.connect(version=version), virtual.connect(version=version)
         client.subscribe("t", 2)
-        if kind == PUBREL:
-            client.send(publish_packet("own", version=version, qos=2, packet_id=1))
-            client.expect(PUBREC)
+        if kind == wire.PUBREL:
+            client.send(wire.publish_packet("own", version=version, qos=2, packet_id=1))
+            client.expect(wire.PUBREC)
         else:
-            other.publish("t", b"x", 1 if kind == PUBACK else 2)
-            assert client.expect(PUBLISH).packet_id == 1
-            if kind == PUBCOMP:
-                client.send(ack_packet(PUBREC, 1, version=version))
-                client.expect(PUBREL)
+            other.publish("t", b"x", 1 if kind == wire.PUBACK else 2)
+            assert client.expect(wire.PUBLISH).packet_id == 1
+            if kind == wire.PUBCOMP:
+                client.send(wire.ack_packet(wire.PUBREC, 1, version=version))
+                client.expect(wire.PUBREL)
         client.send(row.raw)
         refused(client, row.reason)
 
@@ -315,10 +292,10 @@ def test_a_disconnect_with_flags_is_not_a_goodbye(virtual: VirtualBroker, versio
     """Reserved bits make DISCONNECT malformed, so the will is published [MQTT-3.14.1-1]."""
     observer = virtual.connect(version=version)
     observer.subscribe("will")
-    client = virtual.connect(version=version, will=Will("will", b"gone"))
+    client = virtual.connect(version=version, will=wire.Will("will", b"gone"))
     client.send(b"\xe1\x00")
     refused(client, malformed.MALFORMED)
-    assert b"gone" == observer.expect(PUBLISH).payload
+    assert b"gone" == observer.expect(wire.PUBLISH).payload
 
 
 # --- packets cut short --------------------------------------------------------------------------------------------
@@ -326,13 +303,13 @@ def test_a_disconnect_with_flags_is_not_a_goodbye(virtual: VirtualBroker, versio
 
 def _full_connect(version: int) -> bytes:
     v5 = version == 5
-    return connect_packet(
+    return wire.connect_packet(
         "cut",
         version=version,
         username="user",
         password=b"word",
-        will=Will("will", b"gone", 1, properties=prop(0x18, 0) + prop(0x26, ("k", "v")) if v5 else b""),
-        properties=prop(0x11, 60) + prop(0x21, 10) + prop(0x26, ("k", "v")) if v5 else b"",
+        will=wire.Will("will", b"gone", 1, properties=wire.prop(0x18, 0) + wire.prop(0x26, ("k", "v")) if v5 else b""),
+        properties=wire.prop(0x11, 60) + wire.prop(0x21, 10) + wire.prop(0x26, ("k", "v")) if v5 else b"",
         clean=False,
     )
 
@@ -340,42 +317,45 @@ def _full_connect(version: int) -> bytes:
 def _full_packets(version: int) -> dict[str, tuple[bytes, set[int]]]:
     """Packets with every optional field that the version has, and where they may be cut and are still whole."""
     v5 = version == 5
-    pair = prop(0x26, ("k", "v")) if v5 else b""
+    pair = wire.prop(0x26, ("k", "v")) if v5 else b""
     head = 2 + (1 + len(pair) if v5 else 0)
     found = {
-        "PUBLISH QoS 0": (publish_packet("t/a", version=version, properties=pair), set()),
-        "PUBLISH QoS 1": (publish_packet("t/a", version=version, qos=1, packet_id=7, properties=pair), set()),
-        "PUBLISH QoS 2": (publish_packet("t/a", version=version, qos=2, packet_id=8, properties=pair), set()),
+        "PUBLISH QoS 0": (wire.publish_packet("t/a", version=version, properties=pair), set()),
+        "PUBLISH QoS 1": (wire.publish_packet("t/a", version=version, qos=1, packet_id=7, properties=pair), set()),
+        "PUBLISH QoS 2": (wire.publish_packet("t/a", version=version, qos=2, packet_id=8, properties=pair), set()),
         "SUBSCRIBE": (
-            subscribe_packet(9, [("t/+/x", 1), ("$share/g/t", 0)], version=version, properties=pair),
+            wire.subscribe_packet(9, [("t/+/x", 1), ("$share/g/t", 0)], version=version, properties=pair),
             {head + 2 + 5 + 1},
         ),
-        "UNSUBSCRIBE": (unsubscribe_packet(10, ["t/+/x", "t"], version=version, properties=pair), {head + 2 + 5}),
+        "UNSUBSCRIBE": (wire.unsubscribe_packet(10, ["t/+/x", "t"], version=version, properties=pair), {head + 2 + 5}),
     }
     for kind, name in zip(ACKNOWLEDGEMENTS, ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP"), strict=True):
         short = {2, 3} if v5 else set[int]()
-        found[name] = (ack_packet(kind, 11, version=version, reason=0, properties=pair), short)
+        found[name] = (wire.ack_packet(kind, 11, version=version, reason=0, properties=pair), short)
     if v5:
-        alias = prop(0x23, 1) + prop(0x08, "r")
-        found["PUBLISH with an alias"] = (publish_packet("t/a", properties=alias), set())
-        found["DISCONNECT"] = (disconnect_packet(reason=4, properties=prop(0x11, 0) + prop(0x1F, "bye")), {0, 1})
+        alias = wire.prop(0x23, 1) + wire.prop(0x08, "r")
+        found["PUBLISH with an alias"] = (wire.publish_packet("t/a", properties=alias), set())
+        found["DISCONNECT"] = (
+            wire.disconnect_packet(reason=4, properties=wire.prop(0x11, 0) + wire.prop(0x1F, "bye")),
+            {0, 1},
+        )
     return found
 
 
-def _verdict(client: Client) -> str:
+def _verdict(client: wire.Client) -> str:
     """What became of a client: refused for what it sent, or still there, or gone as it wished."""
-    client.send(PINGREQ)
+    client.send(wire.PINGREQ)
     seen = []
     try:
         while True:
             seen.append(client.recv())
-            if seen[-1].type == PINGRESP:
+            if seen[-1].type == wire.PINGRESP:
                 return "understood"
-    except Closed:
+    except wire.Closed:
         pass
     if client.version == 5 and not seen:
         return "understood"  # its DISCONNECT
-    told = [one.type == DISCONNECT and one.reason in BROKEN for one in seen]
+    told = [one.type == wire.DISCONNECT and one.reason in BROKEN for one in seen]
     return "refused" if told == [True] * (client.version == 5) else f"closed after {seen}"
 
 
@@ -387,7 +367,7 @@ def test_a_packet_cut_at_any_byte_is_refused_or_understood(virtual: VirtualBroke
     for name, (full, whole) in _full_packets(version).items():
         for end in range(len(full) - 2):
             client = virtual.connect(version=version)
-            client.send(packet(full[0], full[2 : 2 + end]))
+            client.send(wire.packet(full[0], full[2 : 2 + end]))
             wanted = "understood" if end in whole else "refused"
             if wanted != (found := _verdict(client)):
                 wrong.append(f"{name} cut at {end}: {found} instead of {wanted}")
@@ -403,7 +383,7 @@ def test_a_connect_cut_at_any_byte_is_not_accepted(virtual: VirtualBroker, versi
     full = _full_connect(version)
     for end in range(len(full) - 2):
         client = virtual.open(version)
-        client.send(packet(0x10, full[2 : 2 + end]))
+        client.send(wire.packet(0x10, full[2 : 2 + end]))
         if version == 5 and end >= 7:
             connect_refused(client, malformed.MALFORMED)
         else:
@@ -432,7 +412,7 @@ def test_unfinished_packets_are_waited_for(virtual: VirtualBroker, version: int)
     """Connections that stopped inside a packet are kept, and may go on later."""
     observer = virtual.connect()
     observer.subscribe("late")
-    whole = publish_packet("late", b"at last", version=version)
+    whole = wire.publish_packet("late", b"at last", version=version)
     waiting = [virtual.connect(version=version) for _ in range(len(whole) - 1)]
     for end, client in enumerate(waiting, start=1):
         client.send(whole[:end])

@@ -16,30 +16,16 @@ from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_websocket
 from websockets.typing import Subprotocol
 
+from tests.support import wire
 from tests.support.cases import both_versions, each
 from tests.support.clauses import clause
 from tests.support.node import Endpoint, NodeProcess
-from tests.support.wire import (
-    CONNACK,
-    PATIENCE,
-    PINGREQ,
-    PINGRESP,
-    PUBACK,
-    PUBLISH,
-    SUBACK,
-    Address,
-    Client,
-    connect_packet,
-    disconnect_packet,
-    publish_packet,
-    subscribe_packet,
-)
 
 
 class Listeners:
     """Where one broker listens for WebSocket and, if known, for plain TCP."""
 
-    def __init__(self, ws: Address, tcp: Address | None) -> None:
+    def __init__(self, ws: wire.Address, tcp: wire.Address | None) -> None:
         self.ws = ws
         self.tcp = tcp
 
@@ -72,7 +58,7 @@ class Frames:
         """The next frame that is not empty; empty at the end."""
         while True:
             try:
-                frame = self.connection.recv(timeout=PATIENCE)
+                frame = self.connection.recv(timeout=wire.PATIENCE)
             except ConnectionClosed:
                 return b""
             assert isinstance(frame, bytes), "the broker sent a text frame"
@@ -86,7 +72,7 @@ class Frames:
         self.connection.close()
 
 
-class Socket(Client):
+class Socket(wire.Client):
     """A raw client over a WebSocket."""
 
     def __init__(self, connection: ClientConnection, version: int) -> None:
@@ -135,12 +121,12 @@ def test_the_broker_sends_binary_frames(dial: Open, name: str, version: int) -> 
     """Everything from CONNACK to PINGRESP comes in binary frames [MQTT-6.0.0-1]."""
     socket = dial(version)
     socket.connect(name)
-    socket.send(subscribe_packet(1, [(name, 1)], version=version))
-    assert 1 == socket.expect(SUBACK).packet_id
-    socket.send(publish_packet(name, b"m", version=version))
-    assert b"m" == socket.expect(PUBLISH).payload
-    socket.send(PINGREQ)
-    socket.expect(PINGRESP)  # `recv` has looked at the kind of every frame
+    socket.send(wire.subscribe_packet(1, [(name, 1)], version=version))
+    assert 1 == socket.expect(wire.SUBACK).packet_id
+    socket.send(wire.publish_packet(name, b"m", version=version))
+    assert b"m" == socket.expect(wire.PUBLISH).payload
+    socket.send(wire.PINGREQ)
+    socket.expect(wire.PINGRESP)  # `recv` has looked at the kind of every frame
 
 
 @clause(v3="MQTT-6.0.0-1", v5="MQTT-6.0.0-1")
@@ -148,7 +134,7 @@ def test_the_broker_sends_binary_frames(dial: Open, name: str, version: int) -> 
 def test_a_text_frame_ends_the_connection(dial: Open, name: str, version: int) -> None:
     """A text frame is not MQTT, even if its bytes would be a packet [MQTT-6.0.0-1]."""
     early = dial(version)
-    early.connection.send(connect_packet(name, version=version).decode())
+    early.connection.send(wire.connect_packet(name, version=version).decode())
     early.expect_closed()
     late = dial(version)
     late.connect(name)
@@ -161,13 +147,13 @@ def test_a_text_frame_ends_the_connection(dial: Open, name: str, version: int) -
 def test_one_frame_may_hold_many_packets(dial: Open, name: str, version: int) -> None:
     """CONNECT, SUBSCRIBE, several PUBLISH and PINGREQ in one frame are all taken [MQTT-6.0.0-2]."""
     socket = dial(version)
-    messages = b"".join(publish_packet(name, b"%d" % n, version=version) for n in range(20))
-    head = connect_packet(name, version=version) + subscribe_packet(1, [(name, 0)], version=version)
-    socket.send(head + messages + PINGREQ)
-    socket.expect(CONNACK)
-    socket.expect(SUBACK)
-    assert [b"%d" % n for n in range(20)] == [socket.expect(PUBLISH).payload for _ in range(20)]
-    socket.expect(PINGRESP)
+    messages = b"".join(wire.publish_packet(name, b"%d" % n, version=version) for n in range(20))
+    head = wire.connect_packet(name, version=version) + wire.subscribe_packet(1, [(name, 0)], version=version)
+    socket.send(head + messages + wire.PINGREQ)
+    socket.expect(wire.CONNACK)
+    socket.expect(wire.SUBACK)
+    assert [b"%d" % n for n in range(20)] == [socket.expect(wire.PUBLISH).payload for _ in range(20)]
+    socket.expect(wire.PINGRESP)
 
 
 @clause(v3="MQTT-6.0.0-2", v5="MQTT-6.0.0-2")
@@ -177,16 +163,16 @@ def test_a_packet_may_be_spread_over_frames(dial: Open, name: str, version: int,
     """Packets cut into frames of a few bytes, at any place, are put together again [MQTT-6.0.0-2]."""
     socket = dial(version)
     stream = (
-        connect_packet(name, version=version)
-        + subscribe_packet(1, [(name, 1)], version=version)
-        + publish_packet(name, b"payload", version=version, qos=1, packet_id=2)
-        + PINGREQ
+        wire.connect_packet(name, version=version)
+        + wire.subscribe_packet(1, [(name, 1)], version=version)
+        + wire.publish_packet(name, b"payload", version=version, qos=1, packet_id=2)
+        + wire.PINGREQ
     )
     for at in range(0, len(stream), size):
         socket.send(stream[at : at + size])
-    assert [CONNACK, SUBACK] == [socket.recv().type for _ in range(2)]
+    assert [wire.CONNACK, wire.SUBACK] == [socket.recv().type for _ in range(2)]
     rest = [socket.recv() for _ in range(3)]
-    assert {PUBLISH, PUBACK, PINGRESP} == {found.type for found in rest}
+    assert {wire.PUBLISH, wire.PUBACK, wire.PINGRESP} == {found.type for found in rest}
     assert b"payload" in {found.payload for found in rest}
 
 
@@ -197,9 +183,9 @@ def test_a_message_may_be_fragmented(dial: Open, name: str) -> None:
     """
     socket = dial()
     socket.connect(name)
-    packet = subscribe_packet(1, [(name, 0)])
+    packet = wire.subscribe_packet(1, [(name, 0)])
     socket.connection.send([packet[:1], b"", packet[1:6], packet[6:]])
-    socket.expect(SUBACK)
+    socket.expect(wire.SUBACK)
 
 
 @clause(v3="MQTT-6.0.0-2", v5="MQTT-6.0.0-2")
@@ -208,10 +194,10 @@ def test_empty_frames_are_harmless(dial: Open, name: str) -> None:
     socket = dial()
     socket.connect(name)
     socket.send(b"")
-    socket.send(PINGREQ[:1])
+    socket.send(wire.PINGREQ[:1])
     socket.send(b"")
-    socket.send(PINGREQ[1:])
-    socket.expect(PINGRESP)
+    socket.send(wire.PINGREQ[1:])
+    socket.expect(wire.PINGRESP)
 
 
 @each(size=(125, 126, 65535, 65536, 300_000))
@@ -219,21 +205,21 @@ def test_large_messages_pass_both_ways(dial: Open, name: str, size: int) -> None
     """Payloads around the limits of the frame lengths come back complete (6)."""
     socket = dial()
     socket.connect(name)
-    socket.send(subscribe_packet(1, [(name, 0)]))
-    socket.expect(SUBACK)
+    socket.send(wire.subscribe_packet(1, [(name, 0)]))
+    socket.expect(wire.SUBACK)
     payload = bytes(n % 251 for n in range(size))
-    socket.send(publish_packet(name, payload))
-    assert payload == socket.expect(PUBLISH).payload
+    socket.send(wire.publish_packet(name, payload))
+    assert payload == socket.expect(wire.PUBLISH).payload
 
 
 def test_a_websocket_ping_is_answered(dial: Open, name: str) -> None:
     """WebSocket control frames work beside MQTT, before and after CONNECT (6)."""
     socket = dial()
-    assert socket.connection.ping().wait(PATIENCE)
+    assert socket.connection.ping().wait(wire.PATIENCE)
     socket.connect(name)
-    assert socket.connection.ping().wait(PATIENCE)
-    socket.send(PINGREQ)
-    socket.expect(PINGRESP)
+    assert socket.connection.ping().wait(wire.PATIENCE)
+    socket.send(wire.PINGREQ)
+    socket.expect(wire.PINGRESP)
 
 
 @both_versions
@@ -241,7 +227,7 @@ def test_disconnect_closes_the_websocket(dial: Open, name: str, version: int) ->
     """After a DISCONNECT the broker ends the WebSocket too (6, 3.14.4)."""
     socket = dial(version)
     socket.connect(name)
-    socket.send(disconnect_packet(version=version))
+    socket.send(wire.disconnect_packet(version=version))
     socket.expect_closed()
 
 
@@ -260,13 +246,13 @@ def test_tcp_and_websocket_clients_meet(dial: Open, listeners: Listeners, name: 
     assert listeners.tcp is not None, "set MOTORCADE_TEST_BROKER beside MOTORCADE_TEST_WS"
     socket = dial()
     socket.connect(f"{name}-ws")
-    socket.send(subscribe_packet(1, [(f"{name}/to-ws", 0)]))
-    socket.expect(SUBACK)
+    socket.send(wire.subscribe_packet(1, [(f"{name}/to-ws", 0)]))
+    socket.expect(wire.SUBACK)
     numbers = [b"%d" % n for n in range(500)]
-    with Client(listeners.tcp) as tcp:
+    with wire.Client(listeners.tcp) as tcp:
         tcp.connect(f"{name}-tcp")
         tcp.subscribe(f"{name}/to-tcp")
-        tcp.send(b"".join(publish_packet(f"{name}/to-ws", number) for number in numbers))
-        assert numbers == [socket.expect(PUBLISH).payload for _ in numbers]
-        socket.send(b"".join(publish_packet(f"{name}/to-tcp", number) for number in numbers))
-        assert numbers == [tcp.expect(PUBLISH).payload for _ in numbers]
+        tcp.send(b"".join(wire.publish_packet(f"{name}/to-ws", number) for number in numbers))
+        assert numbers == [socket.expect(wire.PUBLISH).payload for _ in numbers]
+        socket.send(b"".join(wire.publish_packet(f"{name}/to-tcp", number) for number in numbers))
+        assert numbers == [tcp.expect(wire.PUBLISH).payload for _ in numbers]

@@ -40,23 +40,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import POINTS, Allow, Callback, Challenge, Continue, Deny, Handled, Hooks, Stop
 from motorcade.extension.plugin import Plugins
-from tests.support.wire import (
-    AUTH,
-    CONNACK,
-    DISCONNECT,
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Packet,
-    ack_packet,
-    connect_packet,
-    parse,
-    publish_packet,
-    subscribe_packet,
-    whole,
-)
+from tests.support import wire
 
 
 class Clock:
@@ -162,7 +146,7 @@ class Peer:
         self.protocol = self._protocol(broker)
         self.transport = FakeTransport(self.protocol, self._take)
         self.polite = polite  #: acknowledges QoS 1 and 2 by itself
-        self.packets: list[Packet] = []
+        self.packets: list[wire.Packet] = []
         self.unsent: list[bytes] = []
         self._buffer = bytearray()
         self._version = 0
@@ -223,9 +207,9 @@ class Peer:
             self._max_packet = session.max_packet
         self._buffer += data
 
-    def read(self) -> list[Packet]:
+    def read(self) -> list[wire.Packet]:
         """Packets that have come since the last call."""
-        found: list[Packet] = []
+        found: list[wire.Packet] = []
         while self._buffer:
             raw = self._next()
             packet = self._parsed(raw)
@@ -237,45 +221,45 @@ class Peer:
         return found
 
     def _next(self) -> bytes:
-        length = whole(self._buffer)
+        length = wire.whole(self._buffer)
         if not length:
             raise Finding(f"the broker stopped inside a packet: {bytes(self._buffer[:64]).hex(' ')}")
         raw = bytes(self._buffer[:length])
         del self._buffer[:length]
         return raw
 
-    def _parsed(self, raw: bytes) -> Packet:
-        if raw[0] >> 4 == CONNACK and len(raw) == 4:
+    def _parsed(self, raw: bytes) -> wire.Packet:
+        if raw[0] >> 4 == wire.CONNACK and len(raw) == 4:
             self._version = 4
-        elif raw[0] >> 4 in (CONNACK, AUTH):
+        elif raw[0] >> 4 in (wire.CONNACK, wire.AUTH):
             self._version = 5
         try:
-            packet = parse(raw, self._version)
+            packet = wire.parse(raw, self._version)
         except (AssertionError, UnicodeDecodeError) as error:
             raise Finding(f"the broker wrote a packet that cannot be read: {error}") from error
         if self._max_packet and self._version == 5 and len(raw) > self._max_packet:
             raise Finding(f"{packet.name} of {len(raw)} bytes, the client takes {self._max_packet}")
         return packet
 
-    def _check_order(self, packet: Packet) -> None:
+    def _check_order(self, packet: wire.Packet) -> None:
         before = self.packets
-        if not before and packet.type not in (CONNACK, AUTH):
+        if not before and packet.type not in (wire.CONNACK, wire.AUTH):
             raise Finding(f"{packet.name} before CONNACK")
-        if before and before[-1].type == DISCONNECT:
+        if before and before[-1].type == wire.DISCONNECT:
             raise Finding(f"{packet.name} after DISCONNECT")
-        if packet.type == CONNACK and any(p.type == CONNACK for p in before):
+        if packet.type == wire.CONNACK and any(p.type == wire.CONNACK for p in before):
             raise Finding("a second CONNACK")
-        if packet.type == PUBLISH and packet.qos == 3:
+        if packet.type == wire.PUBLISH and packet.qos == 3:
             raise Finding("QoS 3 from the broker")
 
-    def _acknowledge(self, packet: Packet) -> None:
+    def _acknowledge(self, packet: wire.Packet) -> None:
         number = packet.packet_id or 0
-        if packet.type == PUBLISH and packet.qos:
-            self.send(ack_packet(PUBACK if packet.qos == 1 else PUBREC, number, version=self._version))
-        elif packet.type == PUBREL:
-            self.send(ack_packet(PUBCOMP, number, version=self._version))
-        elif packet.type == PUBREC and (packet.reason or 0) < 0x80:
-            self.send(ack_packet(PUBREL, number, version=self._version))
+        if packet.type == wire.PUBLISH and packet.qos:
+            self.send(wire.ack_packet(wire.PUBACK if packet.qos == 1 else wire.PUBREC, number, version=self._version))
+        elif packet.type == wire.PUBREL:
+            self.send(wire.ack_packet(wire.PUBCOMP, number, version=self._version))
+        elif packet.type == wire.PUBREC and (packet.reason or 0) < 0x80:
+            self.send(wire.ack_packet(wire.PUBREL, number, version=self._version))
 
 
 class WebSocketPeer(Peer):
@@ -385,8 +369,10 @@ class Rig:
                 self.hooks.add(point, Callback(function, 0, "fuzz"))
         self.subscriber = Peer(self.broker, polite=True)
         self.publisher = Peer(self.broker, polite=True)
-        self.subscriber.send(connect_packet(f"{WITNESS}-sub", keepalive=0) + subscribe_packet(1, [(WITNESS, 1)]))
-        self.publisher.send(connect_packet(f"{WITNESS}-pub", version=4, keepalive=0))
+        self.subscriber.send(
+            wire.connect_packet(f"{WITNESS}-sub", keepalive=0) + wire.subscribe_packet(1, [(WITNESS, 1)])
+        )
+        self.publisher.send(wire.connect_packet(f"{WITNESS}-pub", version=4, keepalive=0))
         await self.settle([self.subscriber, self.publisher])
         self._subscriptions = self.plane.pubsub.subscriptions
         self.check_witness()
@@ -445,7 +431,7 @@ class Rig:
     def check_witness(self) -> None:
         """An honest message still goes through (the caller lets the loop turn before and after)."""
         self._said += 1
-        self.publisher.send(publish_packet(WITNESS, b"%d" % self._said, version=4, qos=1, packet_id=1))
+        self.publisher.send(wire.publish_packet(WITNESS, b"%d" % self._said, version=4, qos=1, packet_id=1))
 
     async def after_case(self, peers: list[Peer]) -> None:
         """Everybody of the case is gone: only what may outlive a connection is left, and then nothing."""
@@ -455,7 +441,7 @@ class Rig:
         self.check_witness()
         await self.settle([])
         wanted = b"%d" % self._said
-        if not any(p.type == PUBLISH and p.payload == wanted for p in self.subscriber.packets):
+        if not any(p.type == wire.PUBLISH and p.payload == wanted for p in self.subscriber.packets):
             raise Finding("the witness did not get its message")
         self.subscriber.packets = self.subscriber.packets[:1]
         self.publisher.packets = self.publisher.packets[:1]

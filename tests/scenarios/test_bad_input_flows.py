@@ -9,21 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.scenarios.witness import Witness, refusals, rss
+from tests.support import wire
 from tests.support.cases import both_versions, each_row
 from tests.support.node import NodeProcess
 from tests.support.refusals import PROTOCOL_ERROR, refused
-from tests.support.wire import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Client,
-    Packet,
-    ack_packet,
-    prop,
-    publish_packet,
-)
 
 RECEIVE_MAXIMUM_EXCEEDED, ID_NOT_FOUND = 0x93, 0x92
 AWAITING = 100  #: QoS 2 messages that a client may leave unreleased
@@ -39,8 +28,8 @@ def node() -> Iterator[NodeProcess]:
         yield running
 
 
-def accepted(node: NodeProcess, version: int, client_id: str = "", **options: object) -> Client:
-    client = Client(node, version=version)
+def accepted(node: NodeProcess, version: int, client_id: str = "", **options: object) -> wire.Client:
+    client = wire.Client(node, version=version)
     answer = client.connect(client_id or f"flow-{next(_numbers)}-{uuid.uuid4().hex[:6]}", keepalive=0, **options)
     assert answer.reason == 0
     client.connack = answer
@@ -50,12 +39,12 @@ def accepted(node: NodeProcess, version: int, client_id: str = "", **options: ob
 # --- QoS 2 of the client ------------------------------------------------------------------------------------------
 
 
-def _hoard(client: Client, topic: str, count: int, payload: bytes = b"h") -> None:
+def _hoard(client: wire.Client, topic: str, count: int, payload: bytes = b"h") -> None:
     """Publish QoS 2 messages and release none."""
     for number in range(1, count + 1):
-        client.send(publish_packet(topic, payload, version=client.version, qos=2, packet_id=number))
+        client.send(wire.publish_packet(topic, payload, version=client.version, qos=2, packet_id=number))
     for number in range(1, count + 1):
-        answer = client.expect(PUBREC)
+        answer = client.expect(wire.PUBREC)
         assert (number, True) == (answer.packet_id, (answer.reason or 0) < 0x80)
 
 
@@ -66,7 +55,7 @@ def test_a_client_that_never_releases_qos_2_is_stopped(node: NodeProcess, witnes
     with accepted(node, version) as offender:
         _hoard(offender, "hoard", AWAITING)
         witness.check()
-        offender.send(publish_packet("hoard", b"one too many", version=version, qos=2, packet_id=AWAITING + 1))
+        offender.send(wire.publish_packet("hoard", b"one too many", version=version, qos=2, packet_id=AWAITING + 1))
         refused(offender, RECEIVE_MAXIMUM_EXCEEDED)
     assert before + 1 == refusals(node, "max_awaiting_rel")
 
@@ -75,20 +64,20 @@ def test_a_client_that_never_releases_qos_2_is_stopped(node: NodeProcess, witnes
 def test_hoarding_goes_on_where_it_stopped(node: NodeProcess, witness: Witness, version: int) -> None:
     """Coming back does not give a hoarder a new allowance, releasing does; every message was routed once."""
     name = f"hoarder-{version}-{uuid.uuid4().hex[:6]}"
-    stay = {"clean": False, "properties": prop(0x11, 60) if version == 5 else b""}
+    stay = {"clean": False, "properties": wire.prop(0x11, 60) if version == 5 else b""}
     with accepted(node, version, name, **stay) as offender:
         _hoard(offender, "hoard", AWAITING)
     with accepted(node, version, name, **stay) as offender:
         assert offender.connack is not None and offender.connack.session_present
-        offender.send(publish_packet("witness/again", b"x", version=version, qos=2, packet_id=1, dup=True))
-        assert offender.expect(PUBREC).packet_id == 1
+        offender.send(wire.publish_packet("witness/again", b"x", version=version, qos=2, packet_id=1, dup=True))
+        assert offender.expect(wire.PUBREC).packet_id == 1
         witness.subscriber.expect_nothing()  # it was routed when it first came
-        offender.send(ack_packet(PUBREL, 1, version=version))
-        assert offender.expect(PUBCOMP).packet_id == 1
-        offender.send(publish_packet("witness/new", b"x", version=version, qos=2, packet_id=1))
-        assert offender.expect(PUBREC).packet_id == 1
+        offender.send(wire.ack_packet(wire.PUBREL, 1, version=version))
+        assert offender.expect(wire.PUBCOMP).packet_id == 1
+        offender.send(wire.publish_packet("witness/new", b"x", version=version, qos=2, packet_id=1))
+        assert offender.expect(wire.PUBREC).packet_id == 1
         assert witness.subscriber.receive().topic == "witness/new"
-        offender.send(publish_packet("hoard", b"", version=version, qos=2, packet_id=AWAITING + 1))
+        offender.send(wire.publish_packet("hoard", b"", version=version, qos=2, packet_id=AWAITING + 1))
         refused(offender, RECEIVE_MAXIMUM_EXCEEDED)
     with accepted(node, version, name) as cleaned:
         assert cleaned.connack is not None and not cleaned.connack.session_present
@@ -114,30 +103,33 @@ def test_acknowledgements_for_nothing_are_harmless(node: NodeProcess, version: i
     """Identifiers that are not in use: PUBACK and PUBCOMP are ignored, PUBREC and PUBREL get their answers."""
     with accepted(node, version) as client:
         for number in (1, 2, 65535):
-            client.send(ack_packet(PUBACK, number, version=version) + ack_packet(PUBCOMP, number, version=version))
-            client.send(ack_packet(PUBREL, number, version=version))
-            answer = client.expect(PUBCOMP)
+            client.send(
+                wire.ack_packet(wire.PUBACK, number, version=version)
+                + wire.ack_packet(wire.PUBCOMP, number, version=version)
+            )
+            client.send(wire.ack_packet(wire.PUBREL, number, version=version))
+            answer = client.expect(wire.PUBCOMP)
             assert (number, ID_NOT_FOUND if version == 5 else None) == (answer.packet_id, answer.reason)
-            client.send(ack_packet(PUBREC, number, version=version))
-            answer = client.expect(PUBREL)
+            client.send(wire.ack_packet(wire.PUBREC, number, version=version))
+            answer = client.expect(wire.PUBREL)
             assert (number, ID_NOT_FOUND if version == 5 else None) == (answer.packet_id, answer.reason)
         client.expect_nothing()
 
 
 @both_versions
-@each_row("granted wrong", [(1, PUBREC), (1, PUBCOMP), (2, PUBACK), (2, PUBCOMP)])
+@each_row("granted wrong", [(1, wire.PUBREC), (1, wire.PUBCOMP), (2, wire.PUBACK), (2, wire.PUBCOMP)])
 def test_the_wrong_acknowledgement_frees_no_identifier(
     node: NodeProcess, witness: Witness, version: int, granted: int, wrong: int
 ) -> None:
     """An acknowledgement that does not fit the message is an error of the protocol; the message stays in flight."""
     name = f"wrong-{version}-{granted}-{wrong}-{uuid.uuid4().hex[:6]}"
-    stay = {"clean": False, "properties": prop(0x11, 60) if version == 5 else b""}
+    stay = {"clean": False, "properties": wire.prop(0x11, 60) if version == 5 else b""}
     with accepted(node, version, name, **stay) as offender:
         offender.subscribe("wrong", granted)
         witness.publisher.publish("wrong", b"x", qos=granted)
-        message = offender.expect(PUBLISH)
+        message = offender.expect(wire.PUBLISH)
         assert message.packet_id is not None
-        offender.send(ack_packet(wrong, message.packet_id, version=version))
+        offender.send(wire.ack_packet(wrong, message.packet_id, version=version))
         refused(offender, PROTOCOL_ERROR)
     with accepted(node, version, name, **stay) as returned:
         again = returned.receive()
@@ -155,19 +147,19 @@ def test_a_full_window_of_unreleased_qos_2_blocks_only_itself(
         slow.subscribe("block", 2)
         for n in range(100):
             witness.publisher.publish("block", b"%d" % n, qos=2)
-        window: list[Packet] = [slow.expect(PUBLISH) for _ in range(32)]
+        window: list[wire.Packet] = [slow.expect(wire.PUBLISH) for _ in range(32)]
         slow.expect_nothing()
         for message in window:
             assert message.packet_id is not None
-            slow.send(ack_packet(PUBREC, message.packet_id, version=version))
-            assert slow.expect(PUBREL).packet_id == message.packet_id
+            slow.send(wire.ack_packet(wire.PUBREC, message.packet_id, version=version))
+            assert slow.expect(wire.PUBREL).packet_id == message.packet_id
         slow.expect_nothing()  # PUBREC frees nothing
         witness.check()
         for message in window[:5]:
             assert message.packet_id is not None
-            slow.send(ack_packet(PUBCOMP, message.packet_id, version=version))
+            slow.send(wire.ack_packet(wire.PUBCOMP, message.packet_id, version=version))
         taken = {message.packet_id for message in window[5:]}
         for n in range(32, 37):
-            message = slow.expect(PUBLISH)
+            message = slow.expect(wire.PUBLISH)
             assert (b"%d" % n, False) == (message.payload, message.packet_id in taken)
         slow.expect_nothing()

@@ -18,24 +18,10 @@ import psutil
 import pytest
 
 from tests.scenarios.witness import PATIENCE, guarded, metrics, refusals, rss, wait_until
+from tests.support import wire
 from tests.support.cases import each
 from tests.support.node import NodeProcess
 from tests.support.refusals import refused
-from tests.support.wire import (
-    PINGREQ,
-    PUBACK,
-    PUBLISH,
-    PUBREL,
-    Client,
-    Closed,
-    Packet,
-    ack_packet,
-    connect_packet,
-    prop,
-    publish_packet,
-    subscribe_packet,
-    unsubscribe_packet,
-)
 
 MIB = 1024 * 1024
 KEEP_ALIVE_TIMEOUT = 0x8D
@@ -73,14 +59,14 @@ def patient() -> Iterator[NodeProcess]:
         yield running
 
 
-def accepted(node: NodeProcess, version: int = 5, **options: object) -> Client:
-    client = Client(node, version=version)
+def accepted(node: NodeProcess, version: int = 5, **options: object) -> wire.Client:
+    client = wire.Client(node, version=version)
     options.setdefault("keepalive", 0)
     assert client.connect(f"res-{next(_numbers)}-{uuid.uuid4().hex[:6]}", **options).reason == 0
     return client
 
 
-def deaf(node: NodeProcess, filter_: str, qos: int = 0, version: int = 5) -> Client:
+def deaf(node: NodeProcess, filter_: str, qos: int = 0, version: int = 5) -> wire.Client:
     """A subscriber that will not read any more. The kernel takes some megabytes for it before its socket is full."""
     client = accepted(node, version)
     client.subscribe(filter_, qos)
@@ -98,15 +84,15 @@ def test_a_flood_to_a_subscriber_that_stops_reading_is_dropped(patient: NodeProc
         before, dropped = rss(patient), _dropped(patient, "slow_consumer")
         highest = before
         for n in range(200):
-            flooder.send(publish_packet("flood", n.to_bytes(4, "big") + b"." * 256 * 1024))
-            assert n == int.from_bytes(reader.expect(PUBLISH).payload[:4], "big")
+            flooder.send(wire.publish_packet("flood", n.to_bytes(4, "big") + b"." * 256 * 1024))
+            assert n == int.from_bytes(reader.expect(wire.PUBLISH).payload[:4], "big")
             if n % 10 == 0:
                 witness.check()
                 highest = max(highest, rss(patient))
         assert highest < before + 32 * MIB, f"50 MiB were sent, memory grew by {(highest - before) / MIB:.0f} MiB"
         assert _dropped(patient, "slow_consumer") > dropped
         # What was sent before its socket was full is still whole, and the client is served on once it reads.
-        first = slow.expect(PUBLISH)
+        first = slow.expect(wire.PUBLISH)
         assert 0 == int.from_bytes(first.payload[:4], "big")
         _drain(slow)
         flooder.publish("flood", b"after")
@@ -118,20 +104,20 @@ def _dropped(node: NodeProcess, reason: str) -> float:
     return metrics(node)[f'motorcade_messages_dropped_total{{reason="{reason}"}}']
 
 
-def _read_on(client: Client) -> None:
+def _read_on(client: wire.Client) -> None:
     """Read whatever comes; ends with `Closed`."""
     while True:
         client.recv()
 
 
-def _drain(client: Client) -> None:
+def _drain(client: wire.Client) -> None:
     """Read until the answer to a PINGREQ, so that nothing of before is under way."""
-    client.send(PINGREQ)
-    while client.recv().type == PUBLISH:
+    client.send(wire.PINGREQ)
+    while client.recv().type == wire.PUBLISH:
         pass
 
 
-def _last(client: Client) -> Packet:
+def _last(client: wire.Client) -> wire.Packet:
     message = client.recv()
     while message.payload != b"after":
         message = client.recv()
@@ -158,21 +144,21 @@ def test_a_client_that_takes_nothing_is_sent_away(node: NodeProcess) -> None:
         before = refusals(node, "stall_timeout")
 
         def sent_away() -> bool:
-            flooder.send(publish_packet("stall", b"." * 200_000) * 5)
+            flooder.send(wire.publish_packet("stall", b"." * 200_000) * 5)
             witness.check()
             return refusals(node, "stall_timeout") > before
 
         wait_until(sent_away, "the slow client is sent away")
-        with pytest.raises(Closed):  # perhaps inside of a packet
+        with pytest.raises(wire.Closed):  # perhaps inside of a packet
             _read_on(slow)
         assert before + 1 == refusals(node, "stall_timeout")
 
 
 @each(
     request_=(
-        PINGREQ * 4096,
-        b"".join(subscribe_packet(n, [("$queue/-", 0)]) for n in range(1, 500)),
-        b"".join(publish_packet("nobody", qos=1, packet_id=n) for n in range(1, 500)),
+        wire.PINGREQ * 4096,
+        b"".join(wire.subscribe_packet(n, [("$queue/-", 0)]) for n in range(1, 500)),
+        b"".join(wire.publish_packet("nobody", qos=1, packet_id=n) for n in range(1, 500)),
     )
 )
 def test_a_client_that_asks_and_never_reads_is_not_answered_for_ever(patient: NodeProcess, request_: bytes) -> None:
@@ -186,7 +172,7 @@ def test_a_client_that_asks_and_never_reads_is_not_answered_for_ever(patient: No
         assert rss(patient) < before + 48 * MIB
 
 
-def _send_until_blocked(client: Client, data: bytes, limit: int) -> bool:
+def _send_until_blocked(client: wire.Client, data: bytes, limit: int) -> bool:
     """Send the same bytes over and over; True if the other side stopped taking them or closed."""
     sent = 0
     client.socket.settimeout(2)
@@ -207,7 +193,7 @@ def test_large_retained_messages_go_at_the_readers_pace(patient: NodeProcess) ->
         with guarded(patient) as witness, ExitStack() as stack:
             before = rss(patient)
             for _ in range(20):
-                stack.enter_context(deaf(patient, "none")).send(subscribe_packet(2, [("large/#", 0)]))
+                stack.enter_context(deaf(patient, "none")).send(wire.subscribe_packet(2, [("large/#", 0)]))
             witness.check()
             stack.enter_context(accepted(patient)).expect_nothing()
             grown = rss(patient) - before
@@ -221,10 +207,16 @@ def test_large_retained_messages_go_at_the_readers_pace(patient: NodeProcess) ->
 
 def test_a_connection_without_connect_is_closed_in_time(node: NodeProcess) -> None:
     """Whoever has not finished its CONNECT in time is closed without an answer."""
-    said = (b"", b"\x10", b"\x10\x80", connect_packet("half", version=5)[:9], connect_packet("half", version=4)[:-1])
+    said = (
+        b"",
+        b"\x10",
+        b"\x10\x80",
+        wire.connect_packet("half", version=5)[:9],
+        wire.connect_packet("half", version=4)[:-1],
+    )
     with guarded(node) as witness, ExitStack() as stack:
         before = refusals(node, "connect_timeout")
-        silent = [stack.enter_context(Client(node)) for _ in said]
+        silent = [stack.enter_context(wire.Client(node)) for _ in said]
         for client, part in zip(silent, said, strict=True):
             client.send(part)
         witness.check()
@@ -235,7 +227,7 @@ def test_a_connection_without_connect_is_closed_in_time(node: NodeProcess) -> No
 
 def test_a_connect_sent_byte_by_byte_does_not_get_more_time(node: NodeProcess) -> None:
     """The time for the CONNECT counts from the connection, not from the last byte."""
-    with guarded(node), Client(node) as dripping:
+    with guarded(node), wire.Client(node) as dripping:
 
         def refused_yet() -> bool:
             dripping.send(b"x")
@@ -255,7 +247,7 @@ def test_a_silent_client_is_closed_after_its_keep_alive(node: NodeProcess) -> No
     with guarded(node) as witness:
         before = refusals(node, "keep_alive")
         silent = [accepted(node, version, keepalive=1) for version in (4, 5, 5)]
-        silent[2].send(publish_packet("half", b"." * 1000)[:500])
+        silent[2].send(wire.publish_packet("half", b"." * 1000)[:500])
         for client in silent:
             with client:
                 refused(client, KEEP_ALIVE_TIMEOUT)
@@ -295,12 +287,12 @@ def test_a_large_packet_sent_byte_by_byte_arrives(patient: NodeProcess) -> None:
     payload = bytes(range(256)) * 100
     with guarded(patient) as witness, accepted(patient) as dripping:
         before = rss(patient)
-        raw = publish_packet("witness/drip", payload, qos=1, packet_id=1)
+        raw = wire.publish_packet("witness/drip", payload, qos=1, packet_id=1)
         for at in range(len(raw)):
             dripping.socket.send(raw[at : at + 1])
             if at % 20_000 == 0:
                 witness.check()
-        dripping.expect(PUBACK)
+        dripping.expect(wire.PUBACK)
         assert payload == witness.subscriber.receive().payload
         assert rss(patient) < before + 32 * MIB
 
@@ -311,9 +303,9 @@ def test_many_large_packets_in_small_pieces_cost_their_size(patient: NodeProcess
     with guarded(patient) as witness, ExitStack() as stack:
         clients = [stack.enter_context(accepted(patient)) for _ in range(8)]
         before = rss(patient)
-        raw = publish_packet("drip", b"." * size)
+        raw = wire.publish_packet("drip", b"." * size)
 
-        def drip(client: Client) -> None:
+        def drip(client: wire.Client) -> None:
             client.send(raw[:20])
             for _ in range(20_000):
                 client.socket.send(piece)
@@ -334,11 +326,11 @@ def test_a_burst_of_tiny_packets_in_one_segment_is_served(patient: NodeProcess) 
         eager.subscribe("own")
         sender = threading.Thread(
             target=eager.send,
-            args=(publish_packet("own", b"first") + PINGREQ * 200_000 + publish_packet("own", b"last"),),
+            args=(wire.publish_packet("own", b"first") + wire.PINGREQ * 200_000 + wire.publish_packet("own", b"last"),),
         )
         sender.start()
         witness.check()
-        assert b"first" == eager.expect(PUBLISH).payload
+        assert b"first" == eager.expect(wire.PUBLISH).payload
         pongs, rest = 0, bytes(eager.buffer)
         eager.buffer.clear()
         while b"last" not in rest:
@@ -353,14 +345,14 @@ def test_a_burst_of_tiny_packets_in_one_segment_is_served(patient: NodeProcess) 
 # --- packets that are cheap to send and dear to serve --------------------------------------------------------------
 
 EXPENSIVE: dict[str, bytes] = {
-    "SUBSCRIBE": b"".join(subscribe_packet(n, [(f"own/{n}", 0)]) for n in range(1, 500)),
-    "SUBSCRIBE that is refused": b"".join(subscribe_packet(n, [("$queue/-", 0)]) for n in range(1, 500)),
-    "UNSUBSCRIBE": b"".join(unsubscribe_packet(n, [f"own/{n}"]) for n in range(1, 500)),
-    "PUBREL of unknown ids": b"".join(ack_packet(PUBREL, n) for n in range(1, 500)),
+    "SUBSCRIBE": b"".join(wire.subscribe_packet(n, [(f"own/{n}", 0)]) for n in range(1, 500)),
+    "SUBSCRIBE that is refused": b"".join(wire.subscribe_packet(n, [("$queue/-", 0)]) for n in range(1, 500)),
+    "UNSUBSCRIBE": b"".join(wire.unsubscribe_packet(n, [f"own/{n}"]) for n in range(1, 500)),
+    "PUBREL of unknown ids": b"".join(wire.ack_packet(wire.PUBREL, n) for n in range(1, 500)),
     "PUBLISH with properties": b"".join(
-        publish_packet(f"own/{n}", properties=prop(0x26, ("k", "v")) * 60) for n in range(1, 200)
+        wire.publish_packet(f"own/{n}", properties=wire.prop(0x26, ("k", "v")) * 60) for n in range(1, 200)
     ),
-    "PUBLISH to ever new topics": b"".join(publish_packet(f"own/{n}", b"") for n in range(60_000)),
+    "PUBLISH to ever new topics": b"".join(wire.publish_packet(f"own/{n}", b"") for n in range(60_000)),
 }
 
 
@@ -373,7 +365,7 @@ def test_expensive_packets_of_one_client_do_not_hold_up_the_others(patient: Node
     """
     over = threading.Event()
 
-    def flood(client: Client) -> None:
+    def flood(client: wire.Client) -> None:
         client.socket.settimeout(20)
         try:
             while not over.is_set():
@@ -381,7 +373,7 @@ def test_expensive_packets_of_one_client_do_not_hold_up_the_others(patient: Node
         except OSError:
             pass
 
-    def read(client: Client) -> None:
+    def read(client: wire.Client) -> None:
         try:
             while client.socket.recv(MIB):
                 pass
@@ -427,10 +419,10 @@ def test_many_offenders_leave_nothing_behind(untouched: NodeProcess) -> None:
         before = metrics(untouched)
         for _ in range(300):
             with accepted(untouched) as offender:
-                offender.send(subscribe_packet(1, [("crowd/#", 1), (f"own/{offender.client_id}", 2)]))
-                offender.send(publish_packet("crowd/x", b"." * 1000, qos=1, packet_id=1))
+                offender.send(wire.subscribe_packet(1, [("crowd/#", 1), (f"own/{offender.client_id}", 2)]))
+                offender.send(wire.publish_packet("crowd/x", b"." * 1000, qos=1, packet_id=1))
                 offender.send(b"\xc1\x00")
-                with pytest.raises(Closed):
+                with pytest.raises(wire.Closed):
                     _read_on(offender)
         witness.check()
         known = [name for name in figures if name in before]

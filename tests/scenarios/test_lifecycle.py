@@ -22,26 +22,11 @@ import pytest
 
 from tests.scenarios.transports import CONFIG, KINDS, Papers, Ways, make_papers, open_ways
 from tests.scenarios.witness import SLACK, assert_no_crash, metrics, rss, wait_until
+from tests.support import wire
 from tests.support.commands import run
 from tests.support.flows import SESSION_EXPIRY, numbered
 from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, Endpoint, NodeProcess
 from tests.support.ports import free_port
-from tests.support.wire import (
-    CONNACK,
-    DISCONNECT,
-    PATIENCE,
-    PINGREQ,
-    PINGRESP,
-    PUBLISH,
-    Client,
-    Closed,
-    connect_packet,
-    packet,
-    prop,
-    publish_packet,
-    read_frame,
-    subscribe_packet,
-)
 
 SHUTTING_DOWN, TAKEN_OVER, SERVER_BUSY, SERVER_UNAVAILABLE = 0x8B, 0x8E, 0x89, 0x88
 
@@ -135,7 +120,7 @@ def test_clients_are_told_and_the_node_exits_with_0(papers: Papers) -> None:
         os.kill(node.pid, signal.SIGTERM)
         for client in clients:
             told = [(packet.type, packet.reason) for packet in client.expect_closed()]
-            assert told == ([(DISCONNECT, SHUTTING_DOWN)] if client.version == 5 else [])
+            assert told == ([(wire.DISCONNECT, SHUTTING_DOWN)] if client.version == 5 else [])
             client.close()  # over TLS the node waits for this, for a bounded time
         for stranger in strangers:
             assert [] == stranger.expect_closed()
@@ -145,11 +130,11 @@ def test_clients_are_told_and_the_node_exits_with_0(papers: Papers) -> None:
 
 def test_clients_may_be_told_where_to_go() -> None:
     """With a server reference MQTT 5 clients hear 0x9C and the name of the other server."""
-    with NodeProcess(config='[broker]\nserver_reference = "other.example:1883"\n') as node, Client(node) as client:
+    with NodeProcess(config='[broker]\nserver_reference = "other.example:1883"\n') as node, wire.Client(node) as client:
         assert 0 == client.connect("c").reason
         os.kill(node.pid, signal.SIGTERM)
         (told,) = client.expect_closed()
-        assert (DISCONNECT, 0x9C, "other.example:1883") == (told.type, told.reason, told.prop(0x1C))
+        assert (wire.DISCONNECT, 0x9C, "other.example:1883") == (told.type, told.reason, told.prop(0x1C))
         assert_clean_exit(node)
 
 
@@ -163,7 +148,7 @@ def test_what_is_under_way_is_written_before_the_end(papers: Papers, kind: str) 
         reader.subscribe("t", 0)
         sent = [number + b"." * 50_000 for number in numbered(400)]
         for payload in sent:
-            writer.send(publish_packet("t", payload))
+            writer.send(wire.publish_packet("t", payload))
         writer.publish("done", b"", 1)
         dropped = int(metrics(node)['motorcade_messages_dropped_total{reason="slow_consumer"}'])
         assert 0 < dropped < len(sent), "the kernel has taken everything: more messages are needed"
@@ -171,7 +156,7 @@ def test_what_is_under_way_is_written_before_the_end(papers: Papers, kind: str) 
         writer.expect_closed()  # it is stopping now
         *messages, goodbye = reader.expect_closed(STOP_PATIENCE)
         assert sent[:-dropped] == [message.payload for message in messages]
-        assert (DISCONNECT, SHUTTING_DOWN) == (goodbye.type, goodbye.reason)
+        assert (wire.DISCONNECT, SHUTTING_DOWN) == (goodbye.type, goodbye.reason)
         reader.close()
         assert_clean_exit(node)
 
@@ -186,7 +171,7 @@ def test_a_client_that_does_not_read_does_not_hold_up_the_end(papers: Papers, ki
         assert 0 == writer.connect("writer").reason
         stuck.subscribe("t", 0)
         for _ in range(400):
-            writer.send(publish_packet("t", b"." * 50_000))
+            writer.send(wire.publish_packet("t", b"." * 50_000))
         writer.publish("done", b"", 1)
         full = metrics(node)['motorcade_messages_dropped_total{reason="slow_consumer"}'] > 0
         assert full, "the kernel has taken everything: more messages are needed"
@@ -212,12 +197,12 @@ def test_stopping_amid_a_storm_of_connects(papers: Papers) -> None:
                 with ways.client(kind) as client:
                     reason = client.connect(f"{kind}-{number}-{count}").reason
                     if reason == 0:
-                        client.send(subscribe_packet(1, [("t", 0)]) + publish_packet("t", b"x"))
+                        client.send(wire.subscribe_packet(1, [("t", 0)]) + wire.publish_packet("t", b"x"))
                         client.recv()
                     elif reason not in (SERVER_UNAVAILABLE, SERVER_BUSY):
                         unexpected.append(f"CONNACK 0x{reason or 0:02x}")
                 seen[kind] = seen.get(kind, 0) + 1
-            except (OSError, Closed):
+            except (OSError, wire.Closed):
                 pass
             except AssertionError as error:  # what came is no CONNACK
                 if "DISCONNECT" not in str(error) and "HTTP" not in str(error) and str(error):
@@ -232,7 +217,7 @@ def test_stopping_amid_a_storm_of_connects(papers: Papers) -> None:
         assert_clean_exit(node)
         over.set()
         for thread in threads:
-            thread.join(2 * PATIENCE)
+            thread.join(2 * wire.PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
         assert [] == unexpected
 
@@ -246,8 +231,8 @@ def test_ready_is_said_once_and_means_it(tmp_path: Path) -> None:
     watched = Watched(tmp_path, *(word for name, endpoint in at.items() for word in (f"--{name}", str(endpoint))))
     with watched.running():
         for endpoint in at.values():
-            socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE).close()
-        with Client(at["mqtt"]) as client:
+            socket.create_connection((endpoint.host, endpoint.port), timeout=wire.PATIENCE).close()
+        with wire.Client(at["mqtt"]) as client:
             assert 0 == client.connect("at-once").reason
     (line,) = watched.stdout.splitlines()
     assert "ready" in line
@@ -294,7 +279,7 @@ def test_sighup_takes_a_good_file_and_refuses_a_broken_one() -> None:
             found: dict[str, object] = json.loads(next(line for line in node.output[lines:] if event in line))
             return found
 
-        with Client(node) as client:
+        with wire.Client(node) as client:
             assert 0 == client.connect("stays").reason
             for broken, wanted in (
                 ("[plugins.systopics\n", f"{file}:1"),
@@ -340,9 +325,9 @@ secret = "{needle}-secret-that-is-long-enough"
     with watched.running() as process:
         for version in (4, 5):
             for password, let_in in ((needle, True), (f"{needle}-wrong", False), (None, False)):
-                with Client(at["mqtt"], version=version) as client:
+                with wire.Client(at["mqtt"], version=version) as client:
                     assert let_in == (client.connect("c", username="alice", password=password).reason == 0)
-        with Client(at["mqtt"]) as stranger:
+        with wire.Client(at["mqtt"]) as stranger:
             stranger.send(b"\x00" * 10)
             stranger.expect_closed()
         process.send_signal(signal.SIGHUP)
@@ -396,7 +381,7 @@ def test_nothing_is_left_undone(tmp_path: Path, papers: Papers) -> None:
 
 async def read_packet(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Type and body of the next packet."""
-    head, body = await read_frame(reader)
+    head, body = await wire.read_frame(reader)
     return head[0] >> 4, body
 
 
@@ -410,21 +395,23 @@ PATIENT = "[limits]\nconnect_timeout = 600.0\n"
 async def visit(node: NodeProcess, client_id: str, **options: object) -> Visitor:
     """Connect, and be accepted."""
     reader, writer = await asyncio.open_connection(node.host, node.port)
-    writer.write(connect_packet(client_id, keepalive=0, **options))  # type: ignore[arg-type]  # passed on
+    writer.write(wire.connect_packet(client_id, keepalive=0, **options))  # type: ignore[arg-type]  # passed on
     kind, body = await read_packet(reader)
-    assert (CONNACK, 0) == (kind, body[1])
+    assert (wire.CONNACK, 0) == (kind, body[1])
     return reader, writer
 
 
 async def echo(visitor: Visitor, topic: str) -> None:
     """Subscribe to a topic, publish to it and get it back."""
     reader, writer = visitor
-    writer.write(subscribe_packet(1, [(topic, 1)]) + publish_packet(topic, topic.encode(), qos=1, packet_id=2))
+    writer.write(
+        wire.subscribe_packet(1, [(topic, 1)]) + wire.publish_packet(topic, topic.encode(), qos=1, packet_id=2)
+    )
     while True:
         kind, body = await read_packet(reader)
-        if kind == PUBLISH:
+        if kind == wire.PUBLISH:
             assert body.endswith(topic.encode())
-            writer.write(packet(0x40, body[2 + len(topic) : 4 + len(topic)]))
+            writer.write(wire.packet(0x40, body[2 + len(topic) : 4 + len(topic)]))
             return
 
 
@@ -469,11 +456,11 @@ async def test_one_name_and_two_hundred_connects() -> None:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for told in done:
                     kind, body = told.result()
-                    assert (DISCONNECT, TAKEN_OVER) == (kind, body[0])
+                    assert (wire.DISCONNECT, TAKEN_OVER) == (kind, body[0])
                     assert b"" == await next_packets[told][0].read()
             (last,) = waiting
-            next_packets[last][1].write(PINGREQ)
-            assert (PINGRESP, b"") == await last
+            next_packets[last][1].write(wire.PINGREQ)
+            assert (wire.PINGRESP, b"") == await last
         await happens(lambda: metrics(node)["motorcade_connections"] == 1, "one connection")
         await echo(next_packets[last], "t")
         for _, writer in rivals:
@@ -495,7 +482,7 @@ def store_has_no(node: NodeProcess, figure: str) -> bool:
 @pytest.mark.parametrize(("store", "slack"), [("memory://", SLACK / 4), ("rocksdb://", WRITE_BUFFERS)])
 async def test_sessions_that_come_and_go_leave_nothing(store: str, slack: float) -> None:
     """1000 sessions with subscriptions and waiting messages, several times: memory, sessions and files come back."""
-    expiry = prop(SESSION_EXPIRY, 1)
+    expiry = wire.prop(SESSION_EXPIRY, 1)
     with NodeProcess("--store", store, http=True, config=f"{PATIENT}[store]\nsweep_interval = 0.5\n") as node:
         process = psutil.Process(node.pid)
         sessions = "motorcade_sessions"
@@ -508,13 +495,13 @@ async def test_sessions_that_come_and_go_leave_nothing(store: str, slack: float)
             )
             await asyncio.gather(*(echo(visitor, f"t/{turn}/{n}") for n, visitor in enumerate(crowd)))
             for reader, writer in crowd:
-                writer.write(subscribe_packet(7, [(f"all/{turn}/+", 1)]))
+                writer.write(wire.subscribe_packet(7, [(f"all/{turn}/+", 1)]))
                 kind, _ = await read_packet(reader)
                 while kind != 9:
                     kind, _ = await read_packet(reader)
                 writer.transport.abort()
             await happens(lambda: metrics(node)["motorcade_connections"] == 0, "all connections are gone")
-            with Client(node) as publisher:
+            with wire.Client(node) as publisher:
                 assert 0 == publisher.connect("publisher").reason
                 for number in range(10):
                     publisher.publish(f"all/{turn}/{number}", b"." * 1000, 1)
@@ -531,16 +518,16 @@ def test_a_node_without_files_left_recovers() -> None:
     """More clients than the process may have files: those inside are served, and who leaves makes room."""
     with NodeProcess() as node, ExitStack() as stack:
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (64, 64))
-        inside = stack.enter_context(Client(node))
+        inside = stack.enter_context(wire.Client(node))
         assert 0 == inside.connect("inside", keepalive=0).reason
-        crowd = [stack.enter_context(Client(node)) for _ in range(100)]
+        crowd = [stack.enter_context(wire.Client(node)) for _ in range(100)]
         answers = []
         for number, client in enumerate(crowd):
-            client.send(connect_packet(f"c{number}", keepalive=0))
+            client.send(wire.connect_packet(f"c{number}", keepalive=0))
         for client in crowd:
             try:
-                answers.append(client.expect(CONNACK).reason)
-            except (Closed, OSError):
+                answers.append(client.expect(wire.CONNACK).reason)
+            except (wire.Closed, OSError):
                 answers.append(None)
         assert 0 in answers
         assert None in answers, "there were files for all of them"
@@ -550,9 +537,9 @@ def test_a_node_without_files_left_recovers() -> None:
 
         def let_in() -> bool:
             try:
-                with Client(node) as late:
+                with wire.Client(node) as late:
                     return late.connect("late").reason == 0
-            except (Closed, OSError):
+            except (wire.Closed, OSError):
                 return False
 
         wait_until(let_in, "there is room again")
@@ -565,7 +552,7 @@ def test_a_connection_without_an_address_is_nobody() -> None:
 
     The node is stopped for a moment, so that connections are made, filled and reset before it can look at them.
     """
-    with NodeProcess(http=True) as node, Client(node) as watch:
+    with NodeProcess(http=True) as node, wire.Client(node) as watch:
         watch.connect("watch")
         watch.subscribe("forged", 0)
         assert node.process is not None
@@ -573,7 +560,7 @@ def test_a_connection_without_an_address_is_nobody() -> None:
         try:
             for number in range(20):
                 with socket.create_connection((node.host, node.port)) as ghost:
-                    ghost.sendall(connect_packet(f"ghost{number}") + publish_packet("forged", b"boo"))
+                    ghost.sendall(wire.connect_packet(f"ghost{number}") + wire.publish_packet("forged", b"boo"))
                     ghost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         finally:
             os.kill(node.process.pid, signal.SIGCONT)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.scenarios.witness import metrics, wait_until
+from tests.support import wire
 from tests.support.checks import NO_LOCAL, RETAIN_AS_PUBLISHED
 from tests.support.flows import (
     CONTENT_TYPE,
@@ -37,26 +38,6 @@ from tests.support.flows import (
 )
 from tests.support.node import STOP_PATIENCE
 from tests.support.stores import Home, both_ends, drained, embedded, on_every_store, session_present, subscribe
-from tests.support.wire import (
-    CONNACK,
-    DISCONNECT,
-    PINGREQ,
-    PINGRESP,
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Client,
-    Closed,
-    Packet,
-    Will,
-    ack_packet,
-    connect_packet,
-    disconnect_packet,
-    prop,
-    publish_packet,
-)
 
 VERSIONS = (4, 5)
 NO_MATCHING_SUBSCRIBERS, TAKEN_OVER, DISCONNECT_WITH_WILL = 0x10, 0x8E, 0x04
@@ -199,12 +180,12 @@ def lives_of_sessions(home: Home) -> Iterator[None]:
             home.connect(name, version).subscribe("lives", 1)
         else:
             home.absent(name, version, ("lives", 1))
-    home.lasting("ending").disconnect(0, prop(SESSION_EXPIRY, 0))
-    home.lasting("made-short").disconnect(0, prop(SESSION_EXPIRY, 1))
-    home.connect("shorter", clean=False, properties=prop(SESSION_EXPIRY, 0)).disconnect()
-    home.connect("expired", clean=False, properties=prop(SESSION_EXPIRY, 1)).disconnect()
+    home.lasting("ending").disconnect(0, wire.prop(SESSION_EXPIRY, 0))
+    home.lasting("made-short").disconnect(0, wire.prop(SESSION_EXPIRY, 1))
+    home.connect("shorter", clean=False, properties=wire.prop(SESSION_EXPIRY, 0)).disconnect()
+    home.connect("expired", clean=False, properties=wire.prop(SESSION_EXPIRY, 1)).disconnect()
     home.absent("longer", 5, ("lives", 1))
-    home.connect("longer", clean=False, properties=prop(SESSION_EXPIRY, 7200)).close()
+    home.connect("longer", clean=False, properties=wire.prop(SESSION_EXPIRY, 7200)).close()
     for version in VERSIONS:
         home.lasting(f"alice-{version}", version, username="alice").subscribe("lives", 1)
     home.settle()
@@ -264,12 +245,12 @@ def every_property_of_a_message(home: Home) -> Iterator[None]:
         "grün".encode(),
         1,
         retain=True,
-        properties=prop(PAYLOAD_FORMAT, 1)
-        + prop(MESSAGE_EXPIRY, 1000)
-        + prop(CONTENT_TYPE, "text/plain")
-        + prop(RESPONSE_TOPIC, "answers/s")
-        + prop(CORRELATION_DATA, bytes(range(256)))
-        + b"".join(prop(USER_PROPERTY, pair) for pair in pairs),
+        properties=wire.prop(PAYLOAD_FORMAT, 1)
+        + wire.prop(MESSAGE_EXPIRY, 1000)
+        + wire.prop(CONTENT_TYPE, "text/plain")
+        + wire.prop(RESPONSE_TOPIC, "answers/s")
+        + wire.prop(CORRELATION_DATA, bytes(range(256)))
+        + b"".join(wire.prop(USER_PROPERTY, pair) for pair in pairs),
     )
     yield
     copies = drained(home.back("properties"))
@@ -291,8 +272,8 @@ def payloads_and_lives_of_messages(home: Home) -> Iterator[None]:
     sent = [b"", b"a", bytes(range(256)), b"b" * 257, b"c" * 5000, b"c" * 5000, random.Random(1).randbytes(300_000)]
     publisher = home.connect("p")
     for number, payload in enumerate(sent):
-        publisher.publish("sizes", payload, 1, properties=prop(MESSAGE_EXPIRY, 1000) if number % 2 else b"")
-        publisher.publish("sizes", b"short", 1, properties=prop(MESSAGE_EXPIRY, 1))
+        publisher.publish("sizes", payload, 1, properties=wire.prop(MESSAGE_EXPIRY, 1000) if number % 2 else b"")
+        publisher.publish("sizes", b"short", 1, properties=wire.prop(MESSAGE_EXPIRY, 1))
     yield
     assert sent == payloads(drained(home.back("sizes", 4)))
 
@@ -300,17 +281,17 @@ def payloads_and_lives_of_messages(home: Home) -> Iterator[None]:
 @story
 def what_is_in_flight(home: Home) -> Iterator[None]:
     """Messages without PUBACK are repeated with DUP and their packet id, in order; the others are not."""
-    first: dict[int, list[Packet]] = {}
+    first: dict[int, list[wire.Packet]] = {}
     for version in VERSIONS:
         subscriber = home.lasting(f"flight-{version}", version)
         subscribe(subscriber, f"flight/{version}", 1)
         publish_many(home.connect("p", version), f"flight/{version}", numbered(10), 1)
-        first[version] = [subscriber.expect(PUBLISH) for _ in range(10)]
+        first[version] = [subscriber.expect(wire.PUBLISH) for _ in range(10)]
         assert not any(message.dup for message in first[version])
         for index in (0, 1, 2, 5, 9):
             acknowledge(subscriber, first[version][index])
         for number in range(40, 60):  # what is not in flight means nothing, though messages will have these ids
-            subscriber.send(ack_packet(PUBACK, (first[version][0].packet_id or 0) + number, version=version))
+            subscriber.send(wire.ack_packet(wire.PUBACK, (first[version][0].packet_id or 0) + number, version=version))
         subscriber.expect_nothing()  # the node has read them
         publish_many(home.connect("p", version), f"flight/{version}", numbered(60, start=10), 1)
     home.settle()
@@ -331,13 +312,15 @@ def clients_that_come_back_as_others(home: Home) -> Iterator[None]:
     home.absent("down", 5, ("as/other", 1))
     home.absent("small", 5, ("as/small", 1))
     publisher = home.connect("p")
-    publisher.publish("as/other", b"x", 1, properties=prop(CONTENT_TYPE, "a/b") + prop(USER_PROPERTY, ("k", "v")))
+    publisher.publish(
+        "as/other", b"x", 1, properties=wire.prop(CONTENT_TYPE, "a/b") + wire.prop(USER_PROPERTY, ("k", "v"))
+    )
     publish_many(publisher, "as/small", [b"1", b"2" * 1000, b"3"], 1)
     yield
     (up,) = drained(home.back("up", 5))
     assert (b"x", "a/b", [("k", "v")]) == (up.payload, up.prop(CONTENT_TYPE), up.prop_all(USER_PROPERTY))
     assert [b"x"] == payloads(drained(home.back("down", 4)))
-    assert [b"1", b"3"] == payloads(drained(home.back("small", 5, prop(MAXIMUM_PACKET_SIZE, 150))))
+    assert [b"1", b"3"] == payloads(drained(home.back("small", 5, wire.prop(MAXIMUM_PACKET_SIZE, 150))))
     home.connect("p").publish("as/other", b"y", 1)
     home.settle()
     yield
@@ -352,10 +335,10 @@ def retained_messages(home: Home) -> Iterator[None]:
     publisher = home.connect("p")
     sent = (("one", b"1"), ("two", b"2"), ("three", b"3"), ("two", b""), ("three", b"4"), ("four", b"5"))
     for topic, payload in sent:
-        pair = prop(USER_PROPERTY, ("k", "v"))
+        pair = wire.prop(USER_PROPERTY, ("k", "v"))
         publisher.publish(f"retained/{topic}", payload, 1, retain=True, properties=pair)
     for topic, expiry in (("short", 1), ("long", 1000)):
-        publisher.publish(f"retained/{topic}", b"x", 1, retain=True, properties=prop(MESSAGE_EXPIRY, expiry))
+        publisher.publish(f"retained/{topic}", b"x", 1, retain=True, properties=wire.prop(MESSAGE_EXPIRY, expiry))
     yield
     expected = {"retained/one": b"1", "retained/three": b"4", "retained/four": b"5", "retained/long": b"x"}
     found = retained(home)
@@ -367,7 +350,7 @@ def retained_messages(home: Home) -> Iterator[None]:
     assert expected.keys() - {"retained/four"} == retained(home).keys()
 
 
-def retained(home: Home) -> dict[str, Packet]:
+def retained(home: Home) -> dict[str, wire.Packet]:
     client = home.connect("reader")
     subscribe(client, "retained/#", 1)
     found = drained(client)
@@ -378,23 +361,23 @@ def retained(home: Home) -> dict[str, Packet]:
 # --- QoS 2 --------------------------------------------------------------------------------------------------------
 
 
-def offer(client: Client, topic: str, payload: bytes, number: int, *, dup: bool = False) -> None:
+def offer(client: wire.Client, topic: str, payload: bytes, number: int, *, dup: bool = False) -> None:
     """PUBLISH, until PUBREC."""
-    client.send(publish_packet(topic, payload, version=client.version, qos=2, packet_id=number, dup=dup))
-    answer = client.await_answer(PUBREC, number)
+    client.send(wire.publish_packet(topic, payload, version=client.version, qos=2, packet_id=number, dup=dup))
+    answer = client.await_answer(wire.PUBREC, number)
     assert answer.reason in (None, 0, NO_MATCHING_SUBSCRIBERS), f"PUBREC 0x{answer.reason:02x}"
 
 
-def release(client: Client, number: int, *allowed: int) -> None:
+def release(client: wire.Client, number: int, *allowed: int) -> None:
     """PUBREL; the PUBCOMP says that the id was known, or one of the reasons that are allowed."""
-    client.send(ack_packet(PUBREL, number, version=client.version))
-    answer = client.await_answer(PUBCOMP, number)
+    client.send(wire.ack_packet(wire.PUBREL, number, version=client.version))
+    answer = client.await_answer(wire.PUBCOMP, number)
     assert answer.reason in (None, 0, *allowed), f"PUBCOMP 0x{answer.reason:02x}"
 
 
-def answer(client: Client, kind: int, message: Packet) -> None:
+def answer(client: wire.Client, kind: int, message: wire.Packet) -> None:
     """PUBREC or PUBCOMP to a message."""
-    client.send(ack_packet(kind, message.packet_id or 0, version=client.version))
+    client.send(wire.ack_packet(kind, message.packet_id or 0, version=client.version))
 
 
 @story
@@ -437,17 +420,17 @@ def qos_2_from_publishers(home: Home) -> Iterator[None]:
 @story
 def qos_2_to_subscribers(home: Home) -> Iterator[None]:
     """PUBLISH with DUP, or PUBREL, with the same id, also in another version; nothing of what was completed."""
-    first: dict[int, list[Packet]] = {}
+    first: dict[int, list[wire.Packet]] = {}
     for version in VERSIONS:
         subscriber = home.lasting(f"two-{version}", version)
         subscribe(subscriber, f"two/{version}", 2)
         publish_many(home.connect("p", version), f"two/{version}", numbered(9), 2)
-        first[version] = [subscriber.expect(PUBLISH) for _ in range(9)]
+        first[version] = [subscriber.expect(wire.PUBLISH) for _ in range(9)]
         for index in (4, 2, 3, 5):
-            answer(subscriber, PUBREC, first[version][index])
-            assert first[version][index].packet_id == subscriber.expect(PUBREL).packet_id
+            answer(subscriber, wire.PUBREC, first[version][index])
+            assert first[version][index].packet_id == subscriber.expect(wire.PUBREL).packet_id
         for index in (4, 5):
-            answer(subscriber, PUBCOMP, first[version][index])
+            answer(subscriber, wire.PUBCOMP, first[version][index])
         subscriber.expect_nothing()  # the node has read them
     home.settle()
     for turn in range(2):  # the same again if nothing was answered
@@ -456,10 +439,10 @@ def qos_2_to_subscribers(home: Home) -> Iterator[None]:
             back = home.back(f"two-{version}", version if turn else 9 - version)
             again = [back.recv() for _ in range(7)]
             assert [first[version][index].packet_id for index in (2, 3)] == sorted(
-                packet.packet_id or 0 for packet in again if packet.type == PUBREL
+                packet.packet_id or 0 for packet in again if packet.type == wire.PUBREL
             )
             assert [(first[version][i].packet_id, first[version][i].payload, True) for i in (0, 1, 6, 7, 8)] == [
-                (packet.packet_id, packet.payload, packet.dup) for packet in again if packet.type == PUBLISH
+                (packet.packet_id, packet.payload, packet.dup) for packet in again if packet.type == wire.PUBLISH
             ]
             back.close()
     for version in VERSIONS:
@@ -476,33 +459,33 @@ def flows_that_end(home: Home) -> Iterator[None]:
         subscribe(subscriber, f"flows/{topic}", 2)
     for qos in (1, 2):
         home.connect("p").publish("flows/refused", b"x", qos)
-        acknowledge(subscriber, subscriber.expect(PUBLISH), reason=0x83)
-    home.connect("p").publish("flows/expires", b"x", 2, properties=prop(MESSAGE_EXPIRY, 1))
-    message = subscriber.expect(PUBLISH)
-    answer(subscriber, PUBREC, message)
-    assert message.packet_id == subscriber.expect(PUBREL).packet_id
+        acknowledge(subscriber, subscriber.expect(wire.PUBLISH), reason=0x83)
+    home.connect("p").publish("flows/expires", b"x", 2, properties=wire.prop(MESSAGE_EXPIRY, 1))
+    message = subscriber.expect(wire.PUBLISH)
+    answer(subscriber, wire.PUBREC, message)
+    assert message.packet_id == subscriber.expect(wire.PUBREL).packet_id
     home.settle()
     yield
     back = home.back("ended")
-    assert message.packet_id == back.expect(PUBREL).packet_id
-    answer(back, PUBCOMP, message)
+    assert message.packet_id == back.expect(wire.PUBREL).packet_id
+    answer(back, wire.PUBCOMP, message)
     assert [] == drained(back)
 
 
 # --- wills --------------------------------------------------------------------------------------------------------
 
 
-def will(name: str, delay: int | None = None, retain: bool = False) -> Will:
+def will(name: str, delay: int | None = None, retain: bool = False) -> wire.Will:
     """A will of QoS 1 that tells whose it is."""
-    properties = prop(WILL_DELAY, delay) if delay is not None else b""
-    return Will(f"will/{name}", name.encode(), qos=1, retain=retain, properties=properties)
+    properties = wire.prop(WILL_DELAY, delay) if delay is not None else b""
+    return wire.Will(f"will/{name}", name.encode(), qos=1, retain=retain, properties=properties)
 
 
 def connected(home: Home) -> int:
     return int(metrics(home.node)["motorcade_clients_connected"])
 
 
-def vanish(home: Home, *clients: Client) -> None:
+def vanish(home: Home, *clients: wire.Client) -> None:
     """The connections break, and the node has noticed."""
     before = connected(home)
     for client in clients:
@@ -517,15 +500,17 @@ def wills(home: Home) -> Iterator[None]:
     The observer is a session that lasts, so a will that is published while nobody looks waits for it.
     """
     home.absent("observer", 5, ("will/#", 2))
-    properties = prop(CONTENT_TYPE, "text/plain") + prop(MESSAGE_EXPIRY, LONG) + prop(USER_PROPERTY, ("b", "1"))
+    properties = (
+        wire.prop(CONTENT_TYPE, "text/plain") + wire.prop(MESSAGE_EXPIRY, LONG) + wire.prop(USER_PROPERTY, ("b", "1"))
+    )
     home.lasting("connected-4", 4, will=will("connected-4"))
-    home.lasting("connected-5", 5, will=Will("will/connected-5", b"connected-5", qos=2, properties=properties))
+    home.lasting("connected-5", 5, will=wire.Will("will/connected-5", b"connected-5", qos=2, properties=properties))
     home.lasting("kept", 4, will=will("kept", retain=True))
     home.lasting("other", will=will("old", LONG))
     home.back("other", will=will("another"))
     home.lasting("none", will=will("none", LONG))
     home.back("none")
-    brief: dict[str, Any] = {"clean": False, "properties": prop(SESSION_EXPIRY, 1)}
+    brief: dict[str, Any] = {"clean": False, "properties": wire.prop(SESSION_EXPIRY, 1)}
     vanish(
         home,
         home.lasting("short", will=will("short", 1)),
@@ -571,7 +556,7 @@ def what_was_just_discarded(home: Home) -> Iterator[None]:
         home.absent(f"old-{version}", version, (f"old/{version}", 1))
         publish_many(home.connect("p", version), f"old/{version}", numbered(5), 1)
     home.connect("old-4", 4, clean=True)
-    clean = home.connect("old-5", 5, clean=True, properties=prop(SESSION_EXPIRY, 3600))
+    clean = home.connect("old-5", 5, clean=True, properties=wire.prop(SESSION_EXPIRY, 3600))
     assert not session_present(clean)
     yield
     publisher = home.connect("p")
@@ -588,7 +573,7 @@ def wills_that_were_just_taken_back(home: Home) -> Iterator[None]:
     """DISCONNECT takes the will away, also if the node is killed as soon as it has closed the connection."""
     home.absent("undertaker", 5, ("goodbye/#", 2))
     for number in range(10):
-        gone = Will(f"goodbye/{number}", b"x", qos=1)
+        gone = wire.Will(f"goodbye/{number}", b"x", qos=1)
         home.lasting(f"polite-{number}", VERSIONS[number % 2], will=gone).disconnect()
     yield
     for number in range(10):
@@ -638,16 +623,16 @@ def test_what_was_acknowledged_is_there(home: Home, end: str) -> None:
         wanted = numbered(90, start=sent)
         sent += len(wanted)
         raw = [
-            publish_packet("t", payload, version=publisher.version, qos=1, packet_id=index)
+            wire.publish_packet("t", payload, version=publisher.version, qos=1, packet_id=index)
             for index, payload in enumerate(wanted, 1)
         ]
         publisher.send(b"".join(raw))
         for index in range(1, chance.randint(1, 80) + 1):
-            assert index == publisher.expect(PUBACK).packet_id
+            assert index == publisher.expect(wire.PUBACK).packet_id
             acknowledged.append(wanted[index - 1])
         os.kill(home.node.pid, signal.Signals[end])
         # What has left the node before its end counts too.
-        answers = [packet for packet in publisher.expect_closed() if packet.type == PUBACK and not packet.reason]
+        answers = [packet for packet in publisher.expect_closed() if packet.type == wire.PUBACK and not packet.reason]
         acknowledged += [wanted[(packet.packet_id or 0) - 1] for packet in answers]
         assert home.node.process is not None
         home.node.process.wait(STOP_PATIENCE)
@@ -671,10 +656,10 @@ def test_killed_at_any_step_of_qos_2(home: Home) -> None:
         reader = home.lasting("reader", version)
         subscribe(reader, "u", 2)
         home.connect("p").publish("u", payload, 2)
-        message = reader.expect(PUBLISH)
-        publisher.send(publish_packet("t", payload, version=version, qos=2, packet_id=9))
-        released.send(ack_packet(PUBREL, 9, version=version))
-        answer(reader, PUBREC, message)
+        message = reader.expect(wire.PUBLISH)
+        publisher.send(wire.publish_packet("t", payload, version=version, qos=2, packet_id=9))
+        released.send(wire.ack_packet(wire.PUBREL, 9, version=version))
+        answer(reader, wire.PUBREC, message)
         let_pass(chance.random() * 0.01)  # any moment will do
         home.crash()
         publisher = home.back("publisher", version)
@@ -684,12 +669,12 @@ def test_killed_at_any_step_of_qos_2(home: Home) -> None:
         reader = home.back("reader", version)
         found = reader.recv()
         assert message.packet_id == found.packet_id
-        if found.type == PUBLISH:
+        if found.type == wire.PUBLISH:
             assert (message.payload, True) == (found.payload, found.dup)
-            answer(reader, PUBREC, found)
-            found = reader.expect(PUBREL)
-        assert (PUBREL, message.packet_id) == (found.type, found.packet_id)
-        answer(reader, PUBCOMP, found)
+            answer(reader, wire.PUBREC, found)
+            found = reader.expect(wire.PUBREL)
+        assert (wire.PUBREL, message.packet_id) == (found.type, found.packet_id)
+        answer(reader, wire.PUBCOMP, found)
         assert [] == drained(reader)
     seen = payloads(drained(home.back("s")))
     assert numbered(number + 1) == [payload for payload in seen if payload[:1] != b"r"]
@@ -703,19 +688,21 @@ def test_killed_while_many_qos_2_messages_are_under_way(home: Home) -> None:
     home.lasting("p", 5)
     chance = random.Random(4)
     wanted = numbered(400)
-    steps = dict.fromkeys(range(len(wanted)), PUBLISH)  # what to send next; what is done is taken out
+    steps = dict.fromkeys(range(len(wanted)), wire.PUBLISH)  # what to send next; what is done is taken out
     begun: set[int] = set()
     for _ in range(3):
         publisher = home.back("p")
         window = [number for number in steps if number < min(steps) + 80]
         for number in window:
             packet_id = number % 200 + 1
-            if steps[number] == PUBLISH:
-                publisher.send(publish_packet("t", wanted[number], qos=2, packet_id=packet_id, dup=number in begun))
+            if steps[number] == wire.PUBLISH:
+                publisher.send(
+                    wire.publish_packet("t", wanted[number], qos=2, packet_id=packet_id, dup=number in begun)
+                )
                 begun.add(number)
             else:
-                publisher.send(ack_packet(PUBREL, packet_id))
-        left = chance.randint(1, sum(2 if steps[number] == PUBLISH else 1 for number in window))
+                publisher.send(wire.ack_packet(wire.PUBREL, packet_id))
+        left = chance.randint(1, sum(2 if steps[number] == wire.PUBLISH else 1 for number in window))
         while left:
             left -= 1
             take_step(publisher, publisher.recv(), steps)
@@ -723,28 +710,28 @@ def test_killed_while_many_qos_2_messages_are_under_way(home: Home) -> None:
         while True:  # what had left the node before it died counts
             try:
                 take_step(publisher, publisher.recv(), steps)
-            except Closed:
+            except wire.Closed:
                 break
         home.kill()
         home.start()
     publisher = home.back("p")
     for number in list(steps):
         packet_id = number % 200 + 1
-        if steps[number] == PUBLISH:
+        if steps[number] == wire.PUBLISH:
             offer(publisher, "t", wanted[number], packet_id, dup=number in begun)
         release(publisher, packet_id, PACKET_ID_NOT_FOUND)
     assert wanted == payloads(drained(home.back("s")))
 
 
-def take_step(publisher: Client, found: Packet, steps: dict[int, int]) -> None:
+def take_step(publisher: wire.Client, found: wire.Packet, steps: dict[int, int]) -> None:
     """Answer a PUBREC with PUBREL; after a PUBCOMP the message is done."""
     number = next(number for number in steps if number % 200 + 1 == found.packet_id)
-    if found.type == PUBREC:
+    if found.type == wire.PUBREC:
         assert (found.reason or 0) < 0x80
-        steps[number] = PUBREL
-        publisher.send(ack_packet(PUBREL, found.packet_id or 0))
+        steps[number] = wire.PUBREL
+        publisher.send(wire.ack_packet(wire.PUBREL, found.packet_id or 0))
     else:
-        assert PUBCOMP == found.type, f"unexpected {found.name}"
+        assert wire.PUBCOMP == found.type, f"unexpected {found.name}"
         del steps[number]
 
 
@@ -756,7 +743,7 @@ def test_a_crowd_with_one_name(home: Home) -> None:
     for _ in range(3):
         crowd = [home.client() for _ in range(8)]
         for client in crowd:
-            client.send(connect_packet("s", **lasting(5)))
+            client.send(wire.connect_packet("s", **lasting(5)))
         answered = [client for client in crowd if accepted(client)]  # of all of them: nobody comes in behind another
         open_ones = [client for client in answered if stays(client)]
         assert len(open_ones) == 1
@@ -767,27 +754,27 @@ def test_a_crowd_with_one_name(home: Home) -> None:
     assert [b"last"] == payloads(drained(home.back("s")))
 
 
-def accepted(client: Client) -> bool:
+def accepted(client: wire.Client) -> bool:
     """Whether a client that has sent CONNECT is let in, for however short a time."""
     try:
         answer = client.recv()
-    except Closed:
+    except wire.Closed:
         return False
-    assert (CONNACK, 0, True) == (answer.type, answer.reason, answer.session_present)
+    assert (wire.CONNACK, 0, True) == (answer.type, answer.reason, answer.session_present)
     return True
 
 
-def stays(client: Client) -> bool:
+def stays(client: wire.Client) -> bool:
     """Whether a client that was let in has not been taken over by another."""
-    client.send(PINGREQ)
+    client.send(wire.PINGREQ)
     try:
         answer = client.recv()
-    except Closed:
+    except wire.Closed:
         return False
-    if answer.type == DISCONNECT:
+    if answer.type == wire.DISCONNECT:
         assert TAKEN_OVER == answer.reason
         return False
-    assert PINGRESP == answer.type
+    assert wire.PINGRESP == answer.type
     return True
 
 
@@ -799,8 +786,8 @@ def test_a_publisher_that_leaves_at_once_is_still_heard(home: Home) -> None:
     for version in VERSIONS:
         publisher = home.connect("p", version)
         publisher.send(
-            publish_packet("t", b"%d" % version, version=version, qos=1, packet_id=1)
-            + disconnect_packet(version=version)
+            wire.publish_packet("t", b"%d" % version, version=version, qos=1, packet_id=1)
+            + wire.disconnect_packet(version=version)
         )
         publisher.expect_closed()
     back = home.back("s", 4)

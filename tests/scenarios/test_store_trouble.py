@@ -22,26 +22,11 @@ import pytest
 
 from motorcade.broker.lease import TTL
 from tests.scenarios.witness import Witness, wait_until
+from tests.support import wire
 from tests.support.flows import REASON_STRING, SESSION_EXPIRY, lasting, numbered, payloads, publish_many
 from tests.support.node import ROOT, START_PATIENCE, NodeProcess
 from tests.support.redis import RedisServer
 from tests.support.stores import Home, drained, embedded, session_present, shared, subscribe
-from tests.support.wire import (
-    DISCONNECT,
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    SUBACK,
-    Client,
-    Closed,
-    Packet,
-    ack_packet,
-    prop,
-    publish_packet,
-    subscribe_packet,
-)
 
 QUOTA_EXCEEDED, SERVER_BUSY, NO_MATCHING_SUBSCRIBERS = 0x97, 0x89, 0x10
 PATIENCE = 30.0
@@ -121,25 +106,25 @@ class Stubborn:
         self.taken: list[bytes] = []  #: payloads that were acknowledged
         self.unknown: set[bytes] = set()  #: payloads that nobody knows about
 
-    def publish(self, topic: str, payload: bytes, qos: int = 1) -> Packet | None:
+    def publish(self, topic: str, payload: bytes, qos: int = 1) -> wire.Packet | None:
         """The answer; None if the connection was closed instead."""
         number = self.client.next_id()
-        self.client.send(publish_packet(topic, payload, qos=qos, packet_id=number))
+        self.client.send(wire.publish_packet(topic, payload, qos=qos, packet_id=number))
         answer = self.client.recv()
-        if answer.type == DISCONNECT:
+        if answer.type == wire.DISCONNECT:
             assert SERVER_BUSY == answer.reason and answer.prop(REASON_STRING)
             self.unknown.add(payload)
             self.client = self.home.connect("stubborn")
             return None
-        assert (PUBACK if qos == 1 else PUBREC, number) == (answer.type, answer.packet_id), answer.name
+        assert (wire.PUBACK if qos == 1 else wire.PUBREC, number) == (answer.type, answer.packet_id), answer.name
         if (answer.reason or 0) < 0x80:
             self.taken.append(payload)
             if qos == 2:
-                self.client.send(ack_packet(PUBREL, number))
-                self.client.expect(PUBCOMP)
+                self.client.send(wire.ack_packet(wire.PUBREL, number))
+                self.client.expect(wire.PUBCOMP)
         return answer
 
-    def until(self, wanted: Callable[[Packet], bool], qos: int = 1) -> Packet:
+    def until(self, wanted: Callable[[wire.Packet], bool], qos: int = 1) -> wire.Packet:
         """Publish to `t` again and again until an answer is as wanted."""
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -148,16 +133,16 @@ class Stubborn:
                 return answer
             assert time.monotonic() < deadline, f"still {answer}"
 
-    def known(self, messages: list[Packet]) -> list[bytes]:
+    def known(self, messages: list[wire.Packet]) -> list[bytes]:
         """The payloads without those that nobody knows about."""
         return [message.payload for message in messages if message.payload not in self.unknown]
 
 
-def refused(answer: Packet) -> bool:
+def refused(answer: wire.Packet) -> bool:
     return answer.reason == QUOTA_EXCEEDED
 
 
-def taken(answer: Packet) -> bool:
+def taken(answer: wire.Packet) -> bool:
     return answer.reason == 0
 
 
@@ -180,7 +165,7 @@ def test_a_full_store_takes_nothing_and_loses_nothing(trouble: Trouble) -> None:
             assert publisher.until(refused, qos).prop(REASON_STRING), "somebody at the client wants to know why"
         tell_the_log(home, publisher)
         old = home.connect("old", 4)
-        old.send(publish_packet("t", b"not taken", version=4, qos=1, packet_id=1))
+        old.send(wire.publish_packet("t", b"not taken", version=4, qos=1, packet_id=1))
         assert [] == old.expect_closed()
         unheard = publisher.publish("nobody", b"x")
         assert unheard is not None and NO_MATCHING_SUBSCRIBERS == unheard.reason
@@ -189,11 +174,11 @@ def test_a_full_store_takes_nothing_and_loses_nothing(trouble: Trouble) -> None:
         for version in (4, 5):
             refuse_what_is_new(home, version)
         retaining = home.connect("p")
-        retaining.send(publish_packet("retained", b"new", qos=1, packet_id=99, retain=True))
+        retaining.send(wire.publish_packet("retained", b"new", qos=1, packet_id=99, retain=True))
         assert not acknowledged(retaining), "acknowledged, but not stored"
         waiting = list(publisher.taken)
         reader = home.back("reader")
-        seen: list[Packet] = []
+        seen: list[wire.Packet] = []
         while waiting != publisher.known(seen):
             assert len(seen) < len(waiting) + len(publisher.unknown), publisher.known(seen)
             seen.append(reader.receive())
@@ -235,8 +220,8 @@ def refuse_what_is_new(home: Home, version: int) -> None:
     brief = home.connect(f"brief{version}", version)
     subscribe(brief, "live", 1)
     known = home.back(f"known{version}", version)
-    known.send(subscribe_packet(9, [("more", 1)], version=version))
-    assert [0x80 if version == 4 else QUOTA_EXCEEDED] == known.await_answer(SUBACK, 9).reasons
+    known.send(wire.subscribe_packet(9, [("more", 1)], version=version))
+    assert [0x80 if version == 4 else QUOTA_EXCEEDED] == known.await_answer(wire.SUBACK, 9).reasons
     brief.publish("live", b"x", 1)
     assert b"x" == brief.receive().payload
     brief.close()
@@ -247,7 +232,7 @@ def let_in_again(home: Home) -> None:
     attempts = itertools.count()
 
     def let_in() -> bool:
-        with Client(home) as stranger:  # each time another one: who comes again and again is banned
+        with wire.Client(home) as stranger:  # each time another one: who comes again and again is banned
             return stranger.connect(f"new{next(attempts)}", **lasting(5)).reason == 0
 
     wait_until(let_in, "a new session is let in")
@@ -361,7 +346,7 @@ def test_the_store_may_be_named_in_the_configuration(tmp_path: Path) -> None:
     """Relative to nothing but itself; and what is kept in memory ends with the node."""
     for url, kept in ((f"rocksdb://{tmp_path}/place", True), ("memory://", False)):
         for life in (1, 2):
-            with NodeProcess(config=f'[store]\nurl = "{url}"\n') as node, Client(node) as client:
+            with NodeProcess(config=f'[store]\nurl = "{url}"\n') as node, wire.Client(node) as client:
                 connack = client.connect("s", **lasting(5))
                 assert (kept and life == 2) == connack.session_present
                 client.disconnect()
@@ -482,7 +467,7 @@ def go_away_and_come_back(home: Home, server: RedisServer, how: str) -> None:
         for version in (4, 5):
             for qos in (1, 2):
                 publisher = home.connect(f"p{version}", version)
-                publisher.send(publish_packet("t", b"unheard", version=version, qos=qos, packet_id=1))
+                publisher.send(wire.publish_packet("t", b"unheard", version=version, qos=qos, packet_id=1))
                 assert not acknowledged(publisher), "acknowledged, although the store is away"
         witness.check()
         if how == "pause":
@@ -499,22 +484,22 @@ def go_away_and_come_back(home: Home, server: RedisServer, how: str) -> None:
     assert {b"after"} <= {*seen[20:]} <= {b"after", b"unheard"}
 
 
-def acknowledged(publisher: Client) -> bool:
+def acknowledged(publisher: wire.Client) -> bool:
     """Whether anything says that the message was taken; a closed connection and silence do not."""
     try:
-        while (found := publisher.recv()).type not in (PUBACK, PUBREC):
+        while (found := publisher.recv()).type not in (wire.PUBACK, wire.PUBREC):
             pass
         return (found.reason or 0) < 0x80
-    except (Closed, TimeoutError):
+    except (wire.Closed, TimeoutError):
         return False
 
 
 def taken_up(home: Home, payload: bytes) -> bool:
     """Try to publish on a new connection; False if that was not acknowledged."""
-    with Client(home) as publisher:
+    with wire.Client(home) as publisher:
         if publisher.connect("again").reason:
             return False
-        publisher.send(publish_packet("t", payload, qos=1, packet_id=1))
+        publisher.send(wire.publish_packet("t", payload, qos=1, packet_id=1))
         return acknowledged(publisher)
 
 
@@ -525,23 +510,23 @@ def test_a_client_comes_while_redis_is_away(tmp_path: Path) -> None:
         home.absent("s", 5, ("t", 1))
         home.connect("p").publish("t", b"x", 1)
         server.stop()
-        with Client(home) as client:
+        with wire.Client(home) as client:
             try:
                 answer = client.connect("s", **lasting(5))
                 assert answer.reason or answer.session_present, "the session was lost for the client"
-            except (Closed, TimeoutError):
+            except (wire.Closed, TimeoutError):
                 pass
         server.start()
 
         def there() -> bool:
-            with Client(home) as client:
+            with wire.Client(home) as client:
                 try:
                     answer = client.connect("s", **lasting(5))
-                except (Closed, TimeoutError):
+                except (wire.Closed, TimeoutError):
                     return False
                 return answer.reason == 0 and answer.session_present
 
         wait_until(there, "the session is back")
         back = home.back("s")
-        assert b"x" == back.expect(PUBLISH).payload
-        assert session_present(home.connect("s", clean=False, properties=prop(SESSION_EXPIRY, 60)))
+        assert b"x" == back.expect(wire.PUBLISH).payload
+        assert session_present(home.connect("s", clean=False, properties=wire.prop(SESSION_EXPIRY, 60)))

@@ -21,6 +21,7 @@ import pytest
 
 from motorcade.core.vin import make_vin
 from tests.scenarios.witness import wait_until
+from tests.support import wire
 from tests.support.consumers import ask, numbers, payloads, subscribe, take, user, user_property
 from tests.support.fanout import Platform, get, stored_receipts, topic_of, vehicle
 from tests.support.flows import (
@@ -35,19 +36,6 @@ from tests.support.flows import (
 )
 from tests.support.operator import Operator, payload_of
 from tests.support.stores import Home, drained, session_present
-from tests.support.wire import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    Client,
-    Packet,
-    Will,
-    ack_packet,
-    prop,
-    publish_packet,
-)
 
 ARCHIVES = sorted((Path(__file__).parent / "stores").glob("*.tar.gz"))
 
@@ -89,11 +77,11 @@ receipts_retention = {AGES}
 PARKED, DRIVING = make_vin(900_001), make_vin(900_002)
 PROPERTIES = b"".join(
     [
-        prop(PAYLOAD_FORMAT, 1),
-        prop(MESSAGE_EXPIRY, AGES),
-        prop(CONTENT_TYPE, "text/plain"),
-        prop(RESPONSE_TOPIC, "answers/here"),
-        prop(CORRELATION_DATA, b"\x00\x01"),
+        wire.prop(PAYLOAD_FORMAT, 1),
+        wire.prop(MESSAGE_EXPIRY, AGES),
+        wire.prop(CONTENT_TYPE, "text/plain"),
+        wire.prop(RESPONSE_TOPIC, "answers/here"),
+        wire.prop(CORRELATION_DATA, b"\x00\x01"),
         user("first", "1"),
         user("second", "2"),
     ]
@@ -101,13 +89,13 @@ PROPERTIES = b"".join(
 LARGE = b"large" * 2000
 
 
-def lasting(home: Home, client_id: str, version: int = 5, **options: Any) -> Client:
+def lasting(home: Home, client_id: str, version: int = 5, **options: Any) -> wire.Client:
     """Connect with a session that lasts."""
-    properties = prop(SESSION_EXPIRY, AGES) if version == 5 else b""
+    properties = wire.prop(SESSION_EXPIRY, AGES) if version == 5 else b""
     return home.connect(client_id, version, clean=False, properties=properties, **options)
 
 
-def back(home: Home, client_id: str, version: int = 5) -> Client:
+def back(home: Home, client_id: str, version: int = 5) -> wire.Client:
     """Connect a client whose session must be there."""
     client = lasting(home, client_id, version)
     assert session_present(client), f"the session of {client_id} is gone"
@@ -128,7 +116,7 @@ def fill(home: Home) -> None:
 
 def fill_sessions(home: Home) -> None:
     with lasting(home, "sleeper") as client:
-        client.subscribe([("s/#", 2)], properties=prop(SUBSCRIPTION_ID, 7))
+        client.subscribe([("s/#", 2)], properties=wire.prop(SUBSCRIPTION_ID, 7))
         client.disconnect()
     with lasting(home, "old-sleeper", 4) as client:
         client.subscribe([("s/#", 1)])
@@ -151,16 +139,16 @@ def fill_sessions(home: Home) -> None:
         with home.connect("other") as other:
             other.publish("h/1", b"released", 2)
             other.publish("h/2", b"unanswered", 2)
-        first = client.expect(PUBLISH)
-        client.expect(PUBLISH)
-        client.send(ack_packet(PUBREC, first.packet_id or 0))
-        client.await_answer(PUBREL, first.packet_id)
+        first = client.expect(wire.PUBLISH)
+        client.expect(wire.PUBLISH)
+        client.send(wire.ack_packet(wire.PUBREC, first.packet_id or 0))
+        client.await_answer(wire.PUBREL, first.packet_id)
         client.disconnect()
     with lasting(home, "half-sent") as client:  # PUBREC had, PUBREL not sent: the message must not be routed again
-        client.send(publish_packet("s/once", b"once", qos=2, packet_id=77))
-        client.expect(PUBREC)
+        client.send(wire.publish_packet("s/once", b"once", qos=2, packet_id=77))
+        client.expect(wire.PUBREC)
         client.disconnect()
-    will = Will("s/will", b"gone", 1, properties=prop(0x18, AGES))  # Will Delay Interval
+    will = wire.Will("s/will", b"gone", 1, properties=wire.prop(0x18, AGES))  # Will Delay Interval
     with lasting(home, "with-will", will=will) as client:
         client.disconnect(0x04)  # with its will
 
@@ -170,9 +158,9 @@ def fill_queues(home: Home) -> None:
         producer.publish("jobs/a", b"dead", 1, properties=PROPERTIES)
         subscribe(client, "$queue/jobs")
         for _ in range(2):
-            message = client.expect(PUBLISH)
+            message = client.expect(wire.PUBLISH)
             assert message.payload == b"dead"
-            client.send(ack_packet(PUBACK, message.packet_id or 0, reason=0x80))
+            client.send(wire.ack_packet(wire.PUBACK, message.packet_id or 0, reason=0x80))
         with Operator(home.node) as operator:
             wait_until(lambda: len(operator.read("queues", "dead", limit=10)) == 1, "the message is a dead letter")
         client.disconnect()
@@ -232,7 +220,7 @@ def acked(operator: Operator) -> int:
 # -- out
 
 
-def has_properties(message: Packet) -> None:
+def has_properties(message: wire.Packet) -> None:
     """Every property of MQTT 5 that the publisher gave is there."""
     assert (message.prop(PAYLOAD_FORMAT), message.prop(CONTENT_TYPE)) == (1, "text/plain")
     assert (message.prop(RESPONSE_TOPIC), message.prop(CORRELATION_DATA)) == ("answers/here", b"\x00\x01")
@@ -271,12 +259,12 @@ def check_half_way(home: Home) -> None:
     half_way = back(home, "half-way")
     came = [half_way.recv(), half_way.recv()]
     assert sorted(packet.name for packet in came) == ["PUBLISH", "PUBREL"]
-    assert [packet.payload for packet in came if packet.type == PUBLISH] == [b"unanswered"]
+    assert [packet.payload for packet in came if packet.type == wire.PUBLISH] == [b"unanswered"]
     half_sent = back(home, "half-sent")
-    half_sent.send(publish_packet("s/once", b"once", qos=2, packet_id=77, dup=True))
-    assert half_sent.expect(PUBREC).reason == 0
-    half_sent.send(ack_packet(PUBREL, 77))
-    assert half_sent.expect(PUBCOMP).reason == 0
+    half_sent.send(wire.publish_packet("s/once", b"once", qos=2, packet_id=77, dup=True))
+    assert half_sent.expect(wire.PUBREC).reason == 0
+    half_sent.send(wire.ack_packet(wire.PUBREL, 77))
+    assert half_sent.expect(wire.PUBCOMP).reason == 0
 
 
 def check_queues(home: Home) -> None:

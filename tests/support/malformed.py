@@ -18,32 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.support.wire import (
-    CONNACK,
-    CONNECT,
-    DISCONNECT,
-    NAMES,
-    PINGREQ,
-    PUBACK,
-    PUBCOMP,
-    PUBREC,
-    PUBREL,
-    Client,
-    Closed,
-    Will,
-    ack_packet,
-    auth_packet,
-    connect_packet,
-    disconnect_packet,
-    packet,
-    parse,
-    prop,
-    publish_packet,
-    subscribe_packet,
-    unsubscribe_packet,
-    varint,
-    whole,
-)
+from tests.support import wire
 
 MALFORMED, PROTOCOL_ERROR, BAD_VERSION, BAD_CLIENT_ID = 0x81, 0x82, 0x84, 0x85
 TOPIC_INVALID, ALIAS_INVALID, TOO_LARGE, QUOTA_EXCEEDED = 0x90, 0x94, 0x95, 0x97
@@ -78,12 +53,12 @@ class Malformed:
         if self.silent:
             return []
         if not self.opening:
-            return [(DISCONNECT, self.reason)] if self.version == 5 else []
+            return [(wire.DISCONNECT, self.reason)] if self.version == 5 else []
         if self.reason == BAD_VERSION:
-            return [(CONNACK, 1)]  # in the words of MQTT 3, which every client can read
+            return [(wire.CONNACK, 1)]  # in the words of MQTT 3, which every client can read
         if self.version == 5:
-            return [(CONNACK, self.reason)]
-        return [(CONNACK, 2)] if self.reason == BAD_CLIENT_ID else []
+            return [(wire.CONNACK, self.reason)]
+        return [(wire.CONNACK, 2)] if self.reason == BAD_CLIENT_ID else []
 
 
 def _by_hand(
@@ -93,8 +68,8 @@ def _by_hand(
     for version in versions:
         protocol = "0006 4d5149736470 03" if version == 3 else f"0004 4d515454 {version:02x}"
         raw = bytes.fromhex(text.format(p="00" if version == 5 else "", c=protocol))
-        opening = raw[0] >> 4 == CONNECT and not state
-        yield Malformed(name, version, packet(raw[0], raw[1:]), reason, opening, silent, state)
+        opening = raw[0] >> 4 == wire.CONNECT and not state
+        yield Malformed(name, version, wire.packet(raw[0], raw[1:]), reason, opening, silent, state)
 
 
 def _rows(*groups: Iterable[Malformed]) -> tuple[Malformed, ...]:
@@ -163,7 +138,7 @@ def _whole_lengths() -> Iterator[Malformed]:
         ("length of zero in two bytes", b"\xc0\x80\x00", MALFORMED),
         ("length of 127 in three bytes", b"\x30\xff\x80\x00", MALFORMED),
         ("length not in its shortest form", b"\x30\xff\xff\xff\x00", MALFORMED),
-        ("packet one byte larger than allowed", b"\x30" + varint(mebibyte - 3), TOO_LARGE),
+        ("packet one byte larger than allowed", b"\x30" + wire.varint(mebibyte - 3), TOO_LARGE),
         ("packet of 256 MiB, of which nothing comes", b"\x32\xff\xff\xff\x7f", TOO_LARGE),
     ):
         for version in ANY:
@@ -233,9 +208,9 @@ def _client_ids() -> Iterator[Malformed]:
     """Not malformed by the specification: this broker makes topics and rules from client ids."""
     for client_id in ("+", "#", "a/+/b", "fleet/#", "vin+", "x" * 5000):
         for version in ANY:
-            raw = connect_packet(client_id, version=version)
+            raw = wire.connect_packet(client_id, version=version)
             yield Malformed(f"client id {client_id[:9]}", version, raw, BAD_CLIENT_ID, opening=True, state=True)
-    raw = connect_packet("", version=4, clean=False)
+    raw = wire.connect_packet("", version=4, clean=False)
     yield Malformed("no client id for a session that stays", 4, raw, BAD_CLIENT_ID, opening=True, state=True)
 
 
@@ -247,11 +222,11 @@ def _strangers() -> Iterator[Malformed]:
     for name, raw in (
         ("CONNECT of 256 MiB, of which nothing comes", b"\x10\xff\xff\xff\x7f"),
         ("CONNECT of 256 MiB, of which some comes", b"\x10\xff\xff\xff\x7f\x00\x04MQTT\x05\x02" + b"\0" * 4096),
-        ("CONNECT one byte larger than allowed", b"\x10" + varint(16 * 1024 - 2)),
+        ("CONNECT one byte larger than allowed", b"\x10" + wire.varint(16 * 1024 - 2)),
         ("CONNECT with a length of five bytes", b"\x10\x80\x80\x80\x80\x01"),
         ("CONNECT with a length that never ends", b"\x10" + b"\x80" * 64),
-        ("CONNECT with a length not in its shortest form", b"\x10\x8d\x00" + connect_packet("", version=4)[2:]),
-        ("CONNECT with a name that goes past the packet", packet(0x10, b"\xff\xffMQTT\x04\x02\x00\x3c\x00\x00")),
+        ("CONNECT with a length not in its shortest form", b"\x10\x8d\x00" + wire.connect_packet("", version=4)[2:]),
+        ("CONNECT with a name that goes past the packet", wire.packet(0x10, b"\xff\xffMQTT\x04\x02\x00\x3c\x00\x00")),
         ("PUBLISH of 256 MiB", b"\x30\xff\xff\xff\x7f"),
         ("HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         ("TLS", bytes.fromhex("16030100c8010000c40303") + b"\x5a" * 200),
@@ -263,13 +238,13 @@ def _strangers() -> Iterator[Malformed]:
         yield Malformed(f"a stranger with {name}", 4, raw, reason, opening=True, silent=True)
     for version in SINCE_311:
         for name, raw in (
-            ("PINGREQ", PINGREQ),
-            ("PUBLISH", publish_packet("behind", b"!", version=version)),
-            ("SUBSCRIBE", subscribe_packet(1, [("#", 0)], version=version)),
-            ("DISCONNECT", disconnect_packet(version=version)),
-            ("PUBACK", ack_packet(PUBACK, 1, version=version)),
+            ("PINGREQ", wire.PINGREQ),
+            ("PUBLISH", wire.publish_packet("behind", b"!", version=version)),
+            ("SUBSCRIBE", wire.subscribe_packet(1, [("#", 0)], version=version)),
+            ("DISCONNECT", wire.disconnect_packet(version=version)),
+            ("PUBACK", wire.ack_packet(wire.PUBACK, 1, version=version)),
             ("CONNACK", b"\x20\x02\x00\x00"),
-            ("AUTH", auth_packet(0x18, prop(0x15, "m"))),
+            ("AUTH", wire.auth_packet(0x18, wire.prop(0x15, "m"))),
         ):
             yield Malformed(
                 f"{name} before CONNECT", version, raw, PROTOCOL_ERROR, opening=True, silent=True, state=True
@@ -301,27 +276,27 @@ def _texts(kinds: dict[str, bytes]) -> Iterator[Malformed]:
     for what, bad in kinds.items():
         for version in ANY:
             places = {
-                "topic": publish_packet(bad, b"x", version=version),
-                "topic of QoS 1": publish_packet(bad, version=version, qos=1),
-                "filter": subscribe_packet(1, [(bad, 0)], version=version),
-                "second filter": subscribe_packet(1, [("a", 0), (bad, 0)], version=version),
-                "filter to leave": unsubscribe_packet(1, [bad], version=version),
-                "client id": connect_packet(bad, version=version),
-                "user name": connect_packet("c", version=version, username=bad),
-                "will topic": connect_packet("c", version=version, will=Will(bad)),
+                "topic": wire.publish_packet(bad, b"x", version=version),
+                "topic of QoS 1": wire.publish_packet(bad, version=version, qos=1),
+                "filter": wire.subscribe_packet(1, [(bad, 0)], version=version),
+                "second filter": wire.subscribe_packet(1, [("a", 0), (bad, 0)], version=version),
+                "filter to leave": wire.unsubscribe_packet(1, [bad], version=version),
+                "client id": wire.connect_packet(bad, version=version),
+                "user name": wire.connect_packet("c", version=version, username=bad),
+                "will topic": wire.connect_packet("c", version=version, will=wire.Will(bad)),
             }
             if version == 5:
                 places |= {
-                    "content type": publish_packet("a", properties=prop(0x03, bad)),
-                    "response topic": publish_packet("a", properties=prop(0x08, bad)),
-                    "name of a user property": publish_packet("a", properties=prop(0x26, (bad, "v"))),
-                    "value of a user property": publish_packet("a", properties=prop(0x26, ("k", bad))),
-                    "reason string": ack_packet(PUBACK, 1, reason=0x10, properties=prop(0x1F, bad)),
-                    "reason string of DISCONNECT": disconnect_packet(reason=0, properties=prop(0x1F, bad)),
-                    "authentication method": auth_packet(0x19, prop(0x15, bad)),
+                    "content type": wire.publish_packet("a", properties=wire.prop(0x03, bad)),
+                    "response topic": wire.publish_packet("a", properties=wire.prop(0x08, bad)),
+                    "name of a user property": wire.publish_packet("a", properties=wire.prop(0x26, (bad, "v"))),
+                    "value of a user property": wire.publish_packet("a", properties=wire.prop(0x26, ("k", bad))),
+                    "reason string": wire.ack_packet(wire.PUBACK, 1, reason=0x10, properties=wire.prop(0x1F, bad)),
+                    "reason string of DISCONNECT": wire.disconnect_packet(reason=0, properties=wire.prop(0x1F, bad)),
+                    "authentication method": wire.auth_packet(0x19, wire.prop(0x15, bad)),
                 }
             for place, raw in places.items():
-                yield Malformed(f"{what} in a {place}", version, raw, MALFORMED, opening=raw[0] >> 4 == CONNECT)
+                yield Malformed(f"{what} in a {place}", version, raw, MALFORMED, opening=raw[0] >> 4 == wire.CONNECT)
 
 
 ILL_FORMED_TEXTS = _rows(_texts(ILL_FORMED))
@@ -332,7 +307,7 @@ NULL_TEXTS = _rows(_texts(NULL))
 
 #: A value of every property of MQTT 5 (table 2-4).
 PROPERTIES: dict[int, bytes] = {
-    number: prop(number, value)
+    number: wire.prop(number, value)
     for number, value in {
         0x01: 1,
         0x02: 60,
@@ -386,21 +361,21 @@ def carrying(kind: str, properties: bytes, client_id: str = "c") -> bytes:
     """A packet of MQTT 5 with these properties."""
     match kind:
         case "CONNECT":
-            return connect_packet(client_id, properties=properties)
+            return wire.connect_packet(client_id, properties=properties)
         case "will":
-            return connect_packet(client_id, will=Will("w", properties=properties))
+            return wire.connect_packet(client_id, will=wire.Will("w", properties=properties))
         case "PUBLISH":
-            return publish_packet("a", b"text", properties=properties)
+            return wire.publish_packet("a", b"text", properties=properties)
         case "SUBSCRIBE":
-            return subscribe_packet(1, [("a", 0)], properties=properties)
+            return wire.subscribe_packet(1, [("a", 0)], properties=properties)
         case "UNSUBSCRIBE":
-            return unsubscribe_packet(1, ["a"], properties=properties)
+            return wire.unsubscribe_packet(1, ["a"], properties=properties)
         case "DISCONNECT":
-            return disconnect_packet(reason=0, properties=properties)
+            return wire.disconnect_packet(reason=0, properties=properties)
         case "AUTH":
-            return auth_packet(0x19, properties)
+            return wire.auth_packet(0x19, properties)
         case _:
-            return ack_packet(NAMES.index(kind), 1, reason=0, properties=properties)
+            return wire.ack_packet(wire.NAMES.index(kind), 1, reason=0, properties=properties)
 
 
 def _with(kind: str, properties: bytes, reason: int, name: str, *, state: bool = False) -> Malformed:
@@ -462,24 +437,26 @@ UNREADABLE_PROPERTIES = _rows(
 #: Values that the specification forbids.
 IMPOSSIBLE_VALUES = _rows(
     [
-        _with("CONNECT", prop(0x21, 0), PROTOCOL_ERROR, "receive maximum 0"),
-        _with("CONNECT", prop(0x27, 0), PROTOCOL_ERROR, "maximum packet size 0"),
-        _with("CONNECT", prop(0x17, 2), PROTOCOL_ERROR, "request problem information 2"),
-        _with("CONNECT", prop(0x19, 255), PROTOCOL_ERROR, "request response information 255"),
-        _with("CONNECT", prop(0x16, b"d"), PROTOCOL_ERROR, "authentication data without method"),
-        _with("will", prop(0x01, 2), PROTOCOL_ERROR, "payload format 2 of a will"),
-        _with("will", prop(0x08, "#"), PROTOCOL_ERROR, "response topic # of a will"),
-        _with("PUBLISH", prop(0x01, 2), PROTOCOL_ERROR, "payload format 2"),
-        _with("PUBLISH", prop(0x01, 255), PROTOCOL_ERROR, "payload format 255"),
+        _with("CONNECT", wire.prop(0x21, 0), PROTOCOL_ERROR, "receive maximum 0"),
+        _with("CONNECT", wire.prop(0x27, 0), PROTOCOL_ERROR, "maximum packet size 0"),
+        _with("CONNECT", wire.prop(0x17, 2), PROTOCOL_ERROR, "request problem information 2"),
+        _with("CONNECT", wire.prop(0x19, 255), PROTOCOL_ERROR, "request response information 255"),
+        _with("CONNECT", wire.prop(0x16, b"d"), PROTOCOL_ERROR, "authentication data without method"),
+        _with("will", wire.prop(0x01, 2), PROTOCOL_ERROR, "payload format 2 of a will"),
+        _with("will", wire.prop(0x08, "#"), PROTOCOL_ERROR, "response topic # of a will"),
+        _with("PUBLISH", wire.prop(0x01, 2), PROTOCOL_ERROR, "payload format 2"),
+        _with("PUBLISH", wire.prop(0x01, 255), PROTOCOL_ERROR, "payload format 255"),
         *(
-            _with("PUBLISH", prop(0x08, topic), PROTOCOL_ERROR, f"response topic {topic!r}")
+            _with("PUBLISH", wire.prop(0x08, topic), PROTOCOL_ERROR, f"response topic {topic!r}")
             for topic in ("", "#", "+", "a/#", "+/a", "a+", "a/+/b")
         ),
-        _with("SUBSCRIBE", prop(0x0B, 0), PROTOCOL_ERROR, "subscription identifier 0"),
+        _with("SUBSCRIBE", wire.prop(0x0B, 0), PROTOCOL_ERROR, "subscription identifier 0"),
         _with("SUBSCRIBE", b"\x0b\x81\x00", MALFORMED, "subscription identifier not in its shortest form"),
         _with("SUBSCRIBE", b"\x0b\xff\xff\xff\xff\x7f", MALFORMED, "subscription identifier of five bytes"),
-        _with("DISCONNECT", prop(0x11, 60), PROTOCOL_ERROR, "DISCONNECT that prolongs a session of none", state=True),
-        _with("AUTH", prop(0x1F, "x"), PROTOCOL_ERROR, "AUTH with a reason string but no method"),
+        _with(
+            "DISCONNECT", wire.prop(0x11, 60), PROTOCOL_ERROR, "DISCONNECT that prolongs a session of none", state=True
+        ),
+        _with("AUTH", wire.prop(0x1F, "x"), PROTOCOL_ERROR, "AUTH with a reason string but no method"),
     ],
     *(
         _by_hand(V5, f"20 00 00 02 {value}", PROTOCOL_ERROR, f"CONNACK with {name} 2")
@@ -513,7 +490,10 @@ PUBLISHES = _rows(
 TOPICS = _rows(
     (
         Malformed(
-            f"QoS {qos} to topic {topic}", version, publish_packet(topic, b"!", version=version, qos=qos), TOPIC_INVALID
+            f"QoS {qos} to topic {topic}",
+            version,
+            wire.publish_packet(topic, b"!", version=version, qos=qos),
+            TOPIC_INVALID,
         )
         for topic in ("#", "+", "a/#", "+/a", "a/+/b", "a+", "a#", "#a")
         for version in ANY
@@ -546,17 +526,20 @@ PACKET_IDS = _rows(
     _by_hand(ANY, "b0 0000", PROTOCOL_ERROR, "UNSUBACK with packet identifier 0"),
 )
 
-_ACKS = ((PUBACK, "40"), (PUBREC, "50"), (PUBREL, "62"), (PUBCOMP, "70"))
+_ACKS = ((wire.PUBACK, "40"), (wire.PUBREC, "50"), (wire.PUBREL, "62"), (wire.PUBCOMP, "70"))
 
 ACKNOWLEDGEMENTS = _rows(
-    *(_by_hand(ANY, f"{first}", MALFORMED, f"{NAMES[kind]} of no bytes") for kind, first in _ACKS),
-    *(_by_hand(ANY, f"{first} 00", MALFORMED, f"{NAMES[kind]} cut in its identifier") for kind, first in _ACKS),
-    *(_by_hand(V3, f"{first} 0001 00", MALFORMED, f"{NAMES[kind]} of MQTT 3 that goes on") for kind, first in _ACKS),
-    *(_by_hand(V5, f"{first} 0001 00 00 00", MALFORMED, f"{NAMES[kind]} that goes on") for kind, first in _ACKS),
+    *(_by_hand(ANY, f"{first}", MALFORMED, f"{wire.NAMES[kind]} of no bytes") for kind, first in _ACKS),
+    *(_by_hand(ANY, f"{first} 00", MALFORMED, f"{wire.NAMES[kind]} cut in its identifier") for kind, first in _ACKS),
     *(
-        _by_hand(V5, f"{first} 0001 {reason}", PROTOCOL_ERROR, f"{NAMES[kind]} with reason 0x{reason}")
+        _by_hand(V3, f"{first} 0001 00", MALFORMED, f"{wire.NAMES[kind]} of MQTT 3 that goes on")
         for kind, first in _ACKS
-        for reason in ("01", "04", "7f", "8e", "ff", "92" if kind in (PUBACK, PUBREC) else "10")
+    ),
+    *(_by_hand(V5, f"{first} 0001 00 00 00", MALFORMED, f"{wire.NAMES[kind]} that goes on") for kind, first in _ACKS),
+    *(
+        _by_hand(V5, f"{first} 0001 {reason}", PROTOCOL_ERROR, f"{wire.NAMES[kind]} with reason 0x{reason}")
+        for kind, first in _ACKS
+        for reason in ("01", "04", "7f", "8e", "ff", "92" if kind in (wire.PUBACK, wire.PUBREC) else "10")
     ),
 )
 
@@ -646,7 +629,7 @@ def kinds_of_answer(rows: Iterable[Malformed] = ALL) -> list[Malformed]:
 
 # --- playing rows -------------------------------------------------------------------------------------------------
 
-Open = Callable[[int], Client]
+Open = Callable[[int], wire.Client]
 
 
 def heard(row: Malformed, open_client: Open, client_id: str, behind: bytes = b"") -> list[tuple[int, int | None]]:
@@ -660,15 +643,15 @@ def heard(row: Malformed, open_client: Open, client_id: str, behind: bytes = b""
         try:
             while True:
                 seen += client.recv_some()
-        except Closed:
+        except wire.Closed:
             pass
     found = []
     while seen:
-        length = whole(seen)
+        length = wire.whole(seen)
         assert length, f"cut short: {bytes(seen).hex(' ')}"
         raw = bytes(seen[:length])
         del seen[:length]
-        one = parse(raw, 4 if raw[0] >> 4 == CONNACK and length == 4 else row.version)
+        one = wire.parse(raw, 4 if raw[0] >> 4 == wire.CONNACK and length == 4 else row.version)
         found.append((one.type, one.reason))
     return found
 
@@ -691,4 +674,4 @@ def told_otherwise(
 
 
 def _words(answers: Sequence[tuple[int, int | None]]) -> str:
-    return ", ".join(f"{NAMES[kind]} 0x{code or 0:02x}" for kind, code in answers) or "nothing but the end"
+    return ", ".join(f"{wire.NAMES[kind]} 0x{code or 0:02x}" for kind, code in answers) or "nothing but the end"

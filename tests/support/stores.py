@@ -25,22 +25,10 @@ from typing import Any, Self
 
 import pytest
 
+from tests.support import wire
 from tests.support.flows import SUBSCRIPTION_ID, acknowledge, lasting
 from tests.support.node import ROOT, START_PATIENCE, NodeProcess
 from tests.support.redis import RedisCluster, RedisServer
-from tests.support.wire import (
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREL,
-    SUBACK,
-    Client,
-    Packet,
-    ack_packet,
-    prop,
-    publish_packet,
-    subscribe_packet,
-)
 
 #: What a node that is well never writes into its log.
 COMPLAINTS = ("Traceback", '"level":"error"', "never retrieved", "never awaited")
@@ -66,7 +54,7 @@ class Home:
         self.may_complain = False  #: the test gives the node reason to log errors
         self._logs: list[str] = []
         self._node: NodeProcess | None = None
-        self._clients: list[Client] = []
+        self._clients: list[wire.Client] = []
 
     # An address for clients.
 
@@ -164,13 +152,13 @@ class Home:
 
     # Clients.
 
-    def client(self, version: int = 5) -> Client:
+    def client(self, version: int = 5) -> wire.Client:
         """A connection on which nothing was said yet."""
-        client = Client(self, version=version)
+        client = wire.Client(self, version=version)
         self._clients.append(client)
         return client
 
-    def connect(self, client_id: str, version: int = 5, **options: Any) -> Client:
+    def connect(self, client_id: str, version: int = 5, **options: Any) -> wire.Client:
         """A client that was accepted; its CONNACK is `client.connack`."""
         client = self.client(version)
         answer = client.connect(client_id, **options)
@@ -178,11 +166,11 @@ class Home:
         client.connack = answer
         return client
 
-    def lasting(self, client_id: str, version: int = 5, *properties: bytes, **options: Any) -> Client:
+    def lasting(self, client_id: str, version: int = 5, *properties: bytes, **options: Any) -> wire.Client:
         """A client whose session outlives its connection, new or taken up again."""
         return self.connect(client_id, **lasting(version, *properties), **options)
 
-    def back(self, client_id: str, version: int = 5, *properties: bytes, **options: Any) -> Client:
+    def back(self, client_id: str, version: int = 5, *properties: bytes, **options: Any) -> wire.Client:
         """The same, and the session must have been there."""
         client = self.lasting(client_id, version, *properties, **options)
         assert session_present(client), f"the session of {client_id} is gone"
@@ -200,7 +188,7 @@ class Home:
 
         The store writes in order, and a PUBACK for a message to a lasting session tells of a commit.
         """
-        with Client(self) as client:
+        with wire.Client(self) as client:
             assert client.connect("settle", **lasting(5)).reason == 0
             subscribe(client, "settle", 1)
             client.publish("settle", b"", 1)
@@ -229,41 +217,43 @@ class Home:
             assert sign not in self.log, self.log[max(0, self.log.index(sign) - 1000) :][:4000]
 
 
-def session_present(client: Client) -> bool:
+def session_present(client: wire.Client) -> bool:
     assert client.connack is not None
     return client.connack.session_present
 
 
-def subscribe(client: Client, topic_filter: str, options: int, identifier: int = 0) -> None:
+def subscribe(client: wire.Client, topic_filter: str, options: int, identifier: int = 0) -> None:
     """Subscribe and be granted what was asked for. Messages that come before the SUBACK are kept for `recv`."""
     packet_id = client.next_id()
-    properties = prop(SUBSCRIPTION_ID, identifier) if identifier else b""
-    client.send(subscribe_packet(packet_id, [(topic_filter, options)], version=client.version, properties=properties))
-    assert [options & 3] == client.await_answer(SUBACK, packet_id).reasons
+    properties = wire.prop(SUBSCRIPTION_ID, identifier) if identifier else b""
+    client.send(
+        wire.subscribe_packet(packet_id, [(topic_filter, options)], version=client.version, properties=properties)
+    )
+    assert [options & 3] == client.await_answer(wire.SUBACK, packet_id).reasons
 
 
-def drained(client: Client) -> list[Packet]:
+def drained(client: wire.Client) -> list[wire.Packet]:
     """Everything that waits for a client, each message with the whole flow of its QoS.
 
     A PINGRESP would not show that nothing is left: it need not wait for what is still being read from the store. So
     the client sends a message to itself, which stands behind all others.
     """
     topic, asked, sent = f"drained/{uuid.uuid4().hex}", client.next_id(), client.next_id()
-    client.send(subscribe_packet(asked, [(topic, 1)], version=client.version))
-    client.send(publish_packet(topic, b"", version=client.version, qos=1, packet_id=sent))
-    answers: set[tuple[int, int | None]] = {(SUBACK, asked), (PUBACK, sent)}
+    client.send(wire.subscribe_packet(asked, [(topic, 1)], version=client.version))
+    client.send(wire.publish_packet(topic, b"", version=client.version, qos=1, packet_id=sent))
+    answers: set[tuple[int, int | None]] = {(wire.SUBACK, asked), (wire.PUBACK, sent)}
     unreleased: set[int | None] = set()
-    messages: list[Packet] = []
+    messages: list[wire.Packet] = []
     while answers or unreleased or not messages or messages[-1].topic != topic:
         found = client.recv()
-        if found.type == PUBLISH:
+        if found.type == wire.PUBLISH:
             messages.append(found)
             if found.qos:
                 acknowledge(client, found)
             if found.qos == 2:
                 unreleased.add(found.packet_id)
-        elif found.type == PUBREL:  # of one of these, or of a message that came on an earlier connection
-            client.send(ack_packet(PUBCOMP, found.packet_id or 0, version=client.version))
+        elif found.type == wire.PUBREL:  # of one of these, or of a message that came on an earlier connection
+            client.send(wire.ack_packet(wire.PUBCOMP, found.packet_id or 0, version=client.version))
             unreleased.discard(found.packet_id)
         else:
             assert (found.type, found.packet_id) in answers, f"unexpected {found.name}"
