@@ -3,7 +3,7 @@
 Everything handed out is a copy: a frozen record that stays as it is while the broker goes on.
 
 Rule 1: every method runs in the broker's event loop, between two packets. What may be large is bounded (`limit`,
-        `MOST_…`) or done in steps that let the loop go on (`SCAN`, `COPY`).
+        `MAX_…`) or done in steps that let the loop go on (`SCAN`, `COPY`).
 Rule 2: nothing secret is copied: no passwords, no payloads, no attributes from tokens.
 """
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAGE: Final = 100  #: clients on a page unless the caller says otherwise
-MOST_CLIENTS: Final = 1000  #: clients on a page
-MOST_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
+MAX_CLIENTS: Final = 1000  #: clients on a page
+MAX_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
 SCAN: Final = 500  #: client ids looked at before the loop may go on with messages
-MOST_STREAMS: Final = 100  #: streams whose sizes are told
+MAX_STREAMS: Final = 100  #: streams whose sizes are told
 COPY: Final = 50  #: clients copied before the loop may go on with messages; like SCAN a tenth of a millisecond
-MOST_TASKS: Final = 10  #: tasks that are named when they stand still
-MOST_FOUND: Final = 1000  #: messages of a queue or stream on a page
-MOST_OCTETS: Final = 4 * 1024 * 1024  #: bytes of their payloads after which a page ends, however few they are
-MOST_NUMBER: Final = 2**63 - 1  #: that an option can have
+MAX_TASKS: Final = 10  #: tasks that are named when they stand still
+MAX_FOUND: Final = 1000  #: messages of a queue or stream on a page
+MAX_BYTES: Final = 4 * 1024 * 1024  #: bytes of their payloads after which a page ends, however few they are
+MAX_NUMBER: Final = 2**63 - 1  #: that an option can have
 READ: Final = 50  #: messages asked for before the loop may go on
 
 #: What operators declare, by the name of the service, and the plugin that has it.
@@ -152,7 +152,7 @@ class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
     topic_aliases: int  #: the client takes so many
     published: int  #: messages the client has sent
     will: WillView | None
-    subscriptions: list[SubscriptionView]  #: the first MOST_SUBSCRIPTIONS of them
+    subscriptions: list[SubscriptionView]  #: the first MAX_SUBSCRIPTIONS of them
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +222,7 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     figures: StoreFigures
     place: str  #: directory of an embedded store; empty: it has none
     pid: int  #: of this process, which alone has an embedded store open
-    streams: dict[str, int]  #: records of the first MOST_STREAMS
+    streams: dict[str, int]  #: records of the first MAX_STREAMS
     sweeps: SweepCounters | None
 
 
@@ -345,7 +345,7 @@ class Control:
 
     async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "") -> Page:
         """A page of clients after `cursor`, connected or away, whose id or user name contains `search`."""
-        limit = min(max(limit, 1), MOST_CLIENTS)
+        limit = min(max(limit, 1), MAX_CLIENTS)
         sessions = self._plane.registry.sessions
         wanted = search.casefold()
         matching = 0
@@ -537,7 +537,7 @@ class Control:
     async def store_view(self) -> StoreView:
         """Its figures as of now; `StoreError` if it does not answer."""
         store = self._open_store()
-        names = sorted(await store.streams.names())[:MOST_STREAMS]
+        names = sorted(await store.streams.names())[:MAX_STREAMS]
         return StoreView(
             figures=await store.figures(),
             place=str(store.path.absolute()) if isinstance(store, Copyable) else "",
@@ -648,8 +648,8 @@ class Control:
         standing = self._broker.supervisor.standing_still()
         if standing:
             names = sorted({label_of(task.name) for task in standing})  # everyone may ask: no names of queues and rules
-            more = f" and {len(names) - MOST_TASKS} more" if len(names) > MOST_TASKS else ""
-            reasons.append(f"background tasks stand still: {', '.join(names[:MOST_TASKS])}{more}")
+            more = f" and {len(names) - MAX_TASKS} more" if len(names) > MAX_TASKS else ""
+            reasons.append(f"background tasks stand still: {', '.join(names[:MAX_TASKS])}{more}")
             details += self._broker.supervisor.troubles()
         return Health(ready=not reasons, reasons=reasons, details=details)
 
@@ -691,10 +691,10 @@ class Control:
 
 async def _found_page(read: Callable[[int, int], Awaitable[Sequence[Found]]], after: int, limit: int) -> FoundPage:
     """A page of messages, read in steps that let the loop go on."""
-    wanted = min(max(limit, 1), MOST_FOUND)
+    wanted = min(max(limit, 1), MAX_FOUND)
     found: list[Found] = []
     octets, more = 0, True
-    while more and len(found) <= wanted and octets <= MOST_OCTETS:
+    while more and len(found) <= wanted and octets <= MAX_BYTES:
         ask = min(wanted + 1 - len(found), READ)  # one more than wanted tells whether there is more
         step = await read(found[-1].position if found else after, ask)
         found += step
@@ -709,8 +709,8 @@ async def _found_page(read: Callable[[int, int], Awaitable[Sequence[Found]]], af
 def _options(service: Declared, given: Mapping[str, Any]) -> msgspec.Struct:
     """Options that can be stored: integers have 64 bits at most."""
     for key, value in given.items():
-        if isinstance(value, int) and abs(value) > MOST_NUMBER:
-            raise BadOptionsError(f"{service.noun}: {key} must be a number up to {MOST_NUMBER}")
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise BadOptionsError(f"{service.noun}: {key} must be a number up to {MAX_NUMBER}")
     return read_options(service.noun, service.Options, given)
 
 
@@ -752,7 +752,7 @@ def _client_view(session: Session, waiting: tuple[int, int]) -> ClientView:
 def _client_detail(session: Session, waiting: tuple[int, int]) -> ClientDetail:
     will = session.will
     certificate = session.client.certificate
-    shown: Iterable[Subscription] = islice(session.subscriptions.values(), MOST_SUBSCRIPTIONS)
+    shown: Iterable[Subscription] = islice(session.subscriptions.values(), MAX_SUBSCRIPTIONS)
     return ClientDetail(
         client=_client_view(session, waiting),
         created_at=session.created_at,
@@ -783,7 +783,7 @@ def _source_views(session: Session) -> list[SourceView]:
             promised=lane.promised,
             recreating=lane.retry is not None,
         )
-        for lane in islice(lanes, MOST_SUBSCRIPTIONS)
+        for lane in islice(lanes, MAX_SUBSCRIPTIONS)
     ]
 
 

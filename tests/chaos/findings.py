@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-MOST_TOLD = 20  #: findings of one kind that are told one by one; all are counted
+MAX_TOLD = 20  #: findings of one kind that are told one by one; all are counted
 
 
 @dataclass(kw_only=True)
@@ -28,9 +28,9 @@ class Findings:
         """In words, not too many of each kind."""
         lines = []
         for kind, found in self.by_kind.items():
-            lines += [f"{kind}: {words}" for words in found[:MOST_TOLD]]
-            if len(found) > MOST_TOLD:
-                lines.append(f"{kind}: and {len(found) - MOST_TOLD} more")
+            lines += [f"{kind}: {words}" for words in found[:MAX_TOLD]]
+            if len(found) > MAX_TOLD:
+                lines.append(f"{kind}: and {len(found) - MAX_TOLD} more")
         return lines
 
     def conclusion(self) -> list[str]:

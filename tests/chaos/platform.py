@@ -23,7 +23,7 @@ from tests.support.node import Endpoint
 
 IN_FLIGHT = 8  #: batches that wait for their answer
 TRY_AGAIN = 0.05  #: seconds between two attempts to connect
-MOST_VEHICLES = 12  #: in one batch
+MAX_VEHICLES = 12  #: in one batch
 POOL = 6  #: request ids that are issued again and again
 EXPIRES = 2.0  #: seconds that some batches give their messages
 NAMED = 4  #: of the POOL, requests whose batches have an id
@@ -97,7 +97,7 @@ class Platform:
         batch = Batch(
             number,
             f"again-{again}" if again is not None else f"once-{number}",
-            tuple(random.sample(self._vins, random.randint(1, MOST_VEHICLES))),
+            tuple(random.sample(self._vins, random.randint(1, MAX_VEHICLES))),
             f"{number} ".encode() + random.randbytes(random.choice((0, 100, 4000))).hex().encode(),
             random.choice(("replace", "replace", "append")),
             random.choice((0, 0, 0, 3)),

@@ -16,7 +16,7 @@ import pytest
 
 from motorcade.storage import open_store
 from motorcade.storage.ports import Batch, Draft, Durability, Formed, Store, StoreError
-from motorcade.storage.readers import MOST_ROWS, PAGE_OCTETS, Extent, Page, StoreReader, open_reader, rows_for
+from motorcade.storage.readers import MAX_ROWS, PAGE_OCTETS, Extent, Page, StoreReader, open_reader, rows_for
 from motorcade.storage.redis_reader import ORIGIN, EntryId, NativeReader
 from motorcade.storage.secondary import Secondary
 from tests.contracts.engines import HOUR, NOW, PAYLOAD
@@ -57,7 +57,7 @@ async def look(question: Callable[[], T]) -> T:
     return await asyncio.to_thread(question)
 
 
-async def rows(reader: StoreReader, stream: str, after: int, last: int, most: int = MOST_ROWS) -> list[tuple]:
+async def rows(reader: StoreReader, stream: str, after: int, last: int, most: int = MAX_ROWS) -> list[tuple]:
     pages = await look(lambda: list(reader.pages(stream, after, last, most)))
     assert all(0 < len(page.offsets) <= most for page in pages)
     return [row for page in pages for row in zip(*page, strict=True)]
@@ -387,7 +387,7 @@ def test_pages_that_nobody_wants_do_no_harm(redis_server: RedisServer) -> None:
     reader = NativeReader(redis_server.url)
     for _ in range(3):
         pages = reader.pages("s", ORIGIN, EntryId(20_000, 0))
-        assert MOST_ROWS // 1000 * 1000 == len(next(pages).ids) < 20_000
+        assert MAX_ROWS // 1000 * 1000 == len(next(pages).ids) < 20_000
         pages.close()  # type: ignore[attr-defined]
     assert 20_000 == sum(len(page.ids) for page in reader.pages("s", ORIGIN, EntryId(20_000, 0)))
     reader.close()

@@ -199,6 +199,6 @@ def test_a_record_does_not_end_in_the_next_one() -> None:
 
 def test_more_octets_than_arrow_can_count_are_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [record.encode(Message("t", bytes(100), 1, timestamp=NOW)) for _ in range(3)]
-    monkeypatch.setattr(unpack, "MOST_OCTETS", 300)
+    monkeypatch.setattr(unpack, "MAX_BYTES", 300)
     assert unpack.unpack(found) is None
     assert [bytes(100)] * 3 == [row["payload"] for row in messages(["payload"])._batch(page_of(found)).to_pylist()]

@@ -22,7 +22,7 @@ from motorcade.core.errors import MotorcadeError
 LENGTH: Final = 17
 ALPHABET: Final = "0123456789ABCDEFGHJKLMNPRSTUVWXYZ"  #: I, O and Q look like digits and are left out
 CHECK: Final = 8  #: index of the check digit
-MOST_VINS: Final = 33**5 * 10**6  #: numbers that `make_vin` can tell apart
+MAX_VINS: Final = 33**5 * 10**6  #: numbers that `make_vin` can tell apart
 
 _SHAPE: Final = re.compile("[A-HJ-NPR-Z0-9]{17}")
 _SHAPES: Final = re.compile("(?:[A-HJ-NPR-Z0-9]{17}\n)+")
@@ -68,8 +68,8 @@ def check_digit_of(text: str) -> str:
 
 def make_vin(number: int, wmi: str = "LMC") -> str:
     """A valid VIN, check digit included, another one for each number: for simulated vehicles and tests."""
-    if not 0 <= number < MOST_VINS:
-        raise VinError(f"{number} is no number of a VIN: 0 to {MOST_VINS - 1}")
+    if not 0 <= number < MAX_VINS:
+        raise VinError(f"{number} is no number of a VIN: 0 to {MAX_VINS - 1}")
     high, serial = divmod(number, 10**6)
     attributes = ""
     for _ in range(5):

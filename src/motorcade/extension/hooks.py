@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 1.0  #: seconds an asynchronous callback may take
 MAX_LEVEL = 256  #: characters of a first level that is remembered
-MOST_LEVELS = 1000  #: first levels of topics of which is remembered who may want them
+MAX_LEVELS = 1000  #: first levels of topics of which is remembered who may want them
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +428,7 @@ class Hooks:
         level = topic.split("/", 1)[0]
         found = self._by_level.get(level)
         if found is None:
-            if len(self._by_level) >= MOST_LEVELS:
+            if len(self._by_level) >= MAX_LEVELS:
                 self._by_level.clear()
                 self._taken.clear()
             found = tuple(c for c in self.lookup("message.publish") if c.may_concern(level))

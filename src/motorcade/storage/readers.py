@@ -23,7 +23,7 @@ from motorcade.storage.ports import StoreError
 PAGE_OCTETS = 8 * 2**20
 
 #: Rows of a page, however small; and, from Redis, however large they are.
-MOST_ROWS = 16_384
+MAX_ROWS = 16_384
 FEWEST_ROWS = 16
 
 
@@ -70,7 +70,7 @@ class StoreReader(Protocol):
     def find(self, stream: str, time: float) -> int:
         """The offset after which records of `time` and later begin."""
 
-    def pages(self, stream: str, after: int, last: int, rows: int = MOST_ROWS) -> Iterator[Page]:
+    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[Page]:
         """The records above `after` up to `last`, in pages of up to so many rows."""
 
     def parts(self) -> int:

@@ -26,7 +26,7 @@ from motorcade.redis.servers import Servers, refusal
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import Cells
 from motorcade.storage.ports import StoreError
-from motorcade.storage.readers import MOST_ROWS, PAGE_OCTETS, Extent, Page, Waiting, rows_for
+from motorcade.storage.readers import MAX_ROWS, PAGE_OCTETS, Extent, Page, Waiting, rows_for
 from motorcade.storage.redis_checks import VERSION, format_refusal
 from motorcade.storage.redis_format import TIME, unpack_entry
 from motorcade.storage.redis_scripts import EXTENT, FIND, READ
@@ -188,7 +188,7 @@ class RedisReader:
         keys: list[Argument] = [self._cells.key(cell, f"S:{stream}"), self._cells.key(cell, f"s:{stream}")]
         return self._asking.wait(self._asking.evaluate(self._cells.slot(cell), script, keys, *arguments))
 
-    def pages(self, stream: str, after: int, last: int, rows: int = MOST_ROWS) -> Iterator[Page]:
+    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[Page]:
         extent = self.extent(stream)
         start, last = max(after + 1, extent.floor), min(last, extent.last)
         most = min(rows, PAGE_ROWS)
@@ -414,7 +414,7 @@ class NativeReader:
                 page.ids.extend([row[0] for row in found])
                 page.fields.extend([row[1] for row in found])
                 octets += size
-                if _is_full(len(page.ids), octets, limit, MOST_ROWS):
+                if _is_full(len(page.ids), octets, limit, MAX_ROWS):
                     yield page
                     page, octets = NativePage([], []), 0
             if page.ids:

@@ -25,7 +25,7 @@ from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict
 from motorcade.storage import stream_rows, tables
 from motorcade.storage.files import Files, Tables, scan
 from motorcade.storage.ports import StoreError
-from motorcade.storage.readers import MOST_ROWS, Extent, Page, Waiting
+from motorcade.storage.readers import MAX_ROWS, Extent, Page, Waiting
 
 #: Octets. What is read in bulk is read once.
 BLOCK_CACHE: Final = 16 * 2**20
@@ -152,7 +152,7 @@ class Secondary:
     def find(self, stream: str, time: float) -> int:
         return self._look(lambda opened: stream_rows.find(stream, time, opened))
 
-    def pages(self, stream: str, after: int, last: int, rows: int = MOST_ROWS) -> Iterator[Page]:
+    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[Page]:
         while after < last:
             page = self._look(lambda opened: stream_rows.page(stream, after, last, rows, opened))  # noqa: B023
             if not page.offsets:
@@ -184,7 +184,7 @@ class Secondary:
                 if not key.startswith(start):
                     break
                 _add_entry(page, key, row, messages, self._opened)
-                if len(page.owners) >= MOST_ROWS:
+                if len(page.owners) >= MAX_ROWS:
                     yield page
                     page = Waiting([], [], [], [], [], [])
         except StoreError:

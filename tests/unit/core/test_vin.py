@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motorcade.core.vin import ALPHABET, LENGTH, MOST_VINS, VinError, check_digit_of, check_vin, have_shape, make_vin
+from motorcade.core.vin import ALPHABET, LENGTH, MAX_VINS, VinError, check_digit_of, check_vin, have_shape, make_vin
 from tests.support.cases import each, each_row
 
 #: Published examples; one has X for ten.
@@ -71,19 +71,19 @@ def test_the_check_digit_finds_a_wrong_digit(vin: str, place: int, letter: str) 
 
 
 def test_made_numbers_are_valid_and_all_different() -> None:
-    made = [make_vin(number) for number in (*range(3000), 10**6 - 1, 10**6, 33 * 10**6, MOST_VINS - 1)]
+    made = [make_vin(number) for number in (*range(3000), 10**6 - 1, 10**6, 33 * 10**6, MAX_VINS - 1)]
     for vin in made:
         check_vin(vin, check_digit=True)
     assert len(made) == len(set(made))
     assert "LMCAAAAA9RA000001" == made[1]
 
 
-@given(st.integers(0, MOST_VINS - 1), st.integers(0, MOST_VINS - 1))
+@given(st.integers(0, MAX_VINS - 1), st.integers(0, MAX_VINS - 1))
 def test_different_numbers_make_different_vehicles(one: int, other: int) -> None:
     assert (one == other) == (make_vin(one) == make_vin(other))
 
 
-@each(number=(-1, MOST_VINS))
+@each(number=(-1, MAX_VINS))
 def test_numbers_out_of_range_are_refused(number: int) -> None:
     with pytest.raises(VinError, match="is no number of a VIN"):
         make_vin(number)

@@ -11,7 +11,7 @@ import pytest
 
 from motorcade.core.errors import HookError, TopicError
 from motorcade.core.reasons import ReasonCode
-from motorcade.extension.hooks import MOST_LEVELS, POINTS, STOP, Allow, Callback, Chain, Continue, Deny, Hooks, Stop
+from motorcade.extension.hooks import MAX_LEVELS, POINTS, STOP, Allow, Callback, Chain, Continue, Deny, Hooks, Stop
 from tests.support.tables import each_case
 
 FOLDS = [name for name, point in POINTS.items() if point.fold]
@@ -359,7 +359,7 @@ def test_topics_that_concern_the_same_callbacks_share_their_chains() -> None:
     left = hooks.publish_chains("a/b/x")[0]
     assert left is not None and ["two"] == [callback.owner for callback in left.callbacks]
     assert (None, None) == hooks.publish_chains("$A/w/1")
-    for number in range(MOST_LEVELS + 10):
+    for number in range(MAX_LEVELS + 10):
         assert (None, None) == hooks.publish_chains(f"{number}/c")
     assert hooks.publish_chains("1/b")[0] is left
 

@@ -10,12 +10,12 @@ from motorcade.core import receipt as receipts
 from motorcade.core import record
 from motorcade.core.message import Message
 from motorcade.core.receipt import Receipt, State, topic_of
-from motorcade.core.vin import MOST_VINS, make_vin
+from motorcade.core.vin import MAX_VINS, make_vin
 from motorcade.plugins.fanout.batch import MAX_REQUEST_ID
 from motorcade.plugins.fanout.receipt_format import AcceptedRun, ReceiptFormat, prefix_of
 
 names = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="/+#"), min_size=1)
-vehicles = st.integers(0, MOST_VINS - 1).map(make_vin)
+vehicles = st.integers(0, MAX_VINS - 1).map(make_vin)
 times = st.floats(min_value=0, max_value=4e9)
 
 

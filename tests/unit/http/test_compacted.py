@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import motorcade.plugins.logs.compacted
-from motorcade.control import MOST_FOUND, MOST_OCTETS
+from motorcade.control import MAX_BYTES, MAX_FOUND
 from motorcade.plugins.logs.compacted.options import EcqConfig
 from motorcade.plugins.logs.compacted.plugin import EVENTS
 from tests.scenarios.witness import metrics
@@ -109,7 +109,7 @@ def test_lists_come_in_pages_by_name(node: LocalNode, web: httpx.Client) -> None
     wanted = sorted(f"page {number} & more" for number in range(25))
     for name in wanted:
         Compacted(node, name, "shared").put(("k", b"1"))
-    for limit in (1, 7, 25, MOST_FOUND):
+    for limit in (1, 7, 25, MAX_FOUND):
         found, sizes = pages(web, "/shared", limit, first="page")
         assert wanted == [entry["name"] for entry in found if entry["name"].startswith("page ")]
         assert max(sizes) <= limit
@@ -117,20 +117,20 @@ def test_lists_come_in_pages_by_name(node: LocalNode, web: httpx.Client) -> None
 
 def test_messages_come_in_pages_that_cover_all(node: LocalNode, web: httpx.Client) -> None:
     Compacted(node, "many", "shared").put_numbers(120)
-    for limit, sizes in ((50, [50, 50, 20]), (60, [60, 60]), (119, [119, 1]), (120, [120]), (MOST_FOUND, [120])):
+    for limit, sizes in ((50, [50, 50, 20]), (60, [60, 60]), (119, [119, 1]), (120, [120]), (MAX_FOUND, [120])):
         found, seen = pages(web, "/shared/many/messages", limit, by="after", first="0")
         assert (list(range(1, 121)), sizes) == ([entry["position"] for entry in found], seen)
     assert [119, 120] == [e["position"] for e in web.get("/shared/many/messages?after=118").json()["data"]]
 
 
 def test_a_page_of_large_messages_is_short(node: LocalNode, web: httpx.Client) -> None:
-    """However many are asked for, a page ends soon after MOST_OCTETS."""
+    """However many are asked for, a page ends soon after MAX_BYTES."""
     size, count = 256 * 1024, 70
     Compacted(node, "large").put(*((f"k{number}", b"x" * size) for number in range(count)))
-    found, sizes = pages(web, "/exclusive/large/messages", MOST_FOUND, by="after", first="0")
+    found, sizes = pages(web, "/exclusive/large/messages", MAX_FOUND, by="after", first="0")
     assert list(range(1, count + 1)) == [entry["position"] for entry in found]
     assert len(sizes) > 1
-    assert (max(sizes) - 50) * size < MOST_OCTETS
+    assert (max(sizes) - 50) * size < MAX_BYTES
 
 
 # -- rewinding

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from motorcade.control import MOST_FOUND, MOST_OCTETS, SOURCE_EVENTS
+from motorcade.control import MAX_BYTES, MAX_FOUND, SOURCE_EVENTS
 from tests.scenarios.witness import metrics
 from tests.support.consumers import connected, fill, numbered, settled, subscribe, take
 from tests.support.local import LocalNode
@@ -203,7 +203,7 @@ def test_messages_come_in_pages_that_cover_all(node: LocalNode, web: httpx.Clien
     web.post("/queues/many", json={"topics": ["many"]})
     assert {"data": [], "meta": {"count": 0, "cursor": None}} == web.get("/queues/many/messages").json()
     fill(node, numbered("many", 120))
-    for limit, sizes in ((50, [50, 50, 20]), (60, [60, 60]), (119, [119, 1]), (120, [120]), (MOST_FOUND, [120])):
+    for limit, sizes in ((50, [50, 50, 20]), (60, [60, 60]), (119, [119, 1]), (120, [120]), (MAX_FOUND, [120])):
         found, seen = pages(web, "/queues/many/messages", limit, by="after", first="0")
         assert ([str(number) for number in range(120)], sizes) == ([entry["payload"] for entry in found], seen)
     positions = [entry["position"] for entry in found]
@@ -223,16 +223,16 @@ def test_messages_come_in_pages_that_cover_all(node: LocalNode, web: httpx.Clien
 
 
 def test_a_page_of_large_messages_is_short(node: LocalNode, web: httpx.Client) -> None:
-    """However many are asked for, a page ends soon after MOST_OCTETS."""
+    """However many are asked for, a page ends soon after MAX_BYTES."""
     size, count = 128 * 1024, 130
     web.post("/queues/large", json={"topics": ["large"]})
     with connected(node) as client:
         for _ in range(count):
             client.publish("large", b"x" * size, 1)
-    found, sizes = pages(web, "/queues/large/messages", MOST_FOUND, by="after", first="0")
+    found, sizes = pages(web, "/queues/large/messages", MAX_FOUND, by="after", first="0")
     assert count == len(found)
     assert len(sizes) > 1
-    assert max(sizes) * size < 2 * MOST_OCTETS
+    assert max(sizes) * size < 2 * MAX_BYTES
 
 
 # -- metrics

@@ -12,7 +12,7 @@ import pytest
 from motorcade.core.receipt import State
 from motorcade.core.vin import make_vin
 from motorcade.http.answers import MAX_BODY
-from motorcade.http.api.fanout import MAX_BATCH, MOST_TARGETS
+from motorcade.http.api.fanout import MAX_BATCH, MAX_TARGETS
 from motorcade.plugins.fanout.views import GcView
 from motorcade.storage.ports import StoreError
 from tests.scenarios.witness import wait_until
@@ -128,7 +128,7 @@ def test_requests_come_page_by_page(web: httpx.Client) -> None:
     ("query", "wanted"),
     [
         ({"limit": "0"}, "limit must be a number from 1"),
-        ({"limit": str(MOST_TARGETS + 1)}, str(MOST_TARGETS)),
+        ({"limit": str(MAX_TARGETS + 1)}, str(MAX_TARGETS)),
         ({"limit": "ten"}, "'ten'"),
         ({"state": "aked"}, "did you mean 'acked'?"),
         ({"state": "lost in a tunnel"}, ", ".join(sorted((*State, "pending")))),

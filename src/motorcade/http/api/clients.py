@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import MOST_CLIENTS, PAGE, Control
+from motorcade.control import MAX_CLIENTS, PAGE, Control
 from motorcade.http.answers import answer, listing, number
 from motorcade.http.bridge import Bridge
 
@@ -18,7 +18,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
         """`?limit&cursor&search`; pass `meta.cursor` to get the next page, until it is null."""
         query = request.query_params
         cursor, search = query.get("cursor", ""), query.get("search", "")
-        limit = number(request, "limit", PAGE, 1, MOST_CLIENTS)
+        limit = number(request, "limit", PAGE, 1, MAX_CLIENTS)
         page = await bridge.call(control.clients, cursor, limit, search)
         return listing(page.clients, count=page.count, cursor=page.cursor)
 

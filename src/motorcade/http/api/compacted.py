@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from motorcade.clock import time
-from motorcade.control import MOST_FOUND, PAGE, Control
+from motorcade.control import MAX_FOUND, PAGE, Control
 from motorcade.core.moment import seconds_of
 from motorcade.core.words import nearest
 from motorcade.extension.compacted import Form
@@ -65,7 +65,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     async def index(request: Request) -> Response:
         """`?limit&cursor`, in the order of their names; pass `meta.cursor` to get the next page, until it is null."""
         form = _form(request)
-        limit, cursor = number(request, "limit", PAGE, 1, MOST_FOUND), request.query_params.get("cursor", "")
+        limit, cursor = number(request, "limit", PAGE, 1, MAX_FOUND), request.query_params.get("cursor", "")
         found = await bridge.call_slow(control.ask_compacted, lambda compacted: compacted.list(form, cursor, limit + 1))
         more = len(found) > limit
         return listing([_line(view) for view in found[:limit]], cursor=found[limit - 1].name if more else None)
@@ -78,7 +78,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
         """`?after&limit`; `meta.count` is the number on this page."""
         form, name = _queue(request)
         after = number(request, "after", FROM_THE_START, 0, FARTHEST)
-        limit = number(request, "limit", PAGE, 1, MOST_FOUND)
+        limit = number(request, "limit", PAGE, 1, MAX_FOUND)
         page = await bridge.call_slow(control.read_compacted, form, name, after, limit)
         cursor = None if page.cursor is None else str(page.cursor)
         return listing([message_of(found) for found in page.messages], cursor=cursor)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import DECLARED, MOST_FOUND, PAGE, Control
+from motorcade.control import DECLARED, MAX_FOUND, PAGE, Control
 from motorcade.extension.declared import Found
 from motorcade.http.answers import answer, body, listing, number, told
 from motorcade.http.bridge import Bridge
@@ -55,7 +55,7 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
     async def messages(request: Request) -> Response:
         """`?after&limit`; `meta.count` is the number on this page."""
         after = number(request, "after", FROM_THE_START, 0, FARTHEST)
-        limit = number(request, "limit", PAGE, 1, MOST_FOUND)
+        limit = number(request, "limit", PAGE, 1, MAX_FOUND)
         page = await bridge.call_slow(control.read_declared, plural, request.path_params["name"], after, limit)
         cursor = None if page.cursor is None else str(page.cursor)
         return listing([message_of(found) for found in page.messages], cursor=cursor)

@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import MOST_FOUND, PAGE, Control
+from motorcade.control import MAX_FOUND, PAGE, Control
 from motorcade.core.receipt import State
 from motorcade.core.words import nearest
 from motorcade.http.answers import Endpoint, answer, body, listing, number, told
 from motorcade.http.bridge import Bridge
 
 MAX_BATCH: Final = 2 * 1024 * 1024  #: bytes of a batch in JSON; larger ones go over MQTT, in two steps
-MOST_TARGETS: Final = 10_000  #: on a page: what became of them is read from the rest of the stream, for each page anew
+MAX_TARGETS: Final = 10_000  #: on a page: what became of them is read from the rest of the stream, for each page anew
 
 Row = tuple[str, str, Endpoint]  #: path, method, who answers
 
@@ -62,7 +62,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     async def index(request: Request) -> Response:
         """`?limit&cursor`, in the order of the ids; pass `meta.cursor` to get the next page, until it is null."""
-        limit, cursor = _page(request, MOST_FOUND)
+        limit, cursor = _page(request, MAX_FOUND)
         found = await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.requests(cursor, limit + 1))
         more = len(found) > limit
         return listing(list(found[:limit]), cursor=found[limit - 1].request_id if more else None)
@@ -74,7 +74,7 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     async def targets(request: Request) -> Response:
         """`?state&limit&cursor`; `meta.count` is the number on this page."""
         request_id, state = request.path_params["request_id"], _state(request)
-        limit, cursor = _page(request, MOST_TARGETS)
+        limit, cursor = _page(request, MAX_TARGETS)
         found = await bridge.call_slow(
             control.ask_fanout, lambda fanout: fanout.targets(request_id, state, cursor, limit)
         )

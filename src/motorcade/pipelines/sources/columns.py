@@ -89,7 +89,7 @@ class Wanted:
 
 #: Bits of an id's number within its millisecond in an offset; and what is left for the milliseconds.
 SEQUENCE_BITS: Final = 20
-MOST_MILLISECONDS: Final = 2 ** (63 - SEQUENCE_BITS)
+MAX_MILLISECONDS: Final = 2 ** (63 - SEQUENCE_BITS)
 
 
 def plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -197,7 +197,7 @@ def entries(names: Sequence[str], ids: Sequence[bytes], fields: Sequence[Sequenc
 
 def offset_of(milliseconds: int, sequence: int) -> int:
     """An id as one number that grows with it."""
-    if milliseconds >= MOST_MILLISECONDS or sequence >> SEQUENCE_BITS:
+    if milliseconds >= MAX_MILLISECONDS or sequence >> SEQUENCE_BITS:
         raise ValueError(
             f"the id {milliseconds}-{sequence} does not fit the column `offset`, which has room for "
             f"{2**SEQUENCE_BITS} entries per millisecond; leave that column out of the schema"

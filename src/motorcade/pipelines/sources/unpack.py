@@ -33,7 +33,7 @@ Flags = npt.NDArray[np.bool_]
 _MARGIN: Final = bytes(16)
 
 #: Octets of a page that Arrow's 32 bits reach.
-MOST_OCTETS: Final = 2**31 - 1
+MAX_BYTES: Final = 2**31 - 1
 
 _NIL: Final = 0xC0
 _FALSE: Final = 0xC2
@@ -314,4 +314,4 @@ def _joined(slices: list[Slices], order: Integers) -> Slices:
 def unpack(values: Sequence[bytes]) -> Unpacked | None:
     """The records of a page; None if they are too many octets."""
     sizes = np.fromiter(map(len, values), np.int64, len(values))
-    return Unpacked(values, sizes) if sizes.sum() <= MOST_OCTETS - len(_MARGIN) else None
+    return Unpacked(values, sizes) if sizes.sum() <= MAX_BYTES - len(_MARGIN) else None

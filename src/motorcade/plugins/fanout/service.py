@@ -203,7 +203,7 @@ class FanoutService:
         check_vin(vin, check_digit=self._table.config.check_digit)
         parts, table, now = self._parts, self._table, self._parts.now()
         info = await parts.store.mailboxes.info(owner_of(vin))
-        entries = await parts.store.mailboxes.read(owner_of(vin), 0, views.MOST_WAITING + 1, now)
+        entries = await parts.store.mailboxes.read(owner_of(vin), 0, views.MAX_WAITING + 1, now)
         history = await self._history(vin)
         held = table.inflight.get(vin)
         shown = [view for entry in entries if (view := self._entry_view(vin, entry, held, now)) is not None]
@@ -219,7 +219,7 @@ class FanoutService:
             filter=table.config.filter_of(vin),
             pending=info.entries,
             in_flight=in_flight,
-            waiting=waiting[: views.MOST_WAITING],
+            waiting=waiting[: views.MAX_WAITING],
             history=history,
             why=self._why(vin, info.entries, in_flight, waiting, history, connected=connected),
         )

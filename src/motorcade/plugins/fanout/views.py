@@ -28,7 +28,7 @@ PENDING: Final = "pending"  #: any state that is not final
 
 Wanted = State | Literal["pending"] | None  #: which deliveries are asked for; None: all
 
-MOST_WAITING: Final = 100  #: messages shown that wait for one vehicle; `pending` counts all
+MAX_WAITING: Final = 100  #: messages shown that wait for one vehicle; `pending` counts all
 
 
 class Hold(StrEnum):
@@ -140,7 +140,7 @@ class VehicleView(msgspec.Struct, frozen=True, kw_only=True):
     filter: str  #: this one
     pending: int
     in_flight: DeliveryView | None
-    waiting: list[DeliveryView]  #: the first MOST_WAITING, in the order in which they will be sent
+    waiting: list[DeliveryView]  #: the first MAX_WAITING, in the order in which they will be sent
     history: list[TargetView]  #: final receipts, newest first
     why: WhyView
 

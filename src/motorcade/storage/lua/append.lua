@@ -113,18 +113,18 @@ end
 
 -- Whether an entry fits when the one that it replaces (0: none) is gone.
 local function fits(op, box, replaced)
-    local most_entries, most_octets, held, size = op[10], op[11], box.held + 1, box.size + op[6]
+    local max_entries, max_bytes, held, size = op[10], op[11], box.held + 1, box.size + op[6]
     if replaced > 0 then
         local _, _, octets = struct.unpack(HEADER, call('HGET', box.entries, digits(replaced)))
         held, size = held - 1, size - octets
     end
-    return (most_entries == 0 or held <= most_entries) and (most_octets == 0 or size <= most_octets)
+    return (max_entries == 0 or held <= max_entries) and (max_bytes == 0 or size <= max_bytes)
 end
 
 -- Add an entry to a mailbox, and push out what does not fit: its position (0: pushed out itself), what was, and OVER if
 -- it is too large all the same.
 local function add(op, box, spared)
-    local at, owner, key, most_entries, most_octets = box.at, box.owner, op[8], op[10], op[11]
+    local at, owner, key, max_entries, max_bytes = box.at, box.owner, op[8], op[10], op[11]
     local position, dropped, over = box.last + 1, NONE, 0
     box.last = position
     box.held = box.held + 1
@@ -139,7 +139,7 @@ local function add(op, box, spared)
         refer(at, op[9], 1)
     end
     count(at, 'entries', 1)
-    while (most_entries > 0 and box.held > most_entries) or (most_octets > 0 and box.size > most_octets) do
+    while (max_entries > 0 and box.held > max_entries) or (max_bytes > 0 and box.size > max_bytes) do
         local victim = next_to_drop(box, spared)
         if not victim then
             over = position > 0 and OVER or 0
@@ -161,7 +161,7 @@ local function add(op, box, spared)
 end
 
 local function append(op, at, owner, node, spared, generation)
-    local key, token, most_octets = op[8], op[12], op[11]
+    local key, token, max_bytes = op[8], op[12], op[11]
     local box = open(at, owner)
     if generation > 0 and not (box.made and box.begun + 1 == generation) then
         return { 0, 0, NONE, 0, node, GONE }
@@ -184,7 +184,7 @@ local function append(op, at, owner, node, spared, generation)
     if replaced > 0 then
         remove(box, replaced)
     end
-    if most_octets == 0 or op[6] <= most_octets then
+    if max_bytes == 0 or op[6] <= max_bytes then
         position, dropped, over = add(op, box, spared)
     elseif replaced > 0 then -- what can never fit leaves the rest of the mailbox alone
         save(box)

@@ -7,7 +7,7 @@
 --   answer  how many went, their octets, 1 if there is more
 
 operations.trim = function(op)
-    local at, before, most_octets, most_records, budget = base(op[2]), op[4], op[5], op[6], op[7]
+    local at, before, max_bytes, max_records, budget = base(op[2]), op[4], op[5], op[6], op[7]
     local records, meta = at .. 'S:' .. op[3], at .. 's:' .. op[3]
     local held = call('XLEN', records)
     local size = tonumber(call('HGET', meta, 'octets') or 0)
@@ -19,8 +19,8 @@ operations.trim = function(op)
         for _, record in ipairs(page) do
             local id, time, value = record[1], tonumber(record[2][2]), record[2][4]
             local old = time < before
-            local too_many = most_records > 0 and held - gone > most_records
-            local too_large = most_octets > 0 and size - octets > most_octets
+            local too_many = max_records > 0 and held - gone > max_records
+            local too_large = max_bytes > 0 and size - octets > max_bytes
             if not (old or too_many or too_large) then
                 done = true
                 break
