@@ -31,7 +31,7 @@ import msgspec
 
 from motorcade import storage
 from motorcade.broker.limits import Limits, SessionOptions
-from motorcade.broker.plane import BrokerOptions
+from motorcade.broker.state import BrokerOptions
 from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.redaction import HEADERS, HIDDEN, is_secret, without_secrets
 from motorcade.core.words import nearest

@@ -330,7 +330,7 @@ class Control:
         self.plugin_paths: Sequence[str] = ()  #: folders that callers may load plugins from; set by the node
         self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
         self._broker = broker
-        self._plane = broker.plane
+        self._broker_state = broker.state
         self._plugins = plugins
         self._reload = reload
         self.settings: Callable[[], Iterable[tuple[str, object, str]]] = tuple  #: key, value, origin; set by the node
@@ -346,7 +346,7 @@ class Control:
     async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "") -> Page:
         """A page of clients after `cursor`, connected or away, whose id or user name contains `search`."""
         limit = min(max(limit, 1), MAX_CLIENTS)
-        sessions = self._plane.registry.sessions
+        sessions = self._broker_state.registry.sessions
         wanted = search.casefold()
         matching = 0
         found: list[str] = []
@@ -393,12 +393,12 @@ class Control:
         if session.link is not None:
             await self._broker.disconnect(client_id)
             return "disconnected"
-        for will in self._plane.registry.end(client_id, self._broker.now()):
+        for will in self._broker_state.registry.end(client_id, self._broker.now()):
             self._broker.publish_will(will)
         return "session removed"
 
     def _session(self, client_id: str) -> Session:
-        session = self._plane.registry.sessions.get(client_id)
+        session = self._broker_state.registry.sessions.get(client_id)
         if session is None:
             raise NotFoundError(f"there is no client {client_id!r}")
         return session
@@ -407,7 +407,7 @@ class Control:
 
     async def plugins(self) -> list[PluginView]:
         """The plugins that run, in the order of loading."""
-        hooks = self._plane.hooks
+        hooks = self._broker_state.hooks
         return [_plugin_view(loaded, hooks) for loaded in self._plugins.loaded()]
 
     @staticmethod
@@ -420,7 +420,7 @@ class Control:
     ) -> PluginView:
         """Load a plugin; `PluginError` says why it could not be. A path must lie in one of `plugin_paths`."""
         loaded = await self._plugins.load(name, config, path, within=self.plugin_paths)
-        return _plugin_view(loaded, self._plane.hooks)
+        return _plugin_view(loaded, self._broker_state.hooks)
 
     async def unload_plugin(self, name: str) -> None:
         """Unload a plugin; `NotFoundError` if it does not run."""
@@ -608,18 +608,18 @@ class Control:
 
     async def node(self) -> NodeView:
         """The node as a whole."""
-        plane = self._plane
+        broker_state = self._broker_state
         return NodeView(
-            node=plane.options.node,
+            node=broker_state.options.node,
             version=__version__,
             state=self.state,
             uptime=self._broker.statistics().get("uptime", 0.0),
             pid=os.getpid(),
             python=platform.python_version(),
             listeners=dict(self.listeners),
-            connections=plane.connections,
-            sessions=len(plane.registry.sessions),
-            subscriptions=plane.pubsub.subscriptions + plane.pubsub.shared_subscriptions,
+            connections=broker_state.connections,
+            sessions=len(broker_state.registry.sessions),
+            subscriptions=broker_state.pubsub.subscriptions + broker_state.pubsub.shared_subscriptions,
             plugins=[loaded.name for loaded in self._plugins.loaded()],
             problems=(await self.health()).details,
         )
@@ -635,14 +635,14 @@ class Control:
         if condition is not None and condition.trouble:
             reasons.append(f"the store {condition.trouble}")
             details.append(f"the store {condition.trouble}: {condition.detail}")
-        sessions = self._plane.store
+        sessions = self._broker_state.store
         if sessions is not None:
             try:
                 sessions.check()
             except StoreError as error:
                 reasons.append(str(error))
                 details.append(str(error))
-        if self._plane.full:
+        if self._broker_state.full:
             reasons.append("the node takes more memory than it may (limits.max_memory)")
             details.append(reasons[-1])
         standing = self._broker.supervisor.standing_still()
@@ -655,7 +655,7 @@ class Control:
 
     async def statistics(self) -> Statistics:
         """All counters and gauges."""
-        stats = self._plane.stats
+        stats = self._broker_state.stats
         plugins = await self.plugins()
         return Statistics(
             figures=dict(self._broker.statistics()),
@@ -672,7 +672,10 @@ class Control:
                 for loaded, view in zip(self._plugins.loaded(), plugins, strict=True)
                 for family in loaded.metrics(view.gauges)
             ],
-            tables=[*tables(self._plane), *(table for loaded in self._plugins.loaded() for table in loaded.tables())],
+            tables=[
+                *tables(self._broker_state),
+                *(table for loaded in self._plugins.loaded() for table in loaded.tables()),
+            ],
             sources={kind.name: {**dict.fromkeys(SOURCE_EVENTS, 0), **kind.counters} for kind in self._plugins.kinds()},
             declared={
                 service.noun: len(service)

@@ -25,8 +25,8 @@ import uvloop
 from motorcade import __version__
 from motorcade.broker.broker import Broker
 from motorcade.broker.listener import Endpoint, Listener, address_text
-from motorcade.broker.plane import BrokerOptions, Plane
 from motorcade.broker.session_store import SessionStore
+from motorcade.broker.state import BrokerOptions, BrokerState
 from motorcade.broker.tls import Served, TlsFiles, server_context
 from motorcade.config import Config, Loaded, addresses, differences, plugins_to_load
 from motorcade.control import Control, NodeState, ReloadView
@@ -71,11 +71,11 @@ class Node:
         hooks = Hooks()
         options = _broker_options(config)
         guids = GuidFactory(options.node, os.getpid())
-        self.plane = Plane(options, config.session, config.limits, hooks, guids, time())
+        self.state = BrokerState(options, config.session, config.limits, hooks, guids, time())
         self.tasks = Tasks()
-        self.broker = Broker(self.plane, loop, self.tasks)
+        self.broker = Broker(self.state, loop, self.tasks)
         self.plugins = Plugins(
-            self.broker, hooks, Path(config.data.dir) / "plugins", self.plane.shared.sources, self.tasks
+            self.broker, hooks, Path(config.data.dir) / "plugins", self.state.shared.sources, self.tasks
         )
         self.broker.gauges = self.plugins.gauges
         self.control = Control(self.broker, self.plugins, self.reload)
@@ -200,11 +200,11 @@ class Node:
 
     async def _restore(self, store: Store, *, shared: bool) -> None:
         """Make sessions durable, and bring back those that an earlier process has left."""
-        sessions = SessionStore(store, self.plane, self.broker.loop, self.broker.outbox.later, self.tasks)
+        sessions = SessionStore(store, self.state, self.broker.loop, self.broker.flusher.later, self.tasks)
         self.session_store = sessions
         if shared:
-            await sessions.lead(self.plane.options.node, self._fail)
-        self.plane.store = self.plane.registry.store = sessions
+            await sessions.lead(self.state.options.node, self._fail)
+        self.state.store = self.state.registry.store = sessions
         await sessions.restore()
 
     def _fail(self, why: str) -> None:
@@ -229,7 +229,7 @@ class Node:
         # Listeners first: no new client may arrive while the others are sent away.
         for listener in self.listeners:
             await listener.close()
-        await self.broker.drain(self.plane.options.drain_timeout)
+        await self.broker.drain(self.state.options.drain_timeout)
         await self.plugins.unload_all()
         for server in self.http:
             await server.stop()

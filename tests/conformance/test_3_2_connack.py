@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from motorcade.broker.plane import BrokerOptions
+from motorcade.broker.state import BrokerOptions
 from tests.support.cases import both_versions, every_qos, every_version
 from tests.support.clauses import clause
 from tests.support.refusals import connect_refused, refused

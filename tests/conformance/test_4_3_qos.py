@@ -85,7 +85,7 @@ def test_a_packet_id_in_use_survives_the_wrap(virtual: VirtualBroker, version: i
     if qos == 2:
         subscriber.expect(PUBREL)
         subscriber.send(ack_packet(PUBCOMP, 2, version=version))
-    virtual.node.plane.registry.sessions[client_id].next_id = 65530
+    virtual.node.state.registry.sessions[client_id].next_id = 65530
     publish_many(publisher, client_id, numbered(10), qos)
     assert [*range(65530, 65536), 2, 4, 5, 6] == [subscriber.expect(PUBLISH).packet_id for _ in range(10)]
     assert [1, 3] == [message.packet_id for message in held]

@@ -3,7 +3,7 @@
     python -m tests.fuzz.fuzz_node --minutes 5 [--seed N] [FILE ...]
 
 Every conversation is played on three brokers in this process: a plain one, one that is observed by a plugin (which
-takes packets off the byte loop), one with plugins that make clients wait. What must hold is in `rig.py`; besides, the
+takes packets off the fast path), one with plugins that make clients wait. What must hold is in `rig.py`; besides, the
 first two must have answered every client alike. A finding is written to a file that can be given as FILE to play it
 again, or be put into `corpus/`, where it is played by every test run from then on.
 """
@@ -81,7 +81,7 @@ def _do(rig: Rig, peer: Peer, word: str) -> None:
 def _answers(peers: list[Peer]) -> list[list[object]]:
     """What each connection was answered, without what differs from run to run.
 
-    Messages stand apart: the byte loop may take all acknowledgements of a read before it sends what waited for them.
+    Messages stand apart: the fast path may take all acknowledgements of a read before it sends what waited for them.
     """
     return [[_answer(p) for p in peer.packets if p.type not in (PUBLISH, PUBREL)] for peer in peers]
 
@@ -146,7 +146,7 @@ class Bench:
         for client in CLIENTS:
             if one[client] != two[client]:
                 raise Finding(
-                    f"{client} heard from the byte loop\n  {one[client]}\nand from the channel\n  {two[client]}"
+                    f"{client} heard from the fast path\n  {one[client]}\nand from the channel\n  {two[client]}"
                 )
 
     async def _on(self, rig: Rig, conversation: Conversation) -> Heard:

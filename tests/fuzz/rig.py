@@ -1,6 +1,6 @@
 """A whole broker in one event loop, without sockets: connections whose other end is this file.
 
-    Rig  ── Plane, Broker, retained plugin, one fast and one observed flavour
+    Rig  ── BrokerState, Broker, retained plugin, one fast and one observed flavour
      └─ Peer ── FakeTransport ◀──▶ motorcade.broker.connection.Connection
 
 The peer takes apart whatever the broker writes with the tests' own reader (`tests.support.wire`), which shares no line
@@ -24,14 +24,14 @@ from unittest.mock import patch
 import structlog
 
 from motorcade.broker import broker as broker_module
-from motorcade.broker import byteloop
 from motorcade.broker import connection as broker_connection
+from motorcade.broker import fastpath
 from motorcade.broker.broker import Broker
 from motorcade.broker.channel import Channel
 from motorcade.broker.connection import Connection
 from motorcade.broker.limits import Limits, SessionOptions
-from motorcade.broker.plane import BrokerOptions, Plane
 from motorcade.broker.session import Session
+from motorcade.broker.state import BrokerOptions, BrokerState
 from motorcade.broker.websocket import WebSocketProtocol
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.guid import GuidFactory
@@ -63,7 +63,7 @@ CLOCK = Clock()
 def laboratory() -> Iterator[None]:
     """Brokers made in here read `CLOCK`; everything that rigs change in this process is put back in the end."""
     with ExitStack() as stack:
-        for module in (broker_connection, broker_module, byteloop):
+        for module in (broker_connection, broker_module, fastpath):
             stack.enter_context(patch.object(module, "time", CLOCK))
         # A timer holds a closed connection so long; fake sockets are never slow.
         stack.enter_context(patch.object(broker_connection, "CLOSE_GRACE", 0.0))
@@ -273,7 +273,7 @@ class WebSocketPeer(Peer):
         super().__init__(broker)
 
     def _protocol(self, broker: Broker) -> asyncio.Protocol:
-        return WebSocketProtocol(lambda: self.connection, "/mqtt", (), broker.plane.limits.max_packet_size, broker.loop)
+        return WebSocketProtocol(lambda: self.connection, "/mqtt", (), broker.state.limits.max_packet_size, broker.loop)
 
     def _take(self, data: bytes) -> None:
         self._stream += data
@@ -328,7 +328,7 @@ class Errors(logging.Handler):
 
 
 class Rig:
-    """One broker. `observed` makes it hand every packet to the channel instead of the byte loop; `hooked` adds plugins'
+    """One broker. `observed` makes it hand every packet to the channel instead of the fast path; `hooked` adds plugins'
     work: access rules that wait, enhanced authentication, a publish hook that waits, refuses or rewrites."""
 
     def __init__(self, *, observed: bool = False, hooked: bool = False) -> None:
@@ -336,9 +336,9 @@ class Rig:
         self.use()
         self.hooks = Hooks()
         guids = GuidFactory("fuzz", 1)
-        self.plane = Plane(BrokerOptions(node="fuzz"), SESSION, LIMITS, self.hooks, guids, CLOCK())
-        self.broker = Broker(self.plane, asyncio.get_running_loop())
-        self.plugins = Plugins(self.broker, self.hooks, Path(), self.broker.plane.shared.sources)
+        self.state = BrokerState(BrokerOptions(node="fuzz"), SESSION, LIMITS, self.hooks, guids, CLOCK())
+        self.broker = Broker(self.state, asyncio.get_running_loop())
+        self.plugins = Plugins(self.broker, self.hooks, Path(), self.broker.state.shared.sources)
         self._observed = observed
         self._hooked = hooked
         self._said = 0
@@ -374,7 +374,7 @@ class Rig:
         )
         self.publisher.send(wire.connect_packet(f"{WITNESS}-pub", version=4, keepalive=0))
         await self.settle([self.subscriber, self.publisher])
-        self._subscriptions = self.plane.pubsub.subscriptions
+        self._subscriptions = self.state.pubsub.subscriptions
         self.check_witness()
 
     async def stop(self) -> None:
@@ -404,13 +404,13 @@ class Rig:
                 elif peer.unsent and peer.transport.reading:
                     peer.deliver()
                     busy = True
-            busy |= bool(self.plane.shared.dirty or self.broker._publishing)
+            busy |= bool(self.state.shared.dirty or self.broker._publishing)
             busy |= any(peer.suspended for peer in peers)
             quiet = 0 if busy else quiet + 1
             if quiet == 2:
                 break
         else:
-            dirty, wills = len(self.plane.shared.dirty), len(self.broker._publishing)
+            dirty, wills = len(self.state.shared.dirty), len(self.broker._publishing)
             waiting = sum(peer.suspended for peer in peers)
             what = f"{dirty} windows unwritten, {wills} wills unpublished, {waiting} connections suspended"
             raise Finding(f"the broker does not come to rest within {TURNS} turns of the loop: {what}")
@@ -423,7 +423,7 @@ class Rig:
 
     def expire(self, seconds: float) -> None:
         """Wills and sessions that are due some seconds from now."""
-        for will in self.plane.registry.due(CLOCK() + seconds):
+        for will in self.state.registry.due(CLOCK() + seconds):
             self.broker.publish_will(will)
 
     # -- invariants
@@ -451,10 +451,10 @@ class Rig:
         self._check_empty()
 
     def _check_tables(self) -> None:
-        plane = self.plane
-        registry = plane.registry
-        if plane.connections != 2 or len(self.broker.connections) != 2 or registry.connected != 2:
-            counts = (plane.connections, len(self.broker.connections), registry.connected)
+        state = self.state
+        registry = state.registry
+        if state.connections != 2 or len(self.broker.connections) != 2 or registry.connected != 2:
+            counts = (state.connections, len(self.broker.connections), registry.connected)
             raise Finding(f"connections leaked: {counts}")
         for name, session in registry.sessions.items():
             if session.link is None and not session.expiry:
@@ -474,20 +474,20 @@ class Rig:
             raise Finding(f"session {name!r} counts {session.queue.qos0} queued QoS 0 messages")
 
     def _clear(self) -> None:
-        registry = self.plane.registry
+        registry = self.state.registry
         for name in [n for n in registry.sessions if not n.startswith(WITNESS)]:
             for will in registry.end(name, CLOCK()):
                 self.broker.publish_will(will)
         self.expire(1e9)
 
     def _check_empty(self) -> None:
-        plane = self.plane
-        if len(plane.registry.sessions) != 2:
-            raise Finding(f"sessions leaked: {sorted(plane.registry.sessions)}")
-        if plane.pubsub.subscriptions != self._subscriptions or plane.pubsub.shared_subscriptions:
-            raise Finding(f"subscriptions leaked: {plane.pubsub.subscriptions}, {plane.pubsub.shared_subscriptions}")
-        if plane.registry._timers:
-            raise Finding(f"timers leaked: {len(plane.registry._timers)}")
+        state = self.state
+        if len(state.registry.sessions) != 2:
+            raise Finding(f"sessions leaked: {sorted(state.registry.sessions)}")
+        if state.pubsub.subscriptions != self._subscriptions or state.pubsub.shared_subscriptions:
+            raise Finding(f"subscriptions leaked: {state.pubsub.subscriptions}, {state.pubsub.shared_subscriptions}")
+        if state.registry._timers:
+            raise Finding(f"timers leaked: {len(state.registry._timers)}")
 
 
 def count_objects() -> dict[type, int]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-READERS = ("connection", "broker", "byteloop", "commits", "keeper")  #: modules of the broker
+READERS = ("connection", "broker", "fastpath", "commits", "keeper")  #: modules of the broker
 
 _replaced: list[ExitStack] = []  # oldest first
 

@@ -38,12 +38,12 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 from unittest.mock import patch
 
 from motorcade import commit
-from motorcade.broker import broker, byteloop, connection, session_store
+from motorcade.broker import broker, connection, fastpath, session_store
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
 from motorcade.broker.limits import Limits, SessionOptions
-from motorcade.broker.plane import BrokerOptions, Plane
 from motorcade.broker.session_store import SessionStore
+from motorcade.broker.state import BrokerOptions, BrokerState
 from motorcade.clock import Clock as NodeClock
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.guid import GuidFactory
@@ -123,7 +123,7 @@ def standing(clock: Clock) -> Iterator[None]:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
         stack.enter_context(patch.object(Tasks, "note", _crash_task))
         stack.enter_context(patch.object(commit, "_call", _call))
-        for module in (connection, broker, byteloop, session_store):
+        for module in (connection, broker, fastpath, session_store):
             for name in {"time", "monotonic"} & vars(module).keys():
                 stack.enter_context(patch.object(module, name, clock))
         yield
@@ -465,9 +465,11 @@ class MemoryNode:
         self.hooks = Hooks()
         self.process = process
         guids = GuidFactory("n", process)
-        self.plane = Plane(BrokerOptions(), session or SessionOptions(), limits or Limits(), self.hooks, guids, START)
+        self.state = BrokerState(
+            BrokerOptions(), session or SessionOptions(), limits or Limits(), self.hooks, guids, START
+        )
         clocks = NodeClock(self.clock, self.clock)
-        self.broker = Broker(self.plane, cast("asyncio.AbstractEventLoop", self.loop), clock=clocks)
+        self.broker = Broker(self.state, cast("asyncio.AbstractEventLoop", self.loop), clock=clocks)
         self.store = store
         if isinstance(store, HeldStore):
             store.loop = cast("asyncio.AbstractEventLoop", self.loop)
@@ -475,12 +477,12 @@ class MemoryNode:
         if store is not None:
             self.session_store = SessionStore(
                 store,
-                self.plane,
+                self.state,
                 cast("asyncio.AbstractEventLoop", self.loop),
-                self.broker.outbox.later,
+                self.broker.flusher.later,
                 self.broker.supervisor,
             )
-            self.plane.store = self.plane.registry.store = self.session_store
+            self.state.store = self.state.registry.store = self.session_store
 
     def restart(self) -> MemoryNode:
         """The process is killed; the one that comes after it, on the same store, with its sessions brought back."""
@@ -489,8 +491,8 @@ class MemoryNode:
         if self.session_store is not None:  # what it had waiting cleans up when it is freed, but it writes no more
             self.session_store._write = lambda _batch: commit.Commit()  # type: ignore[assignment, method-assign]
         node = MemoryNode(
-            self.plane.session_options,
-            self.plane.limits,
+            self.state.session_options,
+            self.state.limits,
             store=self.store,
             clock=self.clock,
             process=self.process + 1,
@@ -589,7 +591,7 @@ class PluginNode(MemoryNode):
         super().__init__(
             session, store=used.inner if isinstance(used, HeldStore) else used, clock=clock, process=process
         )
-        self.plugins = Plugins(self.broker, self.hooks, Path("unused"), self.plane.shared.sources)
+        self.plugins = Plugins(self.broker, self.hooks, Path("unused"), self.state.shared.sources)
         self.plugins.store = used
         self.loaded: Loaded
         self.successor: Self | None = None
@@ -627,7 +629,7 @@ class PluginNode(MemoryNode):
         super().wait(seconds)
         assert isinstance(self.loop, Turns)
         with self.loop.running():
-            for will in self.plane.registry.due(self.now):
+            for will in self.state.registry.due(self.now):
                 self.broker.publish_will(will)
         self.turn()
 
@@ -642,7 +644,7 @@ class PluginNode(MemoryNode):
         self.loop.die()
         assert not self.counters["task_failed"]
         assert not sum(callback.errors for callback in self.hooks.lookup("message.publish"))
-        assert not [kind for kind in self.plane.shared.sources.kinds if kind.counters["failed"]]
+        assert not [kind for kind in self.state.shared.sources.kinds if kind.counters["failed"]]
 
     def restart(self, **config: Any) -> Self:
         """End in good order; the process that follows, with other options perhaps."""
@@ -658,7 +660,7 @@ class PluginNode(MemoryNode):
 
     def _follow(self, config: dict[str, Any]) -> Self:
         store = cast("HeldStore | Store", self.plugins.store)
-        node = type(self)(store, self.plane.session_options, self.clock, self.process + 1)
+        node = type(self)(store, self.state.session_options, self.clock, self.process + 1)
         assert node.session_store is not None
         node.run(node.session_store.restore())
         self.successor = node

@@ -20,7 +20,7 @@ from typing import Any, Self
 import structlog
 
 from motorcade.broker.limits import Limits, SessionOptions
-from motorcade.broker.plane import BrokerOptions
+from motorcade.broker.state import BrokerOptions
 from motorcade.extension.plugin import Plugins
 from motorcade.storage.memory import MemoryStore
 from tests.support.virtual import MemoryNode, Peer, Turns, standing
@@ -83,7 +83,7 @@ class VirtualBroker:
         store = MemoryStore()
         store.gate.is_open = True
         self.node = MemoryNode(session, limits, store=store)
-        self.node.plane.options = options or BrokerOptions()
+        self.node.state.options = options or BrokerOptions()
         self._numbers = itertools.count(1)
         self._patches = ExitStack()
 
@@ -101,7 +101,7 @@ class VirtualBroker:
 
     def load(self, plugin: str) -> None:
         """Load a plugin that needs no store."""
-        plugins = Plugins(self.node.broker, self.node.hooks, Path(), self.node.plane.shared.sources)
+        plugins = Plugins(self.node.broker, self.node.hooks, Path(), self.node.state.shared.sources)
         self.node.run(plugins.load(plugin, {}))
 
     def open(self, version: int = 5) -> Client:

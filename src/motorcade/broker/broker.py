@@ -20,14 +20,14 @@ from typing import Any
 import structlog
 
 from motorcade.broker.channel import Channel
-from motorcade.broker.connection import Connection, Outbox
+from motorcade.broker.connection import Connection, Flusher
 from motorcade.broker.effects import Ask, Steps
 from motorcade.broker.limits import LogLimit
-from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.router import first_level
 from motorcade.broker.session import Session
 from motorcade.broker.session_store import RETRY
+from motorcade.broker.state import BrokerState
 from motorcade.clock import CLOCK, Clock, time
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -104,16 +104,16 @@ class Broker:
 
     def __init__(
         self,
-        plane: Plane,
+        state: BrokerState,
         loop: asyncio.AbstractEventLoop,
         supervisor: Tasks | None = None,
         clock: Clock = CLOCK,
     ) -> None:
         self.clock = clock
         self.supervisor = supervisor or Tasks()
-        self.plane = plane
+        self.state = state
         self.loop = loop
-        self.outbox = Outbox(plane.shared.dirty, plane.stats, loop)
+        self.flusher = Flusher(state.shared.dirty, state.stats, loop)
         self.started = time()
         self.connections: set[Connection] = set()
         self.refusals = LogLimit(REFUSALS_LOGGED, LOG_WINDOW)
@@ -129,11 +129,11 @@ class Broker:
         self.holding = self._holding = 0  #: clients that hold a message for long; of the last round, and of this one
         self.gauges: Callable[[], Mapping[str, float]] = dict  #: figures of plugins; set by the node
         self.stored: Callable[[], int] = int  #: messages waiting in the store; set by the node
-        self._rules: Chain | None = plane.hooks.client_authorize
+        self._rules: Chain | None = state.hooks.client_authorize
         self._listeners: dict[tuple[str, str], tuple[Callback, ...]] = {}  # see `_listening`
-        plane.hooks.on_change(self._hooks_changed)
-        plane.shared.soon, plane.shared.later = loop.call_soon, loop.call_later
-        plane.shared.sources.on_change(self._sources_changed)
+        state.hooks.on_change(self._hooks_changed)
+        state.shared.soon, state.shared.later = loop.call_soon, loop.call_later
+        state.shared.sources.on_change(self._sources_changed)
 
     # -- connections
 
@@ -144,20 +144,20 @@ class Broker:
 
     def add(self, connection: Connection, host: str) -> bool:
         """A new network connection; False if it is not wanted."""
-        plane = self.plane
+        state = self.state
         kind = connection.listener
-        plane.stats.connections_accepted += 1
-        if not plane.networks.admits(host):
-            plane.refuse("network")
+        state.stats.connections_accepted += 1
+        if not state.networks.admits(host):
+            state.refuse("network")
             return False
-        limit = plane.limits.max_connections
-        if limit and plane.connections >= limit + 1000:  # some are let in far enough to be told why not
-            plane.refuse("max_connections")
+        limit = state.limits.max_connections
+        if limit and state.connections >= limit + 1000:  # some are let in far enough to be told why not
+            state.refuse("max_connections")
             return False
         if kind in self._listener_limits and self._by_listener[kind] >= self._listener_limits[kind]:
-            plane.refuse("max_connections")
+            state.refuse("max_connections")
             return False
-        plane.connections += 1
+        state.connections += 1
         self._by_listener[kind] += 1
         self.connections.add(connection)
         return True
@@ -166,9 +166,9 @@ class Broker:
         """A network connection is gone."""
         if connection in self.connections:
             self.connections.discard(connection)
-            self.plane.connections -= 1
+            self.state.connections -= 1
             self._by_listener[connection.listener] -= 1
-            self.plane.stats.connections_closed += 1
+            self.state.stats.connections_closed += 1
 
     # -- time
 
@@ -204,70 +204,70 @@ class Broker:
                 offset=round(self.clock.offset, 3),
                 consequence="lives of sessions and messages go on evenly; times that are shown draw near slowly",
             )
-        for will in self.plane.registry.due(time()):
+        for will in self.state.registry.due(time()):
             self.publish_will(will)
         if not self._sweep:
             self._sweep = list(self.connections)
             self.holding, self._holding = self._holding, 0
         now, wall = monotonic(), time()
         self._weigh()
-        self.plane.flapping.sweep(wall)
+        self.state.flapping.sweep(wall)
         for _ in range(min(len(self._sweep), max(SWEEP_STEP, len(self.connections) // 4))):
             self._look_at(self._sweep.pop(), now, wall)
         for event, limit in (("clients_refused", self.refusals), ("hooks_publish_in_a_loop", self._loops)):
             if left_out := limit.over(now):
                 log.warning(event, more=left_out)
-        if self.plane.shared.dirty:
-            self.outbox.later()
+        if self.state.shared.dirty:
+            self.flusher.later()
 
     def _weigh(self) -> None:
         """Take nothing new while this process takes more memory than it may."""
-        plane = self.plane
-        most = plane.limits.max_memory
+        state = self.state
+        most = state.limits.max_memory
         if not most:
             return
         taken = resident_memory()
-        full = taken > (most * RELIEF if plane.full else most)
-        if full is not plane.full:
+        full = taken > (most * RELIEF if state.full else most)
+        if full is not state.full:
             log.warning("memory_full" if full else "memory_free", taken=taken, max_memory=most)
-            plane.fill(full)
+            state.fill(full)
 
     def _look_at(self, connection: Connection, now: float, wall: float) -> None:
         """End a connection that has been silent or stuck for too long."""
         if connection.closing:
             return
-        plane, limits = self.plane, self.plane.limits
+        state, limits = self.state, self.state.limits
         session = connection.session
         if session is None:
             asked = connection.asked
             if asked is not None:
                 if limits.auth_timeout and now - asked > limits.auth_timeout:
-                    plane.refuse("auth_timeout")
+                    state.refuse("auth_timeout")
                     connection.lose_patience()
             elif limits.connect_timeout and now - connection.opened > limits.connect_timeout:
-                plane.refuse("connect_timeout")
+                state.refuse("connect_timeout")
                 connection.close("no CONNECT in time")
             return
         if session.held_for(now) > HELD_LONG:
             self._holding += 1
         if connection.stalled_since is not None:  # nothing is read from it, so its keep alive says nothing
             if connection.stalled(now) > limits.stall_timeout > 0:
-                plane.refuse("stall_timeout")
+                state.refuse("stall_timeout")
                 connection.abort("takes no data")
         elif connection.deadline and now - connection.seen > connection.deadline and not connection.held:
-            plane.refuse("keep_alive")
+            state.refuse("keep_alive")
             connection.end(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing heard within the keep alive time")  # [MQTT-3.1.2-22]
         elif connection.expires_at is not None and self.clock.wall() >= connection.expires_at:
             connection.end(ReasonCode.NOT_AUTHORIZED, "the credentials have expired")
-        elif session.awaiting and plane.session_options.await_rel_timeout:
-            forgotten = session.forget_unreleased(wall - plane.session_options.await_rel_timeout)
-            plane.stats.refused["await_rel_timeout"] += len(forgotten)
-            if forgotten and session.durable is not None and plane.store is not None:
-                plane.store.release(session, forgotten)
+        elif session.awaiting and state.session_options.await_rel_timeout:
+            forgotten = session.forget_unreleased(wall - state.session_options.await_rel_timeout)
+            state.stats.refused["await_rel_timeout"] += len(forgotten)
+            if forgotten and session.durable is not None and state.store is not None:
+                state.store.release(session, forgotten)
 
     async def drain(self, patience: float) -> None:
         """Send everybody away and wait until their sockets are empty, for a bounded time."""
-        self.plane.draining = True
+        self.state.draining = True
         for connection in list(self.connections):
             if connection.session is None:
                 connection.close("shutting down")
@@ -290,14 +290,14 @@ class Broker:
     @property
     def node(self) -> str:
         """The name of this node."""
-        return self.plane.options.node
+        return self.state.options.node
 
     async def publish(self, message: Message) -> int:
         """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
         check_topic(message.topic)
         if not message.guid:
             message.timestamp = message.timestamp or time()
-            message.guid = self.plane.guids.next(int(message.timestamp * 1_000_000))
+            message.guid = self.state.guids.next(int(message.timestamp * 1_000_000))
         depth = _depth.get()
         if depth >= MAX_DEPTH:
             self._cut(message)
@@ -310,16 +310,16 @@ class Broker:
 
     def _cut(self, message: Message) -> None:
         """Drop a message that hooks have set off in a circle, and say whose they are."""
-        self.plane.stats.dropped["hook_loop"] += 1
+        self.state.stats.dropped["hook_loop"] += 1
         if self._loops.admits(monotonic()):
-            chain = self.plane.pubsub.route(message.topic).publish_hooks
+            chain = self.state.pubsub.route(message.topic).publish_hooks
             plugins = sorted({callback.owner for callback in chain.callbacks}) if chain is not None else []
             text = "a hook publishes what sets it off again; the message is dropped"
             log.error("hook_loop", plugins=plugins, topic=message.topic[:MAX_LEVEL], depth=MAX_DEPTH, detail=text)
 
     async def _publish(self, message: Message, client: ClientInfo | None) -> int:
         await self._match(message.topic)
-        route = self.plane.pubsub.route(message.topic)
+        route = self.state.pubsub.route(message.topic)
         chain = route.retain_hooks if message.retain else route.publish_hooks
         if chain is not None:
             result = chain.fold(client, acc=message)
@@ -328,22 +328,22 @@ class Broker:
             if isinstance(result, Handled):
                 return 0
             if result.topic != message.topic and not await self._may_go_to(result.topic, client):
-                self.plane.stats.dropped["not_authorized"] += 1
+                self.state.stats.dropped["not_authorized"] += 1
                 return 0
             if result.topic != message.topic:
                 await self._match(result.topic)
             message = result
-        only = self.plane.pubsub.route(message.topic).only
+        only = self.state.pubsub.route(message.topic).only
         if only is not None and only.behind and message.qos:
             await self._wait_for(only)
         copies = await self._keep(message)
-        count = self.plane.pubsub.publish(message, time(), copies)
-        self.outbox.later()
+        count = self.state.pubsub.publish(message, time(), copies)
+        self.flusher.later()
         return count
 
     async def _match(self, topic: str) -> None:
         """Find the receivers of a topic, in several turns if there are very many filters that may match."""
-        pubsub = self.plane.pubsub
+        pubsub = self.state.pubsub
         matching = pubsub.begin(topic)
         if matching is None:
             return
@@ -365,23 +365,23 @@ class Broker:
 
     async def _keep(self, message: Message) -> list[Copy] | None:
         """Store what durable receivers get."""
-        store = self.plane.store
-        copies = self.plane.pubsub.to_keep(message) if store is not None else None
+        store = self.state.store
+        copies = self.state.pubsub.to_keep(message) if store is not None else None
         lasting = [copy for copy in copies or () if copy.session.durable is not None and copy.qos]
         if store is not None and lasting:
-            self.plane.stats.routed += len(lasting)
+            self.state.stats.routed += len(lasting)
             try:
                 # What the node publishes by itself it may repeat after a crash (wills): its guid tells.
                 await store.accept(message, lasting, time(), token=message.guid if message.qos == 2 else b"")
             except Exception:
-                self.plane.stats.dropped["not_stored"] += 1
+                self.state.stats.dropped["not_stored"] += 1
                 raise
         return copies
 
     async def _may_go_to(self, topic: str, client: ClientInfo | None) -> bool:
         """A rewritten topic passes the rules too: those of topics, and those for the client in whose name it goes."""
-        check_topic(topic, self.plane.limits.max_topic_levels)
-        chain = self.plane.hooks.client_authorize
+        check_topic(topic, self.state.limits.max_topic_levels)
+        chain = self.state.hooks.client_authorize
         if client is None or client.superuser or chain is None:
             return True
         answer = chain.fold(client, "publish", topic, acc=None)
@@ -391,7 +391,7 @@ class Broker:
 
     def publish_will(self, will: Message) -> None:
         """Publish a will, in the name of its client; while all are sent away, to durable sessions only."""
-        if self.plane.draining and self.plane.store is None:
+        if self.state.draining and self.state.store is None:
             return
         now = time()
         if will.expires_at is not None:
@@ -424,17 +424,17 @@ class Broker:
                 if session is None:
                     raise
                 self.supervisor.note("broker.will", error, client_id=session.client.client_id)
-                self.plane.stats.dropped["will_failed"] += 1
+                self.state.stats.dropped["will_failed"] += 1
                 break
         if session is not None:
-            self.plane.registry.paid(session)
+            self.state.registry.paid(session)
 
     def _will_done(self, task: asyncio.Task[None]) -> None:
         self._publishing.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             if not isinstance(error, StoreError):  # counted already
-                self.plane.stats.dropped["will_failed"] += 1
+                self.state.stats.dropped["will_failed"] += 1
             self.supervisor.note("broker.will", error)
 
     def heard(self, topic: str, besides: str = "") -> bool:
@@ -442,11 +442,11 @@ class Broker:
         for callback in self._listening(topic, besides):
             if callback.concerns(topic):
                 return True
-        return self.plane.pubsub.heard(topic)
+        return self.state.pubsub.heard(topic)
 
     def heard_below(self, level: str, besides: str = "") -> bool:
         """The same for any topic that begins with this level, which begins with `$`."""
-        return bool(self._listening(level, besides)) or self.plane.pubsub.heard_below(level)
+        return bool(self._listening(level, besides)) or self.state.pubsub.heard_below(level)
 
     def _listening(self, topic: str, besides: str) -> tuple[Callback, ...]:
         """Callbacks of `message.publish` that may want a topic, by its first level; remembered until hooks change."""
@@ -455,7 +455,7 @@ class Broker:
         if found is None:
             found = tuple(
                 callback
-                for callback in self.plane.hooks.lookup("message.publish")
+                for callback in self.state.hooks.lookup("message.publish")
                 if callback.owner != besides
                 and not callback.retained_only
                 and (not callback.topics or any(_may_begin(filter_, key[0]) for filter_ in callback.topics))
@@ -468,13 +468,13 @@ class Broker:
 
     def tell(self, client_id: str, what: object) -> bool:
         """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
-        session = self.plane.registry.sessions.get(client_id)
+        session = self.state.registry.sessions.get(client_id)
         return session is not None and session.carrier is not None and session.carrier.tell(what)
 
     def _sources_changed(self, kind: Kind, added: bool) -> None:
         """Bring the clients that are here up to date; the others hear of it when they come back."""
         if not added:
-            for session in self.plane.registry.sessions.values():
+            for session in self.state.registry.sessions.values():
                 if session.carrier is not None:
                     session.carrier.removed(kind)
                     session.put_down()
@@ -483,8 +483,8 @@ class Broker:
         self.supervisor.start(partial(self._offer_source, kind), f"broker.source.{kind.name}", loop=self.loop)
 
     async def _offer_source(self, kind: Kind) -> None:
-        for number, session in enumerate(list(self.plane.registry.sessions.values())):
-            if kind not in self.plane.shared.sources.kinds:
+        for number, session in enumerate(list(self.state.registry.sessions.values())):
+            if kind not in self.state.shared.sources.kinds:
                 return
             if session.greeted and session.subscriptions:
                 session.carry().added(kind)
@@ -495,7 +495,7 @@ class Broker:
 
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
         """Send a client away; False if it is not connected."""
-        session = self.plane.registry.sessions.get(client_id)
+        session = self.state.registry.sessions.get(client_id)
         if session is None or session.link is None:
             return False
         session.link.end(reason, "disconnected by an operator")
@@ -503,16 +503,16 @@ class Broker:
 
     def client(self, client_id: str) -> ClientInfo | None:
         """A connected client."""
-        session = self.plane.registry.sessions.get(client_id)
+        session = self.state.registry.sessions.get(client_id)
         return session.client if session is not None and session.link is not None else None
 
     def clients(self) -> Iterable[ClientInfo]:
         """All connected clients, as they are now."""
-        return [s.client for s in self.plane.registry.sessions.values() if s.link is not None]
+        return [s.client for s in self.state.registry.sessions.values() if s.link is not None]
 
     def last_seen(self, client_id: str) -> float:
         """When a client's connection ended, or began if it is connected; 0: it has no session."""
-        session = self.plane.registry.sessions.get(client_id)
+        session = self.state.registry.sessions.get(client_id)
         if session is None:
             return 0.0
         return session.connected_at if session.link is not None else session.disconnected_at or 0.0
@@ -526,10 +526,10 @@ class Broker:
     async def _recheck_absent(self) -> None:
         """The same for sessions without a connection, a few at a time; a fault in one leaves no other its rights."""
         failure: Exception | None = None
-        for number, session in enumerate(list(self.plane.registry.sessions.values())):
+        for number, session in enumerate(list(self.state.registry.sessions.values())):
             if session.link is None and not session.ended:
                 try:
-                    await _carry_out(Channel(self.plane, session.client).recheck(session))
+                    await _carry_out(Channel(self.state, session.client).recheck(session))
                 except Exception as error:  # noqa: BLE001 - raised when the others are done
                     failure = failure or error
             if number % RECHECK_STEP == RECHECK_STEP - 1:
@@ -542,15 +542,15 @@ class Broker:
         for connection in self.connections:
             if connection.channel is not None:
                 connection.channel.use_routes()
-        rules, self._rules = self._rules, self.plane.hooks.client_authorize
+        rules, self._rules = self._rules, self.state.hooks.client_authorize
         if self._rules is not None and self._rules is not rules:
             self.loop.call_soon(self.recheck_access)  # other rules: what was allowed may not be any more
-        if self.plane.hooks.client_authenticate is None:
+        if self.state.hooks.client_authenticate is None:
             self.loop.call_soon(self._only_this_machine)
 
     def _only_this_machine(self) -> None:
         """Nobody is left to say who may connect: only clients on this machine stay, as only they could come."""
-        if self.plane.hooks.client_authenticate is None and not self.plane.draining:
+        if self.state.hooks.client_authenticate is None and not self.state.draining:
             for connection in list(self.connections):
                 if connection.channel is not None and not connection.channel.client.is_loopback:
                     connection.end(ReasonCode.NOT_AUTHORIZED, "no access control is configured any more")
@@ -565,14 +565,14 @@ class Broker:
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and gauges of the node by name."""
-        plane = self.plane
-        stats, registry = plane.stats, plane.registry
+        state = self.state
+        stats, registry = state.stats, state.registry
         total = len(registry.sessions)
         return {
             "uptime": time() - self.started,
             "clock_steps": self.clock.steps,
             "clock_offset": self.clock.offset,
-            "connections": plane.connections,
+            "connections": state.connections,
             "connections_accepted": stats.connections_accepted,
             "connections_closed": stats.connections_closed,
             "long_matches": stats.long_matches,
@@ -587,10 +587,10 @@ class Broker:
             "bytes_sent": stats.bytes_sent,
             "messages_received": stats.packets_received,
             "messages_sent": stats.packets_sent,
-            "messages_stored": plane.shared.queued + self.stored(),
-            "messages_stored_bytes": plane.shared.queued_bytes,
-            "session_queued": plane.shared.queued,
-            "session_stored": plane.shared.kept,
+            "messages_stored": state.shared.queued + self.stored(),
+            "messages_stored_bytes": state.shared.queued_bytes,
+            "session_queued": state.shared.queued,
+            "session_stored": state.shared.kept,
             "publish_routed": stats.routed,
             "publish_restored": stats.restored,
             "store_sent": stats.store_sent,
@@ -601,8 +601,8 @@ class Broker:
             "publish_dropped": sum(stats.dropped.values()) - stats.dropped["no_subscribers"],
             "publish_bytes_received": stats.publish_bytes_received,
             "publish_bytes_sent": stats.publish_bytes_sent,
-            "subscriptions": plane.pubsub.subscriptions,
-            "shared_subscriptions": plane.pubsub.shared_subscriptions,
+            "subscriptions": state.pubsub.subscriptions,
+            "shared_subscriptions": state.pubsub.shared_subscriptions,
             "sockets_opened": stats.connections_accepted,
             **self.gauges(),
         }

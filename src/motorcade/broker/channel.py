@@ -1,11 +1,11 @@
 """The rules of MQTT for one connection: packets in, effects out.
 
 `receive` is a generator. It works on session, pub/sub and registry itself, and yields what it cannot do (`effects.py`).
-What concerns messages of the client is in `inbound.py`; here are its connection, its subscriptions, and what it says
+What concerns messages of the client is in `publishing.py`; here are its connection, its subscriptions, and what it says
 about messages it was sent.
 
 A `ProtocolError` out of the generator ends the connection; `connection.py` tells the client. It also owns the
-byte loop for the frequent packets: what is done there must mean the same as what is done here, and a test compares.
+fast path for the frequent packets: what is done there must mean the same as what is done here, and a test compares.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from motorcade.broker.effects import (
     Steps,
 )
 from motorcade.broker.frames import is_released, message_of, qos_of, released
-from motorcade.broker.inbound import MAX_DETAIL, Inbound, unanswered
-from motorcade.broker.plane import Plane
+from motorcade.broker.publishing import MAX_DETAIL, Publishing, unanswered
 from motorcade.broker.session import Session
+from motorcade.broker.state import BrokerState
 from motorcade.commit import is_refusal
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import TopicError
@@ -74,13 +74,13 @@ class Refused(ProtocolError):  # noqa: N818 - an answer, not a fault
     """The client is not let in; CONNACK tells why."""
 
 
-class Channel(Inbound):
+class Channel(Publishing):
     """One connection's view of the rules."""
 
     __slots__ = ("_method", "max_packet", "session")
 
-    def __init__(self, plane: Plane, client: ClientInfo) -> None:
-        super().__init__(plane, client)
+    def __init__(self, state: BrokerState, client: ClientInfo) -> None:
+        super().__init__(state, client)
         self.max_packet = 0  # bytes of a packet the client takes; 0 is any
         self.session: Session | None = None
         self._method: str | None = None  # of enhanced authentication
@@ -125,7 +125,7 @@ class Channel(Inbound):
     # -- CONNECT
 
     def _connect(self, packet: Connect, wall: float) -> Steps:
-        client, plane = self.client, self.plane
+        client, state = self.client, self.state
         self.version = client.version = packet.version
         properties = packet.properties
         self.told_problems = properties.request_problem_information != 0
@@ -137,13 +137,13 @@ class Channel(Inbound):
         client.connected_at = wall
         self._identify(packet)
         self._admit(wall)
-        if plane.hooks.client_connect is not None:
-            reason = yield Ask(plane.hooks.client_connect, (client,), ReasonCode.SUCCESS)
+        if state.hooks.client_connect is not None:
+            reason = yield Ask(state.hooks.client_connect, (client,), ReasonCode.SUCCESS)
             if reason >= 0x80:
                 raise Refused(reason, "refused by a plugin")
         allow = yield from self._authenticate(packet)
         # Counted only now: nobody may get another client banned by using its id.
-        if not plane.flapping.count(f"id:{client.client_id}", wall):
+        if not state.flapping.count(f"id:{client.client_id}", wall):
             self._ban()
         will = yield from self._check_will(packet.will, wall)
         self._check_draining()
@@ -151,7 +151,7 @@ class Channel(Inbound):
         connack = self._connack(packet, keep_alive, allow)
         if self.max_packet and len(codec.encode(connack, self.version)) > self.max_packet:
             raise Refused(ReasonCode.PACKET_TOO_LARGE, "the client takes no packet as long as CONNACK")
-        session, present, wills = plane.registry.open(client, clean=packet.clean_start, wall=wall)
+        session, present, wills = state.registry.open(client, clean=packet.clean_start, wall=wall)
         for message in wills:
             yield Emit(message)
         client.keep_alive = keep_alive
@@ -166,7 +166,7 @@ class Channel(Inbound):
         yield Send(replace(connack, session_present=present and packet.version >= 4))
         if session.link is None:
             return
-        hooks = plane.hooks
+        hooks = state.hooks
         event = hooks.session_resumed if present else hooks.session_created
         if event is not None:
             event.notify(client)
@@ -180,7 +180,7 @@ class Channel(Inbound):
 
     def _write_down(self, session: Session, *, present: bool) -> Steps:
         """A durable session is stored before its client hears of it, and what the client had before is gone."""
-        store = self.plane.store
+        store = self.state.store
         if store is None:
             return
         commit = store.save(session) if session.durable is not None else store.gone(self.client.client_id)
@@ -198,9 +198,9 @@ class Channel(Inbound):
     def _identify(self, packet: Connect) -> None:
         """Find the client id, or make one up."""
         client_id = packet.client_id
-        limit = self.plane.limits.max_client_id
+        limit = self.state.limits.max_client_id
         if limit and len(client_id.encode()) > limit:
-            self.plane.refuse("max_client_id")
+            self.state.refuse("max_client_id")
             raise Refused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, f"client id is longer than {limit} bytes")
         if "+" in client_id or "#" in client_id:
             # It would become a wildcard wherever a rule or a topic is made from it.
@@ -214,37 +214,37 @@ class Channel(Inbound):
 
     def _admit(self, wall: float) -> None:
         """Limits on connecting, before any credentials are looked at."""
-        plane, client = self.plane, self.client
+        state, client = self.state, self.client
         self._check_draining()
-        limit = plane.limits.max_connections
-        if limit and plane.connections > limit:
-            plane.refuse("max_connections")
+        limit = state.limits.max_connections
+        if limit and state.connections > limit:
+            state.refuse("max_connections")
             raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node has its {limit} connections")
-        if plane.full:
-            plane.refuse("max_memory")
+        if state.full:
+            state.refuse("max_memory")
             raise Refused(ReasonCode.QUOTA_EXCEEDED, "this node has no memory left for more clients, try again later")
-        most = plane.limits.max_sessions
-        if most and len(plane.registry.sessions) >= most and client.client_id not in plane.registry.sessions:
-            plane.refuse("max_sessions")
+        most = state.limits.max_sessions
+        if most and len(state.registry.sessions) >= most and client.client_id not in state.registry.sessions:
+            state.refuse("max_sessions")
             raise Refused(ReasonCode.QUOTA_EXCEEDED, f"this node has its {most} sessions")
-        if not plane.connect_bucket.admits(wall):
-            plane.refuse("connect_rate")
+        if not state.connect_bucket.admits(wall):
+            state.refuse("connect_rate")
             raise Refused(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many connects per second, try again later")
-        banned = plane.flapping.banned(f"id:{client.client_id}", wall)
-        if plane.limits.flapping_by_address:
-            banned = banned or not plane.flapping.count(f"address:{client.host}", wall)
-            banned = banned or plane.flapping.banned(f"address:{client.host}", wall)
+        banned = state.flapping.banned(f"id:{client.client_id}", wall)
+        if state.limits.flapping_by_address:
+            banned = banned or not state.flapping.count(f"address:{client.host}", wall)
+            banned = banned or state.flapping.banned(f"address:{client.host}", wall)
         if banned:
             self._ban()
 
     def _check_draining(self) -> None:
-        if self.plane.draining:
-            elsewhere = bool(self.plane.options.server_reference) and self.version == 5
+        if self.state.draining:
+            elsewhere = bool(self.state.options.server_reference) and self.version == 5
             reason = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_UNAVAILABLE
             raise Refused(reason, "this node is shutting down")
 
     def _ban(self) -> None:
-        self.plane.refuse("flapping")
+        self.state.refuse("flapping")
         raise Refused(ReasonCode.BANNED, "connects too often, banned for a while")
 
     def _authenticate(self, packet: Connect) -> Generator[Effect, Any, Allow]:
@@ -253,9 +253,9 @@ class Channel(Inbound):
         self._method = method
         decision = yield from self._converse(Credentials(packet.password, method, data))
         if isinstance(decision, Deny):
-            self.plane.stats.auth_denied += 1
+            self.state.stats.auth_denied += 1
             raise Refused(decision.reason, decision.detail)
-        self.plane.stats.auth_allowed += 1
+        self.state.stats.auth_allowed += 1
         client = self.client
         if decision.username is not None:
             client.username = decision.username
@@ -283,7 +283,7 @@ class Channel(Inbound):
 
     def _decide(self, credentials: Credentials) -> Generator[Effect, Any, Decision]:
         """The chain's word; if nobody decides, only clients on this machine are let in."""
-        chain = self.plane.hooks.client_authenticate
+        chain = self.state.hooks.client_authenticate
         decision: Decision | None = None
         if chain is not None:
             decision = yield Ask(chain, (self.client, credentials), None)
@@ -302,7 +302,7 @@ class Channel(Inbound):
             self.check_topic(will.topic)
         except ProtocolError as error:
             raise Refused(error.reason, f"will: {error}") from error
-        if will.retain and not self.plane.retains and self.version == 5:
+        if will.retain and not self.state.retains and self.version == 5:
             raise Refused(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")  # [MQTT-3.2.2-13]
         if not (yield from self.may("publish", will.topic)):
             raise Refused(ReasonCode.NOT_AUTHORIZED, f"may not publish the will to {will.topic}")
@@ -311,18 +311,18 @@ class Channel(Inbound):
         return message
 
     def _keep_alive(self, wanted: int) -> int:
-        if self.version == 5 and self.plane.options.server_keep_alive:
-            return self.plane.options.server_keep_alive
-        limit = self.plane.limits.max_keep_alive
+        if self.version == 5 and self.state.options.server_keep_alive:
+            return self.state.options.server_keep_alive
+        limit = self.state.limits.max_keep_alive
         return limit if limit and (not wanted or wanted > limit) else wanted
 
     def _settle(self, session: Session, packet: Connect, *, present: bool, wall: float) -> None:
         """Give the session the properties of this connection."""
-        options, limits = self.plane.session_options, self.plane.limits
+        options, limits = self.state.session_options, self.state.limits
         properties = packet.properties
         session.expiry = self._expiry(packet)
-        if not present and session.expiry and self.plane.store is not None:
-            self.plane.store.make_durable(session)
+        if not present and session.expiry and self.state.store is not None:
+            self.state.store.make_durable(session)
         was_special, was_version = session.special, session.version
         session.speak(packet.version, wall)
         session.attach(
@@ -332,12 +332,12 @@ class Channel(Inbound):
             min(properties.topic_alias_maximum or 0, limits.max_topic_alias_out),  # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
         )
         if present and (was_special or session.special or was_version != session.version):
-            self.plane.pubsub.refresh(session)
+            self.state.pubsub.refresh(session)
         self.use_routes()
 
     def _expiry(self, packet: Connect) -> int:
         """Seconds for which the session outlives this connection."""
-        options = self.plane.session_options
+        options = self.state.session_options
         if packet.version == 5:
             wanted = packet.properties.session_expiry or 0
         else:
@@ -346,28 +346,28 @@ class Channel(Inbound):
 
     def use_routes(self) -> None:
         """Begin with no remembered access decisions; without access control all channels share the node's routes."""
-        unguarded = self.plane.hooks.client_authorize is None or self.client.superuser
-        self.routes = self.plane.pubsub.routes if unguarded else {}
+        unguarded = self.state.hooks.client_authorize is None or self.client.superuser
+        self.routes = self.state.pubsub.routes if unguarded else {}
 
     def _connack(self, packet: Connect, keep_alive: int, allow: Allow) -> Connack:
         """The answer to a client that is let in; `session_present` is not known yet."""
         if packet.version != 5:
             return Connack()
-        plane = self.plane
-        self.told_unretained = not plane.retains
+        state = self.state
+        self.told_unretained = not state.retains
         wanted = packet.properties.session_expiry or 0
         information = None
-        if packet.properties.request_response_information == 1 and plane.options.response_information:
-            information = plane.options.response_information.replace("${clientid}", self.client.client_id)
+        if packet.properties.request_response_information == 1 and state.options.response_information:
+            information = state.options.response_information.replace("${clientid}", self.client.client_id)
         expiry = self._expiry(packet)
         return Connack(
             properties=Properties(
                 session_expiry=expiry if expiry != wanted else None,
-                receive_maximum=plane.session_options.max_awaiting_rel or None,
-                retain_available=None if plane.retains else 0,
-                maximum_packet_size=plane.limits.max_packet_size or None,
+                receive_maximum=state.session_options.max_awaiting_rel or None,
+                retain_available=None if state.retains else 0,
+                maximum_packet_size=state.limits.max_packet_size or None,
                 assigned_client_id=self.client.client_id if self.client.client_id != packet.client_id else None,
-                topic_alias_maximum=plane.limits.max_topic_alias or None,
+                topic_alias_maximum=state.limits.max_topic_alias or None,
                 server_keep_alive=keep_alive if keep_alive != packet.keep_alive else None,
                 response_information=information,
                 authentication_method=self._method,
@@ -386,7 +386,7 @@ class Channel(Inbound):
         if is_released(frame) or qos_of(frame) != 1:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")
         session.acknowledged(packet.packet_id, packet.reason)
-        hooks = self.plane.hooks
+        hooks = self.state.hooks
         if hooks.message_acked is not None:
             hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
         if hooks.delivery_completed is not None:
@@ -410,7 +410,7 @@ class Channel(Inbound):
             return
         if qos_of(frame) != 2:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBREC for a QoS 1 message")
-        hooks = self.plane.hooks
+        hooks = self.state.hooks
         if hooks.message_acked is not None:
             hooks.message_acked.notify(self.client, message_of(frame, session.version), packet.reason)
         if packet.reason >= 0x80:  # [MQTT-4.3.3-4]: the client refused it; its id is free
@@ -436,7 +436,7 @@ class Channel(Inbound):
         if not is_released(frame):
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBCOMP before PUBREC")
         session.acknowledged(packet.packet_id)  # it was taken with PUBREC, whatever PUBCOMP says
-        hooks = self.plane.hooks
+        hooks = self.state.hooks
         if hooks.delivery_completed is not None and isinstance(frame[2], Message):
             hooks.delivery_completed.notify(self.client, frame[2], packet.reason)
         self._pump(session, wall)
@@ -450,7 +450,7 @@ class Channel(Inbound):
     # -- SUBSCRIBE, UNSUBSCRIBE
 
     def _subscribe(self, session: Session, packet: Subscribe) -> Steps:
-        plane = self.plane
+        state = self.state
         if self._too_many(len(packet.subscriptions)):
             yield Send(Suback(packet.packet_id, (ReasonCode.QUOTA_EXCEEDED,) * len(packet.subscriptions)))
             return
@@ -458,8 +458,8 @@ class Channel(Inbound):
         wanted: list[Subscription | ReasonCode | Verdict] = [
             replace(item, user_properties=properties) if properties else item for item in packet.subscriptions
         ]
-        if plane.hooks.client_subscribe is not None:
-            changed = yield Ask(plane.hooks.client_subscribe, (self.client, properties), wanted)
+        if state.hooks.client_subscribe is not None:
+            changed = yield Ask(state.hooks.client_subscribe, (self.client, properties), wanted)
             if len(changed) != len(wanted):
                 raise ProtocolError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin changed the number of filters")
             wanted = changed
@@ -485,12 +485,12 @@ class Channel(Inbound):
                 reasons.append(reason)
                 if reason < 0x80:
                     before.setdefault(item.filter, session.subscriptions.get(item.filter))
-                    granted.append((item, plane.pubsub.subscribe(session, item)))
+                    granted.append((item, state.pubsub.subscribe(session, item)))
         except (ProtocolError, GeneratorExit):  # or the connection has ended meanwhile
             self._take_back(session, before, granted)
             raise
-        if granted and plane.store is not None and session.durable is not None:
-            commit = plane.store.subscribe(session, [item for item, _ in granted])
+        if granted and state.store is not None and session.durable is not None:
+            commit = state.store.subscribe(session, [item for item, _ in granted])
             yield Await(commit, hold=True)  # two answers about one filter must not wait at once
             if commit.error is not None:
                 self._take_back(session, before, granted)
@@ -498,7 +498,7 @@ class Channel(Inbound):
                 reasons = [reason if reason >= 0x80 else refused for reason in reasons]
                 granted, problem = [], str(commit.error)
         yield Send(Suback(packet.packet_id, tuple(reasons), self.problem(problem)))
-        chain = plane.hooks.session_subscribed
+        chain = state.hooks.session_subscribed
         if chain is not None:
             for subscription, is_new in granted:
                 chain.notify(self.client, subscription, is_new)
@@ -516,60 +516,60 @@ class Channel(Inbound):
             if session.subscriptions.get(filter_) is not made[filter_]:
                 continue
             if old is None:
-                self.plane.pubsub.unsubscribe(session, filter_)
+                self.state.pubsub.unsubscribe(session, filter_)
                 session.leave_sources(filter_)  # one that was registered meanwhile may have taken it
             else:
-                self.plane.pubsub.subscribe(session, old)
+                self.state.pubsub.subscribe(session, old)
 
     def _give_way_without(self, session: Session, removed: list[str]) -> Steps:
         """Let others have their turn; if the connection ends meanwhile, the store is told what was left till then."""
         try:
             yield GIVE_WAY
         except GeneratorExit:
-            known = self.plane.registry.sessions.get(self.client.client_id) is session  # not one that came after it
-            if self.plane.store is not None and session.durable is not None and known:
+            known = self.state.registry.sessions.get(self.client.client_id) is session  # not one that came after it
+            if self.state.store is not None and session.durable is not None and known:
                 gone = [filter_ for filter_ in removed if filter_ not in session.subscriptions]
-                self.plane.store.subscribe(session, (), gone)
+                self.state.store.subscribe(session, (), gone)
             raise
 
     def _too_many(self, filters: int) -> bool:
-        limit = self.plane.limits.max_filters
+        limit = self.state.limits.max_filters
         if not limit or filters <= limit:
             return False
-        self.plane.refuse("max_filters")
+        self.state.refuse("max_filters")
         return True
 
     def _judge(
         self, session: Session, subscription: Subscription, *, changed: bool
     ) -> Generator[Effect, Any, tuple[ReasonCode, str]]:
         """(reason, detail) for one filter of a SUBSCRIBE."""
-        plane = self.plane
+        state = self.state
         try:
             group, filter_ = split_share(subscription.filter)
-            check_filter(filter_, plane.limits.max_topic_levels)
+            check_filter(filter_, state.limits.max_topic_levels)
         except TopicError as error:
             if "levels" in str(error):
-                plane.refuse("max_topic_levels")
+                state.refuse("max_topic_levels")
             elif not changed:
                 raise ProtocolError(ReasonCode.MALFORMED_PACKET, str(error)) from error  # [MQTT-4.13.1-1]
             return ReasonCode.TOPIC_FILTER_INVALID, str(error)
         if group is not None and subscription.no_local:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "no local on a shared subscription")  # [MQTT-3.8.3-4]
-        limit = plane.session_options.max_subscriptions
+        limit = state.session_options.max_subscriptions
         if limit and len(session.subscriptions) >= limit and subscription.filter not in session.subscriptions:
-            plane.refuse("max_subscriptions")
+            state.refuse("max_subscriptions")
             return ReasonCode.QUOTA_EXCEEDED, f"a session may have {limit} subscriptions"
-        most = plane.session_options.max_filter_bytes
+        most = state.session_options.max_filter_bytes
         added = len(subscription.filter) if subscription.filter not in session.subscriptions else 0
         if most and added and session.filter_bytes + added > most:
-            plane.refuse("max_filter_bytes")
+            state.refuse("max_filter_bytes")
             return ReasonCode.QUOTA_EXCEEDED, f"the filters of a session may have {most} characters together"
         if not (yield from self.may("subscribe", filter_)):
             return ReasonCode.NOT_AUTHORIZED, f"may not subscribe to {subscription.filter}"
         return ReasonCode(subscription.qos), ""
 
     def _unsubscribe(self, session: Session, packet: Unsubscribe) -> Steps:
-        plane = self.plane
+        state = self.state
         filters = list(packet.filters)
         if self._too_many(len(filters)):
             if self.version != 5:  # its UNSUBACK cannot say no
@@ -579,9 +579,9 @@ class Channel(Inbound):
         for filter_ in filters:
             if filter_ not in session.subscriptions:
                 _check_form(filter_)
-        if plane.hooks.client_unsubscribe is not None:
+        if state.hooks.client_unsubscribe is not None:
             properties = packet.properties.user_properties
-            changed = yield Ask(plane.hooks.client_unsubscribe, (self.client, properties), filters)
+            changed = yield Ask(state.hooks.client_unsubscribe, (self.client, properties), filters)
             if len(changed) == len(filters):
                 filters = changed
         reasons: list[ReasonCode] = []
@@ -592,20 +592,20 @@ class Channel(Inbound):
                 yield from self._give_way_without(session, removed)
                 budget = FILTERS_PER_TURN
             budget -= len(filter_)
-            if plane.pubsub.unsubscribe(session, filter_):
+            if state.pubsub.unsubscribe(session, filter_):
                 session.leave_sources(filter_)
                 removed.append(filter_)
                 reasons.append(ReasonCode.SUCCESS)
             else:
                 reasons.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        if plane.store is not None and session.durable is not None:
+        if state.store is not None and session.durable is not None:
             # All that were asked for: one that is gone from memory may be in the store, if that has failed before.
-            commit = plane.store.subscribe(session, (), filters)
+            commit = state.store.subscribe(session, (), filters)
             yield Await(commit, hold=True)
             if commit.error is not None:
                 raise unanswered()
         yield Send(Unsuback(packet.packet_id, tuple(reasons)))
-        chain = plane.hooks.session_unsubscribed
+        chain = state.hooks.session_unsubscribed
         if chain is not None:
             for filter_ in removed:
                 chain.notify(self.client, filter_)
@@ -620,10 +620,10 @@ class Channel(Inbound):
         if expiry is not None:
             if expiry and not session.expiry:  # [MQTT-3.14.2-2]
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "session expiry was 0 and cannot be raised")
-            limit = self.plane.session_options.expiry_max
+            limit = self.state.session_options.expiry_max
             session.expiry = min(expiry, limit) if limit else expiry
         with_will = packet.reason is not ReasonCode.SUCCESS
-        store = self.plane.store
+        store = self.state.store
         if store is not None and session.durable is not None and (session.will is not None or expiry is not None):
             if not with_will:
                 session.will = None
@@ -636,9 +636,9 @@ class Channel(Inbound):
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "AUTH out of place")  # [MQTT-4.12.1-1]
         decision = yield from self._converse(Credentials(None, method, packet.properties.authentication_data))
         if isinstance(decision, Deny):
-            self.plane.stats.auth_denied += 1
+            self.state.stats.auth_denied += 1
             raise ProtocolError(decision.reason, decision.detail)  # [MQTT-4.12.1-2]
-        self.plane.stats.auth_allowed += 1
+        self.state.stats.auth_allowed += 1
         self.client.superuser = decision.superuser
         self.client.attributes = decision.attributes
         yield Renewed(decision.expires_at)
@@ -660,16 +660,16 @@ class Channel(Inbound):
         if not taken:
             return
         for text in taken:
-            self.plane.pubsub.unsubscribe(session, text)
+            self.state.pubsub.unsubscribe(session, text)
             session.leave_sources(text)
         session.revoke(taken)
-        if self.plane.store is not None and session.durable is not None:
+        if self.state.store is not None and session.durable is not None:
             # In this order: a subscription that is gone tells nobody that what came under it must not be delivered.
-            self.plane.store.save(session)
-            self.plane.store.subscribe(session, (), taken)
-        if self.plane.hooks.session_unsubscribed is not None:
+            self.state.store.save(session)
+            self.state.store.subscribe(session, (), taken)
+        if self.state.hooks.session_unsubscribed is not None:
             for text in taken:
-                self.plane.hooks.session_unsubscribed.notify(self.client, text)
+                self.state.hooks.session_unsubscribed.notify(self.client, text)
 
 
 def _check_form(filter_: str) -> None:

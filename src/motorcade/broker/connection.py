@@ -1,11 +1,11 @@
 """One network connection: bytes in, what must wait, and the way out.
 
-Two speeds, one meaning. `byteloop.py` takes the frequent packets of a read in one go; everything else goes packet by
+Two speeds, one meaning. `fastpath.py` takes the frequent packets of a read in one go; everything else goes packet by
 packet through `channel.py`, as does every packet while somebody observes deliveries. A test runs the same
 conversations both ways and compares.
 
-    read -> byte loop or channel -> window of each receiver: bytes appended to `out`, window marked dirty
-    end of the loop turn -> Outbox.flush: one write per dirty connection
+    read -> fast path or channel -> window of each receiver: bytes appended to `out`, window marked dirty
+    end of the loop turn -> Flusher.flush: one write per dirty connection
 
 While a hook chain is waited for, the connection is suspended: it reads nothing, so its packets stay in order;
 others are not held up.
@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
-from motorcade.broker import byteloop
+from motorcade.broker import fastpath
 from motorcade.broker.ack_queue import AckQueue
 from motorcade.broker.channel import Channel, Refused
 from motorcade.broker.effects import GIVE_WAY, Ask, Await, Close, Emit, Opened, Renewed, Send, Steps, WaitFor
 from motorcade.broker.frames import read_varint
-from motorcade.broker.inbound import unanswered
 from motorcade.broker.limits import LeakyBucket
+from motorcade.broker.publishing import unanswered
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
 from motorcade.broker.tls import certificate_of
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger("motorcade.connection")
 
 MAX_PIECES = 1024  #: pieces of an unfinished packet before they are joined; many small ones cost more than their bytes
-CHANNEL_COST = 32  #: packets of the byte loop that one through the channel counts as
+CHANNEL_COST = 32  #: packets of the fast path that one through the channel counts as
 FULL_READ = 64 * 1024  #: bytes of a read after which the others have their turn; the event loop would read on
 READS_PER_FLUSH = 16  #: reads after which output is written even though the loop turn is not over
 RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that waits for a hook
@@ -59,7 +59,7 @@ MAX_UNCOMMITTED_BYTES = 4 * 1024 * 1024  #: bytes of the messages they are for
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
 
 
-class Outbox:
+class Flusher:
     """Writes what the turn of the loop has produced: one write per connection."""
 
     __slots__ = ("_dirty", "_loop", "_scheduled", "_stats", "reads")
@@ -192,20 +192,20 @@ class Connection(asyncio.Protocol):
         self.transport = transport
         peer = transport.get_extra_info("peername")
         self.opened = self.seen = monotonic()
-        plane = self.broker.plane
+        state = self.broker.state
         # Without an address (the peer has reset the connection before we looked) nobody can say who it is.
         host, port = (peer[0], peer[1]) if isinstance(peer, tuple) else ("", 0)
         if not host or not self.broker.add(self, host):
             self.closing = True
             transport.abort()
             return
-        transport.set_write_buffer_limits(plane.limits.write_high, plane.limits.write_low)
+        transport.set_write_buffer_limits(state.limits.write_high, state.limits.write_low)
         if self.listener == "tcp":
             number = transport.get_extra_info("socket").fileno()
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, number)  # the transport's, not ours
             self.direct = self._socket.send
         client = ClientInfo("", host=host, port=port, listener=self.listener, certificate=_certificate(transport))
-        self.channel = Channel(plane, client)
+        self.channel = Channel(state, client)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio says so
         self.transport = None
@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
         self.seen = monotonic()
         broker = self.broker
         arrived = len(data)
-        broker.plane.stats.bytes_received += arrived
+        broker.state.stats.bytes_received += arrived
         if self._chunks is not None:
             # An unfinished packet: collect without copying until it is complete, however small the pieces are.
             self._chunks.append(data)
@@ -287,13 +287,13 @@ class Connection(asyncio.Protocol):
             self._crash(error)
         if session is not None and (self.messages_bucket is not None or self.bytes_bucket is not None):
             self._throttle(session.received - before, arrived)
-        outbox = broker.outbox
-        if broker.plane.shared.dirty:
-            outbox.reads += 1
-            if outbox.reads >= READS_PER_FLUSH:
-                outbox.flush()
+        flusher = broker.flusher
+        if broker.state.shared.dirty:
+            flusher.reads += 1
+            if flusher.reads >= READS_PER_FLUSH:
+                flusher.flush()
             else:
-                outbox.later()
+                flusher.later()
 
     @property
     def held(self) -> bool:
@@ -308,25 +308,25 @@ class Connection(asyncio.Protocol):
     # -- packets
 
     def _take(self, data: bytes) -> None:
-        """Take every whole packet of `data`, the frequent ones in the byte loop, as far as the budget of a turn goes.
+        """Take every whole packet of `data`, the frequent ones in the fast path, as far as the budget of a turn goes.
 
         Keep the rest.
         """
-        plane = self.broker.plane
+        state = self.broker.state
         n = len(data)
         i = 0
-        left = byteloop.PACKETS_PER_TURN
+        left = fastpath.PACKETS_PER_TURN
         while not self.closing:
             session, channel = self.session, self.channel
-            if session is not None and channel is not None and channel.session is not None and not plane.observed:
-                i, left = byteloop.run(channel, session, data, i, self._max_size(), left)
+            if session is not None and channel is not None and channel.session is not None and not state.observed:
+                i, left = fastpath.run(channel, session, data, i, self._max_size(), left)
                 if self.session is not session:  # a write was refused at once, and the client sent away
                     return
                 if session.acks is not None and _crowd(session.acks):
                     self._hold_off()
                     self._keep(data[i:], 0)
                     return
-                if plane.store is not None and session.acks_wait and plane.store.full:
+                if state.store is not None and session.acks_wait and state.store.full:
                     self._hold_off()  # until one of its answers is there
                     self._keep(data[i:], 0)
                     return
@@ -381,7 +381,7 @@ class Connection(asyncio.Protocol):
 
     def _max_size(self) -> int:
         """Bytes a packet of this client may have; little until it is let in."""
-        limits = self.broker.plane.limits
+        limits = self.broker.state.limits
         limit = limits.max_packet_size or codec.MAX_PACKET
         return limit if self.session is not None else min(limits.max_connect_size or limit, limit)
 
@@ -389,13 +389,13 @@ class Connection(asyncio.Protocol):
         """One packet through the channel; False if the connection is suspended now."""
         channel = self.channel
         assert channel is not None  # noqa: S101 - made with the connection
-        plane = self.broker.plane
-        plane.stats.packets_received += 1
+        state = self.broker.state
+        state.stats.packets_received += 1
         try:
-            packet = codec.decode(first, body, channel.version, plane.codec_limits)
+            packet = codec.decode(first, body, channel.version, state.codec_limits)
         except ProtocolError as error:
             if error.reason is ReasonCode.QUOTA_EXCEEDED:
-                plane.refuse("max_user_properties")
+                state.refuse("max_user_properties")
             if channel.session is None and _is_v5_connect(body):
                 channel.version = 5
             raise
@@ -452,11 +452,11 @@ class Connection(asyncio.Protocol):
         """The channel has let the client in."""
         session = self.session = effect.session
         session.link = self
-        plane = self.broker.plane
-        plane.registry.connect()
-        self.deadline = effect.keep_alive * plane.limits.keep_alive_factor
+        state = self.broker.state
+        state.registry.connect()
+        self.deadline = effect.keep_alive * state.limits.keep_alive_factor
         self.expires_at = effect.expires_at
-        limits = plane.limits
+        limits = state.limits
         now = monotonic()
         if limits.message_rate:
             self.messages_bucket = LeakyBucket(limits.message_rate, limits.message_burst, now)
@@ -513,19 +513,19 @@ class Connection(asyncio.Protocol):
             self.broker.loop.call_soon(self._go_on)
 
     def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
-        """QoS 1 messages that the byte loop took are stored, or could not be."""
+        """QoS 1 messages that the fast path took are stored, or could not be."""
         session, channel = self.session, self.channel
         if self.closing or session is None or channel is None:
             if channel is not None and channel.session is not None:
                 _less_crowded(channel.session)
             return
-        stats = self.broker.plane.stats
+        stats = self.broker.state.stats
         if commit.error is None:
             stats.packets_sent += len(numbers)
             if not session.out:
                 session.shared.dirty.append(session)
             session.out.append(b"\x40\x02" + b"\x40\x02".join(numbers))
-            self.broker.outbox.later()
+            self.broker.flusher.later()
             _less_crowded(session)
             return
         stats.dropped["not_stored"] += len(numbers)
@@ -537,7 +537,7 @@ class Connection(asyncio.Protocol):
             answer = channel.problem(str(commit.error))
             for number in numbers:
                 self.send(Send(Puback(int.from_bytes(number, "big"), ReasonCode.QUOTA_EXCEEDED, answer)))
-            self.broker.outbox.later()
+            self.broker.flusher.later()
             _less_crowded(session)
 
     def _answer(self, session: Session, steps: Steps) -> None:
@@ -551,7 +551,7 @@ class Connection(asyncio.Protocol):
             self._crash(error)
         finally:
             self._answering = False
-        self.broker.outbox.later()
+        self.broker.flusher.later()
         _less_crowded(session)
 
     def caught_up(self) -> None:
@@ -588,7 +588,7 @@ class Connection(asyncio.Protocol):
             self._crash(error)
             return
         finally:
-            self.broker.outbox.later()
+            self.broker.flusher.later()
         if done:
             self._go_on()
 
@@ -615,11 +615,11 @@ class Connection(asyncio.Protocol):
         if self.messages_bucket is not None:
             wait = self.messages_bucket.pour(messages, now)
             if wait:
-                self.broker.plane.refuse("message_rate")
+                self.broker.state.refuse("message_rate")
         if self.bytes_bucket is not None:
             byte_wait = self.bytes_bucket.pour(octets, now)
             if byte_wait:
-                self.broker.plane.refuse("byte_rate")
+                self.broker.state.refuse("byte_rate")
                 wait = max(wait, byte_wait)
         if wait:
             self._hold_reading()
@@ -650,7 +650,7 @@ class Connection(asyncio.Protocol):
         channel = self.channel
         assert channel is not None  # noqa: S101 - made with the connection
         session = self.session
-        self.broker.plane.stats.packets_sent += 1
+        self.broker.state.stats.packets_sent += 1
         data = _fitting(effect.packet, channel.version, channel.max_packet)
         if session is None or session.link is not self:
             self.write(data)
@@ -671,20 +671,20 @@ class Connection(asyncio.Protocol):
                 written = self.direct(data)
             except OSError:  # full, or reset by the peer
                 written = 0
-            self.broker.plane.stats.bytes_sent += written
+            self.broker.state.stats.bytes_sent += written
             data = data[written:]
         if data:
             self.write_rest(data)
 
     def write_later(self) -> None:
         """Write what is in `out` at the end of this turn."""
-        self.broker.outbox.later()
+        self.broker.flusher.later()
 
     def write_rest(self, data: bytes) -> None:
         """What the kernel would not take: the transport writes it when it can, or finds the connection reset."""
         self.direct = None
         if self.transport is not None:
-            self.broker.plane.stats.bytes_sent += len(data)
+            self.broker.state.stats.bytes_sent += len(data)
             self.transport.write(data)
 
     def pump(self) -> None:
@@ -695,7 +695,7 @@ class Connection(asyncio.Protocol):
             if session.pump(time()):
                 self.pump_later()
             if session.out:
-                self.broker.outbox.later()
+                self.broker.flusher.later()
 
     def pump_later(self) -> None:
         """`pump` again in the next turn; once, however often it is asked for."""
@@ -713,7 +713,7 @@ class Connection(asyncio.Protocol):
         self.why = detail or reason.name.lower()
         if channel.version == 5 and channel.session is not None:
             properties = channel.problem(detail)
-            reference = self.broker.plane.options.server_reference
+            reference = self.broker.state.options.server_reference
             if reference and reason in (ReasonCode.SERVER_SHUTTING_DOWN, ReasonCode.USE_ANOTHER_SERVER):
                 reason = ReasonCode.USE_ANOTHER_SERVER
                 properties = replace(properties, server_reference=reference)
@@ -736,13 +736,13 @@ class Connection(asyncio.Protocol):
         """The client broke the rules, or is not let in: tell it and close."""
         if self.closing:
             return
-        plane, channel = self.broker.plane, self.channel
+        state, channel = self.broker.state, self.channel
         assert channel is not None  # noqa: S101 - made with the connection
         if not isinstance(error, Refused):
             name = error.reason.name.lower()
-            plane.stats.protocol_errors[name] = plane.stats.protocol_errors.get(name, 0) + 1
+            state.stats.protocol_errors[name] = state.stats.protocol_errors.get(name, 0) + 1
             if error.reason is ReasonCode.PACKET_TOO_LARGE:
-                plane.refuse("max_packet_size" if channel.session else "max_connect_size")
+                state.refuse("max_packet_size" if channel.session else "max_connect_size")
         if self.broker.refusals.admits(monotonic()):
             log.info(
                 "client_refused" if channel.session is None else "client_failed",
@@ -769,7 +769,7 @@ class Connection(asyncio.Protocol):
     def _refusal(self, error: ProtocolError) -> Properties:
         assert self.channel is not None  # noqa: S101 - made with the connection
         properties = self.channel.problem(str(error))
-        reference = self.broker.plane.options.server_reference
+        reference = self.broker.state.options.server_reference
         if reference and error.reason is ReasonCode.USE_ANOTHER_SERVER:
             properties = replace(properties, server_reference=reference)
         return properties
@@ -828,10 +828,10 @@ class Connection(asyncio.Protocol):
             return
         client = self.channel.client
         if session.link is self:
-            for will in self.broker.plane.registry.disconnect(session, time(), with_will=self.with_will):
+            for will in self.broker.state.registry.disconnect(session, time(), with_will=self.with_will):
                 self.broker.publish_will(will)
-        self.broker.outbox.later()  # its end may have set off messages to others
-        hooks = self.broker.plane.hooks
+        self.broker.flusher.later()  # its end may have set off messages to others
+        hooks = self.broker.state.hooks
         if hooks.client_disconnected is not None:
             hooks.client_disconnected.notify(client, self.why)
 

@@ -86,7 +86,7 @@ class Listener:
 
     async def _serve(self, **where: Any) -> asyncio.Server:
         context = self.endpoint.tls
-        patience = self._broker.plane.limits.connect_timeout or None if context else None
+        patience = self._broker.state.limits.connect_timeout or None if context else None
         return await asyncio.get_running_loop().create_server(
             self._factory(),
             backlog=BACKLOG,
@@ -109,7 +109,7 @@ class Listener:
         kind = endpoint.kind
         if kind in ("tcp", "tls"):
             return lambda: Connection(broker, kind)
-        path, origins, max_frame = endpoint.path, endpoint.origins, broker.plane.limits.max_packet_size
+        path, origins, max_frame = endpoint.path, endpoint.origins, broker.state.limits.max_packet_size
         return lambda: WebSocketProtocol(lambda: Connection(broker, kind), path, origins, max_frame, broker.loop)
 
     async def close(self) -> None:

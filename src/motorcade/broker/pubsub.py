@@ -134,15 +134,15 @@ class Route:
         self.count = len(targets) + len(groups)
         #: takes plain messages of this topic for itself, and nobody else wants to see them
         self.plain = _plain(self.publish_hooks)
-        #: somebody wants to see every message of this topic: the byte loop leaves them to the channel
+        #: somebody wants to see every message of this topic: the fast path leaves them to the channel
         self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
-        #: somebody's messages of QoS 1 and 2 go through the store: the byte loop leaves them to the channel
+        #: somebody's messages of QoS 1 and 2 go through the store: the fast path leaves them to the channel
         self.kept = any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
         plain = [t for t in targets if t.plain]
         #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 4)
         self.only = targets[0].session if len(targets) == 1 and not groups else None
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
-        #: if everybody is durable and takes QoS 1: what they get; the byte loop stores such messages itself
+        #: if everybody is durable and takes QoS 1: what they get; the fast path stores such messages itself
         self.lasting = _lasting(targets) if self.kept and not groups else ()
         #: see `session_store.PlainMessage`; made when first needed, since many routes are remembered
         self.bodies: dict[tuple[object, ...], bytes] | None = None
@@ -282,8 +282,8 @@ class PubSub:
             lambda free: shared.soon(free),  # noqa: PLW0108 - it is set later
         )
         self._matching: list[Matching[Audience]] = []  # topics that are compared with all filters in several turns
-        self.taken: dict[bytes, Route] = {}  #: first level -> route of all topics below it, read by the byte loop
-        self.routes = self._routes.table  #: topic bytes -> route, read by the byte loop
+        self.taken: dict[bytes, Route] = {}  #: first level -> route of all topics below it, read by the fast path
+        self.routes = self._routes.table  #: topic bytes -> route, read by the fast path
         shared.hooks.on_change(self.forget_routes)
 
     @property
@@ -600,7 +600,7 @@ class PubSub:
             else:
                 session.drop(frame, "session_ended")
 
-    # -- delivery from the byte loop
+    # -- delivery from the fast path
 
     def deliver_rest(self, route: Route, frame: Frame, version: int, publisher: ClientInfo, now: float) -> None:
         """What `route` has besides plain receivers, for a message that came as bytes."""
@@ -608,7 +608,7 @@ class PubSub:
         message.publisher = publisher.client_id
         message.username = publisher.username
         message.qos = qos_of(frame)
-        # The byte loop counts one copy for each of them. There may be fewer: no member, or the publisher's own.
+        # The fast path counts one copy for each of them. There may be fewer: no member, or the publisher's own.
         self.shared.stats.routed -= len(route.rest) + len(route.groups)
         for target in route.rest:
             self._send_target(message, target, now)

@@ -126,7 +126,7 @@ class Routes(Generic[R]):
         self._soon = soon  # what lets something happen in the next turn of the event loop
         self._tree: TopicTree[R] = TopicTree()
         self._retired: list[Retired[R]] = []
-        self.table: dict[bytes, R] = {}  #: read by the byte loop
+        self.table: dict[bytes, R] = {}  #: read by the fast path
 
     @property
     def octets(self) -> int:

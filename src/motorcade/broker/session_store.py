@@ -34,11 +34,11 @@ from motorcade.broker import session_records as records
 from motorcade.broker.durable_queue import FIRST_OTHER_ID, UNKNOWN, DurableQueue
 from motorcade.broker.frames import Frame, frame_of, message_of
 from motorcade.broker.lease import SessionLease
-from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import Copy, Route, chosen_of, noted
 from motorcade.broker.revoked import Revoked
 from motorcade.broker.session import Doubt, Session
 from motorcade.broker.session_records import AWAITING, SESSIONS, SUBSCRIPTIONS, pair
+from motorcade.broker.state import BrokerState
 from motorcade.clock import time
 from motorcade.commit import Commit, is_refusal, joined
 from motorcade.core.client import ClientInfo
@@ -196,7 +196,7 @@ class SessionStore:
     def __init__(
         self,
         store: Store,
-        plane: Plane,
+        state: BrokerState,
         loop: asyncio.AbstractEventLoop,
         flush: Callable[[], None],
         supervisor: Tasks | None = None,
@@ -204,7 +204,7 @@ class SessionStore:
         self.supervisor = supervisor or Tasks()
         self.store = store
         self.loop = loop
-        self._plane = plane
+        self._state = state
         self._flush = flush
         self._in_flight = 0  # rows that the store has not answered yet
         self._refused = 0  # batches since the store began to refuse them; 0: it takes them
@@ -683,7 +683,7 @@ class SessionStore:
 
     async def _give_on(self, message: Message, text: str, queue: DurableQueue, position: int, now: float) -> None:
         """Give one message to another member of its group, if there is one, and room."""
-        pubsub = self._plane.pubsub
+        pubsub = self._state.pubsub
         group = pubsub.group(text)
         copy = pubsub.choose(group, message, without=queue.session) if group is not None else None
         if copy is None:
@@ -703,7 +703,7 @@ class SessionStore:
 
     def expired(self, entries: Iterable[tuple[str, int]]) -> None:
         """Note that the store has removed entries whose time was over."""
-        sessions = self._plane.registry.sessions
+        sessions = self._state.registry.sessions
         for owner, position in entries:
             if not owner.startswith(records.OWNER):
                 continue
@@ -719,7 +719,7 @@ class SessionStore:
     async def restore(self) -> None:
         """Bring the sessions back that the process before this one has left."""
         now = time()
-        registry, pubsub = self._plane.registry, self._plane.pubsub
+        registry, pubsub = self._state.registry, self._state.pubsub
         found = lost = 0
         async for client_id, value in self.store.records.scan(SESSIONS, now):
             try:
@@ -753,16 +753,16 @@ class SessionStore:
 
     def _resubscribe(self, key: str, value: bytes) -> bool:
         client_id, filter_ = records.unpair(key)
-        session = self._plane.registry.sessions.get(client_id)
+        session = self._state.registry.sessions.get(client_id)
         if session is not None:
-            self._plane.pubsub.subscribe(session, records.subscription_from(filter_, value))
+            self._state.pubsub.subscribe(session, records.subscription_from(filter_, value))
             if session.revoked is not None:
                 session.revoked.allow(filter_)
         return session is not None
 
     def _await_again(self, key: str, value: bytes) -> bool:
         client_id, number = records.unpair(key)
-        session = self._plane.registry.sessions.get(client_id)
+        session = self._state.registry.sessions.get(client_id)
         if session is not None:
             record = records.decode_awaiting(value)
             session.await_release(int(number), record.time)
@@ -776,7 +776,7 @@ class SessionStore:
 
     def _restored(self, client_id: str, record: records.SessionRecord, now: float) -> Session:
         client = records.client_from(client_id, record)
-        session = Session(self._plane.shared, client, record.created_at)
+        session = Session(self._state.shared, client, record.created_at)
         known = not record.connected and record.sent_to >= 0
         session.durable = DurableQueue(
             session, self, restored=True, sent_to=record.sent_to if known else UNKNOWN, window=record.window

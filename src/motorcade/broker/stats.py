@@ -1,6 +1,6 @@
 """Counters of one node. They only grow; whoever shows them takes a copy.
 
-The byte loop counts in local variables and adds here once per read.
+The fast path counts in local variables and adds here once per read.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from motorcade.broker.limits import Flapping
-from motorcade.broker.plane import Plane
 from motorcade.broker.router import NODE_BYTES
+from motorcade.broker.state import BrokerState
 from motorcade.extension.metrics import Table
 
 # Bytes, measured with CPython 3.11; `tests/unit/broker/test_tables.py` compares them with what is really allocated.
@@ -16,21 +16,21 @@ SUBSCRIPTION_BYTES: Final = 540  #: with a filter of its own, without the levels
 FLAPPING_BYTES: Final = 260  #: one name
 
 
-def tables(plane: Plane) -> list[Table]:
+def tables(state: BrokerState) -> list[Table]:
     """Counted anyway, so this takes no longer with more clients."""
-    pubsub, shared = plane.pubsub, plane.shared
+    pubsub, shared = state.pubsub, state.shared
     subscriptions = pubsub.subscriptions + pubsub.shared_subscriptions
     return [
-        Table("routes", len(pubsub.routes), pubsub.route_octets, plane.limits.route_cache),
+        Table("routes", len(pubsub.routes), pubsub.route_octets, state.limits.route_cache),
         Table(
             "subscriptions",
             subscriptions,
             subscriptions * SUBSCRIPTION_BYTES + pubsub.filter_nodes * NODE_BYTES,
         ),
-        Table("sessions", len(plane.registry.sessions), len(plane.registry.sessions) * SESSION_BYTES),
-        Table("connections", plane.connections, plane.connections * CONNECTION_BYTES),
+        Table("sessions", len(state.registry.sessions), len(state.registry.sessions) * SESSION_BYTES),
+        Table("connections", state.connections, state.connections * CONNECTION_BYTES),
         Table("queued_messages", shared.queued, shared.queued_bytes),
         Table(
-            "flapping", len(plane.flapping), len(plane.flapping) * FLAPPING_BYTES, 2 * Flapping.SIZE * FLAPPING_BYTES
+            "flapping", len(state.flapping), len(state.flapping) * FLAPPING_BYTES, 2 * Flapping.SIZE * FLAPPING_BYTES
         ),
     ]

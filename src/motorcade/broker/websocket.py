@@ -115,7 +115,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if connection is not None and connection.session is None and not connection.closing:
             most = min(FRAMES_PER_TURN, FRAMES_BEFORE_CONNECT - self._frames)
             if most <= 0 and len(data) > self._inside:
-                connection.broker.plane.refuse("max_connect_size")
+                connection.broker.state.refuse("max_connect_size")
                 self._ws.fail(CloseCode.POLICY_VIOLATION, "too many frames before CONNECT")
                 self._send()
                 return

@@ -130,12 +130,12 @@ class Desk:
         self.at_last: Callable[[Given], Message | None] = lambda given: given.message
 
     def open(self, node: MemoryNode) -> Desk:
-        node.plane.shared.sources.register(self.kind)
+        node.state.shared.sources.register(self.kind)
         node.turn()
         return self
 
     def close(self, node: MemoryNode) -> None:
-        node.plane.shared.sources.unregister(self.kind.name)
+        node.state.shared.sources.unregister(self.kind.name)
         node.turn()
 
     @property
@@ -179,7 +179,7 @@ class Shelf:
         self.kind = Kind(name, lambda feed: Reader(feed, self), "test", prefix=filter_, **options)
 
     def open(self, node: MemoryNode) -> Shelf:
-        node.plane.shared.sources.register(self.kind)
+        node.state.shared.sources.register(self.kind)
         node.turn()
         return self
 
@@ -270,7 +270,7 @@ def subscribe(node: MemoryNode, peer: Peer, *wanted: tuple[str, int] | Subscript
 
 
 def session_of(node: MemoryNode, client_id: str = "car") -> Session:
-    return node.plane.registry.sessions[client_id]
+    return node.state.registry.sessions[client_id]
 
 
 def carrier_of(node: MemoryNode, client_id: str = "car") -> Carrier:

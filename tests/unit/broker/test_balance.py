@@ -63,7 +63,7 @@ def exported(node: MemoryNode) -> Counter[str]:
     async def reload() -> ReloadView:
         raise NotImplementedError
 
-    control = Control(node.broker, Plugins(node.broker, node.hooks, Path(), node.plane.shared.sources), reload)
+    control = Control(node.broker, Plugins(node.broker, node.hooks, Path(), node.state.shared.sources), reload)
     assert isinstance(node.loop, Turns)
     asked = node.loop.create_task(control.statistics())
     node.turn()
@@ -169,7 +169,7 @@ class Conversation:
 
     def wait(self) -> None:
         self.node.clock.now += self.chance.choice([1, 10, 100])
-        self.node.plane.registry.due(self.node.clock.now)
+        self.node.state.registry.due(self.node.clock.now)
         self.node.turn()
         if self.store is not None and self.node.session_store is not None and self.chance.random() < 0.5:
             assert isinstance(self.node.loop, Turns)
@@ -179,7 +179,7 @@ class Conversation:
 
     def heard(self, topic: str, qos: int) -> int:
         """How many copies a message has."""
-        sessions = list(self.node.plane.registry.sessions.values())
+        sessions = list(self.node.state.registry.sessions.values())
         members = [session for session in sessions if topic == "t/0" and GROUP in session.subscriptions]
         shared = any(session.online or qos for session in members)
         self.unheard += bool(members) and not shared
@@ -190,7 +190,7 @@ class Conversation:
         if not self.writer.open:  # it was refused
             self.writer = self.node.client("writer")
         unheard, heard = self.unheard, self.heard(topic, qos)
-        routed = self.node.plane.stats.routed
+        routed = self.node.state.stats.routed
         self.copies += heard
         self.unheard += not heard and unheard == self.unheard
         self.number += 1
@@ -203,8 +203,8 @@ class Conversation:
                 self.writer.send(Pubrel(packet.packet_id))
         if self.store is not None and self.store.full:  # refused: clients without a durable session have no copy
             self.node.turn()
-            assert heard >= self.node.plane.stats.routed - routed
-            self.copies += self.node.plane.stats.routed - routed - heard
+            assert heard >= self.node.state.stats.routed - routed
+            self.copies += self.node.state.stats.routed - routed - heard
 
     def connect(self, name: str) -> None:
         version, clean = self.chance.choice([4, 5]), self.chance.random() < 0.3
@@ -257,10 +257,10 @@ class Conversation:
         assert of_sources >= 0 if self.desk is not None else not of_sources
         assert self.unheard == found["motorcade_messages_dropped_total{no_subscribers}"]
         assert self.number == found["motorcade_messages_total{in}"]
-        waiting = sum(len(session.queue or ()) for session in self.node.plane.registry.sessions.values())
+        waiting = sum(len(session.queue or ()) for session in self.node.state.registry.sessions.values())
         assert waiting == found["motorcade_session_queued_messages"]
         left = self.before - found["motorcade_messages_restored_total"]
-        boxes = [s.durable for s in self.node.plane.registry.sessions.values() if s.durable is not None]
+        boxes = [s.durable for s in self.node.state.registry.sessions.values() if s.durable is not None]
         gone = sum(len(box._gone or ()) for box in boxes)  # in flight when they expired: they may be acknowledged yet
         done = sum(len((box._counted or set()) - box.acked) for box in boxes)  # revoked, and PUBCOMP is missing
         assert self.rows() == left + found["motorcade_session_stored_messages"] - gone + done
@@ -289,7 +289,7 @@ def test_what_the_store_drops_is_not_sent_though_it_was_read() -> None:
         for number in (3, 4):
             writer.send(Publish("t", b"%d" % number, 1, packet_id=number))
             node.turn()
-        inflight = node.plane.registry.sessions["car"].inflight
+        inflight = node.state.registry.sessions["car"].inflight
         while inflight:
             car.send(Puback(next(iter(inflight))))
             node.turn()

@@ -381,7 +381,7 @@ def test_giving_too_much_is_counted_and_sent_all_the_same() -> None:
         peer = arrive(node, desk)
         assert 4 == desk.clerk.feed.desired
         desk.give(node, *some(50))
-        assert 46 == desk.kind.counters["overshoot"] == node.plane.stats.refused["source_buffer"]
+        assert 46 == desk.kind.counters["overshoot"] == node.state.stats.refused["source_buffer"]
         got: list[int] = []
         while flying := messages(peer):
             assert len(flying) <= WINDOW
@@ -604,8 +604,8 @@ def test_a_session_that_expires_leaves_nothing(node: MemoryNode) -> None:
     left = carrier_of(node)
     part(node, peer)
     node.clock.now += EXPIRY + 1
-    node.plane.registry.due(node.clock.now)
-    assert not node.plane.registry.sessions and 0 == timers(node)
+    node.state.registry.due(node.clock.now)
+    assert not node.state.registry.sessions and 0 == timers(node)
     assert (0, 0, 0, {}, {}) == (left.buffered, left.octets, left.promised, left.lanes, left.unacked)
 
 
@@ -692,7 +692,7 @@ def test_a_kind_may_be_unregistered_by_its_own_callback(node: MemoryNode) -> Non
     """In any of them: it ends, and the client stays."""
 
     def unregister(*args: Any) -> Any:
-        node.plane.shared.sources.unregister("desk")
+        node.state.shared.sources.unregister("desk")
         return args[0].message if isinstance(args[0], Given) else None
 
     for callback in ("leaves", "answer", "after", "takes", "at_last"):
@@ -708,7 +708,7 @@ def test_a_kind_may_be_unregistered_by_its_own_callback(node: MemoryNode) -> Non
         unsubscribe(node, peer, "x", "y")
         part(node, peer)
         assert all(clerk.over for clerk in desk.clerks), callback
-        node.plane.shared.sources.unregister("desk")
+        node.state.shared.sources.unregister("desk")
 
 
 # --- rule 5: the end is the end -------------------------------------------------------------------------------------
@@ -873,7 +873,7 @@ def test_what_has_expired_is_not_sent(node: MemoryNode) -> None:
     acknowledge(node, peer, *flying)
     (packet,) = messages(peer)
     assert (b"6", 40) == (packet.payload, packet.properties.message_expiry)
-    assert (5, ReasonCode.SUCCESS, "expired") in desk.acks() and 1 == node.plane.stats.dropped["expired"]
+    assert (5, ReasonCode.SUCCESS, "expired") in desk.acks() and 1 == node.state.stats.dropped["expired"]
 
 
 def test_retain_is_set_as_the_subscription_wants_it(node: MemoryNode) -> None:
@@ -937,8 +937,8 @@ def test_there_is_one_kind_of_a_name(node: MemoryNode) -> None:
     Desk().open(node)
     with pytest.raises(HookError, match="desk"):
         Desk().open(node)
-    assert node.plane.shared.sources.unregister("desk") is True
-    assert node.plane.shared.sources.unregister("desk") is False
+    assert node.state.shared.sources.unregister("desk") is True
+    assert node.state.shared.sources.unregister("desk") is False
 
 
 # --- the session around it ------------------------------------------------------------------------------------------
@@ -966,7 +966,7 @@ def test_access_that_is_taken_away_ends_a_source() -> None:
                 assert [] == messages(peer)
             else:
                 assert [] == publishes(connect(node).take()) and 1 == len(desk.clerks)
-                assert not session_of(node).inflight and 2 == node.plane.stats.dropped["revoked"]
+                assert not session_of(node).inflight and 2 == node.state.stats.dropped["revoked"]
             assert session_of(node).carrier is None
 
 
@@ -1014,7 +1014,7 @@ def _conversation(*, observed: bool, durable: bool, version: int, live: bool) ->
     """
     at_once = 1 if live else 3
     with node_with(HeldStore() if durable else None) as node:
-        node.plane.observed = observed
+        node.state.observed = observed
         desk = Desk(multi_topic=True)
         desk.after = lambda clerk, given_, ack: (
             [given(given_.tag + 10, given_.filter, given_.message.qos)] if given_.tag < 60 else None
@@ -1040,7 +1040,7 @@ def _conversation(*, observed: bool, durable: bool, version: int, live: bool) ->
 
 
 def test_acknowledgements_mean_the_same_on_both_ways() -> None:
-    """Through the byte loop and packet by packet: the client gets the same, and its source hears the same."""
+    """Through the fast path and packet by packet: the client gets the same, and its source hears the same."""
     for case in [(durable, version, live) for durable in (False, True) for version in (4, 5) for live in (False, True)]:
         durable, version, live = case
         quick = _conversation(observed=False, durable=durable, version=version, live=live)

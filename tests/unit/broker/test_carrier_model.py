@@ -725,7 +725,7 @@ class Machine(World):
         assert isinstance(self.node.loop, Turns)
         self.loop = self.node.loop
         self.stack.enter_context(standing(self.node.clock))
-        self.node.plane.observed = observed
+        self.node.state.observed = observed
         self.stocks = [Stock(self, number, sort) for number, sort in enumerate(sorts)]
         for stock in self.stocks:
             self.register(stock)
@@ -740,11 +740,11 @@ class Machine(World):
 
     @property
     def session(self) -> Session:
-        return self.node.plane.registry.sessions["car"]
+        return self.node.state.registry.sessions["car"]
 
     @property
     def carrier(self) -> Carrier | None:
-        session = self.node.plane.registry.sessions.get("car")
+        session = self.node.state.registry.sessions.get("car")
         return None if session is None else session.carrier
 
     def lanes(self) -> list[Lane]:
@@ -862,7 +862,7 @@ class Machine(World):
 
     def register(self, stock: Stock) -> None:
         stock.registered = True
-        self.node.plane.shared.sources.register(stock.kind)
+        self.node.state.shared.sources.register(stock.kind)
 
     @rule(which=kinds, qos=st.sampled_from(GRANTED), backlog=st.integers(0, 20), number=st.integers(0, 2), turn=turns)
     def subscribe(self, which: int, qos: int, backlog: int, number: int, turn: bool) -> None:
@@ -981,7 +981,7 @@ class Machine(World):
         self.backlog = 5
         if stock.registered:
             stock.registered = False
-            self.node.plane.shared.sources.unregister(stock.name)
+            self.node.state.shared.sources.unregister(stock.name)
             assert all(agent.over for agent in stock.agents)
             for filter_ in list(stock.lives):
                 stock.end(filter_)
@@ -1014,9 +1014,9 @@ class Machine(World):
     def wait(self, seconds: float) -> None:
         self.go_on()
         self.node.clock.now += seconds
-        for will in self.node.plane.registry.due(self.node.clock.now):
+        for will in self.node.state.registry.due(self.node.clock.now):
             self.node.broker.publish_will(will)
-        if self.car.peer is None and "car" not in self.node.plane.registry.sessions and self.car.has_session:
+        if self.car.peer is None and "car" not in self.node.state.registry.sessions and self.car.has_session:
             self.car.forget()
         self.go_on()
 

@@ -176,8 +176,8 @@ def test_a_session_lives_as_long_as_it_was_told(stored: bool, step: float) -> No
         _, connack, _ = world.back("early", Properties(session_expiry=100))
         assert connack.session_present
         world.pass_time(25)
-        assert "late" not in world.node.plane.registry.sessions
-        assert 1 == world.node.plane.stats.expired_sessions
+        assert "late" not in world.node.state.registry.sessions
+        assert 1 == world.node.state.stats.expired_sessions
 
 
 @each(stored=(False, True), step=STEPS)
@@ -265,7 +265,7 @@ def test_a_clock_that_was_set_back_before_a_restart_makes_no_life_longer(monkeyp
         setattr(CLOCK, name, getattr(fresh, name))
     world.node = world.node.restart()
     world.node.broker.clock = CLOCK
-    session = world.node.plane.registry.sessions["car"]
+    session = world.node.state.registry.sessions["car"]
     assert session.expires_at is not None and session.expires_at <= watch.wall + 100
     _, _, packets = world.back("car", lasting)
     (found,) = [packet for packet in packets if isinstance(packet, Publish)]

@@ -38,7 +38,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from tests.support.virtual import MemoryNode, Peer, standing
 
 
-@pytest.fixture(params=[False, True], ids=["byte loop", "observed"])
+@pytest.fixture(params=[False, True], ids=["fast path", "observed"])
 def observed(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
@@ -52,7 +52,7 @@ def make(observed: bool) -> Iterator[Callable[..., MemoryNode]]:
             node = MemoryNode(session, limits)
             kept = Callback(lambda _client, _message: None, 0, "retained", retained_only=True)
             node.hooks.add("message.publish", kept)
-            node.plane.observed = observed
+            node.state.observed = observed
             stack.enter_context(standing(node.clock))
             return node
 
@@ -80,8 +80,8 @@ def test_every_kind_of_message_counts_against_the_rate(make: Make) -> None:
         car = node.client("car")
         car.send(codec.encode(message, 5) * 40)
         assert not car.wire.reading, kind
-        assert node.plane.stats.refused["message_rate"] >= 1, kind
-        assert 40 == node.plane.stats.publish_received, "what has been read is served"
+        assert node.state.stats.refused["message_rate"] >= 1, kind
+        assert 40 == node.state.stats.publish_received, "what has been read is served"
         node.clock.now += 1.9
         node.turn()
         assert not car.wire.reading
@@ -97,7 +97,7 @@ def test_slower_than_the_rate_is_never_held(make: Make) -> None:
         car.send(Publish("t", b"x"))
         assert car.wire.reading
         node.clock.now += 0.11
-    assert 0 == node.plane.stats.refused["message_rate"]
+    assert 0 == node.state.stats.refused["message_rate"]
 
 
 def test_every_byte_counts_against_the_byte_rate(make: Make) -> None:
@@ -107,7 +107,7 @@ def test_every_byte_counts_against_the_byte_rate(make: Make) -> None:
         data = codec.encode(packet, 5)
         car.send(data * (4000 // len(data)))
         assert not car.wire.reading
-        assert node.plane.stats.refused["byte_rate"] >= 1
+        assert node.state.stats.refused["byte_rate"] >= 1
 
 
 # --- what is told -------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_messages_without_subscribers_are_told_one_by_one(make: Make, observed: 
         told.append((message.payload, why))
 
     node.hooks.add("message.dropped", Callback(dropped, 0, "test"))
-    node.plane.observed = observed
+    node.state.observed = observed
     car = node.client("car")
     car.send(*(Publish("nobody", b"%d" % number) for number in range(5)))
     assert [(b"%d" % number, "no_subscribers") for number in range(5)] == told
@@ -132,7 +132,7 @@ def test_messages_for_a_slow_client_are_told_as_they_were(make: Make, observed: 
     node = make()
     told: list[Message] = []
     node.hooks.add("message.dropped", Callback(lambda _client, message, _why: told.append(message), 0, "test"))
-    node.plane.observed = observed
+    node.state.observed = observed
     car, slow = node.client("car"), node.client("slow", 4)
     node.subscribe(slow, ("t/#", 0))
     car.send(Publish("t/ü", b"first"))  # its route is known from here on
@@ -156,7 +156,7 @@ def test_a_read_that_ends_in_an_error_is_served_up_to_there(make: Make) -> None:
     assert isinstance(puback, Puback) and isinstance(goodbye, Disconnect)
     assert ReasonCode.MALFORMED_PACKET is goodbye.reason
     assert not car.open
-    assert (3, 3) == (node.plane.stats.publish_received, node.plane.stats.publish_sent)
+    assert (3, 3) == (node.state.stats.publish_received, node.state.stats.publish_sent)
 
 
 def test_room_made_in_a_read_that_ends_in_an_error_is_used(make: Make) -> None:
@@ -181,11 +181,11 @@ def test_counters_tell_messages_not_attempts(make: Make) -> None:
     node.subscribe(watch, ("t", 1))
     for number in range(3):
         car.send(Publish("t", b"", 1, packet_id=number + 1))
-    assert (3, 1) == (node.plane.stats.publish_received, node.plane.stats.publish_sent)
+    assert (3, 1) == (node.state.stats.publish_received, node.state.stats.publish_sent)
     for number in range(3):
         watch.send(Puback(number + 1))
-    assert (3, 3) == (node.plane.stats.publish_received, node.plane.stats.publish_sent)
-    assert 3 * 0 == node.plane.stats.publish_bytes_received
+    assert (3, 3) == (node.state.stats.publish_received, node.state.stats.publish_sent)
+    assert 3 * 0 == node.state.stats.publish_bytes_received
 
 
 def test_a_client_that_comes_back_with_less_room_still_gets_its_connack(make: Make) -> None:
@@ -229,7 +229,7 @@ def test_a_client_that_takes_no_connack_is_told_so(make: Make) -> None:
     refused = told.count([ReasonCode.PACKET_TOO_LARGE])
     assert [[ReasonCode.SUCCESS]] * (55 - refused) == told[4 + refused :]
     assert 0 < refused < 40
-    assert 100 == node.plane.registry.sessions["watch"].expiry
+    assert 100 == node.state.registry.sessions["watch"].expiry
 
 
 class Tight(list[bytes]):
@@ -405,7 +405,7 @@ async def test_a_client_that_goes_while_a_hook_is_waited_for(node: MemoryNode) -
     car.close()
     await until(lambda: bool(ended))
     await until(lambda: not node.broker.connections)
-    assert ({}, 0, 0) == (node.plane.registry.sessions, node.plane.registry.connected, callback.errors)
+    assert ({}, 0, 0) == (node.state.registry.sessions, node.state.registry.connected, callback.errors)
 
 
 class Resuming:
@@ -442,11 +442,11 @@ async def test_a_resumed_session_whose_client_goes_at_once_still_expires(node: M
     await until(lambda: setting.gate.waiting == 1)
     peer.close()
     await until(lambda: not node.broker.connections)
-    session = node.plane.registry.sessions["car"]
-    assert (False, None, 0) == (session.online, session.link, node.plane.registry.connected)
+    session = node.state.registry.sessions["car"]
+    assert (False, None, 0) == (session.online, session.link, node.state.registry.connected)
     assert session.expires_at is not None
-    node.plane.registry.due(session.expires_at)
-    assert {} == node.plane.registry.sessions
+    node.state.registry.due(session.expires_at)
+    assert {} == node.state.registry.sessions
 
 
 async def test_two_connections_that_resume_one_session_at_the_same_time(node: MemoryNode) -> None:
@@ -457,8 +457,8 @@ async def test_two_connections_that_resume_one_session_at_the_same_time(node: Me
     second = setting.come()
     await asyncio.sleep(0)
     setting.gate.open.set()
-    await until(lambda: node.plane.registry.connected == 1 and len(node.broker.connections) == 1)
-    session = node.plane.registry.sessions["car"]
+    await until(lambda: node.state.registry.connected == 1 and len(node.broker.connections) == 1)
+    session = node.state.registry.sessions["car"]
     (left,) = node.broker.connections
     assert session.link is left is second.connection
     assert not first.open
@@ -510,7 +510,7 @@ def test_an_ill_formed_filter_ends_the_connection() -> None:
                     node.turn()
                     goodbye = [Disconnect(ReasonCode.MALFORMED_PACKET)] if version == 5 else []
                     assert goodbye == [replace(p, properties=NONE) for p in client.take() if isinstance(p, Disconnect)]
-                    session = node.plane.registry.sessions["c"]
+                    session = node.state.registry.sessions["c"]
                     assert not client.open and {"old": 1} == {s.filter: s.qos for s in session.subscriptions.values()}
                     assert 3 == session.filter_bytes
 

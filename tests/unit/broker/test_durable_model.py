@@ -330,7 +330,7 @@ class Machine(World):
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(durable_queue, "IDS_OF_QUEUE", ids)
         self.node = MemoryNode(msgspec.structs.replace(OPTIONS, queue=queue, patience=0), LIMITS, store=self.store)
-        self.node.plane.observed = observed
+        self.node.state.observed = observed
         self.stack.enter_context(standing(self.node.clock))
         self.publishers = [Publisher(f"p{i}", versions[i]) for i in range(2)]
         self.receivers = [Receiver(f"r{i}", versions[2 + i]) for i in range(2)]
@@ -488,7 +488,7 @@ class Machine(World):
                 if client.peer is None:
                     client.forget()
         self.go_on()
-        for will in self.node.plane.registry.due(self.node.clock.now):
+        for will in self.node.state.registry.due(self.node.clock.now):
             self.node.broker.publish_will(will)
         self.go_on()
 
@@ -507,7 +507,7 @@ class Machine(World):
         held, self.store.held = self.store.held, False
         reads, self.store.held_reads = self.store.held_reads, False
         self.node = self.node.restart()
-        self.node.plane.observed = self.observed
+        self.node.state.observed = self.observed
         self.store.held, self.store.held_reads = held, reads
 
     def has_expired(self, name: str) -> bool:
@@ -572,11 +572,11 @@ class Machine(World):
             client.lost()
         self.go_on()
         self.wait(2.0 * EXPIRY)
-        assert not self.node.plane.registry.sessions
+        assert not self.node.state.registry.sessions
         for collection in ("session", "subscription", "awaiting"):
             assert not self.store.records_of(collection)
         assert not self.store.inner.mailboxes.boxes
-        assert self.node.plane.pubsub.subscriptions == 0
+        assert self.node.state.pubsub.subscriptions == 0
 
 
 Machine.TestCase.settings = often(examples=100, steps=40)

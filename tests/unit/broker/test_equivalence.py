@@ -1,11 +1,11 @@
-"""Two speeds, one meaning: the same conversations on the byte loop and packet by packet through the channel.
+"""Two speeds, one meaning: the same conversations on the fast path and packet by packet through the channel.
 
 A conversation is a list of bursts. A burst is what one client sends in one go: a few packets, cut into reads at
 arbitrary places. What a client acknowledges depends on what it has received, so packets are made while the
 conversation runs; as long as both runs mean the same, both clients say the same.
 
 Everything a client receives must be equal, with its packet ids and in its order, and so must what the node
-remembers and counts in the end. One freedom is left: within one read, the byte loop may answer before it sends on
+remembers and counts in the end. One freedom is left: within one read, the fast path may answer before it sends on
 what an acknowledgement has made room for, so messages and answers are compared each in their own order.
 
 The same holds with a store: sessions with an expiry are durable then, and what is in the store in the end is compared
@@ -153,7 +153,7 @@ payloads = st.sampled_from((b"", b"1", b"22", b"x" * 120, b"y" * 300)) | st.bina
 
 
 def often(usual: Any, *unusual: Any, weight: int = 6) -> st.SearchStrategy[Any]:
-    """Mostly the usual value: the byte loop is for what is usual, and windows must fill to be tested."""
+    """Mostly the usual value: the fast path is for what is usual, and windows must fill to be tested."""
     return st.sampled_from((usual,) * weight * len(unusual) + unusual)
 
 
@@ -366,13 +366,13 @@ class Run:
             self.node.hooks.add(point, callback)
         if guarded:
             self.node.hooks.add("client.authorize", Callback(_authorize, 0, "access"))
-        self.node.plane.observed = observed
+        self.node.state.observed = observed
 
     def play(self, conversation: list[Step]) -> None:
         with standing(self.node.clock):
             for step in conversation:
                 self._step(step)
-                assert self.node.plane.observed is self.observed
+                assert self.node.state.observed is self.observed
                 self._go_on()
             if self.store is not None:
                 self._hold(self.store, False)
@@ -396,7 +396,7 @@ class Run:
             return
         if isinstance(step, Wait):
             self.node.clock.now += step.seconds
-            for will in self.node.plane.registry.due(self.node.clock.now):
+            for will in self.node.state.registry.due(self.node.clock.now):
                 self.node.broker.publish_will(will)
             return
         client = self.clients[step.client]
@@ -465,12 +465,12 @@ class Run:
 
     def memory(self) -> dict[str, Any]:
         """What the node remembers and counts."""
-        plane = self.node.plane
-        stats = plane.stats
+        state = self.node.state
+        stats = state.stats
         return {
-            "sessions": {name: _session(session) for name, session in plane.registry.sessions.items()},
-            "connected": plane.registry.connected,
-            "subscriptions": (plane.pubsub.subscriptions, plane.pubsub.shared_subscriptions),
+            "sessions": {name: _session(session) for name, session in state.registry.sessions.items()},
+            "connected": state.registry.connected,
+            "subscriptions": (state.pubsub.subscriptions, state.pubsub.shared_subscriptions),
             "publish_received": stats.publish_received,
             "publish_sent": stats.publish_sent,
             "dropped": stats.dropped,

@@ -255,15 +255,15 @@ def test_a_full_cache_of_routes_is_emptied_in_a_bounded_time(node: MemoryNode) -
     """One SUBSCRIBE concerns every route that is remembered, and one more topic pushes the oldest of them out."""
     publisher = node.client("publisher")
     for number in range(ROUTES):
-        node.plane.pubsub.route(f"fleet/{number // 100}/{number}")
+        node.state.pubsub.route(f"fleet/{number // 100}/{number}")
     last = f"fleet/{(ROUTES - 1) // 100}/{ROUTES - 1}"
-    old = node.plane.pubsub.route(last)
+    old = node.state.pubsub.route(last)
     publisher.send(Publish("one/more", b""))
-    assert ROUTES // 4 < len(node.plane.pubsub.routes) <= ROUTES
+    assert ROUTES // 4 < len(node.state.pubsub.routes) <= ROUTES
     subscribe = encoded(Subscribe(1, (Subscription("#"),)))
     assert_bounded(measured(node, let_in(node, False, iter([subscribe, *[b""] * 1000]))))
     assert old.stale
-    assert node.plane.pubsub.route(last).count == 1
+    assert node.state.pubsub.route(last).count == 1
 
 
 def adversarial(node: MemoryNode, clients: int = 10) -> list[Peer]:
@@ -283,15 +283,15 @@ def adversarial(node: MemoryNode, clients: int = 10) -> list[Peer]:
 def test_adversarial_filters_cost_their_publisher_turns_and_nobody_else(node: MemoryNode) -> None:
     """Ten clients with as many deep filters as they may have: a new topic is matched in steps, and reaches them all."""
     peers = adversarial(node)
-    assert node.plane.stats.refused["max_filter_bytes"] > 0
+    assert node.state.stats.refused["max_filter_bytes"] > 0
     flood = let_in(node, False, iter([encoded(Publish("/".join("a" * 128), b"x"))] + [b""] * 10_000))
     times = measured(node, flood)
     assert_bounded(times)
-    assert 1 == node.plane.stats.long_matches
-    assert len(node.plane.pubsub._matching) == 1, "it still waits"
+    assert 1 == node.state.stats.long_matches
+    assert len(node.state.pubsub._matching) == 1, "it still waits"
     node.turn()
     assert [1] * 10 == [len(peer.take()) for peer in peers]
-    assert [] == node.plane.pubsub._matching
+    assert [] == node.state.pubsub._matching
 
 
 def test_filters_that_change_while_a_topic_is_matched(node: MemoryNode) -> None:
@@ -303,14 +303,14 @@ def test_filters_that_change_while_a_topic_is_matched(node: MemoryNode) -> None:
     adversarial(node, 3)
     publisher = node.client("publisher")
     publisher.connection.data_received(encoded(Publish(topic, b"x")))
-    assert 1 == len(node.plane.pubsub._matching)
+    assert 1 == len(node.state.pubsub._matching)
     late.send(Subscribe(1, (Subscription("a/+/#"), Subscription("#"), Subscription("b/#"))))
     early.send(Unsubscribe(2, ("a/#", topic)))
     twice.send(Unsubscribe(3, ("+/#", deep(0))), Subscribe(4, (Subscription("+/#"), Subscription(topic))))
     node.turn()
     got = [[p.payload for p in peer.take() if isinstance(p, Publish)] for peer in (early, late, twice)]
     assert [[], [b"x"], [b"x"]] == got
-    route = node.plane.pubsub.route(topic)
+    route = node.state.pubsub.route(topic)
     assert sorted(s.client.client_id for s in route.v5_all) == [
         "adversary0",
         "adversary1",
@@ -324,16 +324,16 @@ def test_a_publisher_that_goes_while_its_topic_is_matched_leaves_nothing(node: M
     adversarial(node, 2)
     publisher = node.client("publisher")
     publisher.connection.data_received(encoded(Publish("/".join("a" * 128), b"x")))
-    assert 1 == len(node.plane.pubsub._matching)
+    assert 1 == len(node.state.pubsub._matching)
     publisher.close()
     node.turn()
-    assert [] == node.plane.pubsub._matching
+    assert [] == node.state.pubsub._matching
 
 
 def test_what_the_node_publishes_is_matched_in_steps_too(node: MemoryNode) -> None:
     """A will to such a topic."""
     peers = adversarial(node, 2)
-    stats = node.plane.stats
+    stats = node.state.stats
     leaving = node.peer()
     leaving.send(Connect("leaving", 5, will=Will("/".join("a" * 128), b"gone")))
     node.turn()
@@ -353,7 +353,7 @@ def test_a_client_that_goes_in_the_midst_of_its_filters() -> None:
         for way in ("lost", "taken over"):
             first = node.client("c", clean=False, properties=forever)
             first.send(subscribe)
-            session = node.plane.registry.sessions["c"]
+            session = node.state.registry.sessions["c"]
             assert 0 < len(session.subscriptions) < len(filters), "others have their turn now"
             if way == "lost":
                 first.close()
@@ -378,7 +378,7 @@ def test_a_client_that_goes_in_the_midst_of_its_filters() -> None:
         assert 0 < len(left) < len(filters), "others have had their turn"
         node = node.restart()
     with standing(node.clock):
-        assert left == set(node.plane.registry.sessions["c"].subscriptions)
+        assert left == set(node.state.registry.sessions["c"].subscriptions)
 
 
 FRAMES = {
@@ -483,7 +483,7 @@ def test_a_connection_that_breaks_while_its_packets_wait(
     got = [p for p in subscriber.take() if isinstance(p, Publish)]
     assert ["t"] * 5000 == [p.topic for p in got]
     assert flood.connection not in node.broker.connections
-    assert 1 == node.plane.connections
+    assert 1 == node.state.connections
 
 
 def test_frames_are_measured_wherever_they_are_cut() -> None:

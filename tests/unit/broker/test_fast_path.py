@@ -1,4 +1,4 @@
-"""Packets through the byte loop, one by one and in runs. `test_equivalence` compares it with the channel."""
+"""Packets through the fast path, one by one and in runs. `test_equivalence` compares it with the channel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_qos_2_id_is_routed_once_until_it_is_released(node: MemoryNode) -> Non
 def test_packet_ids_begin_again_after_the_last_one(node: MemoryNode) -> None:
     client, other = node.client("publisher"), reader(node)
     client.publish("t", b"x")  # through the channel
-    node.plane.registry.sessions["reader"].next_id = 65535
+    node.state.registry.sessions["reader"].next_id = 65535
     for _ in range(3):
         client.publish("t", b"x")
     assert [1, 65535, 2, 3] == [message.packet_id for message in other.messages()]

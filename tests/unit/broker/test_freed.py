@@ -64,10 +64,10 @@ def test_a_session_that_has_ended_is_freed() -> None:
                     publisher.take()
                     # Connections that are closed are given some seconds; sessions that have ended need not expire.
                     node.clock.now += 10 if how in {"goodbye", "discarded", "discarded later"} else 7200
-                    for will in node.plane.registry.due(node.clock.now):
+                    for will in node.state.registry.due(node.clock.now):
                         node.broker.publish_will(will)
                     node.turn()
-                    assert ["p", "q"] == list(node.plane.registry.sessions)
+                    assert ["p", "q"] == list(node.state.registry.sessions)
                     assert before == alive(), how
 
 

@@ -23,13 +23,13 @@ def test_by_subscribers() -> None:
         assert not node.broker.heard(topic)
         session = node.client("c").connection.session
         assert session is not None
-        node.plane.pubsub.subscribe(session, Subscription(filter_, 1))
+        node.state.pubsub.subscribe(session, Subscription(filter_, 1))
         assert heard is node.broker.heard(topic), filter_
         if topic.startswith("$"):
             begins = filter_.removeprefix("$share/g/").startswith("$SDV-FANOUT")
             assert begins is node.broker.heard_below("$SDV-FANOUT")
-        assert not node.plane.pubsub.routes, "nothing is remembered of a topic that is only asked for"
-        node.plane.pubsub.unsubscribe(session, filter_)
+        assert not node.state.pubsub.routes, "nothing is remembered of a topic that is only asked for"
+        node.state.pubsub.unsubscribe(session, filter_)
         assert not node.broker.heard(topic)
         assert not node.broker.heard_below("$SDV-FANOUT")
 

@@ -104,7 +104,7 @@ class Limited:
 
     def counted(self, **expected: int) -> None:
         """These limits have been hit so often, and no others."""
-        assert expected == {name: count for name, count in self.node.plane.stats.refused.items() if count}
+        assert expected == {name: count for name, count in self.node.state.stats.refused.items() if count}
 
     def properties(self, client_id: str = "", **connect: Any) -> Properties:
         """What CONNACK announces."""
@@ -389,7 +389,7 @@ def test_a_publisher_waits_a_moment_for_the_only_receiver_of_its_messages() -> N
                 answers += publisher.take()
             assert list(range(1, 31)) == [answer.packet_id for answer in answers if isinstance(answer, Puback)]
             rig.counted(**{"patience": 1} if patience else {})
-            assert 30 - 2 - 10 == rig.node.plane.stats.dropped["queue_full"]
+            assert 30 - 2 - 10 == rig.node.state.stats.dropped["queue_full"]
 
 
 def test_a_publisher_that_waits_is_not_taken_for_dead() -> None:
@@ -420,7 +420,7 @@ def test_nobody_waits_for_a_slow_receiver_beside_another() -> None:
             (packet,) = quick.take()
             assert isinstance(packet, Publish) and b"%d" % n == packet.payload
             rig.say(quick, Puback(packet.packet_id))
-        assert 100 - 2 - 10 == rig.node.plane.stats.dropped["queue_full"]
+        assert 100 - 2 - 10 == rig.node.state.stats.dropped["queue_full"]
 
 
 def test_a_session_expiry_above_the_maximum_is_lowered_and_told() -> None:

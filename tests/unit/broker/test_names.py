@@ -42,9 +42,9 @@ LIMITS = Limits(connect_rate=0.0, flapping_count=5, flapping_by_address=True)
 def sizes(node: MemoryNode) -> dict[str, int]:
     """Entries of every container, by its owner."""
     gc.collect()
-    node.plane.pubsub.forget_routes()
+    node.state.pubsub.forget_routes()
     node.turn()
-    return tables((node.broker, node.plane))
+    return tables((node.broker, node.state))
 
 
 def connect(node: MemoryNode, name: str, n: int, *, expiry: int = 0) -> Peer:
@@ -88,11 +88,11 @@ def churn(node: MemoryNode, n: int) -> None:
     node.broker._listening(f"${n}", "")
 
 
-@pytest.mark.parametrize("observed", [False, True], ids=["byte loop", "observed"])
+@pytest.mark.parametrize("observed", [False, True], ids=["fast path", "observed"])
 def test_tables_empty_with_their_last_user(observed: bool) -> None:
     """After thousands of ever-new names nothing is left of them."""
     node = MemoryNode(SessionOptions(await_rel_timeout=5.0, expiry_default_v3=5), LIMITS)
-    node.plane.observed = observed
+    node.state.observed = observed
     with standing(node.clock):
         for n in range(60):
             churn(node, n)
@@ -100,10 +100,10 @@ def test_tables_empty_with_their_last_user(observed: bool) -> None:
         before = sizes(node)
         for n in range(60, 460):
             churn(node, n)
-        assert len(node.plane.registry.sessions) > 50, "durable ones wait for their time"
+        assert len(node.state.registry.sessions) > 50, "durable ones wait for their time"
         _let_go(node)
         after = sizes(node)
-    assert {} == dict(node.plane.registry.sessions)
+    assert {} == dict(node.state.registry.sessions)
     grown = {name: (before.get(name, 0), size) for name, size in after.items() if size > before.get(name, 0)}
     assert {} == {name: grew for name, grew in grown.items() if grew[1] > 2 * CACHES.get(name.rstrip("[]"), 0)}
 

@@ -87,7 +87,7 @@ def test_ids_that_are_never_released_are_forgotten_in_the_store_too(node: Memory
     client.send(Publish("t", b"", 2, packet_id=7))
     client.expect(Pubrec)
     assert 1 == len(store.records_of(AWAITING))
-    node.wait(node.plane.session_options.await_rel_timeout + 60.0)
+    node.wait(node.state.session_options.await_rel_timeout + 60.0)
     node.broker._tick()
     node.turn()
     assert {} == store.records_of(AWAITING)

@@ -68,18 +68,18 @@ def test_the_time_for_connect_ends_with_its_last_byte(node: MemoryNode, version:
     later(node, 0.2)
     assert [False, True] == [peer.open for peer in (half, whole)]
     assert b"" == bytes(half.wire.written)
-    assert {"connect_timeout": 1} == {name: count for name, count in node.plane.stats.refused.items() if count}
+    assert {"connect_timeout": 1} == {name: count for name, count in node.state.stats.refused.items() if count}
     later(node, 24.8)
-    assert 0 == node.plane.stats.refused["auth_timeout"]
+    assert 0 == node.state.stats.refused["auth_timeout"]
     later(node, 0.3)
     assert [False, True] == [peer.open for peer in (whole, patient)]
     (connack,) = whole.take()
     assert isinstance(connack, Connack)
     assert connack.reason is ReasonCode.SERVER_UNAVAILABLE
-    assert 1 == node.plane.stats.refused["auth_timeout"]
+    assert 1 == node.state.stats.refused["auth_timeout"]
     answer.set_result(Allow())
     node.turn()
-    assert ["p"] == list(node.plane.registry.sessions)
+    assert ["p"] == list(node.state.registry.sessions)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -105,11 +105,11 @@ def test_a_hook_that_publishes_to_itself_is_cut(node: MemoryNode, waits: bool) -
             node.broker.loop.call_soon(client.send, Publish("loop/begin", b"x"))
             node.turn()
         assert len(seen) == 3 * (MAX_DEPTH + 1) if waits else len(seen) < 2 ** (MAX_DEPTH + 3)
-        assert node.plane.stats.dropped["hook_loop"] >= 3
+        assert node.state.stats.dropped["hook_loop"] >= 3
         (line,) = lines.lines
         assert ("hook_loop", ["circular"]) == (line[0], line[1]["plugins"])
         later(node, 11.0)
-        assert ("hooks_publish_in_a_loop", {"more": node.plane.stats.dropped["hook_loop"] - 1}) == lines.lines[-1]
+        assert ("hooks_publish_in_a_loop", {"more": node.state.stats.dropped["hook_loop"] - 1}) == lines.lines[-1]
     seen.clear()
     done = node.broker.loop.create_task(node.broker.publish(Message("other", b"")))
     node.turn()
@@ -132,7 +132,7 @@ def test_a_plugin_may_publish_for_ever_if_nothing_of_it_comes_back(node: MemoryN
     node.client("client").send(Publish("job", b""))
     node.turn()
     assert 5 * MAX_DEPTH == len(subscriber.take())
-    assert 0 == node.plane.stats.dropped["hook_loop"]
+    assert 0 == node.state.stats.dropped["hook_loop"]
 
 
 def test_refused_clients_are_logged_with_a_bound(node: MemoryNode) -> None:
@@ -170,7 +170,7 @@ def test_a_node_without_memory_takes_nothing_new() -> None:
         for size, full in ((1000, False), (1001, True), (960, True), (950, False), (1000, False), (2000, True)):
             taken[0] = size
             later(node, 1.0)
-            assert full is node.plane.full, size
+            assert full is node.state.full, size
         new.send(Publish("t", b"0"), Publish("t", b"1", 1, packet_id=1), Publish("t", b"2", 2, packet_id=2))
         new.send(Pingreq())
         node.turn()
@@ -188,7 +188,7 @@ def test_a_node_without_memory_takes_nothing_new() -> None:
         (connack,) = stranger.take()
         assert isinstance(connack, Connack) and connack.reason is quota
         assert [False, False, True] == [peer.open for peer in (old, stranger, new)]
-        assert (6, 5) == (node.plane.stats.refused["max_memory"], node.plane.stats.dropped["no_memory"])
+        assert (6, 5) == (node.state.stats.refused["max_memory"], node.state.stats.dropped["no_memory"])
         taken[0] = 100
         later(node, 1.0)
         new.send(Publish("t", b"again"))

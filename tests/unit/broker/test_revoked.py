@@ -87,7 +87,7 @@ class World:
 
     @property
     def dropped(self) -> int:
-        return self.node.plane.stats.dropped["revoked"]
+        return self.node.state.stats.dropped["revoked"]
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def test_what_waits_and_is_in_flight_is_not_delivered(durable: bool, qos: int, w
         assert expected == finish(world, peer, packets)
         world.publish(("open", qos), ("secret/a", qos))
         assert [b"open 1"] == finish(world, peer, peer.take())
-        session = world.node.plane.registry.sessions["r"]
+        session = world.node.state.registry.sessions["r"]
         assert not session.inflight and session.revoked is None
         assert when == "killed" or 2 == world.dropped
 
@@ -172,7 +172,7 @@ def test_the_id_of_a_withdrawn_qos_2_message_is_freed(durable: bool) -> None:
         assert [Pubrel(message.packet_id)] == packets
         peer.send(Pubcomp(message.packet_id))
         world.node.turn()
-        assert not world.node.plane.registry.sessions["r"].inflight
+        assert not world.node.state.registry.sessions["r"].inflight
 
 
 @each(durable=(False, True))
@@ -320,7 +320,7 @@ def test_a_session_that_ends_while_its_rights_are_looked_at_leaves_nothing(durab
     slow.deny("secret")
     slow.held = False
     store.held = True  # it is not gone yet when the rest is known
-    world.node.plane.registry.end("r", world.node.clock.now)
+    world.node.state.registry.end("r", world.node.clock.now)
     world.node.turn()
     while slow.answers:
         slow.answer()
@@ -338,7 +338,7 @@ def test_a_fault_with_one_session_leaves_no_other_its_rights(durable: World, mon
         world.node.subscribe(peer, ("secret", 1))
         peer.close()
         world.node.turn()
-    sessions = world.node.plane.registry.sessions
+    sessions = world.node.state.registry.sessions
     leave = Session.leave_sources
 
     def breaks(session: Session, filter_: str) -> None:

@@ -71,7 +71,7 @@ def test_the_cache_is_bounded_and_tells_those_who_hold_what_it_forgets() -> None
     assert [True] * 7 + [False] * 3 == [answer.stale for answer in answers]
     routes.clear()
     assert all(answer.stale for answer in answers)
-    assert not table and table is routes.table, "the byte loop holds on to the table"
+    assert not table and table is routes.table, "the fast path holds on to the table"
 
 
 def test_topics_that_a_plugin_takes_share_a_route() -> None:

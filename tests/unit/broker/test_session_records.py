@@ -9,7 +9,7 @@ from motorcade.storage.ports import Batch, Draft
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Turns, standing
 
-#: A QoS 1 message without properties, as the byte loop took it.
+#: A QoS 1 message without properties, as the fast path took it.
 PLAIN = (
     b"\xdc\x00\x10\x01\xa9car/1/cmd\xa7backend\xa4anna\xc4\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0\x01\xc0\xc0\xc0"
     b"\xc0\x90\x90\xa0\xc2"
@@ -56,7 +56,7 @@ def test_a_client_gets_what_an_earlier_version_has_stored_for_it() -> None:
         node.wait(31.0)
         assert isinstance(node.loop, Turns)
         with node.loop.running():
-            for will in node.plane.registry.due(node.clock.now):
+            for will in node.state.registry.due(node.clock.now):
                 node.broker.publish_will(will)
         (message,) = reader.messages()
         assert isinstance(message, Publish)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from motorcade.broker import byteloop, durable_queue, session_store
+from motorcade.broker import durable_queue, fastpath, session_store
 from motorcade.broker.frames import Frame
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import Copy
@@ -65,7 +65,7 @@ class World:
         """Seconds pass; what is due happens."""
         self.node.clock.now += seconds
         self.node.turn()
-        for will in self.node.plane.registry.due(self.node.clock.now):
+        for will in self.node.state.registry.due(self.node.clock.now):
             self.node.broker.publish_will(will)
         self.node.turn()
 
@@ -372,7 +372,7 @@ def test_the_id_of_a_message_in_the_air_does_not_outlive_the_session(make: Make)
             world.turn()
             publisher.close()
             world.turn()
-            world.node.plane.registry.end("p", world.node.clock.now)
+            world.node.state.registry.end("p", world.node.clock.now)
             world.turn()
             if fails:
                 world.store.fail(StoreError("lost"), written=True)
@@ -469,7 +469,7 @@ def test_pubrels_keep_the_order_of_pubrecs(make: Make) -> None:
     receiver, publisher = world.join("r", ("t", 2)), world.join("p")
     publisher.send(Publish("t", b"m", 2, packet_id=1))
     retained = Message("r", b"retained", 2, retain=True)
-    world.node.broker.plane.shared.sources.register(Kind("one", partial(OneMessage, message=retained), prefix="one"))
+    world.node.broker.state.shared.sources.register(Kind("one", partial(OneMessage, message=retained), prefix="one"))
     receiver.send(Subscribe(2, (Subscription("one", 2),)))
     world.turn()
     messages = [packet for packet in receiver.take() if isinstance(packet, Publish)]
@@ -523,7 +523,7 @@ def _end(world: World, receiver: Peer, how: str) -> None:
         if how == "expired":
             world.pass_time(3601)
         else:
-            world.node.plane.registry.end("r", world.node.clock.now)
+            world.node.state.registry.end("r", world.node.clock.now)
     world.turn()
 
 
@@ -618,7 +618,7 @@ def test_suback_and_unsuback_wait_for_the_store(make: Make) -> None:
     world.release()
     assert kinds(receiver.take()) == [("Suback", 1), ("Unsuback", 2)]
     world.restart()
-    assert list(world.node.plane.registry.sessions["r"].subscriptions) == ["t"]
+    assert list(world.node.state.registry.sessions["r"].subscriptions) == ["t"]
 
 
 def test_options_of_subscriptions_outlive_the_process(make: Make) -> None:
@@ -627,10 +627,10 @@ def test_options_of_subscriptions_outlive_the_process(make: Make) -> None:
     peer = world.join("r")
     peer.send(Subscribe(1, (wanted,), Properties(subscription_ids=(9,))))
     world.turn()
-    before = world.node.plane.registry.sessions["r"].subscriptions
+    before = world.node.state.registry.sessions["r"].subscriptions
     assert before["t/+"].identifier == 9
     world.restart()
-    assert world.node.plane.registry.sessions["r"].subscriptions == before
+    assert world.node.state.registry.sessions["r"].subscriptions == before
 
 
 def test_a_subscription_that_was_removed_does_not_come_back(make: Make) -> None:
@@ -650,7 +650,7 @@ def test_a_subscription_that_was_removed_does_not_come_back(make: Make) -> None:
     world.turn()
     assert [packet for packet in receiver.take() if isinstance(packet, Unsuback)]
     world.restart()
-    assert not world.node.plane.registry.sessions["r"].subscriptions
+    assert not world.node.state.registry.sessions["r"].subscriptions
 
 
 def test_subscriptions_that_were_refused_are_not_there(make: Make) -> None:
@@ -662,10 +662,10 @@ def test_subscriptions_that_were_refused_are_not_there(make: Make) -> None:
     world.turn()
     answers = [packet for packet in receiver.take() if isinstance(packet, Suback)]
     assert [answer.reasons for answer in answers] == [(ReasonCode.QUOTA_EXCEEDED,)] * 2
-    assert not world.node.plane.registry.sessions["r"].subscriptions
+    assert not world.node.state.registry.sessions["r"].subscriptions
     world.store.full = False
     world.restart()
-    assert not world.node.plane.registry.sessions["r"].subscriptions
+    assert not world.node.state.registry.sessions["r"].subscriptions
 
 
 def test_a_subscription_of_a_session_that_has_ended_meanwhile_is_nobodys(make: Make) -> None:
@@ -690,8 +690,8 @@ def test_a_subscription_of_a_session_that_has_ended_meanwhile_is_nobodys(make: M
         world.release()
         assert isinstance(peer.take()[0], Connack)
         assert not told
-        assert not world.node.plane.pubsub.subscriptions
-        assert not world.node.plane.pubsub.route("t").count
+        assert not world.node.state.pubsub.subscriptions
+        assert not world.node.state.pubsub.route("t").count
 
 
 # --- a store that takes nothing -----------------------------------------------------------------------------------
@@ -714,7 +714,7 @@ def test_a_full_store_refuses_what_is_new(make: Make) -> None:
     world.turn()
     (answer, *_) = newcomer.take()
     assert isinstance(answer, Connack) and answer.reason is ReasonCode.QUOTA_EXCEEDED
-    assert not newcomer.open and "new" not in world.node.plane.registry.sessions
+    assert not newcomer.open and "new" not in world.node.state.registry.sessions
     assert not receiver.take() and not world.store.entries("r")
     guest = world.node.client("guest")
     assert guest.open
@@ -810,7 +810,7 @@ def test_a_client_that_is_connected_loses_nothing_to_a_burst(make: Make) -> None
     world.turn()
     found = drain(world, receiver, receiver.take())
     assert [packet.payload for packet in found] == [b"%d" % n for n in range(400)]
-    assert not world.node.plane.stats.dropped["queue_full"]
+    assert not world.node.state.stats.dropped["queue_full"]
 
 
 def test_large_messages_in_flight_do_not_push_each_other_out(make: Make) -> None:
@@ -821,7 +821,7 @@ def test_large_messages_in_flight_do_not_push_each_other_out(make: Make) -> None
         world.turn()
     found = drain(world, receiver, receiver.take())
     assert [packet.payload[:2] for packet in found] == [b"%02d" % number for number in range(1, 31)]
-    assert not world.node.plane.stats.dropped["queue_full"]
+    assert not world.node.state.stats.dropped["queue_full"]
 
 
 def test_a_queue_that_is_too_long_loses_its_oldest(make: Make) -> None:
@@ -832,7 +832,7 @@ def test_a_queue_that_is_too_long_loses_its_oldest(make: Make) -> None:
     publisher.send(*(Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(25)))
     world.turn()
     assert len([p for p in publisher.take() if isinstance(p, Puback)]) == 25
-    assert world.node.plane.stats.dropped["queue_full"] == 15
+    assert world.node.state.stats.dropped["queue_full"] == 15
     receiver, packets = world.back("r")
     assert [packet.payload for packet in drain(world, receiver, packets)] == [b"%d" % n for n in range(15, 25)]
 
@@ -840,7 +840,7 @@ def test_a_queue_that_is_too_long_loses_its_oldest(make: Make) -> None:
 def test_a_message_for_many_goes_to_the_store_in_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store has a bounded number of entries to do; what comes after it keeps its order."""
     monkeypatch.setattr(session_store, "MAX_ROWS", 3)
-    monkeypatch.setattr(byteloop, "MAX_ROWS", 3)
+    monkeypatch.setattr(fastpath, "MAX_ROWS", 3)
     monkeypatch.setattr(session_store, "MAX_IN_FLIGHT", 6)
     world = make()
     names = [f"r{number}" for number in range(20)]
@@ -884,7 +884,7 @@ def test_a_store_that_hangs_holds_up_publishers_of_every_kind(make: Make) -> Non
     for _ in range(2000):
         flooding.send(*(Publish("t", b"0") for _ in range(50)))
         world.turn()
-    dropped = world.node.plane.stats.dropped
+    dropped = world.node.state.stats.dropped
     assert dropped["queue_full"] + dropped["not_stored"] > 50_000
     world.release()
     assert len(publisher.take()) == 100 * rounds
@@ -939,7 +939,7 @@ def test_a_member_that_is_gone_when_the_message_is_stored_is_not_the_one_to_get_
     assert kinds(publisher.take()) == [("Puback", 1)]
     _, packets = world.back("away")
     assert payloads(packets) == [b"m"]
-    assert world.node.plane.shared.queued == 0
+    assert world.node.state.shared.queued == 0
 
 
 def test_a_full_store_does_not_keep_sessions_from_ending(make: Make) -> None:
@@ -1025,7 +1025,7 @@ def test_a_queue_that_overflows_tells_what_it_drops(make: Make) -> None:
     assert [b"1", b"2", b"3"] == payloads(receiver.take())
     rest = [payload for payload, why in told if why == "queue_full"]
     assert rest and rest == [b"%d" % number for number in range(4, 4 + len(rest))]
-    assert len(rest) == world.node.plane.stats.dropped["queue_full"]
+    assert len(rest) == world.node.state.stats.dropped["queue_full"]
 
 
 # --- a packet id that is held is passed over ------------------------------------------------------------------------
@@ -1164,7 +1164,7 @@ def test_a_queue_whose_positions_begin_high_is_not_taken_for_a_long_one(make: Ma
     world = make(SessionOptions(queue=10))
     world.store.inner.mailboxes.floor = 1_000_000
     reader, publisher = world.join("r", ("t", 1)), world.join("p")
-    session = world.node.plane.registry.sessions["r"]
+    session = world.node.state.registry.sessions["r"]
     world.store.held_reads = True
     for number in (1, 2, 3):
         publisher.send(Publish("t", b"%d" % number, 1, packet_id=number))
@@ -1186,20 +1186,20 @@ def test_nothing_is_taken_from_a_client_that_was_sent_away_meanwhile(make: Make,
     world = make()
     world.join("r", ("t", 1))
     publisher = world.node.client("p", version=version)
-    publisher.send(Publish("t", b"route", 1, packet_id=1))  # the byte loop knows the topic from now on
+    publisher.send(Publish("t", b"route", 1, packet_id=1))  # the fast path knows the topic from now on
     world.turn()
 
     class Lost:
         def check(self) -> None:
             raise StoreRefusedError("the lease has run out")
 
-    store = world.node.plane.store
+    store = world.node.state.store
     assert store is not None
     store._lease = cast("Any", Lost())
     publisher.send(Publish("t", b"m", 1, packet_id=2), Subscribe(3, (Subscription("left", 0),)))
     world.turn()
     assert not publisher.open
-    assert world.node.plane.pubsub.subscriptions == 1, "an ended session must not be left among the subscribers"
+    assert world.node.state.pubsub.subscriptions == 1, "an ended session must not be left among the subscribers"
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -1209,7 +1209,7 @@ def test_a_message_that_cannot_be_stored_holds_up_no_other(
     """A plugin has made it of something that cannot be written. It fails, at once or when there is room again."""
     world = make()
     reader, publisher = world.join("r", ("t", 1)), world.join("p")
-    store, session = world.node.plane.store, world.node.plane.registry.sessions["r"]
+    store, session = world.node.state.store, world.node.state.registry.sessions["r"]
     assert store is not None
     if waits:
         world.store.held = True

@@ -125,7 +125,7 @@ def test_a_restart_does_not_prolong_sessions(node: MemoryNode) -> None:
     reader_of(node).close()
     node.wait(600.0)
     node = node.restart()
-    session = node.plane.registry.sessions["reader"]
+    session = node.state.registry.sessions["reader"]
     assert session.expires_at is not None
     assert 400.0 == pytest.approx(session.expires_at - node.clock.now, abs=1.0)
 
@@ -137,7 +137,7 @@ def pay(node: MemoryNode) -> None:
     """Publish the wills that are due, as the broker does several times a second."""
     assert isinstance(node.loop, Turns)
     with node.loop.running():
-        for will in node.plane.registry.due(node.clock.now):
+        for will in node.state.registry.due(node.clock.now):
             node.broker.publish_will(will)
     node.turn()
 
@@ -175,7 +175,7 @@ def test_nothing_is_left_of_a_session_whose_will_is_published(node: MemoryNode, 
         node.wait(11.0)
         pay(node)
         assert expected == reader.payloads()
-    assert ["reader"] == list(node.plane.registry.sessions) == list(store.records_of(SESSIONS))
+    assert ["reader"] == list(node.state.registry.sessions) == list(store.records_of(SESSIONS))
 
 
 def test_a_client_that_says_what_went_wrong_leaves_its_will(node: MemoryNode) -> None:
@@ -228,7 +228,7 @@ def test_another_user_does_not_get_the_session_of_a_client_id(node: MemoryNode) 
 
 
 def test_a_durable_client_that_wants_nothing_of_its_own_gets_nothing_of_it(node: MemoryNode) -> None:
-    """Through the channel and through the byte loop."""
+    """Through the channel and through the fast path."""
     client, other = durable(node, "client"), node.client("other")
     node.subscribe(client, Subscription("t", 1, no_local=True))
     for _ in range(3):

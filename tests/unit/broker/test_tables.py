@@ -44,7 +44,7 @@ def grown(work: Callable[[], object]) -> int:
 
 
 def told(node: MemoryNode, name: str) -> tuple[int, int]:
-    (found,) = [table for table in tables(node.plane) if table.name == name]
+    (found,) = [table for table in tables(node.state) if table.name == name]
     return found.entries, found.octets
 
 
@@ -81,7 +81,7 @@ def test_the_cache_of_routes_is_bounded_by_bytes() -> None:
             writer.send(Publish(f"{number}/" + "x/" * depth + "long" * (number % 50), b"", 0))
             entries, octets = told(node, "routes")
             assert 0 < entries and octets < 200_000 + 100 * 260 + 10_000  # one route above the bound
-        node.plane.pubsub.forget_routes()
+        node.state.pubsub.forget_routes()
         assert (0, 0) == told(node, "routes")
 
 

@@ -152,7 +152,7 @@ class PluginWorld(World, Generic[AnyGuest]):
     def judge(self) -> None:
         assert not self.chores
         assert not self.loaded.context.counters["task_failed"]
-        assert not [kind for kind in self.node.plane.shared.sources.kinds if kind.counters["failed"]]
+        assert not [kind for kind in self.node.state.shared.sources.kinds if kind.counters["failed"]]
 
     # -- the beginning
 
@@ -165,7 +165,7 @@ class PluginWorld(World, Generic[AnyGuest]):
         """The plugin in this process, and a publisher."""
         assert isinstance(self.node.loop, Turns)
         self.loop = self.node.loop
-        self.plugins = Plugins(self.node.broker, self.node.hooks, Path("unused"), self.node.plane.shared.sources)
+        self.plugins = Plugins(self.node.broker, self.node.hooks, Path("unused"), self.node.state.shared.sources)
         self.plugins.store = self.store
         self.loaded: Loaded = self.run(self.plugins.load(plugin, options))
         self.publisher = self.node.client("publisher")

@@ -1,4 +1,4 @@
-"""Plain messages, which the byte loop hands to the plugin as they come: they mean the same as all others."""
+"""Plain messages, which the fast path hands to the plugin as they come: they mean the same as all others."""
 
 from __future__ import annotations
 

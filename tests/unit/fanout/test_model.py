@@ -475,7 +475,7 @@ class Machine(PluginWorld[Car]):
                 car.read()
         self.node.clock.now = max(self.now, until)
         self._look_at_clocks()
-        for will in self.node.plane.registry.due(self.now):
+        for will in self.node.state.registry.due(self.now):
             self.node.broker.publish_will(will)
         self.go_on()
 

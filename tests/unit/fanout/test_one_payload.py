@@ -22,7 +22,7 @@ async def test_two_hundred_vehicles_and_fifty_requests(tmp_path: Path) -> None:
     store = RocksStore(tmp_path / "store")
     await store.open()
     node = MemoryNode(loop=asyncio.get_running_loop())
-    plugins = Plugins(node.broker, node.hooks, Path("unused"), node.plane.shared.sources)
+    plugins = Plugins(node.broker, node.hooks, Path("unused"), node.state.shared.sources)
     plugins.store = store
     await plugins.load("fanout")
     fanout: FanoutService = plugins.service("fanout")

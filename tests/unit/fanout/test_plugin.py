@@ -151,7 +151,7 @@ def test_what_is_taken_from_the_window_by_the_broker_waits_again(world: Machine)
     """As when the right to read it was revoked: its packet is gone, the message is not."""
     world.connect(subscribes=True)
     world.publish()
-    session = world.node.plane.registry.sessions[VIN]
+    session = world.node.state.registry.sessions[VIN]
     ((number, _),) = session.inflight.items()
     del session.inflight[number]
     assert session.carrier is not None

@@ -17,7 +17,7 @@ import pytest
 
 from motorcade.broker.broker import Broker
 from motorcade.broker.limits import Limits, SessionOptions
-from motorcade.broker.plane import BrokerOptions, Plane
+from motorcade.broker.state import BrokerOptions, BrokerState
 from motorcade.control import Control, NodeState, ReloadView
 from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
@@ -43,13 +43,13 @@ def web(node: LocalNode) -> Iterator[httpx.Client]:
 @pytest.fixture
 async def control(tmp_path: Path) -> Control:
     """Of a node that is ready, without listeners."""
-    plane = Plane(BrokerOptions("n"), SessionOptions(), Limits(), Hooks(), GuidFactory("n", 1), time.time())
-    broker = Broker(plane, asyncio.get_running_loop())
+    state = BrokerState(BrokerOptions("n"), SessionOptions(), Limits(), Hooks(), GuidFactory("n", 1), time.time())
+    broker = Broker(state, asyncio.get_running_loop())
 
     async def reload() -> ReloadView:
         return ReloadView(applied=[], restart=[], changed=[])
 
-    made = Control(broker, Plugins(broker, plane.hooks, tmp_path, plane.shared.sources), reload)
+    made = Control(broker, Plugins(broker, state.hooks, tmp_path, state.shared.sources), reload)
     made.state = NodeState.READY
     return made
 

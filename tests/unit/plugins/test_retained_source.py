@@ -25,7 +25,7 @@ class RetainedNode(MemoryNode):
 
     def load(self, **config: Any) -> None:
         assert isinstance(self.loop, Turns)
-        plugins = Plugins(self.broker, self.hooks, Path("unused"), self.plane.shared.sources)
+        plugins = Plugins(self.broker, self.hooks, Path("unused"), self.state.shared.sources)
         loaded = self.loop.create_task(plugins.load("retained", config))
         self.turn()
         loaded.result()

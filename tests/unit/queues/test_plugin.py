@@ -774,7 +774,7 @@ def test_what_a_broken_source_had_in_flight_hangs_on_nobody(monkeypatch: pytest.
         worker = node.worker("a", session_expiry=100, receive_maximum=3)
         node.fill(*numbered(6))
         first, *_ = worker.messages()
-        kind = next(kind for kind in node.plane.shared.sources.kinds if kind.name == "queue")
+        kind = next(kind for kind in node.state.shared.sources.kinds if kind.name == "queue")
         with monkeypatch.context() as broken:
             broken.setattr(QueueSource, "delivered_run", lambda self, given, ack: 1 // 0)
             worker.ack(first)

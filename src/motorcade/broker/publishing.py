@@ -15,9 +15,9 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from motorcade.broker.effects import GIVE_WAY, Ask, Await, Effect, Send, Steps, WaitFor
-from motorcade.broker.plane import Plane
 from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
+from motorcade.broker.state import BrokerState
 from motorcade.commit import Commit, is_refusal, joined
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import TopicError
@@ -39,16 +39,16 @@ MAX_DETAIL = 200  #: characters of a reason string; it may quote what the client
 Answer = tuple[ReasonCode, str, tuple[tuple[str, str], ...]]  #: reason, detail, user properties
 
 
-class Inbound:
+class Publishing:
     """One connection's view of the rules, as far as messages of its client go."""
 
-    __slots__ = ("_aliases", "client", "plane", "routes", "told_problems", "told_unretained", "version")
+    __slots__ = ("_aliases", "client", "routes", "state", "told_problems", "told_unretained", "version")
 
-    def __init__(self, plane: Plane, client: ClientInfo) -> None:
-        self.plane = plane
+    def __init__(self, state: BrokerState, client: ClientInfo) -> None:
+        self.state = state
         self.client = client
         self.version = 4  # until CONNECT tells
-        self.routes: dict[bytes, Route] = {}  #: topics this client may publish to; the byte loop reads it
+        self.routes: dict[bytes, Route] = {}  #: topics this client may publish to; the fast path reads it
         self.told_problems = True  #: the client wants reason strings
         self.told_unretained = False  #: its CONNACK said that nothing is retained
         self._aliases: dict[int, str] | None = None
@@ -56,22 +56,22 @@ class Inbound:
     # -- access
 
     def may(self, action: str, topic: str) -> Generator[Effect, Any, bool]:
-        chain = self.plane.hooks.client_authorize
+        chain = self.state.hooks.client_authorize
         if chain is None or self.client.superuser:
             return True
         answer = yield Ask(chain, (self.client, action, topic), None)
         allowed: bool = answer is True or answer is None  # None: nobody decided, no rule forbids it
         if allowed:
-            self.plane.stats.acl_allowed += 1
+            self.state.stats.acl_allowed += 1
         else:
-            self.plane.stats.acl_denied += 1
+            self.state.stats.acl_denied += 1
         return allowed
 
     # -- PUBLISH
 
     def publish(self, session: Session, packet: Publish, wall: float) -> Steps:
         properties = packet.properties
-        plane = self.plane
+        state = self.state
         if properties.subscription_ids:  # [MQTT-3.3.4-6]
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers")
         if packet.retain and self.told_unretained:  # [MQTT-3.2.2-14]
@@ -89,8 +89,8 @@ class Inbound:
                 self._check_awaiting(session)
             session.await_release(packet.packet_id, wall)
         session.received += 1
-        plane.stats.publish_received += 1
-        plane.stats.publish_bytes_received += len(packet.payload)
+        state.stats.publish_received += 1
+        state.stats.publish_bytes_received += len(packet.payload)
         try:
             reason, detail, extra = yield from self._accept(session, topic, packet, wall, doubt)
         except BaseException:  # also if the connection ends while a hook is waited for
@@ -115,8 +115,8 @@ class Inbound:
         if session.ended:
             return  # whatever it has in the store goes with it
         session.release(packet_id)
-        if session.durable is not None and self.plane.store is not None:
-            self.plane.store.release(session, (packet_id,))
+        if session.durable is not None and self.state.store is not None:
+            self.state.store.release(session, (packet_id,))
 
     def in_turn(self, session: Session) -> Steps:
         """After the answers that wait for the store. [MQTT-4.6.0-2]"""
@@ -136,9 +136,9 @@ class Inbound:
         if alias is None:
             self.check_topic(packet.topic)
             return packet.topic
-        limit = self.plane.limits.max_topic_alias
+        limit = self.state.limits.max_topic_alias
         if alias > limit:
-            self.plane.refuse("max_topic_alias")
+            self.state.refuse("max_topic_alias")
             # [MQTT-3.3.2-9]
             raise ProtocolError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above {limit}")
         if self._aliases is None:
@@ -154,16 +154,16 @@ class Inbound:
 
     def check_topic(self, topic: str) -> None:
         try:
-            check_topic(topic, self.plane.limits.max_topic_levels)
+            check_topic(topic, self.state.limits.max_topic_levels)
         except TopicError as error:
             if "levels" in str(error):
-                self.plane.refuse("max_topic_levels")
+                self.state.refuse("max_topic_levels")
             raise ProtocolError(ReasonCode.TOPIC_NAME_INVALID, str(error)) from error  # [MQTT-3.3.2-2]
 
     def _check_awaiting(self, session: Session) -> None:
-        limit = self.plane.session_options.max_awaiting_rel
+        limit = self.state.session_options.max_awaiting_rel
         if limit and session.awaiting is not None and len(session.awaiting) >= limit:
-            self.plane.refuse("max_awaiting_rel")
+            self.state.refuse("max_awaiting_rel")
             raise ProtocolError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, f"more than {limit} unreleased QoS 2 messages")
 
     def _accept(
@@ -173,17 +173,17 @@ class Inbound:
 
         `doubt`: it has come before, but perhaps not reached everybody.
         """
-        plane = self.plane
-        if plane.full and doubt is None:
-            plane.refuse("max_memory")
-            plane.stats.dropped["no_memory"] += 1
+        state = self.state
+        if state.full and doubt is None:
+            state.refuse("max_memory")
+            state.stats.dropped["no_memory"] += 1
             if self.version != 5 and packet.qos:
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, NO_MEMORY)
             return ReasonCode.QUOTA_EXCEEDED, NO_MEMORY, ()
         route = self.routes.get(topic.encode())
         if route is None or route.stale:
             if not (yield from self.may("publish", topic)):
-                plane.stats.dropped["not_authorized"] += 1
+                state.stats.dropped["not_authorized"] += 1
                 return ReasonCode.NOT_AUTHORIZED, f"may not publish to {topic}", ()
             yield from self._match(topic)
             route = self._remember(topic)
@@ -197,8 +197,8 @@ class Inbound:
             if isinstance(result, Handled):
                 refusal = yield from self._stored(session, given, packet, _after(given))
                 lasting = packet.qos == 2 and session.durable is not None and result.reason < 0x80
-                if refusal is None and lasting and plane.store is not None:
-                    taken = plane.store.accept(given, (), wall, session, packet.packet_id)
+                if refusal is None and lasting and state.store is not None:
+                    taken = state.store.accept(given, (), wall, session, packet.packet_id)
                     refusal = yield from self._stored(session, given, packet, [taken])
                 if refusal is not None:
                     return self._not_kept(refusal, doubt)
@@ -214,7 +214,7 @@ class Inbound:
                     log.warning("rewritten_topic_invalid topic=%r: %s", result.topic[:MAX_DETAIL], str(error))
                     return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin made an invalid topic of it", ()
                 if not (yield from self.may("publish", result.topic)):  # a rewritten topic passes the rules too
-                    plane.stats.dropped["not_authorized"] += 1
+                    state.stats.dropped["not_authorized"] += 1
                     return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()
                 yield from self._match(result.topic)
             message = result
@@ -234,7 +234,7 @@ class Inbound:
         refusal = yield from self._stored(session, message, packet, pending, copies)
         if refusal is not None:
             return self._not_kept(refusal, doubt)
-        count = plane.pubsub.publish(message, wall, copies)
+        count = state.pubsub.publish(message, wall, copies)
         return (ReasonCode.SUCCESS if count or kept else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 
     def _not_kept(self, why: str, doubt: Doubt | None) -> Answer:
@@ -253,12 +253,12 @@ class Inbound:
         pending: list[Commit[Any]],
     ) -> list[Copy] | None:
         """Store what durable receivers get, and the packet id of a durable publisher's QoS 2 message."""
-        store = self.plane.store
+        store = self.state.store
         if store is None or not packet.qos:
             return None
-        copies = self.plane.pubsub.to_keep(message, chosen)
+        copies = self.state.pubsub.to_keep(message, chosen)
         lasting = [copy for copy in copies or () if copy.session.durable is not None and copy.qos]
-        self.plane.stats.routed += len(lasting)
+        self.state.stats.routed += len(lasting)
         if packet.qos == 2 and session.durable is not None:
             pending.append(store.accept(message, lasting, wall, session, packet.packet_id))
         elif lasting:
@@ -283,7 +283,7 @@ class Inbound:
         yield Await(commit, size=len(packet.payload))
         if commit.error is None:
             return None
-        self.plane.stats.dropped["not_stored"] += 1
+        self.state.stats.dropped["not_stored"] += 1
         if is_refusal(commit.error):
             if self.version != 5:
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(commit.error))
@@ -294,7 +294,7 @@ class Inbound:
 
     def _match(self, topic: str) -> Steps:
         """Find the receivers of a topic, in several turns if there are very many filters that may match."""
-        pubsub = self.plane.pubsub
+        pubsub = self.state.pubsub
         matching = pubsub.begin(topic)
         if matching is None:
             return
@@ -307,9 +307,9 @@ class Inbound:
 
     def _remember(self, topic: str) -> Route:
         """Remember that this client may publish to a topic."""
-        route = self.plane.pubsub.route(topic)
+        route = self.state.pubsub.route(topic)
         routes = self.routes
-        if routes is not self.plane.pubsub.routes and len(topic) <= ALLOWED_LENGTH:
+        if routes is not self.state.pubsub.routes and len(topic) <= ALLOWED_LENGTH:
             if len(routes) >= ALLOWED_TOPICS:
                 routes.clear()
             routes[topic.encode()] = route
@@ -326,7 +326,7 @@ class Inbound:
             retain,
             self.client.client_id,
             self.client.username,
-            self.plane.guids.next(int(wall * 1_000_000)),
+            self.state.guids.next(int(wall * 1_000_000)),
             wall,
             properties.payload_format,
             wall + expiry if expiry is not None else None,
@@ -338,7 +338,7 @@ class Inbound:
 
     def pubrel(self, session: Session, packet: Pubrel, wall: float) -> Steps:
         known = session.release(packet.packet_id)
-        store = self.plane.store
+        store = self.state.store
         if known and session.durable is not None and store is not None:
             # Not before the id is free in the store too: after a crash a new message with this id would pass for known.
             commit = store.release(session, (packet.packet_id,))

@@ -1,4 +1,4 @@
-"""The byte loop: PUBLISH without properties, acknowledgements and PINGREQ, many per read.
+"""The fast path: PUBLISH without properties, acknowledgements and PINGREQ, many per read.
 
 `run` takes packets straight from the bytes of a read, with local variables and no object per packet, and stops at the
 first one that is not for it: unfinished, rare, unusual or wrong. That one goes through the channel, which knows all
@@ -43,17 +43,17 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     Return the offset of the first byte that was not taken, and the budget that is left. 0: others have their turn now,
     whatever comes next.
     """
-    plane = channel.plane
+    state = channel.state
     routes = channel.routes
-    pubsub = plane.pubsub
-    dirty = plane.shared.dirty
+    pubsub = state.pubsub
+    dirty = state.shared.dirty
     client = channel.client
     version = channel.version
     v5 = version == 5
     inflight = session.inflight
     out = session.out
     short = min(127, max_size - 2)  # longer packets have a longer length field, or are too long
-    max_awaiting = plane.session_options.max_awaiting_rel or 65536
+    max_awaiting = state.session_options.max_awaiting_rel or 65536
     n = len(data)
     enough = n - 1  # a packet that begins here or later is unfinished; -2: the budget for deliveries is spent
     left = budget
@@ -63,7 +63,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     freed = False  # acknowledgements have made room in the window
     durable = session.durable is not None  # what it acknowledges or releases must be stored
     told = durable or session.carrier is not None  # somebody hears of what it acknowledges
-    store = plane.store
+    store = state.store
     taken = pubsub.taken if routes is pubsub.routes else None  # without access control, also topics never seen
     batch: MessageBatch | None = None  # messages to be stored
     done: object = None  # or what a plugin has said that it waits for
@@ -102,11 +102,11 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     if route.plain is None or first != 0x32 or stop + 2 > end - v5 or (v5 and data[stop + 2]):
                         break
                     number = data[stop : stop + 2]
-                    topic = _topic(data[body + 2 : stop], plane.limits.max_topic_levels)
+                    topic = _topic(data[body + 2 : stop], state.limits.max_topic_levels)
                     if number == b"\0\0" or not topic:
                         break
                     wall = wall or time()
-                    guid = plane.guids.next(int(wall * 1_000_000))
+                    guid = state.guids.next(int(wall * 1_000_000))
                     taken_by = route.plain.take_plain(client, topic, data[stop + 2 + v5 : end], guid)
                     if taken_by is None:
                         break
@@ -143,7 +143,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     received += count
                     octets += count * (end - stop - v5)
                     if not route.count:
-                        plane.stats.dropped["no_subscribers"] += count
+                        state.stats.dropped["no_subscribers"] += count
                     else:
                         went = _qos0(route, data, i, stop, end, last, channel, dirty)
                         sent += went
@@ -216,7 +216,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                         dirty.append(session)
                     out += (_ACKNOWLEDGED[acknowledgement], number)  # both or none, if memory ends
                 else:
-                    plane.stats.dropped["no_subscribers"] += 1
+                    state.stats.dropped["no_subscribers"] += 1
                     if not out:
                         dirty.append(session)
                     if v5:
@@ -275,7 +275,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
             _answer_later(session, numbers, _commit(store, batch, done), stored_octets - told_octets)
         if freed and (told or not session.ready):
             _pump(session)
-        stats = plane.stats
+        stats = state.stats
         stats.packets_received += received + stored + others
         if stored:
             session.received += stored

@@ -1,4 +1,4 @@
-"""The flow plane's state in one place: what all channels work on. Pure; `broker.py` gives it time and I/O."""
+"""The state of the broker in one place: what all channels work on. Pure; `broker.py` gives it time and I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout: float = 5.0  #: seconds that stopping may take to write out what clients still have to get
 
 
-class Plane:
+class BrokerState:
     """Sessions, subscriptions, limits and counters of one node."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Plane:
         self.draining = False  #: shutting down: nobody new is let in
         self.connections = 0  #: network connections now, whether a client is let in or not
         self.full = False  #: above `limits.max_memory`: nothing new is taken
-        self.observed = False  #: somebody listens to every delivery: the byte loop hands all messages to the channel
+        self.observed = False  #: somebody listens to every delivery: the fast path hands all messages to the channel
         self.retains = False  #: somebody keeps retained messages
         self.store: SessionStore | None = None  #: makes sessions durable; None: they end with the node
         hooks.on_change(self._look_at_hooks)
@@ -71,7 +71,7 @@ class Plane:
         self.retains = any(callback.retained_only for callback in hooks.lookup("message.publish"))
 
     def fill(self, full: bool) -> None:
-        """Take nothing new, or all again. The byte loop, which refuses nothing, rests meanwhile."""
+        """Take nothing new, or all again. The fast path, which refuses nothing, rests meanwhile."""
         self.full = full
         self._look_at_hooks()
 
