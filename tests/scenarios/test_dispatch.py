@@ -67,7 +67,7 @@ def test_a_day_of_dispatcher_and_workers(place_of: PlaceOf) -> None:
     place = place_of(max_deliveries=2, retry_pause=0.01, report=0.2, **STEADY | {"lease": 4.0})
     status = place.asked("status")
     assert ("", None, 0, 0, []) == tuple(status[key] for key in ("leader", "view", "lag", "dead", "registered"))
-    assert "nobody" in place.done("status")
+    assert "none" in place.done("status")
 
     place.publish(*numbered(100))
     workers = [worker_with_handler(place), worker_with_handler(place)]

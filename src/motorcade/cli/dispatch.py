@@ -1,7 +1,7 @@
 """`motorcade dispatch`: an elected leader hands messages to workers; both run in the foreground.
 
 Options come from the section [dispatch] of the configuration. Flags are there for what differs from process to process
-on one machine, and for whoever only wants to look.
+on one machine, and for users who only want to look.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from motorcade.cli.serve import ConfigFile
 
 if TYPE_CHECKING:
     from motorcade.dispatch.options import DispatchOptions
-    from motorcade.dispatch.views import DeadLetter, Status, WorkerView
+    from motorcade.dispatch.views import DeadLetterView, Status, WorkerView
 
 app = typer.Typer(no_args_is_help=True, help="Hand messages from a Redis stream to workers, each processed once.")
 dead = typer.Typer(no_args_is_help=True, help="Messages that were given up: look at them, try them again.")
@@ -238,7 +238,7 @@ def _print_status(found: Status) -> None:
     view = found.view
     print_fields(
         [
-            ("leader", found.leader or "nobody"),
+            ("leader", found.leader or "none"),
             ("epoch", found.epoch),
             ("lease left", f"{found.lease_left:.1f} s"),
             ("messages/s", f"{view.messages_per_second:.0f}" if view is not None else ""),
@@ -266,7 +266,7 @@ def _worker_row(name: str, seen: WorkerView | None) -> tuple[object, ...]:
     return (name, seen.state, seen.in_flight, seen.credit, seen.acknowledged, faults, seen.problem)
 
 
-def _letter(letter: DeadLetter) -> dict[str, Any]:
+def _letter(letter: DeadLetterView) -> dict[str, Any]:
     """A dead letter as a mapping; its payload as text if it is text."""
     try:
         payload, encoding = letter.payload.decode(), "utf8"

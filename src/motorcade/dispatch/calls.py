@@ -1,10 +1,10 @@
-"""Scripts on the right server, repeated until it is known what became of them.
+"""Run scripts on the right server, and retry until the outcome is known.
 
 Every script of the dispatcher may be carried out twice without harm: a leader's because it says what is to be so, a
 worker's because it writes an id once. So whatever goes wrong on the way, the call is made again, until `patience` runs
 out; the cases in which that would be wrong have errors of their own:
 
-    FencedError     somebody else leads; nothing was done, and nothing may be tried again
+    FencedError     another process leads; nothing was done, and there is no retry
     StaleError      the write comes too late to be recognised as a repetition; nothing was done
 
 A call that is `durable` counts when as many replicas have it as there should be: those of the options, else one if the
@@ -29,7 +29,7 @@ try:
     from motorcade.redis.scripts import Script, script_of
     from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, PASSING, Purpose, Servers, refusal
     from motorcade.redis.slots import slot_of
-except ImportError as missing:  # whoever wants to dispatch comes here first
+except ImportError as missing:  # the first import of a dispatcher
     raise StoreError(f"{missing}; `pip install 'motorcade[redis]'` brings what dispatchers need") from missing
 
 log = structlog.get_logger("motorcade.dispatch")
@@ -47,18 +47,18 @@ TRIMMED: Final = _script("fence", "trimmed")
 RECEIVE: Final = _script("fence", "receive")
 FINISH: Final = _script("fence", "finish")
 ASSIGN: Final = _script("fence", "assign")
-AGAIN: Final = _script("fence", "again")
+REASSIGN: Final = _script("fence", "reassign")
 SETTLE: Final = _script("fence", "settle")
-BURY: Final = _script("fence", "bury")
-BURIED: Final = _script("fence", "buried")
-ROLL: Final = _script("fence", "roll")
-SIGN_IN: Final = _script("sign_in")
+DEAD_LETTER: Final = _script("fence", "dead_letter")
+FORGET_DEAD: Final = _script("fence", "forget_dead")
+REGISTRY: Final = _script("fence", "registry")
+REGISTER: Final = _script("register")
 WRITE: Final = _script("write")
 RETRY: Final = _script("retry")
 
 ALL: Final = (
-    ACQUIRE, RENEW, RELEASE, OUTBID, RAISE, GROUP, CLAIM, TRIMMED, RECEIVE, FINISH, ASSIGN, AGAIN, SETTLE, BURY,
-    BURIED, ROLL, SIGN_IN, WRITE, RETRY,
+    ACQUIRE, RENEW, RELEASE, OUTBID, RAISE, GROUP, CLAIM, TRIMMED, RECEIVE, FINISH, ASSIGN, REASSIGN, SETTLE,
+    DEAD_LETTER, FORGET_DEAD, REGISTRY, REGISTER, WRITE, RETRY,
 )  # fmt: skip
 
 #: Milliseconds that one WAIT may take. Less than a connection may be silent.
@@ -146,7 +146,7 @@ class Calls:
             address = self.servers.master(slot)
             try:
                 if address is None:
-                    raise LostError("nobody serves the slot")
+                    raise LostError("no server for the slot")
                 connection = await self.servers.connection(address, purpose)
                 return await self._once(connection, (*head, *words), durable)
             except LostError as error:
@@ -196,7 +196,7 @@ class Calls:
         if now - asked >= ASK_AGAIN:
             try:
                 told: bytes = await connection.call("INFO", "replication")
-            except ServerError:  # somebody who may only write here need not know
+            except ServerError:  # a user that may only write here is not allowed to ask
                 told = b""
             count = int(b"state=online" in told)
             for gone in [other for other in self._replicas if not other.is_open]:
@@ -223,7 +223,7 @@ def _warn(address: Address, facts: dict[str, str]) -> None:
 def _meant(error: ServerError, connection: Connection) -> StoreError:
     match error.code:
         case "FENCED":
-            return FencedError(f"somebody else leads: {error}")
+            return FencedError(f"another process leads: {error}")
         case "STALE":
             return StaleError(str(error))
         case _:

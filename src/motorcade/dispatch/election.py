@@ -1,4 +1,4 @@
-"""Who leads: a lease in Redis, an epoch that grows with every leadership, and fences that refuse those who led before.
+"""Leader election: a lease in Redis, an epoch that grows with every term, and fences that refuse former leaders.
 
     campaign ─▶ lock taken, epoch + 1 ─▶ fences raised, all of them ─▶ term ─ renewed every quarter of the lease ─▶ over
 
@@ -9,7 +9,7 @@ as high as its own epoch (a failover has lost the counter's last step), it takes
 
 Rule 1: a term is over when its lease may be over, counted from when the last successful renewal was *sent*, by this
         process's own clock; or when any write is refused by a fence.
-Rule 2: whoever finds its fence gone steps down, and may be elected again. Nobody mends a fence in office.
+Rule 2: a leader that finds its fence gone steps down, and may be elected again. A fence is never repaired in a term.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from motorcade.redis.servers import Purpose
 
 log = structlog.get_logger("motorcade.dispatch")
 
-#: Seconds between two attempts of a candidate, so that an office that was given up is taken at once.
+#: Seconds between two attempts of a candidate, so that a lock that was released is taken at once.
 ATTEMPT_INTERVAL: Final = 0.2
 #: Part of the lease that a leader does not use: its clock and the server's need not run alike.
 MARGIN: Final = 0.1
-#: How many leases what a leader tells about itself is shown, so that one can see who led last.
+#: Leases for which a leader's report is kept, so that `status` shows who led last.
 SHOWN: Final = 2
 #: Seconds that a leader tries to give up the lock.
-RELEASE_PATIENCE: Final = 1.0
-#: Times that a higher epoch is taken because of a fence; each one means that somebody else was quicker.
+RELEASE_TIMEOUT: Final = 1.0
+#: Times that a higher epoch is taken because of a fence; each one means that another candidate was quicker.
 OUTBIDS: Final = 5
 
 
@@ -46,12 +46,12 @@ class TermOverError(Exception):
 
 
 def new_token() -> str:
-    """Tells one candidate from all others, and where it runs."""
+    """Return a name that is unique to this candidate and tells where it runs."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
 
 
-class Term:
-    """One leadership."""
+class LeaderTerm:
+    """One term of a leader."""
 
     __slots__ = ("epoch", "expires", "fence", "token")
 
@@ -80,8 +80,8 @@ class Election:
         written = {options.source, "pending", "dead", "registry"}
         self._fences = [options.beside(name, "fence") for name in sorted(written)]
 
-    async def campaign(self, stop: asyncio.Event) -> Term | None:
-        """Wait until this process leads; None if it is stopped before."""
+    async def campaign(self, stop: asyncio.Event) -> LeaderTerm | None:
+        """Wait until this process leads. Return None if it is stopped before."""
         loop = asyncio.get_running_loop()
         trouble = ""
         while not stop.is_set():
@@ -96,7 +96,7 @@ class Election:
                     patience=self._lease,
                 )
                 if epoch:
-                    term = Term(self.token, epoch, began + self._lease * (1 - MARGIN))
+                    term = LeaderTerm(self.token, epoch, began + self._lease * (1 - MARGIN))
                     if await self._raise_fences(term):
                         return term
                     left = 0
@@ -112,8 +112,8 @@ class Election:
                 pass
         return None
 
-    async def renew(self, term: Term, state: bytes) -> None:
-        """Go on leading, or raise `TermOverError`."""
+    async def renew(self, term: LeaderTerm, state: bytes) -> None:
+        """Renew the lease, or raise `TermOverError`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -130,19 +130,19 @@ class Election:
         except StoreError as error:
             raise TermOverError(f"the lease cannot be renewed: {error}") from None
         if not held:
-            raise TermOverError("somebody else holds the lock, or it was lost")
+            raise TermOverError("another process holds the lock, or it was lost")
         term.expires = began + self._lease * (1 - MARGIN)
 
     async def release(self) -> None:
-        """Let somebody else lead at once."""
+        """Release the lock, so that another candidate leads at once."""
         try:
-            async with asyncio.timeout(RELEASE_PATIENCE):
+            async with asyncio.timeout(RELEASE_TIMEOUT):
                 await self._calls.run(RELEASE, [self._lock, self._state], self.token, purpose=Purpose.READ)
         except (StoreError, TimeoutError) as error:
             why = str(error) or "no answer in time"
             log.warning("dispatch_lock_not_released", error=why, effect="it expires with the lease")
 
-    async def _raise_fences(self, term: Term) -> bool:
+    async def _raise_fences(self, term: LeaderTerm) -> bool:
         loop = asyncio.get_running_loop()
         for _ in range(OUTBIDS):
             answers = await asyncio.gather(

@@ -14,8 +14,8 @@ The first two are the seed's; a worker that knows no others simply does not ackn
 Frames come split and merged as TCP likes. Both readers take many of them from one read without an object per frame:
 acknowledgements are all of the same size, so a run of them is checked and cut by slices of the whole read.
 
-Rule: whoever gets a `FrameError` takes what came before it (`before`) and closes the connection. After a wrong header
-nobody knows where the next one begins.
+Rule: on a `FrameError`, use what came before it (`before`) and close the connection. After a wrong header it is unknown
+where the next one begins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROOF: Final = 66
 REFUSED: Final = 70
 
 ID_SIZE: Final = 36  #: characters of a UUID
-MAX_REASON: Final = 1000  #: octets of a reason
+MAX_REASON: Final = 1000  #: bytes of a reason
 
 _HEADER: Final = Struct(">BBI")
 _SIZE: Final = _HEADER.size
@@ -103,7 +103,7 @@ class _Reader:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._have = 0
-        self._need = 0  #: octets without which nothing new can be read
+        self._need = 0  #: bytes without which nothing new can be read
 
     def _together(self, data: bytes) -> bytes:
         """What has come so far; nothing if that is known to be too little. Parts are joined once."""
@@ -194,7 +194,7 @@ class AnswerReader(_Reader):
             if version != VERSION or command not in {ACK, REJECT, RETURN} or not ID_SIZE <= length <= self.MOST:
                 raise _complaint(version, command, length, self.MOST, (ACK, REJECT, RETURN))
             if command != REJECT and length != ID_SIZE:
-                raise FrameError(f"an acknowledgement has {length} octets, not the {ID_SIZE} of an id")
+                raise FrameError(f"an acknowledgement has {length} bytes, not the {ID_SIZE} of an id")
             start = at + _SIZE
             stop = start + length
             if stop > end:
@@ -251,5 +251,5 @@ def _complaint(version: int, command: int, length: int, most: int, known: tuple[
     if command not in known:
         return FrameError(f"command {command} is unknown or not for this side")
     if length > most:
-        return FrameError(f"a frame of {length} octets is longer than the {most} that are allowed")
-    return FrameError(f"a frame of {length} octets is too short for an id")
+        return FrameError(f"a frame of {length} bytes is longer than the {most} that are allowed")
+    return FrameError(f"a frame of {length} bytes is too short for an id")

@@ -10,7 +10,7 @@ The frames are those of `frames.py`, with commands of their own. A side without 
 speaks as the seed does; a side with a secret takes nothing from a peer that has not proved that it knows it.
 
 Rule 1: the worker proves last: who merely connects to it gets nothing to guess the secret by.
-Rule 2: a proof says whose it is, so nobody gets through by sending back what he was sent.
+Rule 2: a proof says whose it is, so a peer cannot pass by sending back what it was sent.
 Rule 3: nonces are random and used once.
 """
 

@@ -1,10 +1,10 @@
-"""Ids of messages: the same entry of a stream always has the same id, whoever reads it. Pure.
+"""Ids of messages: the same entry of a stream always has the same id, whichever leader reads it. Pure.
 
     tttttttt-tttt-4ooo-Vooo-ssssssssssss
 
 t: milliseconds of the entry's id, s: its sequence number, o: the origin, a random number that is drawn when the
 consumer group is made (V: 8 to b, two bits of it too), so that a stream that was deleted and filled again has other
-ids. The form is that of a UUID of version 4. An entry whose numbers do not fit (somebody chose them) gets a digest.
+ids. The form is that of a UUID of version 4. An entry whose numbers do not fit (a client chose them) gets a digest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENVELOPE: Final = b'{"motorcade":1,'  #: how a message of a capture rule begins 
 
 
 class Namer:
-    """Gives entries of one stream their ids."""
+    """Derive the ids of messages from the entries of one stream."""
 
     __slots__ = ("_origin", "_prefix", "_time")
 
@@ -35,13 +35,13 @@ class Namer:
         self._prefix = b""
 
     def taken_apart(self, rows: Iterable[Any]) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Ids, entries and messages of what XREADGROUP or XAUTOCLAIM has found."""
+        """Return ids, entries and messages of a reply to XREADGROUP or XAUTOCLAIM."""
         ids: list[bytes] = []
         entries: list[bytes] = []
         messages: list[bytes] = []
         time, prefix = self._time, self._prefix
         for entry, fields in rows:
-            if fields is None:  # deleted by somebody, and still waited for
+            if fields is None:  # deleted from the stream, but still pending in the group
                 continue
             moment, _, number = entry.partition(b"-")
             if moment != time:
@@ -67,7 +67,7 @@ class Namer:
 
 
 def message_of(fields: list[bytes]) -> bytes:
-    """The message in an entry with several fields (see `options.MESSAGE_FIELDS`)."""
+    """Return the message in an entry with several fields (see `options.MESSAGE_FIELDS`)."""
     names = fields[::2]
     for wanted in MESSAGE_FIELDS:
         if wanted in names:
@@ -77,7 +77,7 @@ def message_of(fields: list[bytes]) -> bytes:
 
 
 def message_of_channel(data: bytes) -> bytes:
-    """What was published, without the line that a capture rule puts before it."""
+    """Return what was published, without the line that a capture rule puts before it."""
     return data.partition(b"\n")[2] if data.startswith(ENVELOPE) else data
 
 

@@ -1,4 +1,4 @@
-"""Where a leader's messages come from: a stream with a consumer group; a channel is put into a stream first.
+"""Read a leader's messages: from a stream with a consumer group. A channel is put into a stream first.
 
     stream     MULTI, XREADGROUP, EXEC; WATCH and GET of the fence arm the next one   ─▶ messages, within the credit
     channel    SUBSCRIBE ─▶ receive.lua ─▶ stream `received` ─▶ as above
@@ -9,7 +9,7 @@ the fence has changed since it was last looked at. (A script could do the same, 
 costs the server twice as much as reading them.)
 
 Rule 1: what was read and not acknowledged is claimed first by a new leader, and again whenever a reply was lost, and
-        now and then anyway. Whoever calls `claim` knows which of it is already on its way.
+        now and then anyway. The caller of `claim` knows which of it is already in flight.
 Rule 2: nothing is read that no worker has credit for. Between two reads there is nothing here but a size.
 """
 
@@ -38,13 +38,13 @@ BLOCK: Final = 500
 FIRST_COUNT: Final = 16
 #: Messages of the channel that are put into the stream at once.
 RECEIVED_AT_ONCE: Final = 500
-RECEIVED_OCTETS: Final = 1 << 20
+RECEIVED_BYTES: Final = 1 << 20
 #: Seconds between attempts to subscribe, and between signs of life.
 SUBSCRIBE_PAUSE: Final = 0.1
 PING_INTERVAL: Final = 0.5
 
 
-class Batch(NamedTuple):
+class ReadBatch(NamedTuple):
     """Messages that were read together."""
 
     ids: list[bytes]
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     messages: list[bytes]
 
 
-EMPTY: Final = Batch([], [], [])
+EMPTY: Final = ReadBatch([], [], [])
 
 
 class Intake:
@@ -67,17 +67,17 @@ class Intake:
         self._slot = slot_of(self.key)
         self._namer = Namer(0)
         self._armed: Connection | None = None  #: connection on which the fence is watched
-        self._size = 0.0  #: octets of a message, as the last ones had
+        self._size = 0.0  #: bytes of a message, as the last ones had
         self._last = b"0-0"  #: entry that was read last
         self._woken = b""  #: what that was when `wait` has found something after it
-        self.unread = 0  #: entries that were trimmed before anybody has read them, since it is counted
+        self.unread = 0  #: entries that were trimmed unread, since counting began
         self.unfinished = 0  #: entries that were read, not finished, and trimmed before they could be read again
         self._tally = options.beside(options.source, "trimmed")
-        self._read = -1  #: entries read since they were counted last; -1: nobody knows
+        self._read = -1  #: entries read since they were counted last; -1: unknown
         self._told = (0, 0)  #: `unread` and `unfinished` as they were told last
 
     async def open(self) -> None:
-        """Make the group if there is none."""
+        """Create the consumer group if there is none."""
         origin = await self._calls.run(
             GROUP,
             [self.key, self._fence_key, self._options.beside(self._options.source, "origin"), self._tally],
@@ -94,13 +94,13 @@ class Intake:
 
     @property
     def most(self) -> int:
-        """Entries that one read may ask for."""
+        """Return how many entries one read may ask for."""
         if not self._size:
             return FIRST_COUNT
         return max(1, min(self._options.batch, int(self._options.batch_bytes / self._size)))
 
-    async def read(self, count: int) -> Batch:
-        """Up to `count` new messages; none if there is nothing new. `LostError`: some may have been read in vain."""
+    async def read(self, count: int) -> ReadBatch:
+        """Read up to `count` new messages. After a `LostError` some may have been read: claim them."""
         connection = await self._ready()
         self._armed = None
         read, self._read = self._read, -1  # until the reply is here
@@ -138,7 +138,7 @@ class Intake:
     async def wait(self) -> None:
         """Return when there may be something new, or after a while."""
         if self._woken == self._last:
-            # Nothing was read after the last wait, which had found something: somebody else has moved the group on.
+            # Nothing was read after the last wait, which had found something: another client has moved the group on.
             await self.look_where()
         connection = await self._connection()
         try:
@@ -155,7 +155,7 @@ class Intake:
                 self._last = facts[b"last-delivered-id"]
 
     async def count_trimmed(self) -> None:
-        """See what was trimmed before it was read or finished; must not run beside `read`."""
+        """Count what was trimmed before it was read or finished. Must not run beside `read`."""
         since, self._read = self._read, -1
         self.unread, self.unfinished = counted = tuple(
             await self._calls.run(
@@ -180,13 +180,13 @@ class Intake:
             self._told = counted
 
     def gone(self, entries: list[bytes]) -> list[bytes]:
-        """The ids of entries that are not in the stream any more."""
+        """Return the ids of entries that are no longer in the stream."""
         return self._namer.taken_apart((entry, (b"", b"")) for entry in entries)[0]
 
-    async def claim(self, after: bytes, idle: float, count: int) -> tuple[bytes, Batch, list[bytes]]:
-        """Read again what was read `idle` seconds ago and never acknowledged.
+    async def claim(self, after: bytes, idle: float, count: int) -> tuple[bytes, ReadBatch, list[bytes]]:
+        """Claim what was read `idle` seconds ago and never acknowledged.
 
-        Answers where to go on (0-0: at the end), what was found, and the ids of what is not in the stream any more.
+        Return the cursor to go on from (0-0: at the end), what was found, and the ids that are no longer in the stream.
         """
         after, rows, *gone = await self._calls.run(
             CLAIM,
@@ -200,8 +200,8 @@ class Intake:
         )
         return after, self._batch(rows), self.gone(gone[0]) if gone and gone[0] else []
 
-    def _batch(self, rows: list[Any]) -> Batch:
-        batch = Batch(*self._namer.taken_apart(rows))
+    def _batch(self, rows: list[Any]) -> ReadBatch:
+        batch = ReadBatch(*self._namer.taken_apart(rows))
         if batch.entries:
             size = sum(map(len, batch.messages)) / len(batch.messages) + 100.0
             # Quick to see that messages have grown, slow to believe that they have shrunk.
@@ -212,11 +212,11 @@ class Intake:
         address = self._calls.servers.master(self._slot)
         if address is None:
             await self._calls.servers.refresh()
-            raise LostError("nobody serves the slot")
+            raise LostError("no server for the slot")
         return await self._calls.servers.connection(address, Purpose.BLOCK)
 
     async def _ready(self) -> Connection:
-        """A connection on which a change of the fence makes the next transaction fail."""
+        """Return a connection on which a change of the fence makes the next transaction fail."""
         connection = await self._connection()
         if self._armed is connection:
             return connection
@@ -234,9 +234,9 @@ class Intake:
         return connection
 
     async def _trouble(self, error: ServerError, connection: Connection) -> StoreError:
-        """What an error of the server means here."""
+        """Translate an error of the server."""
         if error.code == "NOGROUP":
-            # Somebody has deleted the stream. The new group has other ids, and nothing was read in vain.
+            # The stream was deleted. The new group has other ids, and nothing has to be claimed.
             log.warning("dispatch_group_missing", stream=self.key, group=self._options.group)
             await self.open()
             return LostError(str(error))
@@ -246,8 +246,8 @@ class Intake:
         return refusal(error, connection.address)
 
 
-class Channel:
-    """The way from a channel to the stream `received`."""
+class ChannelIntake:
+    """Copies a channel to the stream `received`."""
 
     def __init__(self, calls: Calls, options: DispatchOptions, fence: str) -> None:
         self.name = options.key("published")
@@ -274,7 +274,7 @@ class Channel:
             try:
                 address = servers.master(slot_of(self.name))
                 if address is None:
-                    raise LostError("nobody serves the slot")
+                    raise LostError("no server for the slot")
                 connection = await connect(address, servers.access, self._push)
                 try:
                     connection.send("SUBSCRIBE", self.name)
@@ -314,7 +314,7 @@ class Channel:
             self.dropped += len(some) - taken
 
     async def _stored(self, some: list[bytes]) -> int:
-        """Ask with the same number and the same messages until it is known what became of them."""
+        """Retry with the same number and the same messages until the outcome is known."""
         while True:
             try:
                 taken: int = await self._calls.run(
@@ -334,9 +334,9 @@ class Channel:
                 await asyncio.sleep(SUBSCRIBE_PAUSE)
 
     def _some(self) -> list[bytes]:
-        octets = 0
+        size = 0
         for count, message in enumerate(self._waiting[:RECEIVED_AT_ONCE], 1):
-            octets += len(message)
-            if octets > RECEIVED_OCTETS:
+            size += len(message)
+            if size > RECEIVED_BYTES:
                 return self._waiting[:count]
         return self._waiting[:RECEIVED_AT_ONCE]

@@ -1,17 +1,17 @@
-"""The leader: reads messages as workers have credit, hands them out in turn, and sees to what is not acknowledged.
+"""The leader: reads messages as workers have credit, dispatches them round robin, and retries what is not acknowledged.
 
     intake ─ read ─▶ assign.lua: pending ─▶ links, round robin ─▶ workers
       ▲                                        │
-      └─ finish.lua, settle.lua ◀─ done ◀─ book ◀─ acknowledged; overdue, lost, refused ─▶ waiting ─▶ again.lua ─▶ links
-                                              └─ hopeless ─▶ bury.lua: dead letters ─▶ done
+      └ finish.lua, settle.lua ◀ done ◀ pending table ◀ acknowledged; overdue, lost, refused ─▶ waiting ─▶ reassign.lua
+                                              └─ hopeless ─▶ dead_letter.lua ─▶ done
 
 A leadership is a handful of tasks that begin and end together. Any of them may find out that the term is over
 (`TermOverError`, `FencedError`): then all end, nothing is written any more, and the process is a candidate again.
 
 Rule 1: a message is stored as pending before a worker gets it, and leaves the intake after a worker has acknowledged it
         or it is among the dead letters. In between it is in the intake's own list of what was read, where the next
-        leader finds it. So nothing is lost, whoever is killed when.
-Rule 2: ids follow from entries, so whoever sends a message again sends it under the same id.
+        leader finds it. So nothing is lost, whichever process is killed.
+Rule 2: ids follow from entries, so every redelivery of a message has the same id.
 Rule 3: nothing is read that no worker has credit for, except as much as one batch that is on its way.
 Rule 4: nothing awaits per message.
 """
@@ -28,15 +28,25 @@ import msgspec
 import structlog
 
 from motorcade.core.errors import StoreError
-from motorcade.dispatch.book import Book
-from motorcade.dispatch.calls import AGAIN, ASSIGN, BURIED, BURY, FINISH, ROLL, SETTLE, Calls, FencedError
-from motorcade.dispatch.election import Election, Term, TermOverError
+from motorcade.dispatch.calls import (
+    ASSIGN,
+    DEAD_LETTER,
+    FINISH,
+    FORGET_DEAD,
+    REASSIGN,
+    REGISTRY,
+    SETTLE,
+    Calls,
+    FencedError,
+)
+from motorcade.dispatch.election import Election, LeaderTerm, TermOverError
 from motorcade.dispatch.frames import Answers
-from motorcade.dispatch.intake import EMPTY, Batch, Channel, Intake
-from motorcade.dispatch.links import Fault, Link, State
+from motorcade.dispatch.intake import EMPTY, ChannelIntake, Intake, ReadBatch
+from motorcade.dispatch.links import Fault, LinkState, WorkerLink
 from motorcade.dispatch.options import DispatchOptions
+from motorcade.dispatch.pending import PendingTable
 from motorcade.dispatch.security import leader_security
-from motorcade.dispatch.views import LeaderView, Rate, WorkerView
+from motorcade.dispatch.views import LeaderView, RateReport, WorkerView
 from motorcade.redis.scripts import Script
 from motorcade.redis.servers import Purpose
 
@@ -46,9 +56,9 @@ log = structlog.get_logger("motorcade.dispatch")
 LOOK_INTERVAL: Final = 0.05
 #: Renewals in one lease.
 RENEWALS: Final = 4
-#: Seconds between two looks at the roll of workers, and that a worker stays on it without being heard of.
-ROLL_INTERVAL: Final = 0.5
-ROLL_LEASE: Final = 3.0
+#: Seconds between two looks at the worker registry, and that a worker stays in it without being heard of.
+REGISTRY_INTERVAL: Final = 0.5
+REGISTRY_LEASE: Final = 3.0
 #: Messages that Redis is told of at once: 3 ms of its time. Lua takes no more than about 8000 arguments.
 DONE_AT_ONCE: Final = 3000
 #: Messages that are done and of which Redis was not told; with more, nothing is read.
@@ -71,7 +81,7 @@ PAUSE: Final = 0.2
 
 STOPPED: Final = "stopped"
 
-Report = Callable[[Rate], None]
+Report = Callable[[RateReport], None]
 
 
 async def run_leader(
@@ -81,7 +91,7 @@ async def run_leader(
     ready: Callable[[str], None] | None = None,
     report: Report | None = None,
 ) -> None:
-    """Lead whenever nobody else does, until `stop` is set; then finish what has begun and hand over.
+    """Lead whenever no other process does, until `stop` is set; then finish what has begun and hand over.
 
     `ready` is called with `HOST:PID` of the candidate when Redis has answered.
     """
@@ -109,32 +119,32 @@ async def _run_terms(
         (log.info if why == STOPPED else log.warning)("dispatch_led", epoch=term.epoch, why=why)
         await election.release()
         if not stop.is_set():
-            # Others may do better; whoever fails again and again lets them try for longer.
+            # Another candidate may do better; back off longer after each failure.
             pause = min(pause * 2, options.lease) if loop.time() - began < options.lease else PAUSE
             await asyncio.sleep(pause)
 
 
 class Leader:
-    """One leadership."""
+    """One term of leading: reads, dispatches, retries and finishes messages."""
 
     def __init__(
-        self, calls: Calls, election: Election, term: Term, options: DispatchOptions, report: Report | None = None
+        self, calls: Calls, election: Election, term: LeaderTerm, options: DispatchOptions, report: Report | None = None
     ) -> None:
         self.term = term
-        self.book = Book(options.max_deliveries, options.retry_pause, options.ack_timeout)
-        self.links: dict[str, Link] = {}
+        self.pending = PendingTable(options.max_deliveries, options.retry_pause, options.ack_timeout)
+        self.links: dict[str, WorkerLink] = {}
         self.read = 0
-        self.buried = 0
+        self.dead_lettered = 0
         self.held_up = 0  #: times that nothing was read because no worker had credit
         self.intake = Intake(calls, options, term.fence)
-        self.channel = Channel(calls, options, term.fence) if options.intake == "channel" else None
+        self.channel = ChannelIntake(calls, options, term.fence) if options.intake == "channel" else None
         self._calls = calls
         self._election = election
         self._options = options
         self._report = report
         self._security = leader_security(options)
         self._loop = asyncio.get_running_loop()
-        self._order: list[Link] = []  #: of those that are connected
+        self._order: list[WorkerLink] = []  #: of those that are connected
         self._turn = 0
         self._assigning = 0  #: messages that were read and are being stored as pending
         self._claim_at = 0.0
@@ -148,13 +158,13 @@ class Leader:
         self._idle = asyncio.Event()
         self._slots = asyncio.Semaphore(ASSIGNING)
         self._tasks: asyncio.TaskGroup
-        self._pending = [options.key("pending"), options.beside("pending", "fence")]
+        self._pending_keys = [options.key("pending"), options.beside("pending", "fence")]
         self._deliveries = options.beside("pending", "deliveries")
-        self._dead = [options.key("dead"), options.beside("dead", "fence"), options.beside("dead", "ids")]
-        self._gone: set[str] = set()  #: workers to be taken off the roll
+        self._dead_keys = [options.key("dead"), options.beside("dead", "fence"), options.beside("dead", "ids")]
+        self._gone: set[str] = set()  #: workers to be removed from the registry
 
     async def lead(self, stop: asyncio.Event) -> str:
-        """Until the term is over or `stop` is set; why it has ended."""
+        """Lead until the term is over or `stop` is set. Return why it has ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -171,7 +181,7 @@ class Leader:
     def _parts(self) -> dict[str, Coroutine[Any, Any, None]]:
         parts: dict[str, Coroutine[Any, Any, None]] = {
             "lease": self._renew(),
-            "roll": self._call_the_roll(),
+            "registry": self._keep_registry(),
             "intake": self._take_in(),
             "again": self._send_again(),
             "finish": self._finish(),
@@ -183,20 +193,22 @@ class Leader:
         return parts
 
     async def _hand_over(self, running: Sequence[asyncio.Task[None]]) -> None:
-        """Read nothing more, wait for what is on its way, tell Redis about it."""
+        """Stop reading, wait for what is in flight, write the results to Redis."""
         for task in running:
             if task.get_name() in {"dispatch-intake", "dispatch-channel"}:
                 task.cancel()
         try:
             async with asyncio.timeout(self._options.stop_patience):
-                while self.book.done or self._assigning or any(link.held for link in self._order):
+                while self.pending.done or self._assigning or any(link.held for link in self._order):
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
-            log.warning("dispatch_left_behind", messages=len(self.book.open), effect="the next leader sends them again")
+            log.warning(
+                "dispatch_left_behind", messages=len(self.pending.open), effect="the next leader sends them again"
+            )
         raise TermOverError(STOPPED)  # which ends all tasks
 
-    # -- office
+    # -- lease and reports
 
     async def _renew(self) -> None:
         while True:
@@ -204,34 +216,34 @@ class Leader:
             await asyncio.sleep(self._options.lease / RENEWALS)
 
     async def _look(self) -> None:
-        """What depends on time."""
+        """Check what depends on time."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
             now = self._loop.time()
             self.term.check(now)
             for link in list(self._order):
                 link.look(now)
-            if self.book.later:
-                self.book.wake(now)
-            if self.book.waiting or self.book.hopeless:
+            if self.pending.later:
+                self.pending.wake(now)
+            if self.pending.waiting or self.pending.hopeless:
                 self._work.set()
             self._credit.set()  # windows may have grown
 
     async def _tell(self) -> None:
         seconds = self._options.report
-        before, then = self.book.acknowledged, self._loop.time()
+        before, then = self.pending.acknowledged, self._loop.time()
         while True:
             await asyncio.sleep(seconds)
-            done, now = self.book.acknowledged, self._loop.time()
+            done, now = self.pending.acknowledged, self._loop.time()
             self._rate = (done - before) / (now - then)
-            rate = Rate(
+            rate = RateReport(
                 messages_per_second=round(self._rate, 1),
                 messages=done - before,
                 total=done,
-                in_flight=len(self.book.open),
+                in_flight=len(self.pending.open),
                 workers=len(self._order),
-                redistributed=self.book.redistributed,
-                dead=self.buried,
+                redistributed=self.pending.redistributed,
+                dead=self.dead_lettered,
                 held_up=self.held_up,
                 trimmed=self.intake.unread + self.intake.unfinished,
             )
@@ -241,17 +253,17 @@ class Leader:
             before, then = done, now
 
     def view(self) -> LeaderView:
-        """What `dispatch status` shows."""
+        """Return what `dispatch status` shows."""
         return LeaderView(
             token=self.term.token,
             epoch=self.term.epoch,
             time=time.time(),
             messages_per_second=round(self._rate, 1),
             read=self.read,
-            acknowledged=self.book.acknowledged,
-            redistributed=self.book.redistributed,
-            buried=self.buried,
-            in_flight=len(self.book.open),
+            acknowledged=self.pending.acknowledged,
+            redistributed=self.pending.redistributed,
+            dead_lettered=self.dead_lettered,
+            in_flight=len(self.pending.open),
             held_up=self.held_up,
             trimmed=self.intake.unread,
             unfinished=self.intake.unfinished,
@@ -266,7 +278,7 @@ class Leader:
                     credit=link.credit,
                     acknowledged=link.acknowledged,
                     faults=dict(link.faults),
-                    problem=link.problem if link.state is not State.CONNECTED else "",
+                    problem=link.problem if link.state is not LinkState.CONNECTED else "",
                 )
                 for link in sorted(self.links.values(), key=lambda link: link.name)
             ),
@@ -274,7 +286,7 @@ class Leader:
 
     # -- workers
 
-    async def _call_the_roll(self) -> None:
+    async def _keep_registry(self) -> None:
         """Connect with all workers that are configured or have registered; list those that live."""
         tasks: dict[str, asyncio.Task[None]] = {}
         keys = [self._options.key("registry"), self._options.beside("registry", "fence")]
@@ -283,24 +295,24 @@ class Leader:
             gone, self._gone = self._gone, set()
             connected = [link.name for link in self._order]
             try:
-                roll = await self._calls.run(
-                    ROLL,
+                rows = await self._calls.run(
+                    REGISTRY,
                     keys,
                     self.term.fence,
-                    int(ROLL_LEASE * 1000),
+                    int(REGISTRY_LEASE * 1000),
                     len(connected),
                     *connected,
                     *gone.difference(connected),
                     purpose=Purpose.READ,
                 )
-                registered = {name.decode("utf-8", "replace") for name in roll}
+                registered = {name.decode("utf-8", "replace") for name in rows}
             except FencedError:
                 raise
             except StoreError as error:
                 self._gone |= gone
                 log.warning("dispatch_roll_unknown", error=str(error))
             self._connect(tasks, registered)
-            await asyncio.sleep(ROLL_INTERVAL)
+            await asyncio.sleep(REGISTRY_INTERVAL)
 
     def _connect(self, tasks: dict[str, asyncio.Task[None]], registered: set[str]) -> None:
         wanted = [*self._options.workers, *sorted(registered)]
@@ -310,15 +322,15 @@ class Leader:
             if len(self.links) >= self._options.max_workers:
                 log.warning("dispatch_too_many_workers", ignored=name, max_workers=self._options.max_workers)
                 break
-            link = self.links[name] = Link(name, self, self._options, self._security)
+            link = self.links[name] = WorkerLink(name, self, self._options, self._security)
             tasks[name] = self._tasks.create_task(link.run(), name=f"dispatch-link-{name}")
         for name in [name for name in self.links if name not in wanted]:
-            if self.links[name].state is not State.CONNECTED:
+            if self.links[name].state is not LinkState.CONNECTED:
                 self.links.pop(name).close()
                 tasks.pop(name).cancel()
 
-    def changed(self, link: Link) -> None:
-        if link.state is State.CONNECTED:
+    def changed(self, link: WorkerLink) -> None:
+        if link.state is LinkState.CONNECTED:
             log.info("dispatch_worker_connected", worker=link.name)
             self._order.append(link)
             self._gone.discard(link.name)
@@ -327,27 +339,29 @@ class Leader:
             self._gone.add(link.name)
         self._credit.set()
         self._idle.set()
-        if self.book.waiting:
+        if self.pending.waiting:
             self._work.set()
 
-    def answered(self, link: Link, answers: Answers) -> None:
+    def answered(self, link: WorkerLink, answers: Answers) -> None:
         now = self._loop.time()
         if answers.acknowledged:
-            self.book.acknowledge(answers.acknowledged)
+            self.pending.acknowledge(answers.acknowledged)
             self._done.set()
         for id_, reason in answers.rejected:
             link.faults[Fault.REFUSED] += 1
-            self.book.failed([id_], link.name, f"{Fault.REFUSED}: {reason}", now, counted=True, pause=True)
+            self.pending.failed([id_], link.name, f"{Fault.REFUSED}: {reason}", now, counted=True, pause=True)
         if answers.returned:
             link.faults[Fault.RETURNED] += len(answers.returned)
-            # With a pause: if nobody can write, they come back as fast as they are sent.
-            self.book.failed(answers.returned, link.name, Fault.RETURNED, now, counted=False, pause=True, suspect=False)
-        if self.book.waiting or self.book.hopeless:
+            # With a pause: while no worker can write, they come back as fast as they are sent.
+            self.pending.failed(
+                answers.returned, link.name, Fault.RETURNED, now, counted=False, pause=True, suspect=False
+            )
+        if self.pending.waiting or self.pending.hopeless:
             self._work.set()
         self._credit.set()
         self._idle.set()
 
-    def taken_back(self, link: Link, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
+    def taken_back(self, link: WorkerLink, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
         if not ids:
             return
         log.warning("dispatch_redistributed", worker=link.name, fault=fault, detail=detail, messages=len(ids))
@@ -355,10 +369,10 @@ class Leader:
         alone = all(other is link for other in self._order)
         # One that has never acknowledged anything is more likely to be at fault than all that it was sent.
         counted = bool(link.acknowledged) or fault in {Fault.HUNG, Fault.OVERDUE}
-        # Whoever is merely slow has killed nobody.
+        # A worker that is merely slow was not killed by a message.
         suspect = fault is not Fault.OVERDUE
         why = f"{fault}: {detail}"
-        self.book.failed(ids, link.name, why, self._loop.time(), counted=counted, pause=alone, suspect=suspect)
+        self.pending.failed(ids, link.name, why, self._loop.time(), counted=counted, pause=alone, suspect=suspect)
         self._work.set()
 
     # -- intake
@@ -409,29 +423,29 @@ class Leader:
         self._tasks.create_task(self._dispatch(batch), name="dispatch-batch")
         return True
 
-    def _new(self, batch: Batch) -> Batch:
+    def _new(self, batch: ReadBatch) -> ReadBatch:
         """Without what is on its way already: a failover may have forgotten that it was read."""
-        known = self.book.open
+        known = self.pending.open
         if known and not known.keys().isdisjoint(batch.ids):
             batch = _without(batch, known)
-        self.book.add(*batch)
+        self.pending.add(*batch)
         return batch
 
-    async def _dispatch(self, batch: Batch) -> None:
+    async def _dispatch(self, batch: ReadBatch) -> None:
         """Store as pending, then send."""
         ids = self._without_large(batch)
         try:
             if ids:
                 words: list[bytes | int] = [_milliseconds()] * (2 * len(ids))
                 words[1::2] = ids
-                await self._insist(ASSIGN, self._pending, words)
+                await self._insist(ASSIGN, self._pending_keys, words)
                 self._send(ids)
         finally:
             self._assigning -= len(batch.ids)
             self._slots.release()
             self._credit.set()
 
-    def _without_large(self, batch: Batch) -> list[bytes]:
+    def _without_large(self, batch: ReadBatch) -> list[bytes]:
         most = self._options.max_message
         if max(map(len, batch.messages), default=0) <= most:
             return batch.ids
@@ -440,7 +454,7 @@ class Leader:
             if len(message) <= most:
                 ids.append(id_)
             else:
-                self.book.give_up(id_, f"too_large: {len(message)} octets, max_message is {most}")
+                self.pending.give_up(id_, f"too_large: {len(message)} bytes, max_message is {most}")
         self._work.set()
         return ids
 
@@ -457,8 +471,10 @@ class Leader:
                 continue
             after, batch, gone = await self.intake.claim(after, idle, min(room, self.intake.most))
             # What is on its way is finished all the same: its message is here.
-            self.intake.unfinished += sum(id_ not in self.book.open for id_ in set(gone) - set(self.book.untold()))
-            batch = _without(_without(batch, self.book.untold()), self.book.open)
+            self.intake.unfinished += sum(
+                id_ not in self.pending.open for id_ in set(gone) - set(self.pending.untold())
+            )
+            batch = _without(_without(batch, self.pending.untold()), self.pending.open)
             if batch.ids:
                 claimed += len(batch.ids)
                 await self._take_over(batch)
@@ -472,32 +488,32 @@ class Leader:
     async def _sweep(self) -> None:
         """Forget ids that the intake does not know any more: a failover may bring some back, a crash leave some behind.
 
-        All that the intake knows has just been claimed, so whatever is old and not in the book is of that kind.
+        All that the intake knows has just been claimed, so whatever is old and not in the table is of that kind.
         """
         before = _milliseconds() - int(RECLAIM_IDLE * 1000)
         ids = await self._calls.ask(
-            self._pending[0], "ZRANGEBYSCORE", self._pending[0], "-inf", before, "LIMIT", 0, SWEPT_AT_ONCE
+            self._pending_keys[0], "ZRANGEBYSCORE", self._pending_keys[0], "-inf", before, "LIMIT", 0, SWEPT_AT_ONCE
         )
-        known = self.book.untold()
-        stray = [id_ for id_ in ids if id_ not in self.book.open and id_ not in known]
+        known = self.pending.untold()
+        stray = [id_ for id_ in ids if id_ not in self.pending.open and id_ not in known]
         if stray:
             log.info("dispatch_pending_swept", ids=len(stray))
-            await self._insist(SETTLE, [*self._pending, self._deliveries], [len(stray), *stray])
-        buried = await self._calls.ask(self._dead[0], "HKEYS", self._dead[2])
-        marks = [id_ for id_ in buried if id_ not in self.book.open and id_ not in self.book.untold()]
+            await self._insist(SETTLE, [*self._pending_keys, self._deliveries], [len(stray), *stray])
+        known_dead = await self._calls.ask(self._dead_keys[0], "HKEYS", self._dead_keys[2])
+        marks = [id_ for id_ in known_dead if id_ not in self.pending.open and id_ not in self.pending.untold()]
         if marks:
-            await self._insist(BURIED, self._dead, marks[:SWEPT_AT_ONCE])
+            await self._insist(FORGET_DEAD, self._dead_keys, marks[:SWEPT_AT_ONCE])
 
-    async def _take_over(self, batch: Batch) -> None:
+    async def _take_over(self, batch: ReadBatch) -> None:
         """Send what was claimed, unless it was sent too often already."""
-        # Before it is in the book: if this fails, it will be claimed again.
-        found = await self._calls.ask(self._pending[0], "HMGET", self._deliveries, *batch.ids)
-        self.book.add(*batch)
+        # Before it is in the table: if this fails, it will be claimed again.
+        found = await self._calls.ask(self._pending_keys[0], "HMGET", self._deliveries, *batch.ids)
+        self.pending.add(*batch)
         for id_, deliveries in zip(batch.ids, found, strict=True):
             if deliveries is not None:
-                self.book.remember(id_, int(deliveries))
-        if self.book.hopeless:
-            batch = _without(batch, set(self.book.hopeless))
+                self.pending.remember(id_, int(deliveries))
+        if self.pending.hopeless:
+            batch = _without(batch, set(self.pending.hopeless))
             self._work.set()
         await self._slots.acquire()
         self._assigning += len(batch.ids)
@@ -505,9 +521,9 @@ class Leader:
 
     def _room(self) -> int:
         """Messages that may be read now."""
-        if self.book.done > MAX_DONE:
+        if self.pending.done > MAX_DONE:
             return 0
-        return sum([link.credit for link in self._order]) - self._assigning - self.book.unsent
+        return sum([link.credit for link in self._order]) - self._assigning - self.pending.unsent
 
     async def _wait_for_credit(self) -> None:
         self.held_up += 1
@@ -520,7 +536,7 @@ class Leader:
     # -- sending
 
     def _send(self, ids: list[bytes]) -> None:
-        """Hand out messages in turn. What nobody has credit for any more waits."""
+        """Dispatch messages round robin. What no worker has credit for waits."""
         now = self._loop.time()
         self.term.check(now)
         links = [link for link in self._order if link.credit]
@@ -535,37 +551,37 @@ class Leader:
                 some = share[: link.credit]
                 left += share[link.credit :]
                 if some:
-                    link.send(some, self.book.messages(some), now)
+                    link.send(some, self.pending.messages(some), now)
             ids = left
             links = [link for link in links if link.credit]
-        self.book.waiting.extend(ids)
+        self.pending.waiting.extend(ids)
 
     async def _send_again(self) -> None:
         """Messages that failed go to another worker, or to the dead letters."""
         while True:
             await self._work.wait()
             self._work.clear()
-            while (id_ := self.book.next_hopeless()) is not None:
-                await self._bury(id_)
-                self.book.hopeless.popleft()
+            while (id_ := self.pending.next_hopeless()) is not None:
+                await self._dead_letter(id_)
+                self.pending.hopeless.popleft()
             while chosen := self._choose():
                 await self._store_again([id_ for ids in chosen.values() for id_ in ids])
                 self._send_chosen(chosen)
 
-    def _choose(self) -> dict[Link, list[bytes]]:
-        """Who gets what waits: somebody with credit who has not just failed with it, if there is anybody else.
+    def _choose(self) -> dict[WorkerLink, list[bytes]]:
+        """Choose a worker for what waits: one with credit that has not just failed with it, if there is another.
 
         When a worker is lost, all that it had has failed, and perhaps one message was to blame. So what has failed is
-        sent a few at a time, and what has failed again one at a time: whoever kills workers is found before its
+        sent a few at a time, and what has failed again one at a time: a message that kills workers is found before its
         neighbours have used up their deliveries.
         """
-        chosen: dict[Link, list[bytes]] = {}
+        chosen: dict[WorkerLink, list[bytes]] = {}
         credit = {link: link.credit for link in self._order}
         suspects = {link: link.count_suspects() for link in self._order}
         kept: list[bytes] = []
-        while len(kept) < MAX_PASSED and any(credit.values()) and (id_ := self.book.next_waiting()) is not None:
-            self.book.waiting.popleft()
-            history = self.book.histories.get(id_)
+        while len(kept) < MAX_PASSED and any(credit.values()) and (id_ := self.pending.next_waiting()) is not None:
+            self.pending.waiting.popleft()
+            history = self.pending.histories.get(id_)
             failures = history.failures if history is not None else 0
             last = history.worker if history is not None else ""
             others = [link for link in self._order if link.name != last] or self._order
@@ -581,39 +597,39 @@ class Leader:
                 suspects[link] += 1
                 link.suspects.add(id_)
             chosen.setdefault(link, []).append(id_)
-        self.book.waiting.extendleft(reversed(kept))
+        self.pending.waiting.extendleft(reversed(kept))
         return chosen
 
     async def _store_again(self, ids: list[bytes]) -> None:
         """Those that have failed; what only found no credit is stored already."""
         words: list[bytes | int] = [_milliseconds()]
         for id_ in ids:
-            history = self.book.histories.get(id_)
+            history = self.pending.histories.get(id_)
             if history is not None:
                 words += (id_, history.deliveries)
         if len(words) > 1:
-            await self._insist(AGAIN, [*self._pending, self._deliveries], words)
+            await self._insist(REASSIGN, [*self._pending_keys, self._deliveries], words)
 
-    def _send_chosen(self, chosen: dict[Link, list[bytes]]) -> None:
+    def _send_chosen(self, chosen: dict[WorkerLink, list[bytes]]) -> None:
         now = self._loop.time()
         self.term.check(now)
         for link, ids in chosen.items():
-            still = [id_ for id_ in ids if id_ in self.book.open]
+            still = [id_ for id_ in ids if id_ in self.pending.open]
             if not still:
                 continue
             if link.credit >= len(still) or (link.credit and len(still) == 1):
-                link.send(still, self.book.messages(still), now)
+                link.send(still, self.pending.messages(still), now)
             else:  # it has lost its credit meanwhile
-                self.book.waiting.extendleft(reversed(still))
+                self.pending.waiting.extendleft(reversed(still))
 
-    async def _bury(self, id_: bytes) -> None:
-        kept = self.book.open.get(id_)
-        history = self.book.histories.get(id_)
+    async def _dead_letter(self, id_: bytes) -> None:
+        kept = self.pending.open.get(id_)
+        history = self.pending.histories.get(id_)
         if kept is None or history is None:
             return
         await self._insist(
-            BURY,
-            self._dead,
+            DEAD_LETTER,
+            self._dead_keys,
             [
                 id_,
                 kept[1],
@@ -625,7 +641,7 @@ class Leader:
             ],
             durable=True,
         )
-        self.buried += 1
+        self.dead_lettered += 1
         log.warning(
             "dispatch_dead",
             id=id_.decode(),
@@ -633,7 +649,7 @@ class Leader:
             deliveries=history.deliveries,
             worker=history.worker,
         )
-        self.book.bury(id_)
+        self.pending.dead_letter(id_)
         self._done.set()
 
     # -- done
@@ -644,20 +660,22 @@ class Leader:
         stream = [self.intake.key, options.beside(options.source, "fence")]
         while True:
             await self._done.wait()
-            done = self.book.take_done(DONE_AT_ONCE)
+            done = self.pending.take_done(DONE_AT_ONCE)
             if not done.ids:
                 self._done.clear()
                 self._idle.set()
                 continue
-            others = done.ids if not done.several else [id_ for id_ in done.ids if id_ not in self.book.histories]
-            # Whoever is killed between the two leaves an entry that is found again, or an id that is swept.
+            others = done.ids if not done.several else [id_ for id_ in done.ids if id_ not in self.pending.histories]
+            # A leader killed between the two leaves an entry that is claimed again, or an id that is swept.
             await asyncio.gather(
-                self._insist(SETTLE, [*self._pending, self._deliveries], [len(done.several), *done.several, *others]),
+                self._insist(
+                    SETTLE, [*self._pending_keys, self._deliveries], [len(done.several), *done.several, *others]
+                ),
                 self._insist(FINISH, stream, [options.group, int(options.keep_published), *done.entries]),
             )
-            if done.several:  # what was buried cannot be buried again: the intake does not know it any more
-                await self._insist(BURIED, self._dead, done.several)
-            self.book.told(done)
+            if done.several:  # the intake no longer has them, so they cannot become dead letters twice
+                await self._insist(FORGET_DEAD, self._dead_keys, done.several)
+            self.pending.told(done)
             self._credit.set()
 
     async def _insist(self, script: Script, keys: list[str], words: Sequence[Any], durable: bool = False) -> None:
@@ -673,9 +691,9 @@ class Leader:
                 await asyncio.sleep(PAUSE)
 
 
-def _without(batch: Batch, unwanted: Container[bytes]) -> Batch:
+def _without(batch: ReadBatch, unwanted: Container[bytes]) -> ReadBatch:
     rows = [row for row in zip(*batch, strict=True) if row[0] not in unwanted]
-    return Batch(*(list(column) for column in zip(*rows, strict=True))) if rows else EMPTY
+    return ReadBatch(*(list(column) for column in zip(*rows, strict=True))) if rows else EMPTY
 
 
 def _why(group: BaseExceptionGroup[BaseException]) -> str:

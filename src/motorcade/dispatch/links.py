@@ -48,7 +48,7 @@ PAST_WINDOWS: Final = 4
 FORGIVEN: Final = 30.0
 
 
-class State(StrEnum):
+class LinkState(StrEnum):
     """What a link is doing."""
 
     CONNECTING = "connecting"
@@ -71,35 +71,35 @@ class Fault(StrEnum):
     REPEATED = "repeated"  #: it has answered about this message before; only counted
 
 
-class Sent(NamedTuple):
+class InflightSend(NamedTuple):
     """Messages that were sent together."""
 
     at: float
     ids: list[bytes]
-    octets: int
+    size_bytes: int
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """What a link tells its leader."""
 
-    def answered(self, link: Link, answers: Answers) -> None:
+    def answered(self, link: WorkerLink, answers: Answers) -> None:
         """A worker has answered about messages that it has, or has had."""
 
-    def taken_back(self, link: Link, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
+    def taken_back(self, link: WorkerLink, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
         """A worker does not have these any more, and has not done them."""
 
-    def changed(self, link: Link) -> None:
+    def changed(self, link: WorkerLink) -> None:
         """It is connected now, or no longer."""
 
 
-class Link:
+class WorkerLink:
     """The way to one worker."""
 
-    def __init__(self, name: str, owner: Owner, options: DispatchOptions, security: Security | None = None) -> None:
+    def __init__(self, name: str, owner: LinkOwner, options: DispatchOptions, security: Security | None = None) -> None:
         self.name = name
-        self.state = State.CONNECTING
+        self.state = LinkState.CONNECTING
         self.held: set[bytes] = set()  #: ids that the worker has
-        self.octets = 0  #: of their messages, at least
+        self.in_flight_bytes = 0  #: of their messages, at least
         self.suspects: set[bytes] = set()  #: those of them that have failed before, and perhaps some that are gone
         self.window = min(FIRST_WINDOW, options.window)
         self.acknowledged = 0
@@ -108,7 +108,7 @@ class Link:
         self._owner = owner
         self._options = options
         self._security = security or Security()
-        self._sent: deque[Sent] = deque()
+        self._sent: deque[InflightSend] = deque()
         self._recalled: dict[bytes, None] = {}
         self._past: deque[list[bytes]] = deque()  #: ids that were sent together and are all answered or taken back
         self._past_ids = 0
@@ -116,7 +116,7 @@ class Link:
         self._resized = 0  #: acknowledgements until the window was changed last
         self._shrunk = 0.0  #: loop time when the window was made smaller last
         self._heard = 0.0  #: loop time of the last answer, or of the first message after none
-        self._wire: _Wire | None = None
+        self._wire: _LinkProtocol | None = None
         self._loop = asyncio.get_running_loop()
         self._pause = 0.0
         self._cut = 0.0
@@ -126,19 +126,19 @@ class Link:
     @property
     def credit(self) -> int:
         """Messages that may be sent now."""
-        if self._wire is None or (self.octets >= self._options.window_bytes and self.held):
+        if self._wire is None or (self.in_flight_bytes >= self._options.window_bytes and self.held):
             return 0
         return max(self.window - len(self.held), 0)
 
     def send(self, ids: list[bytes], messages: list[bytes], now: float) -> None:
         wire = self._wire
-        assert wire is not None  # noqa: S101 - nobody sends without credit
+        assert wire is not None  # noqa: S101 - no send without credit
         if not self.held:
             self._heard = now
         self.held.update(ids)
-        octets = sum(map(len, messages))
-        self.octets += octets
-        self._sent.append(Sent(now, ids, octets))
+        size_bytes = sum(map(len, messages))
+        self.in_flight_bytes += size_bytes
+        self._sent.append(InflightSend(now, ids, size_bytes))
         if len(self.held) >= self.window:
             self._full = True
         wire.write(process_frames(ids, messages))
@@ -162,7 +162,7 @@ class Link:
     def cut_off(self, fault: Fault, detail: str) -> None:
         """Leave the worker alone for a while."""
         self._lengthen_cut(fault, detail)
-        self._drop(fault, detail, State.CUT_OFF)
+        self._drop(fault, detail, LinkState.CUT_OFF)
 
     def _lengthen_cut(self, fault: Fault, detail: str) -> None:
         self._cut = min(max(self._cut * 2, self._options.cut_off), LONGEST_CUT)
@@ -170,9 +170,9 @@ class Link:
         log.warning("dispatch_worker_cut_off", worker=self.name, fault=fault, detail=detail, seconds=self._cut)
 
     def close(self) -> None:
-        """Never connect again. What the worker has, it may finish for whoever leads next."""
+        """Never connect again. What the worker has, it may finish for the next leader."""
         self._closed = True
-        self.state = State.CLOSED
+        self.state = LinkState.CLOSED
         if self._wire is not None:
             wire, self._wire = self._wire, None
             wire.close()
@@ -182,11 +182,14 @@ class Link:
         host, _, port = self.name.rpartition(":")
         host = host.strip("[]")
         while not self._closed:
-            self.state = State.CONNECTING
+            self.state = LinkState.CONNECTING
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     _, wire = await self._loop.create_connection(
-                        lambda: _Wire(self, self._security.secret), host, int(port), ssl=self._security.context
+                        lambda: _LinkProtocol(self, self._security.secret),
+                        host,
+                        int(port),
+                        ssl=self._security.context,
                     )
             except (OSError, TimeoutError) as error:
                 self.problem = f"cannot connect: {str(error) or 'no answer in time'}"
@@ -198,7 +201,7 @@ class Link:
                 await wire.ended
             await asyncio.sleep(self._rest())
 
-    async def _knows_secret(self, wire: _Wire) -> bool:
+    async def _knows_secret(self, wire: _LinkProtocol) -> bool:
         """Wait until the worker has shown that it does; if not, it is cut off before it gets anything."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -209,19 +212,19 @@ class Link:
                 "(options secret_file and tls_… of [dispatch])"
             )
             wire.refuse(detail)
-            self.state = State.CUT_OFF
+            self.state = LinkState.CUT_OFF
             self.problem = detail
             self.faults[Fault.SECRET] += 1
             self._lengthen_cut(Fault.SECRET, detail)
             return False
         return True
 
-    def _begin(self, wire: _Wire) -> None:
+    def _begin(self, wire: _LinkProtocol) -> None:
         if self._closed:  # meanwhile
             wire.close()
             return
         self._wire = wire
-        self.state = State.CONNECTED
+        self.state = LinkState.CONNECTED
         self.window = min(FIRST_WINDOW, self._options.window)
         self._resized = self.acknowledged
         self._recalled.clear()
@@ -233,15 +236,15 @@ class Link:
         """Seconds until the next attempt."""
         if self._closed:
             return 0.0
-        if self.state is State.CUT_OFF:
+        if self.state is LinkState.CUT_OFF:
             return self._cut
-        # Whoever hangs up without having acknowledged anything is left alone for longer each time.
+        # Back off longer after each connection that ends without any acknowledgement.
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         return self._pause
 
     # -- what the connection tells
 
-    def received(self, wire: _Wire, answers: Answers) -> None:
+    def received(self, wire: _LinkProtocol, answers: Answers) -> None:
         if wire is not self._wire:
             return
         now = self._loop.time()
@@ -257,18 +260,18 @@ class Link:
         if answers.acknowledged:
             self.acknowledged += len(answers.acknowledged)
             self._pause = 0.0
-        if self.octets * 2 > self._options.window_bytes:
+        if self.in_flight_bytes * 2 > self._options.window_bytes:
             self._forget_answered()
         if any(answers):
             self._owner.answered(self, answers)
         if lie:
             self.cut_off(Fault.UNKNOWN_ID, "it answered about a message that it never had")
 
-    def ended(self, wire: _Wire, detail: str) -> None:
+    def ended(self, wire: _LinkProtocol, detail: str) -> None:
         if wire is self._wire:
-            self._drop(Fault.LOST, detail or "the connection was closed", State.CONNECTING)
+            self._drop(Fault.LOST, detail or "the connection was closed", LinkState.CONNECTING)
 
-    def broken(self, wire: _Wire, error: FrameError) -> None:
+    def broken(self, wire: _LinkProtocol, error: FrameError) -> None:
         if wire is not self._wire:
             return
         if isinstance(error, SecretWantedError):
@@ -285,9 +288,9 @@ class Link:
         while sent and self.held.isdisjoint(sent[0].ids):
             self._forget(sent.popleft())
 
-    def _forget(self, sent: Sent) -> None:
+    def _forget(self, sent: InflightSend) -> None:
         """Nothing of it is with the worker; for a while it may still answer a second time."""
-        self.octets -= sent.octets
+        self.in_flight_bytes -= sent.size_bytes
         self._past.append(sent.ids)
         self._past_ids += len(sent.ids)
         while self._past_ids > PAST_WINDOWS * self._options.window and len(self._past) > 1:
@@ -315,7 +318,7 @@ class Link:
                 self.held.discard(id_)
                 return True
             if id_ in self._recalled:
-                # What was taken back is somebody else's already; of it, only that it was done is news.
+                # What was taken back is with another worker already; only that it was done is news.
                 del self._recalled[id_]
                 return done
             if had is None:
@@ -332,13 +335,13 @@ class Link:
         returned = [id_ for id_ in answers.returned if is_news(id_, done=False)]
         return Answers(acknowledged, rejected, returned), lie
 
-    def _drop(self, fault: Fault, detail: str, state: State) -> None:
+    def _drop(self, fault: Fault, detail: str, state: LinkState) -> None:
         wire, self._wire = self._wire, None
         self.state = state
         self.problem = detail
         self.faults[fault] += 1
         held, self.held = self.held, set()
-        self.octets = 0
+        self.in_flight_bytes = 0
         self._sent.clear()
         if wire is not None:
             wire.abort()
@@ -375,17 +378,17 @@ class Link:
                 self._shrunk = now
                 self._resized = self.acknowledged
         elif self._full and self.acknowledged - self._resized >= self.window and old <= self.window // 16:
-            # A whole window was acknowledged since: whoever doubled at every look would have sent a slow worker much
+            # A whole window was acknowledged since: doubling at every look would have sent a slow worker much
             # more than it can do in time before the first of it is old.
             self.window = min(self.window * 2, self._options.window)
             self._resized = self.acknowledged
         self._full = len(self.held) >= self.window
 
 
-class _Wire(asyncio.Protocol):
+class _LinkProtocol(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, link: Link, secret: bytes = b"") -> None:
+    def __init__(self, link: WorkerLink, secret: bytes = b"") -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()  #: the worker knows the secret, or there is none

@@ -60,9 +60,9 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     lock: str = "distributed_leader_lock"  #: the leader's lease
     registry: str = "consumer:ids"  #: sorted set of workers that live
     group: str = "dispatch"  #: consumer group of the intake
-    keep_published: bool = False  #: leave processed entries in the intake, for other readers; somebody has to trim it
+    keep_published: bool = False  #: leave processed entries in the intake, for other readers, which have to trim it
 
-    lease: Seconds = 2.0  #: seconds that a leader holds on to its office without being heard of
+    lease: Seconds = 2.0  #: seconds that a leader keeps the lock without a renewal
     ack_timeout: Seconds = 2.0  #: seconds that a worker has for a message before another one gets it
     max_deliveries: Positive = 5  #: of one message; then it is put into `dead`
     retry_pause: Seconds = 0.1  #: seconds before a message that a worker has refused is sent again; doubled each time
@@ -70,7 +70,7 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     window_bytes: Positive = 8 * 1024 * 1024  #: of their payloads together; one message may always be sent
     batch: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 512  #: messages that are read at once, at most
     batch_bytes: Positive = 4 * 1024 * 1024  #: of a batch, about, as far as sizes so far tell
-    max_message: Positive = 1024 * 1024  #: octets; larger ones are put into `dead`
+    max_message: Positive = 1024 * 1024  #: bytes; larger ones are put into `dead`
     max_received: Positive = 1_000_000  #: messages of the channel that wait; more are dropped
     max_receiving: Positive = 20_000  #: messages of the channel on their way to `received`; more are dropped
     max_dead: Count = 100_000  #: entries of `dead`, about; the oldest go first; 0: all are kept

@@ -21,7 +21,7 @@ MIN_SECRET: Final = 16  #: bytes
 class Security:
     """What a connection between a leader and a worker needs."""
 
-    secret: bytes = b""  #: empty: nobody has to know one
+    secret: bytes = b""  #: empty: none is required
     context: ssl.SSLContext | None = None  #: None: no TLS
 
 

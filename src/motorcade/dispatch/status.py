@@ -12,11 +12,11 @@ import msgspec
 from motorcade.core.errors import StoreError
 from motorcade.dispatch.calls import RETRY, Calls
 from motorcade.dispatch.options import DispatchOptions
-from motorcade.dispatch.views import DeadLetter, LeaderView, Status
+from motorcade.dispatch.views import DeadLetterView, LeaderView, Status
 
 #: Entries of the dead letters that are read at once.
 PAGE: Final = 200
-#: Milliseconds in which a dead letter is sent back once, however often that is asked for: longer than anybody tries.
+#: Milliseconds in which a dead letter is sent back once, however often that is asked for: longer than any retry.
 RETRIED: Final = 3_600_000
 
 
@@ -41,7 +41,7 @@ async def status(options: DispatchOptions) -> Status:
             _size(calls, "ZCARD", options.key("pending")),
             _size(calls, "XLEN", options.key("dead")),
             _size(calls, "XLEN", options.key("processed")),
-            _roll(calls, options),
+            _registered(calls, options),
             _lag(calls, options),
             _trimmed(calls, options),
         )
@@ -66,7 +66,7 @@ async def _size(calls: Calls, command: str, key: str) -> int:
     return size
 
 
-async def _roll(calls: Calls, options: DispatchOptions) -> tuple[str, ...]:
+async def _registered(calls: Calls, options: DispatchOptions) -> tuple[str, ...]:
     key = options.key("registry")
     seconds, microseconds = await calls.ask(key, "TIME")
     now = int(seconds) * 1000 + int(microseconds) // 1000
@@ -95,24 +95,24 @@ async def _lag(calls: Calls, options: DispatchOptions) -> int:
         if facts[b"name"] == options.group.encode():
             most = max(length - int(facts[b"pending"]), 0) if not options.keep_published else length
             return min(int(facts[b"lag"]), most) if facts.get(b"lag") is not None else most
-    return length  # nobody has ever read it
+    return length  # no group has ever read it
 
 
-async def dead_list(options: DispatchOptions, limit: int = 100, after: str = "") -> list[DeadLetter]:
+async def dead_list(options: DispatchOptions, limit: int = 100, after: str = "") -> list[DeadLetterView]:
     """Dead letters, oldest first, behind the entry `after`."""
     async with _calls(options) as calls:
         return await _dead(calls, options, limit, after)
 
 
-async def _dead(calls: Calls, options: DispatchOptions, limit: int, after: str) -> list[DeadLetter]:
+async def _dead(calls: Calls, options: DispatchOptions, limit: int, after: str) -> list[DeadLetterView]:
     key = options.key("dead")
     rows = await calls.ask(key, "XRANGE", key, f"({after}" if after else "-", "+", "COUNT", limit)
     return [_letter(entry, fields) for entry, fields in rows]
 
 
-def _letter(entry: bytes, fields: list[bytes]) -> DeadLetter:
+def _letter(entry: bytes, fields: list[bytes]) -> DeadLetterView:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
-    return DeadLetter(
+    return DeadLetterView(
         entry=entry.decode(),
         id=named.get(b"id", b"").decode("utf-8", "replace"),
         payload=named.get(b"payload", b""),
@@ -126,7 +126,7 @@ def _letter(entry: bytes, fields: list[bytes]) -> DeadLetter:
 async def dead_retry(options: DispatchOptions, entries: Sequence[str] | None = None) -> int:
     """Send dead letters back to the intake, as new messages: all, or those with these entries or message ids.
 
-    Each is put into the intake once, then removed here; whoever is interrupted in between may ask again.
+    Each is put into the intake once, then removed here; after an interruption in between, ask again.
     `StoreError` names what is not among the dead letters; the others have been sent back then.
     """
     wanted = None if entries is None else set(entries)
@@ -147,7 +147,7 @@ async def dead_retry(options: DispatchOptions, entries: Sequence[str] | None = N
     return count
 
 
-async def _retry(calls: Calls, options: DispatchOptions, letter: DeadLetter) -> int:
+async def _retry(calls: Calls, options: DispatchOptions, letter: DeadLetterView) -> int:
     stream = options.key(options.source)
     mark = options.beside(options.source, f"retried:{letter.entry}")
     await calls.run(RETRY, [stream, mark], letter.payload, RETRIED, durable=True)

@@ -1,11 +1,11 @@
-"""What leaders and workers tell about themselves; the leader's view is kept in Redis for `dispatch status`."""
+"""What leaders and workers report about themselves; the leader's view is kept in Redis for `dispatch status`."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Rate(msgspec.Struct, frozen=True, kw_only=True):
+class RateReport(msgspec.Struct, frozen=True, kw_only=True):
     """What has happened since the last report."""
 
     messages_per_second: float
@@ -47,7 +47,7 @@ class LeaderView(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     acknowledged: int
     redistributed: int
-    buried: int
+    dead_lettered: int = msgspec.field(name="buried")  #: the name in --json
     in_flight: int
     held_up: int
     trimmed: int = 0  #: entries of the intake that were trimmed before they were read, ever
@@ -60,20 +60,20 @@ class LeaderView(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator asks for first."""
 
-    leader: str  #: HOST:PID; empty: nobody leads
+    leader: str  #: HOST:PID; empty: there is no leader
     epoch: int
     lease_left: float  #: seconds
-    lag: int  #: messages that nobody has read yet
+    lag: int  #: messages that were not read yet
     trimmed: int  #: entries of the intake that were trimmed before they were read, ever
     unfinished: int  #: those that were read, and trimmed before they could be read again after a failure
-    pending: int  #: messages that are on their way to a worker
+    pending: int  #: messages in flight to a worker
     dead: int
     processed: int  #: entries of the stream of results
-    registered: tuple[str, ...]  #: workers on the roll
-    view: LeaderView | None  #: what the leader has told last
+    registered: tuple[str, ...]  #: workers in the registry
+    view: LeaderView | None  #: the leader's last report
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was given up."""
 
     entry: str  #: in the stream of dead letters

@@ -1,9 +1,9 @@
 """A worker: takes messages from leaders, hands them to a function, writes the results, acknowledges.
 
-    leader ─▶ wire: frames of one read ─▶ parcel ─▶ handler ─▶ results ─▶ write.lua, many at once ─▶ ACK
+    leader ─▶ wire: frames of one read ─▶ batch ─▶ handler ─▶ results ─▶ write.lua, many at once ─▶ ACK
     leader ─▶ wire ─────────────────────────▲           └─ raises ─▶ REJECT      └─ not written in time ─▶ RETURN
 
-Several leaders may be connected: one that leads, one that believes so, one that has just lost its office. They are all
+Several leaders may be connected: one that leads, one that believes so, one whose term has just ended. They are all
 served alike; what two of them send is written once.
 
 Rule 1: a message is acknowledged when its result is written, and as durable as the options say.
@@ -11,8 +11,8 @@ Rule 2: an id is written once, as long as its first writing is remembered (`reme
         half of that after it was received: the server compares with its own clock, whatever this process was doing
         meanwhile. And when this process has stood still, what is in the sockets is too old to be looked at: the
         connections are closed, and the leader sends it again.
-Rule 3: a result that cannot be written soon is given back (RETURN) before the leader loses patience, so that a Redis
-        that is away does not look like a message that nobody can work on.
+Rule 3: a result that cannot be written soon is given back (RETURN) before the leader's timeout, so that a Redis
+        that is away does not look like a message that no worker can process.
 Rule 4: with `max_waiting` messages inside, nothing more is read.
 """
 
@@ -29,7 +29,7 @@ import msgspec
 import structlog
 
 from motorcade.core.errors import ConfigError, StoreError
-from motorcade.dispatch.calls import SIGN_IN, WRITE, Calls, StaleError
+from motorcade.dispatch.calls import REGISTER, WRITE, Calls, StaleError
 from motorcade.dispatch.frames import (
     FrameError,
     MessageReader,
@@ -42,20 +42,20 @@ from motorcade.dispatch.handlers import Handler, Threads, decode, is_async, load
 from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.security import worker_security
-from motorcade.dispatch.views import Rate
+from motorcade.dispatch.views import RateReport
 
 log = structlog.get_logger("motorcade.dispatch")
 
-#: Messages and octets that are written at once: a few milliseconds of the server's time.
+#: Messages and bytes that are written at once: a few milliseconds of the server's time.
 MAX_GROUP: Final = 500
-MAX_OCTETS: Final = 1 << 20
+MAX_GROUP_BYTES: Final = 1 << 20
 #: Groups that are being written at the same time.
 WRITING: Final = 2
-#: Seconds between two entries in the roll, and that one is good for.
-ROLL_INTERVAL: Final = 1.0
-ROLL_LEASE: Final = 3.0
-#: Seconds that a worker that ends tries to be taken off the roll.
-SIGN_OUT: Final = 1.0
+#: Seconds between two entries in the worker registry, and that one is good for.
+REGISTRY_INTERVAL: Final = 1.0
+REGISTRY_LEASE: Final = 3.0
+#: Seconds that a worker that ends tries to leave the registry.
+DEREGISTER_TIMEOUT: Final = 1.0
 #: Seconds between two beats by which this process sees that it has stood still.
 BEAT: Final = 0.25
 #: Seconds that a leader has to show that it knows the secret, and how many may be about to; the oldest go first.
@@ -70,8 +70,8 @@ SLICE: Final = 0.01
 MAX_SLICE: Final = 64
 
 
-class Parcel:
-    """Messages of one read, or results that are to be written."""
+class WorkBatch:
+    """Messages of one read, or results that are to be written, with the connection to answer."""
 
     __slots__ = ("bodies", "ids", "received", "wire")
 
@@ -88,7 +88,7 @@ async def run_worker(
     *,
     stop: asyncio.Event,
     ready: Callable[[str], None] | None = None,
-    report: Callable[[Rate], None] | None = None,
+    report: Callable[[RateReport], None] | None = None,
 ) -> None:
     """Work until `stop` is set; then finish what has begun.
 
@@ -105,7 +105,7 @@ async def run_worker(
 
 
 class Worker:
-    """One process that works."""
+    """One worker process."""
 
     def __init__(self, calls: Calls, options: DispatchOptions, handler: Handler | None) -> None:
         self.name = options.advertise or options.listen
@@ -127,8 +127,8 @@ class Worker:
         self._options = options
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Parcel] = deque()  #: for handlers
-        self._results: deque[Parcel] = deque()
+        self._queue: deque[WorkBatch] = deque()  #: for handlers
+        self._results: deque[WorkBatch] = deque()
         self._has_messages = asyncio.Event()
         self._has_results = asyncio.Event()
         self._idle = asyncio.Event()
@@ -150,7 +150,7 @@ class Worker:
         self,
         stop: asyncio.Event,
         ready: Callable[[str], None] | None = None,
-        report: Callable[[Rate], None] | None = None,
+        report: Callable[[RateReport], None] | None = None,
     ) -> None:
         await self._set_clock()
         self.beat = self._loop.time()
@@ -163,8 +163,8 @@ class Worker:
                 running.append(tasks.create_task(self._tell(report)))
                 running += [tasks.create_task(handle) for handle in self._handlers()]
                 if self._options.register:
-                    await self._sign_in(ROLL_LEASE)
-                    running.append(tasks.create_task(self._stay_signed_in()))
+                    await self._register(REGISTRY_LEASE)
+                    running.append(tasks.create_task(self._keep_registered()))
                 log.info("dispatch_worker_ready", worker=self.name)
                 if ready is not None:
                     ready(self.name)
@@ -193,18 +193,18 @@ class Worker:
             ) from None
 
     async def _stop(self) -> None:
-        """Take nothing more, give back what was not begun, finish the rest."""
+        """Stop reading, return what was not begun, finish the rest."""
         self.stopping = True
         if self._options.register:
             # If Redis is away, the entry expires by itself.
             with contextlib.suppress(StoreError, TimeoutError):
-                async with asyncio.timeout(min(SIGN_OUT, self._options.stop_patience)):
-                    await self._sign_in(0.0)
+                async with asyncio.timeout(min(DEREGISTER_TIMEOUT, self._options.stop_patience)):
+                    await self._register(0.0)
         for wire in self.wires:
             wire.pause()
         while self._queue:
-            parcel = self._queue.popleft()
-            self._give_back(parcel.wire, parcel.ids)
+            batch = self._queue.popleft()
+            self._give_back(batch.wire, batch.ids)
         try:
             async with asyncio.timeout(self._options.stop_patience):
                 while self.inside:
@@ -220,7 +220,7 @@ class Worker:
     # -- from leaders
 
     def stranger(self, peer: object, why: str) -> None:
-        """A connection is refused; told with a bound, since anybody can connect."""
+        """Count a refused connection. Log at a bounded rate, since any peer can connect."""
         self.strangers += 1
         self._unlogged += 1
         now = self._loop.time()
@@ -229,44 +229,44 @@ class Worker:
             self._refused_at, self._unlogged = now, 0
 
     def receive(self, wire: Wire, ids: list[bytes], bodies: list[bytes]) -> None:
-        parcel = Parcel(wire, ids, bodies, self._loop.time())
+        batch = WorkBatch(wire, ids, bodies, self._loop.time())
         self.inside += len(ids)
         if self._handler is None:
-            self._check(parcel)
+            self._check(batch)
         elif self.stopping:
             self._give_back(wire, ids)
         else:
-            self._queue.append(parcel)
+            self._queue.append(batch)
             self._has_messages.set()
         if self.inside >= self._options.max_waiting:
             for other in self.wires:
                 other.pause()
 
-    def _check(self, parcel: Parcel) -> None:
-        """The handler that everybody has: the message must be JSON, and is written as it came."""
-        bodies = parcel.bodies
+    def _check(self, batch: WorkBatch) -> None:
+        """Run the default handler: the message must be JSON, and is written as it came."""
+        bodies = batch.bodies
         try:
             for body in bodies:
                 decode(body)
         except msgspec.DecodeError:
-            self._sort(parcel)
-        if parcel.ids:
-            self._results.append(parcel)
+            self._sort(batch)
+        if batch.ids:
+            self._results.append(batch)
             self._has_results.set()
 
-    def _sort(self, parcel: Parcel) -> None:
+    def _sort(self, batch: WorkBatch) -> None:
         """Refuse what is no JSON, keep the rest."""
         ids: list[bytes] = []
         bodies: list[bytes] = []
-        for id_, body in zip(parcel.ids, parcel.bodies, strict=True):
+        for id_, body in zip(batch.ids, batch.bodies, strict=True):
             try:
                 decode(body)
             except msgspec.DecodeError as error:
-                self._refuse(parcel.wire, id_, reason_of(error))
+                self._refuse(batch.wire, id_, reason_of(error))
             else:
                 ids.append(id_)
                 bodies.append(body)
-        parcel.ids, parcel.bodies = ids, bodies
+        batch.ids, batch.bodies = ids, bodies
 
     def _refuse(self, wire: Wire, id_: bytes, reason: str) -> None:
         self.refused += 1
@@ -300,50 +300,50 @@ class Worker:
         self._threads = Threads(self._handler, self._options.parallel)
         return [self._handle_in_thread(self._threads) for _ in range(self._options.parallel)]
 
-    async def _next(self, most: int) -> Parcel:
-        """Up to `most` messages of one wire."""
+    async def _next(self, most: int) -> WorkBatch:
+        """Return up to `most` messages of one connection."""
         while not self._queue:
             self._has_messages.clear()
             await self._has_messages.wait()
-        parcel = self._queue[0]
-        if len(parcel.ids) <= most:
+        batch = self._queue[0]
+        if len(batch.ids) <= most:
             return self._queue.popleft()
-        first = Parcel(parcel.wire, parcel.ids[:most], parcel.bodies[:most], parcel.received)
-        del parcel.ids[:most], parcel.bodies[:most]
+        first = WorkBatch(batch.wire, batch.ids[:most], batch.bodies[:most], batch.received)
+        del batch.ids[:most], batch.bodies[:most]
         return first
 
     async def _handle_in_loop(self) -> None:
         handler: Any = self._handler
         while True:
-            parcel = await self._next(1)
-            id_, body = parcel.ids[0], parcel.bodies[0]
+            batch = await self._next(1)
+            id_, body = batch.ids[0], batch.bodies[0]
             try:
                 result = written(await handler(decode(body)))
             except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the leader is told
-                self._refuse(parcel.wire, id_, reason_of(error))
+                self._refuse(batch.wire, id_, reason_of(error))
                 continue
-            self._handled(parcel, id_, result)
+            self._handled(batch, id_, result)
 
     async def _handle_in_thread(self, threads: Threads) -> None:
         while True:
             # Threads cost more than many a handler, so quick ones get several messages at once.
-            share = max(1, sum(len(parcel.ids) for parcel in self._queue) // self._options.parallel)
-            parcel = await self._next(min(self._slice, share))
+            share = max(1, sum(len(batch.ids) for batch in self._queue) // self._options.parallel)
+            batch = await self._next(min(self._slice, share))
             began = self._loop.time()
-            outcomes = await threads.handle(parcel.bodies)
+            outcomes = await threads.handle(batch.bodies)
             took = self._loop.time() - began
             self._slice = min(self._slice * 2, MAX_SLICE) if took < SLICE / 2 else max(self._slice // 2, 1)
-            for id_, (result, error) in zip(parcel.ids, outcomes, strict=True):
+            for id_, (result, error) in zip(batch.ids, outcomes, strict=True):
                 if error is not None:
-                    self._refuse(parcel.wire, id_, error)
+                    self._refuse(batch.wire, id_, error)
                 else:
-                    self._handled(parcel, id_, result)
+                    self._handled(batch, id_, result)
 
-    def _handled(self, parcel: Parcel, id_: bytes, result: bytes | None) -> None:
+    def _handled(self, batch: WorkBatch, id_: bytes, result: bytes | None) -> None:
         if result is None:
-            self._acknowledge(parcel.wire, [id_])
+            self._acknowledge(batch.wire, [id_])
             return
-        self._results.append(Parcel(parcel.wire, [id_], [result], parcel.received))
+        self._results.append(WorkBatch(batch.wire, [id_], [result], batch.received))
         self._has_results.set()
 
     # -- results
@@ -359,36 +359,36 @@ class Worker:
                 continue
             self._tasks.create_task(self._write(group), name="dispatch-write")
 
-    def _group(self) -> list[Parcel]:
-        """Results that are written together: whole parcels, unless one is too large by itself."""
-        group: list[Parcel] = []
-        count = octets = 0
-        while self._results and count < MAX_GROUP and octets < MAX_OCTETS:
-            parcel = self._results.popleft()
-            fitting = _fitting(parcel.bodies, MAX_GROUP - count, MAX_OCTETS - octets)
-            if fitting < len(parcel.ids):
-                rest = Parcel(parcel.wire, parcel.ids[fitting:], parcel.bodies[fitting:], parcel.received)
+    def _group(self) -> list[WorkBatch]:
+        """Return results to write together: whole batches, unless one is too large by itself."""
+        group: list[WorkBatch] = []
+        count = size = 0
+        while self._results and count < MAX_GROUP and size < MAX_GROUP_BYTES:
+            batch = self._results.popleft()
+            fitting = _fitting(batch.bodies, MAX_GROUP - count, MAX_GROUP_BYTES - size)
+            if fitting < len(batch.ids):
+                rest = WorkBatch(batch.wire, batch.ids[fitting:], batch.bodies[fitting:], batch.received)
                 self._results.appendleft(rest)
-                parcel = Parcel(parcel.wire, parcel.ids[:fitting], parcel.bodies[:fitting], parcel.received)
-            group.append(parcel)
-            count += len(parcel.ids)
-            octets += sum(map(len, parcel.bodies))
+                batch = WorkBatch(batch.wire, batch.ids[:fitting], batch.bodies[:fitting], batch.received)
+            group.append(batch)
+            count += len(batch.ids)
+            size += sum(map(len, batch.bodies))
         return group
 
-    async def _write(self, group: list[Parcel]) -> None:
+    async def _write(self, group: list[WorkBatch]) -> None:
         try:
             await self._write_all(group)
         finally:
             self._slots.release()
 
-    async def _write_all(self, group: list[Parcel]) -> None:
+    async def _write_all(self, group: list[WorkBatch]) -> None:
         words: list[bytes] = []
-        for parcel in group:
-            pairs = [b""] * (2 * len(parcel.ids))
-            pairs[::2], pairs[1::2] = parcel.ids, parcel.bodies
+        for batch in group:
+            pairs = [b""] * (2 * len(batch.ids))
+            pairs[::2], pairs[1::2] = batch.ids, batch.bodies
             words += pairs
         options = self._options
-        oldest = min(parcel.received for parcel in group)
+        oldest = min(batch.received for batch in group)
         deadline = int((oldest + options.remember / 2) * 1000 + self._ahead)
         patience = max(oldest + options.ack_timeout * PATIENCE - self._loop.time(), 0.0)
         try:
@@ -405,7 +405,7 @@ class Worker:
                     patience=patience,
                 )
         except StaleError as error:
-            count = sum(len(parcel.ids) for parcel in group)
+            count = sum(len(batch.ids) for batch in group)
             self.stale += count
             log.warning("dispatch_worker_too_late", messages=count, error=str(error), effect="others have got them")
             self._out(count)
@@ -414,8 +414,8 @@ class Worker:
             if not self._trouble:  # until it works again, once is enough
                 self._trouble = str(error) or "no answer in time"
                 log.warning("dispatch_worker_not_written", error=self._trouble, effect="messages are given back")
-            for parcel in group:
-                self._give_back(parcel.wire, parcel.ids)
+            for batch in group:
+                self._give_back(batch.wire, batch.ids)
             return
         if self._trouble:
             self._trouble = ""
@@ -423,8 +423,8 @@ class Worker:
         self._ahead = now - self._loop.time() * 1000
         self.written += fresh
         self.repeated += len(words) // 2 - fresh
-        for parcel in group:
-            self._acknowledge(parcel.wire, parcel.ids)
+        for batch in group:
+            self._acknowledge(batch.wire, batch.ids)
 
     # -- time and place
 
@@ -452,25 +452,25 @@ class Worker:
             host = socket.gethostname()
         return f"{host}:{given if int(given) else port}"
 
-    async def _sign_in(self, lease: float) -> None:
+    async def _register(self, lease: float) -> None:
         key = self._options.key("registry")
-        await self._calls.run(SIGN_IN, [key], self.name, int(lease * 1000))
+        await self._calls.run(REGISTER, [key], self.name, int(lease * 1000))
 
-    async def _stay_signed_in(self) -> None:
+    async def _keep_registered(self) -> None:
         while not self.stopping:
-            await asyncio.sleep(ROLL_INTERVAL)
+            await asyncio.sleep(REGISTRY_INTERVAL)
             try:
                 if not self.stopping:
-                    await self._sign_in(ROLL_LEASE)
+                    await self._register(REGISTRY_LEASE)
             except StoreError as error:
                 log.warning("dispatch_worker_not_registered", error=str(error))
 
-    async def _tell(self, report: Callable[[Rate], None] | None) -> None:
+    async def _tell(self, report: Callable[[RateReport], None] | None) -> None:
         before, then = self.written, self._loop.time()
         while True:
             await asyncio.sleep(self._options.report)
             done, now = self.written, self._loop.time()
-            rate = Rate(
+            rate = RateReport(
                 messages_per_second=round((done - before) / (now - then), 1),
                 messages=done - before,
                 total=done,
@@ -488,14 +488,14 @@ class Worker:
             before, then = done, now
 
 
-def _fitting(bodies: list[bytes], most: int, octets: int) -> int:
+def _fitting(bodies: list[bytes], most: int, size: int) -> int:
     """How many fit; one always does."""
-    if len(bodies) <= most and sum(map(len, bodies)) <= octets:
+    if len(bodies) <= most and sum(map(len, bodies)) <= size:
         return len(bodies)
     total = 0
     for count, body in enumerate(bodies[:most]):
         total += len(body)
-        if total > octets and count:
+        if total > size and count:
             return count
     return max(min(len(bodies), most), 1)
 

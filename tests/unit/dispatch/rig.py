@@ -5,7 +5,7 @@
     async with peer(answer) as worker                   a worker that the test plays, by the bytes of the description
     async with front(worker.name) as leader             a leader that the test plays
 
-Redis is a real server. What a test tells it by `redis` has reached everybody who waits for it.
+Redis is a real server. What a test tells it by `redis` has reached every client that waits for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.redis import RedisServer
 from tests.support.standing_clock import until
 
 PUBLISHED, PENDING, DEAD, PROCESSED = "messages:published", "messages:pending", "messages:dead", "messages:processed"
-DELIVERIES, BURIED = "{messages:pending}:deliveries", "{messages:dead}:ids"
+DELIVERIES, DEAD_IDS = "{messages:pending}:deliveries", "{messages:dead}:ids"
 LOCK, WORKERS = "distributed_leader_lock", "consumer:ids"
 
 IDS = [str(uuid.UUID(int=number, version=4)).encode() for number in range(3000)]  # the same in every process
@@ -43,7 +43,7 @@ acknowledge = ack_frames
 
 
 def redis(server: RedisServer, *words: object) -> Any:
-    """A command, and one more: by then whoever has waited for the first has its answer."""
+    """A command, and one more: by then every client that waited for the first has its answer."""
     answer = server.command(*words)
     server.command("PING")
     return answer
@@ -64,7 +64,7 @@ def is_empty(server: RedisServer) -> bool:
     return (
         server.command("XLEN", PUBLISHED) == 0
         and server.command("ZCARD", PENDING) == 0
-        and server.command("EXISTS", DELIVERIES, BURIED) == 0
+        and server.command("EXISTS", DELIVERIES, DEAD_IDS) == 0
         and all(group["pending"] == 0 for group in server.client.xinfo_groups(PUBLISHED))
     )
 

@@ -1,4 +1,4 @@
-"""Who leads: one at a time, each with a higher epoch, and nobody who led before can write."""
+"""Election: one leader at a time, each with a higher epoch, and no former leader can write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from motorcade.dispatch import calls as scripts
 from motorcade.dispatch.calls import Calls, FencedError
-from motorcade.dispatch.election import Election, Term, TermOverError
+from motorcade.dispatch.election import Election, LeaderTerm, TermOverError
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.redis.scripts import Script
 from tests.support.redis import RedisServer
@@ -19,7 +19,7 @@ from tests.unit.dispatch.rig import LOCK
 FENCED = ("messages:published", "messages:pending", "messages:dead", "consumer:ids")
 
 
-async def elected(calls: Calls, options: DispatchOptions) -> tuple[Election, Term]:
+async def elected(calls: Calls, options: DispatchOptions) -> tuple[Election, LeaderTerm]:
     election = Election(calls, options)
     term = await election.campaign(asyncio.Event())
     assert term is not None
@@ -33,7 +33,7 @@ async def test_a_leader_has_the_lock_and_all_fences(calls, options, server) -> N
     assert {term.fence.encode()} == {server.command("GET", f"{{{key}}}:fence") for key in FENCED}
 
 
-async def test_nobody_else_leads_meanwhile(calls, options, server) -> None:
+async def test_no_other_candidate_leads_meanwhile(calls, options, server) -> None:
     await elected(calls, options)
     other, stop = Election(calls, options), asyncio.Event()
     campaign = asyncio.create_task(other.campaign(stop))
@@ -55,7 +55,7 @@ async def test_every_leadership_has_a_higher_epoch(calls, options) -> None:
     assert [1, 2, 3] == [first.epoch, again.epoch, third.epoch]
 
 
-async def test_whoever_asks_again_has_the_same_leadership(calls, options) -> None:
+async def test_a_leader_that_asks_again_has_the_same_term(calls, options) -> None:
     """An answer that was lost on the way costs no epoch."""
     token = "host:1:ab"
     keys = [LOCK, f"{{{LOCK}}}:epoch"]
@@ -88,15 +88,15 @@ async def test_a_term_is_renewed_or_over(calls, options, server) -> None:
     assert before + 1.0 == term.expires
     assert server.command("PTTL", LOCK) > 20_000
     assert b"{}" == server.command("GET", f"{{{LOCK}}}:state")
-    server.command("SET", LOCK, "somebody else")
-    with pytest.raises(TermOverError, match="somebody else"):
+    server.command("SET", LOCK, "another process")
+    with pytest.raises(TermOverError, match="another process"):
         await election.renew(term, b"{}")
     await election.release()
-    assert b"somebody else" == server.command("GET", LOCK)
+    assert b"another process" == server.command("GET", LOCK)
 
 
 async def test_a_term_that_was_not_renewed_in_time_is_over() -> None:
-    term = Term("t", 1, expires=10.0)
+    term = LeaderTerm("t", 1, expires=10.0)
     term.check(9.99)
     with pytest.raises(TermOverError):
         term.check(10.0)
@@ -128,7 +128,7 @@ async def test_a_counter_that_was_set_back_is_outbid(calls, options, server) -> 
     assert {term.fence.encode()} == {server.command("GET", f"{{{key}}}:fence") for key in FENCED}
 
 
-async def test_a_fence_of_the_same_epoch_and_somebody_else_is_outbid(calls, options, server) -> None:
+async def test_a_fence_of_the_same_epoch_and_another_leader_is_outbid(calls, options, server) -> None:
     """Two leaders with one number: the counter was lost and counted again."""
     server.command("SET", "{messages:published}:fence", "1 host:1:ab")
     _, term = await elected(calls, options)
@@ -143,11 +143,11 @@ WRITES: list[tuple[Script, str, list[str], list[str | int]]] = [
     (scripts.RECEIVE, "messages:published", ["call"], [1, 100, "x"]),
     (scripts.FINISH, "messages:published", [], ["dispatch", 0, "1-1"]),
     (scripts.ASSIGN, "messages:pending", [], [1, "x"]),
-    (scripts.AGAIN, "messages:pending", ["deliveries"], [1, "x", 2]),
+    (scripts.REASSIGN, "messages:pending", ["deliveries"], [1, "x", 2]),
     (scripts.SETTLE, "messages:pending", ["deliveries"], [1, "old"]),
-    (scripts.BURY, "messages:dead", ["ids"], ["x", "{}", "why", 5, "w", "0", 10]),
-    (scripts.BURIED, "messages:dead", ["ids"], ["old"]),
-    (scripts.ROLL, "consumer:ids", [], [3000, 1, "a:1", "b:1"]),
+    (scripts.DEAD_LETTER, "messages:dead", ["ids"], ["x", "{}", "why", 5, "w", "0", 10]),
+    (scripts.FORGET_DEAD, "messages:dead", ["ids"], ["old"]),
+    (scripts.REGISTRY, "consumer:ids", [], [3000, 1, "a:1", "b:1"]),
 ]
 
 
@@ -155,7 +155,7 @@ def contents(server: RedisServer) -> dict[bytes, bytes]:
     return {key: server.command("DUMP", key) for key in server.command("KEYS", "*")}
 
 
-async def test_nobody_writes_with_an_old_epoch(calls, options, server) -> None:
+async def test_no_leader_writes_with_an_old_epoch(calls, options, server) -> None:
     """Refused, and nothing has changed; with the right fence, the same call is carried out."""
     for (script, key, beside, words), higher in itertools.product(WRITES, (True, False)):
         server.empty()

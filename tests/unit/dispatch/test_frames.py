@@ -83,7 +83,7 @@ def test_answers_come_whole_however_they_are_cut(said, cuts) -> None:
 
 
 def test_a_large_message_is_joined_once() -> None:
-    """A message of many reads costs no more than its octets."""
+    """A message of many reads costs no more than its bytes."""
     body = b"x" * MAX
     data = process_frames([IDS[0]], [body])
     reader = MessageReader(MAX)
@@ -127,7 +127,7 @@ def test_what_a_leader_does_not_take() -> None:
         (frame(9, ACK, IDS[0]), "version 9"),
         (frame(1, PROCESS, IDS[0] + b":{}"), "command 0"),
         (frame(1, 2, IDS[0]), "command 2"),
-        (frame(1, ACK, IDS[0] + b"x"), "37 octets"),
+        (frame(1, ACK, IDS[0] + b"x"), "37 bytes"),
         (frame(1, ACK, IDS[0][:-1]), "too short"),
         (frame(1, ACK, b"", 0), "too short"),
         (frame(1, REJECT, b"", 2**31), "longer"),

@@ -15,7 +15,7 @@ from motorcade.core.errors import ConfigError
 from motorcade.dispatch.frames import ack_frames, process_frames
 from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
 from motorcade.dispatch.leader import Leader, run_leader
-from motorcade.dispatch.links import CONNECT_TIMEOUT, Fault, State
+from motorcade.dispatch.links import CONNECT_TIMEOUT, Fault, LinkState
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.security import leader_security, worker_security
 from motorcade.dispatch.worker import HANDSHAKE_TIME, MAX_STRANGERS, run_worker
@@ -27,7 +27,7 @@ SECRET, OTHER = b"correct horse battery staple", b"another secret of some length
 
 
 def shake(leader: Handshake, worker: Handshake, cut: int = 1 << 16) -> None:
-    """Let both talk until nobody has anything to say, in pieces of `cut` bytes."""
+    """Let both talk until neither has anything to say, in pieces of `cut` bytes."""
     to_leader, to_worker = worker.hello(), leader.hello()
     while to_leader or to_worker:
         piece, to_worker = to_worker[:cut], to_worker[cut:]
@@ -54,7 +54,7 @@ def test_what_follows_is_left_for_the_frames() -> None:
     assert (True, b"more") == (leader.done, leader.rest)
 
 
-def test_another_secret_is_refused_by_whoever_sees_it_first() -> None:
+def test_another_secret_is_refused_by_the_side_that_sees_it_first() -> None:
     """The worker has proved nothing by then."""
     leader, worker = Handshake(SECRET, leads=True), Handshake(OTHER, leads=False)
     said = leader.hello() + leader.feed(worker.hello())
@@ -78,7 +78,7 @@ def test_what_is_no_handshake_is_refused() -> None:
                 Handshake(SECRET, leads=leads).feed(said)
 
 
-def test_nobody_gets_through_with_what_he_was_sent() -> None:
+def test_a_reflected_proof_is_refused() -> None:
     """Reflected to the same side, or replayed from an earlier connection."""
     leader = Handshake(SECRET, leads=True)
     with pytest.raises(HandshakeError):
@@ -108,7 +108,7 @@ def with_secret(options: DispatchOptions, file: Path, secret: bytes) -> Dispatch
 
 async def processed(server: RedisServer, leader: Leader, count: int) -> None:
     publish(server, *numbered(count))
-    await until(lambda: leader.book.acknowledged == count, "acknowledged")
+    await until(lambda: leader.pending.acknowledged == count, "acknowledged")
     await until(lambda: is_empty(server), "finished")
     assert count == server.command("XLEN", PROCESSED)
 
@@ -136,13 +136,13 @@ async def test_who_does_not_know_it_gets_nothing(
                 faults = lambda: sum(link.faults[Fault.SECRET] for link in leader.links.values())  # noqa: E731
                 await until(lambda: faults() >= 2 and worker.strangers >= 2, "tried again, and counted")  # noqa: B023
                 assert why in leader.view().workers[0].problem
-                assert 0 == leader.buried == leader.book.acknowledged
+                assert 0 == leader.dead_lettered == leader.pending.acknowledged
         refused = [event for event in logs if event["event"] == "dispatch_leader_refused"]
         assert 1 == len(refused), "told once in a while, however often it happens"
         assert any(event["event"] == "dispatch_worker_cut_off" and why in event["detail"] for event in logs)
     assert 0 == server.command("XLEN", PROCESSED)
     async with working(known), leading(known) as leader:
-        await until(lambda: leader.book.acknowledged == 3, "nothing is lost")
+        await until(lambda: leader.pending.acknowledged == 3, "nothing is lost")
 
 
 async def test_a_worker_of_the_seed_gets_nothing_from_a_leader_with_a_secret(
@@ -153,15 +153,15 @@ async def test_a_worker_of_the_seed_gets_nothing_from_a_leader_with_a_secret(
     async with peer() as worker, leading(known, worker) as leader:
         await turn(CONNECT_TIMEOUT + 0.1)
         assert 1 == leader.links[worker.name].faults[Fault.SECRET]
-        assert State.CONNECTED is not leader.links[worker.name].state
+        assert LinkState.CONNECTED is not leader.links[worker.name].state
         assert "does not ask for the secret" in leader.links[worker.name].problem
         assert [] == worker.messages
     async with peer(acknowledge) as worker, leading(replace(known, secret_file=""), worker) as leader:
-        await until(lambda: leader.book.acknowledged == 3, "acknowledged")
+        await until(lambda: leader.pending.acknowledged == 3, "acknowledged")
 
 
 async def test_strangers_do_not_keep_leaders_out(known: DispatchOptions, server: RedisServer) -> None:
-    """As many connections as anybody likes: those that say nothing are closed, the oldest first, or in time."""
+    """Any number of connections: those that say nothing are closed, the oldest first, or in time."""
     async with working(known) as worker:
         host, _, port = worker.name.rpartition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_STRANGERS + 20)]
@@ -215,7 +215,7 @@ async def test_a_certificate_that_is_not_trusted_is_refused(
     async with working(workers), leading(leaders) as leader:
         await until(lambda: leader.links and next(iter(leader.links.values())).problem, "refused")
         assert "CERTIFICATE_VERIFY_FAILED" in leader.view().workers[0].problem
-        assert 0 == leader.book.acknowledged
+        assert 0 == leader.pending.acknowledged
 
 
 async def test_what_is_wrong_is_told_before_anything_begins(options: DispatchOptions, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_ids_are_uuids_and_tell_entries_apart(origin, pairs) -> None:
     assert (ids, [b"{}"] * len(ids)) == MessageReader(10).feed(process_frames(ids, [b"{}"] * len(ids)))
 
 
-def test_whoever_reads_an_entry_gives_it_the_same_id() -> None:
+def test_every_reader_gives_an_entry_the_same_id() -> None:
     """In another order, from another batch, alone."""
     entries = [b"1763236000000-0", b"1763236000000-1", b"1763236000001-0"]
     assert ids_of(77, *entries) == [ids_of(77, entry)[0] for entry in entries]

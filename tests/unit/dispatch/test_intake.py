@@ -69,7 +69,7 @@ async def test_a_term_that_follows_on_the_same_connection_reads(intake, calls, o
 
 
 async def test_the_size_of_messages_decides_how_many_are_read(intake, server) -> None:
-    """Few at first; then as many as the batch may have octets."""
+    """Few at first; then as many as the batch may have bytes."""
     assert FIRST_COUNT == intake.most
     add(server, *(f"1-{number}" for number in range(1, 11)))
     await intake.read(10)
@@ -91,10 +91,10 @@ async def test_waiting_ends_when_something_comes(intake, server) -> None:
 
 
 async def test_what_was_read_and_not_acknowledged_is_claimed(intake, server) -> None:
-    """Whoever has read it; in portions."""
+    """Whichever consumer has read it; in portions."""
     add(server, *(f"1-{number}" for number in range(1, 31)))
     await intake.read(10)
-    server.command("XREADGROUP", "GROUP", "dispatch", "somebody", "COUNT", 10, "STREAMS", STREAM, ">")
+    server.command("XREADGROUP", "GROUP", "dispatch", "another", "COUNT", 10, "STREAMS", STREAM, ">")
     found, after = [], b"0-0"
     while True:
         after, batch, gone = await intake.claim(after, 0.0, 7)
@@ -115,7 +115,7 @@ async def lost(intake: Intake, options: DispatchOptions) -> tuple[int, int]:
 
 
 async def test_entries_that_are_trimmed_before_they_are_read_are_counted(intake, calls, options, server) -> None:
-    """While nobody leads, while somebody reads, all of them, again and again; each once, with an event."""
+    """Without a leader, during a read, all of them, repeatedly; each is counted once, with an event."""
     with structlog.testing.capture_logs() as logs:
         assert (0, 0) == await lost(intake, options)
         add(server, *(f"1-{number}" for number in range(1, 11)))
@@ -216,7 +216,7 @@ async def test_entries_that_were_read_and_trimmed_are_named_when_they_are_claime
     assert (b"0-0", [b"1-4"], batch.ids[:3]) == (after, found.entries, gone)
 
 
-async def test_a_stream_that_was_deleted_is_made_anew(intake, server) -> None:
+async def test_a_stream_that_was_deleted_is_created_again(intake, server) -> None:
     """Entries of the same names have other ids then."""
     add(server, "1-1")
     before = await intake.read(10)

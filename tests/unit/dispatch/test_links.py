@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from motorcade.dispatch.frames import Answers, ack_frames, process_frames, reject_frame, return_frames
-from motorcade.dispatch.links import FIRST_WINDOW, Fault, Link, State
+from motorcade.dispatch.links import FIRST_WINDOW, Fault, LinkState, WorkerLink
 from motorcade.dispatch.options import DispatchOptions
 from tests.support.ports import free_port
 from tests.support.standing_clock import clock, turn, until
@@ -25,25 +25,25 @@ class Notes:
         self.rejected: list[tuple[bytes, str]] = []
         self.returned: list[bytes] = []
         self.back: list[tuple[Fault, list[bytes]]] = []
-        self.states: list[State] = []
+        self.states: list[LinkState] = []
 
-    def answered(self, link: Link, answers: Answers) -> None:
+    def answered(self, link: WorkerLink, answers: Answers) -> None:
         self.acknowledged += answers.acknowledged
         self.rejected += answers.rejected
         self.returned += answers.returned
 
-    def taken_back(self, link: Link, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
+    def taken_back(self, link: WorkerLink, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
         self.back.append((fault, sorted(ids)))
 
-    def changed(self, link: Link) -> None:
+    def changed(self, link: WorkerLink) -> None:
         self.states.append(link.state)
 
 
 @asynccontextmanager
-async def linked(options: DispatchOptions = OPTIONS) -> AsyncIterator[tuple[Link, Notes, Peer]]:
+async def linked(options: DispatchOptions = OPTIONS) -> AsyncIterator[tuple[WorkerLink, Notes, Peer]]:
     async with peer() as worker:
         notes = Notes()
-        link = Link(worker.name, notes, options)
+        link = WorkerLink(worker.name, notes, options)
         task = asyncio.create_task(link.run())
         await until(lambda: link.credit, "connected")
         yield link, notes, worker
@@ -51,7 +51,7 @@ async def linked(options: DispatchOptions = OPTIONS) -> AsyncIterator[tuple[Link
         task.cancel()
 
 
-async def send(link: Link, *ids: bytes) -> None:
+async def send(link: WorkerLink, *ids: bytes) -> None:
     """Messages that have reached the worker when this returns."""
     link.send(list(ids), [b"{}"] * len(ids), clock().time())
     await clock().quiet()
@@ -63,7 +63,7 @@ async def say(worker: Peer, data: bytes) -> None:
     await clock().quiet()
 
 
-async def look(link: Link, later: float = 0.0) -> None:
+async def look(link: WorkerLink, later: float = 0.0) -> None:
     """After so many seconds."""
     await turn(later)
     link.look(clock().time())
@@ -73,7 +73,7 @@ async def look(link: Link, later: float = 0.0) -> None:
 
 
 async def test_credit_is_what_the_window_has_left() -> None:
-    """In messages, and in octets: one message may always be sent, the next when some room is left."""
+    """In messages, and in size_bytes: one message may always be sent, the next when some room is left."""
     async with linked() as (link, notes, worker):
         assert FIRST_WINDOW == link.credit
         await send(link, *IDS[:10])
@@ -85,7 +85,7 @@ async def test_credit_is_what_the_window_has_left() -> None:
         assert 0 == link.credit
         await clock().quiet()
         await say(worker, ack_frames([IDS[0]]))
-        assert (FIRST_WINDOW, 0) == (link.credit, link.octets)
+        assert (FIRST_WINDOW, 0) == (link.credit, link.in_flight_bytes)
 
 
 async def test_a_window_that_is_used_up_quickly_grows() -> None:
@@ -165,11 +165,11 @@ async def test_what_is_overdue_at_a_worker_that_answers_is_taken_back() -> None:
         await say(worker, ack_frames([IDS[0]]))
         await look(link)
         assert [(Fault.OVERDUE, [IDS[1]])] == notes.back
-        assert (State.CONNECTED, {IDS[2]}) == (link.state, link.held)
+        assert (LinkState.CONNECTED, {IDS[2]}) == (link.state, link.held)
 
 
 async def test_a_late_acknowledgement_is_no_lie() -> None:
-    """Refusing what is somebody else's already means nothing; nor does a second acknowledgement."""
+    """Refusing what another worker has already means nothing; nor does a second acknowledgement."""
     async with linked() as (link, notes, worker):
         await send(link, *IDS[:3])
         await turn(TIMEOUT + 1)
@@ -179,9 +179,13 @@ async def test_a_late_acknowledgement_is_no_lie() -> None:
         late = ack_frames([IDS[0]]) + reject_frame(IDS[1], "no") + return_frames([IDS[2]])
         await say(worker, late)
         assert [IDS[3], IDS[0]] == notes.acknowledged
-        assert ([], [], State.CONNECTED) == (notes.rejected, notes.returned, link.state)
+        assert ([], [], LinkState.CONNECTED) == (notes.rejected, notes.returned, link.state)
         await say(worker, late)
-        assert (3, State.CONNECTED, [IDS[3], IDS[0]]) == (link.faults[Fault.REPEATED], link.state, notes.acknowledged)
+        assert (3, LinkState.CONNECTED, [IDS[3], IDS[0]]) == (
+            link.faults[Fault.REPEATED],
+            link.state,
+            notes.acknowledged,
+        )
 
 
 async def test_a_second_acknowledgement_is_harmless() -> None:
@@ -200,7 +204,7 @@ async def test_a_second_acknowledgement_is_harmless() -> None:
         await say(worker, ack_frames(IDS[:4]))
         assert [1, 2, 5, 9] == [*repeated, link.faults[Fault.REPEATED]]
         assert ([IDS[0], IDS[1], IDS[3]], [(IDS[2], "no")]) == (notes.acknowledged, notes.rejected)
-        assert (State.CONNECTED, [], 3) == (link.state, notes.back, link.acknowledged)
+        assert (LinkState.CONNECTED, [], 3) == (link.state, notes.back, link.acknowledged)
         assert FIRST_WINDOW == link.credit
 
 
@@ -213,7 +217,7 @@ async def test_a_message_sent_twice_to_one_worker_may_be_acknowledged_twice() ->
         await send(link, IDS[0])
         await say(worker, ack_frames([IDS[0]]))
         await say(worker, ack_frames([IDS[0]]))
-        assert (State.CONNECTED, 3) == (link.state, len(notes.acknowledged))
+        assert (LinkState.CONNECTED, 3) == (link.state, len(notes.acknowledged))
 
 
 async def test_ids_that_were_answered_are_not_kept_for_ever() -> None:
@@ -236,7 +240,7 @@ async def test_a_worker_that_says_nothing_is_cut_off() -> None:
         await send(link, IDS[1])
         await look(link, 1)
         assert [(Fault.HUNG, sorted(IDS[:2]))] == notes.back
-        assert (State.CUT_OFF, 0, set()) == (link.state, link.credit, link.held)
+        assert (LinkState.CUT_OFF, 0, set()) == (link.state, link.credit, link.held)
 
 
 #: What a worker says that has the first two messages, what that is called, and which of them are taken back.
@@ -266,7 +270,7 @@ async def test_who_lies_or_talks_nonsense_is_cut_off() -> None:
                 assert 2 - len(left) == len(notes.acknowledged) + len(notes.returned), said[:50]
                 notes.__init__()  # type: ignore[misc]
                 await turn(pause - 0.1)
-                assert (State.CUT_OFF, attempt) == (link.state, worker.connections)
+                assert (LinkState.CUT_OFF, attempt) == (link.state, worker.connections)
                 await turn(0.2)
                 assert FIRST_WINDOW == link.credit, "it is connected again"
 
@@ -279,12 +283,12 @@ async def test_what_a_lost_worker_had_is_taken_back_at_once() -> None:
         await clock().quiet()
         assert [(Fault.LOST, sorted(IDS[:5]))] == notes.back
         await until(lambda: link.credit, "connected again")
-        assert [State.CONNECTED, State.CONNECTING, State.CONNECTED] == notes.states
+        assert [LinkState.CONNECTED, LinkState.CONNECTING, LinkState.CONNECTED] == notes.states
         pauses = []
         for _ in range(4):
             worker.hang_up()
             await clock().quiet()
-            assert State.CONNECTING is notes.states[-1]
+            assert LinkState.CONNECTING is notes.states[-1]
             began = clock().time()
             await until(lambda: link.credit, "connected again")
             pauses.append(round(clock().time() - began, 3))
@@ -300,7 +304,7 @@ async def test_what_a_lost_worker_had_is_taken_back_at_once() -> None:
 
 async def test_a_worker_that_is_not_there_is_tried_again() -> None:
     port = free_port()
-    link = Link(f"127.0.0.1:{port}", Notes(), OPTIONS)
+    link = WorkerLink(f"127.0.0.1:{port}", Notes(), OPTIONS)
     task = asyncio.create_task(link.run())
     await turn(60.0)
     assert "cannot connect" in link.problem

@@ -275,7 +275,7 @@ async def test_a_process_that_stood_still_looks_at_nothing_old(options, server) 
 
 
 async def test_what_comes_too_late_is_not_written_and_not_answered(options, server) -> None:
-    """The leader has given it to somebody else long since."""
+    """The leader has given it to another worker long since."""
     async with working(options) as worker, front(worker.name) as leader:
         worker._ahead -= options.remember * 1000  # it believes that it is ten minutes ago
         leader.send(IDS[:2])

@@ -1,6 +1,6 @@
--- Become leader if nobody is.
+-- Become leader if there is none.
 -- KEYS: lock, its epoch      ARGV: token, lease (ms)
--- Answers {epoch, 0}, or {0, ms left of somebody else's lease}. Asked again by the holder, it is the same leadership.
+-- Answers {epoch, 0}, or {0, ms left of another leader's lease}. Asked again by the holder, it is the same leadership.
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   return {redis.call('INCR', KEYS[2]), 0}
 end

@@ -1,3 +1,3 @@
--- Messages that are about to be handed to workers.
+-- Store messages as pending that are about to be sent to workers.
 -- KEYS: pending, fence      ARGV: fence, time, id, time, id …
 return redis.call('ZADD', KEYS[1], unpack(ARGV, 2))

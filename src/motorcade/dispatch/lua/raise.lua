@@ -1,4 +1,4 @@
--- Let nobody write here but this leader.
+-- Let only this leader write here.
 -- KEYS: fence      ARGV: epoch, token
 -- Answers 0, or the epoch of a fence that is as high.
 local mine = ARGV[1] .. ' ' .. ARGV[2]

@@ -1,6 +1,6 @@
 -- Go on being leader, and tell about it.
 -- KEYS: lock, its state      ARGV: token, lease (ms), state (JSON), how long that is true (ms)
--- Answers 1, or 0 if somebody else leads or nobody does.
+-- Answers 1, or 0 if this process does not lead.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end

@@ -1,6 +1,6 @@
 -- Count entries of the intake that were trimmed before the group has read them.
 -- KEYS: stream, fence, trimmed
--- ARGV: fence, group, entries read since the last call (-1: nobody knows), entries that were gone before they were
+-- ARGV: fence, group, entries read since the last call (-1: unknown), entries that were gone before they were
 --       finished, as far as this leader knows (the highest number holds)
 -- Answers {unread entries that were trimmed, entries that were gone before they were finished}, since it is counted.
 --

@@ -1,4 +1,4 @@
--- The roll of workers that live.
+-- Renew and list the registry of live workers.
 -- KEYS: registry, fence      ARGV: fence, lease (ms), how many are connected, those, then those that are gone
 -- Answers all that live.
 local time = redis.call('TIME')

@@ -1,4 +1,4 @@
--- A worker that lives, or has ended.
+-- Register a worker, or remove one that has ended.
 -- KEYS: registry      ARGV: HOST:PORT, lease (ms; 0: it has ended)
 -- Answers the server's time in milliseconds.
 local time = redis.call('TIME')

@@ -1,15 +1,15 @@
-"""What a leader knows about the messages it has read. Pure: time is an argument.
+"""The pending table: every message that a leader has read and not finished. Pure: time is an argument.
 
     add ─▶ [ open: read, not done ] ─ taken by a worker ─▶ acknowledged ─▶ [ done: to be told to Redis ]
                     │      ▲
                     │      └── waiting: to be sent when a worker has credit  ◀── later: when its pause is over
                     └─ too many deliveries, too large ─▶ [ hopeless: to be put into the dead letters ]
 
-Rule 1: a message is in `open` from when it was read until it is done or buried, once, whoever has it. A worker that
+Rule 1: a message is in `open` from when it was read until it is done or a dead letter, exactly once. A worker that
         acknowledges a message late, when another one has it already, has still done it.
 Rule 2: a delivery counts when it has failed: the worker was silent, was lost, or has refused the message. A leader
         that was lost and a worker that says that it could not write are no fault of the message; nor is, as far as
-        anybody knows, the loss of a worker that has never acknowledged anything.
+        is known, the loss of a worker that has never acknowledged anything.
 Rule 3: nothing here is per message unless something went wrong: lists, sets and dictionaries are changed a batch at a
         time.
 """
@@ -26,7 +26,7 @@ Kept = tuple[bytes, bytes]  #: entry of the intake, message
 
 
 class History:
-    """Of a message that was not done the first time."""
+    """Deliveries of a message that was not done the first time."""
 
     __slots__ = ("attempts", "deliveries", "failures", "reason", "worker")
 
@@ -39,15 +39,15 @@ class History:
 
 
 class Done(NamedTuple):
-    """What Redis has to be told."""
+    """Finished messages that Redis has to be told of."""
 
     ids: list[bytes]
     entries: list[bytes]
     several: list[bytes]  #: those of the ids that have a history
 
 
-class Book:
-    """All messages of one leader."""
+class PendingTable:
+    """All messages of one leader that are not finished."""
 
     def __init__(self, max_deliveries: int, retry_pause: float, longest_pause: float) -> None:
         self.open: dict[bytes, Kept] = {}
@@ -66,27 +66,27 @@ class Book:
 
     @property
     def done(self) -> int:
-        """Messages that are done, of which Redis may not know yet."""
+        """Return how many messages are done that Redis may not know of yet."""
         return len(self._done_ids) + len(self._telling)
 
     def untold(self) -> set[bytes]:
-        """Ids that are done, of which Redis may not know yet."""
+        """Return the ids that are done and that Redis may not know of yet."""
         return {*self._done_ids, *self._telling}
 
     @property
     def unsent(self) -> int:
-        """Messages that no worker has."""
+        """Return how many messages no worker has."""
         return len(self.waiting) + len(self.later) + len(self.hopeless)
 
     def add(self, ids: Sequence[bytes], entries: Sequence[bytes], messages: Sequence[bytes]) -> None:
         self.open.update(zip(ids, zip(entries, messages, strict=True), strict=True))
 
     def messages(self, ids: Iterable[bytes]) -> list[bytes]:
-        book = self.open
-        return [book[id_][1] for id_ in ids]
+        table = self.open
+        return [table[id_][1] for id_ in ids]
 
     def acknowledge(self, ids: list[bytes]) -> list[Kept]:
-        """Messages that are done. Those that had been done before are passed over."""
+        """Finish messages and return their rows. Those that were finished before are skipped."""
         kept = list(map(self.open.pop, ids, repeat(None)))
         if None in kept:
             pairs = [(id_, one) for id_, one in zip(ids, kept, strict=True) if one is not None]
@@ -109,7 +109,7 @@ class Book:
         pause: bool,
         suspect: bool = True,
     ) -> None:
-        """Take messages back from a worker: they are to be sent again, or hopeless."""
+        """Take messages back from a worker: retry them, or declare them hopeless."""
         for id_ in ids:
             if id_ not in self.open:
                 continue
@@ -130,13 +130,13 @@ class Book:
                 self.waiting.append(id_)
 
     def give_up(self, id_: bytes, reason: str) -> None:
-        """A message that no worker can be sent."""
+        """Declare a message hopeless that no worker can be sent."""
         history = self.histories.setdefault(id_, History())
         history.reason = reason
         self.hopeless.append(id_)
 
     def remember(self, id_: bytes, deliveries: int) -> None:
-        """What an earlier leader knew of a message."""
+        """Set how often an earlier leader has delivered a message."""
         history = self.histories[id_] = History(deliveries)
         history.reason = "an earlier leader has tried"
         if deliveries >= self._max_deliveries:
@@ -148,7 +148,7 @@ class Book:
             self.waiting.append(heapq.heappop(self.later)[1])
 
     def next_waiting(self) -> bytes | None:
-        """The message that has waited longest; it is not taken yet. Those done meanwhile are forgotten."""
+        """Return the message that has waited longest; it is not taken yet. Drop those done meanwhile."""
         while self.waiting:
             if self.waiting[0] in self.open:
                 return self.waiting[0]
@@ -156,22 +156,22 @@ class Book:
         return None
 
     def next_hopeless(self) -> bytes | None:
-        """Likewise, of those that are to be buried."""
+        """Return the first message that is to become a dead letter; it is not taken yet."""
         while self.hopeless:
             if self.hopeless[0] in self.open:
                 return self.hopeless[0]
             self.hopeless.popleft()
         return None
 
-    def bury(self, id_: bytes) -> None:
-        """It is among the dead letters: as done as can be."""
+    def dead_letter(self, id_: bytes) -> None:
+        """Finish a message that is stored among the dead letters."""
         kept = self.open.pop(id_, None)
         if kept is not None:
             self._done_ids.append(id_)
             self._done_entries.append(kept[0])
 
     def take_done(self, most: int) -> Done:
-        """What is done and was not told yet, up to `most`."""
+        """Return up to `most` finished messages that Redis was not told of."""
         ids, entries = self._done_ids[:most], self._done_entries[:most]
         del self._done_ids[:most], self._done_entries[:most]
         self._telling = ids
@@ -179,7 +179,7 @@ class Book:
         return Done(ids, entries, several)
 
     def told(self, done: Done) -> None:
-        """Redis knows."""
+        """Forget what Redis has been told."""
         self._telling = []
         for id_ in done.several:
             self.histories.pop(id_, None)

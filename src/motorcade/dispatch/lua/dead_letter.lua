@@ -1,4 +1,4 @@
--- A message that is given up, once.
+-- Add a message to the dead letters, once.
 -- KEYS: dead, fence, ids      ARGV: fence, id, payload, reason, deliveries, worker, time, entries that are kept
 if redis.call('HEXISTS', KEYS[3], ARGV[2]) == 1 then
   return redis.call('HGET', KEYS[3], ARGV[2])

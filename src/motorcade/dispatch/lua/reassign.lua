@@ -1,4 +1,4 @@
--- Messages that are about to be handed to workers, not for the first time.
+-- Store messages as pending that are about to be redelivered to workers.
 -- KEYS: pending, fence, deliveries      ARGV: fence, time, id, deliveries so far, id, deliveries so far …
 for index = 3, #ARGV, 2 do
   redis.call('ZADD', KEYS[1], ARGV[2], ARGV[index])

@@ -1,3 +1,0 @@
--- The intake does not know these messages any more, so they cannot be given up a second time.
--- KEYS: dead, fence, ids      ARGV: fence, id …
-return redis.call('HDEL', KEYS[3], unpack(ARGV, 2))

@@ -1,0 +1,3 @@
+-- Forget the ids of dead letters: the intake no longer has these messages, so they cannot be given up twice.
+-- KEYS: dead, fence, ids      ARGV: fence, id …
+return redis.call('HDEL', KEYS[3], unpack(ARGV, 2))
