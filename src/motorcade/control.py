@@ -377,15 +377,15 @@ class Control:
 
     async def _waiting(self, session: Session) -> tuple[int, int]:
         """(messages, bytes) that wait for a client: in memory, and in its mailbox, without what is in flight."""
-        messages, octets = (len(session.queue), session.queue.size) if session.queue is not None else (0, 0)
+        messages, size_bytes = (len(session.queue), session.queue.size) if session.queue is not None else (0, 0)
         queue = session.durable
         if queue is None or self.store is None:
-            return messages, octets
+            return messages, size_bytes
         try:
             info = await self.store.mailboxes.info(queue.owner)
         except StoreError:
-            return messages, octets  # the rest cannot be known now
-        return messages + max(0, info.entries - len(queue.sent)), octets + info.octets
+            return messages, size_bytes  # the rest cannot be known now
+        return messages + max(0, info.entries - len(queue.sent)), size_bytes + info.size_bytes
 
     async def kick(self, client_id: str) -> str:
         """Send a client away; what was done. If it is away already, its session is removed and its will published."""
@@ -575,21 +575,21 @@ class Control:
     async def _copy(self, store: Copyable, to: Path, started: BackupView) -> None:
         from motorcade.storage import embedded  # noqa: PLC0415 - needs a library that other stores do without
 
-        def ended(state: WorkState, octets: int = 0, error: str = "") -> BackupView:
+        def ended(state: WorkState, size_bytes: int = 0, error: str = "") -> BackupView:
             seconds = time() - started.started_at
-            return msgspec.structs.replace(started, state=state, seconds=seconds, octets=octets, error=error)
+            return msgspec.structs.replace(started, state=state, seconds=seconds, octets=size_bytes, error=error)
 
         # First beside the store, by hard links, which takes no time; what may take long is done in another thread.
         made = store.path / "copy-backup"
         try:
             await asyncio.to_thread(embedded.remove, made)
             await store.backup(made)
-            octets = await asyncio.to_thread(embedded.publish, made, to)
+            size_bytes = await asyncio.to_thread(embedded.publish, made, to)
         except Exception as error:  # noqa: BLE001 - whoever asks for the backup hears it
             self._backup = ended(WorkState.FAILED, error=str(error))
             await asyncio.to_thread(embedded.remove, made)
         else:
-            self._backup = ended(WorkState.DONE, octets)
+            self._backup = ended(WorkState.DONE, size_bytes)
 
     def _open_store(self) -> Store:
         if self.store is None:
@@ -696,12 +696,12 @@ async def _found_page(read: Callable[[int, int], Awaitable[Sequence[Found]]], af
     """A page of messages, read in steps that let the loop go on."""
     wanted = min(max(limit, 1), MAX_FOUND)
     found: list[Found] = []
-    octets, more = 0, True
-    while more and len(found) <= wanted and octets <= MAX_BYTES:
+    size_bytes, more = 0, True
+    while more and len(found) <= wanted and size_bytes <= MAX_BYTES:
         ask = min(wanted + 1 - len(found), READ)  # one more than wanted tells whether there is more
         step = await read(found[-1].position if found else after, ask)
         found += step
-        octets += sum(len(message.payload) for message in step)
+        size_bytes += sum(len(message.payload) for message in step)
         more = len(step) == ask
         await asyncio.sleep(0)
     shown = found[:wanted]

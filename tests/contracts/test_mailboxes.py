@@ -49,7 +49,7 @@ async def test_large_values(store: Store) -> None:
     await append(store, "v1", Draft(body, payload, key))
     (entry,) = await entries(store, "v1")
     assert (body, payload, key) == (entry.body, entry.payload, entry.key)
-    assert 2 * million == (await store.mailboxes.info("v1")).octets
+    assert 2 * million == (await store.mailboxes.info("v1")).size_bytes
     assert Appended("v1", 2, replaced=1) == await append(store, "v1", Draft(b"", b"", key))
 
 

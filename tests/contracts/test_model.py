@@ -74,8 +74,8 @@ CONTENTS = [b"", b"value", bytes(range(256)), b"x" * 40_000]
 BOUNDS = st.one_of(
     st.just(Bound()),
     st.builds(Bound, entries=st.integers(1, 4), refuse=st.booleans()),
-    st.builds(Bound, octets=st.sampled_from([3, 10, 2500]), refuse=st.booleans()),
-    st.builds(Bound, entries=st.integers(1, 4), octets=st.sampled_from([10, 2500]), refuse=st.booleans()),
+    st.builds(Bound, size_bytes=st.sampled_from([3, 10, 2500]), refuse=st.booleans()),
+    st.builds(Bound, entries=st.integers(1, 4), size_bytes=st.sampled_from([10, 2500]), refuse=st.booleans()),
 )
 #: Seconds from now on, when something expires; 0: never.
 ENDS = st.sampled_from([0.0, 0.0, 1.0, 5.0, 2 * HOUR, -1.0])
@@ -132,12 +132,12 @@ class ModelBox:
     made: bool = False
     generation: int = 0  #: as the engine has told it
 
-    def octets(self) -> int:
+    def size_bytes(self) -> int:
         return sum(len(entry.body) + len(entry.payload) for entry, _ in self.entries)
 
     def too_large(self, bound: Bound) -> bool:
         return bool(bound.entries and len(self.entries) > bound.entries) or bool(
-            bound.octets and self.octets() > bound.octets
+            bound.size_bytes and self.size_bytes() > bound.size_bytes
         )
 
     def remove(self, positions: set[int]) -> int:
@@ -156,7 +156,7 @@ class ModelBox:
         before = list(self.entries)
         self.remove({replaced})
         dropped: list[int] = []
-        if bound.octets and len(draft.body) + len(draft.payload) > bound.octets:
+        if bound.size_bytes and len(draft.body) + len(draft.payload) > bound.size_bytes:
             position = 0
         else:
             entry = Entry(position, draft.body, draft.payload, draft.key, now, draft.expires_at, 0)
@@ -215,19 +215,19 @@ class ModelStream:
         self.time, self.last = max(now, self.time), offsets[-1]
         self.records += [StreamRecord(offset, self.time, value) for offset, value in zip(offsets, values, strict=True)]
 
-    def octets(self) -> int:
+    def size_bytes(self) -> int:
         return sum(len(record.value) for record in self.records)
 
-    def trim(self, before: float, records: int, octets: int) -> tuple[int, int]:
-        """How many go, and their octets."""
-        count, size = len(self.records), self.octets()
+    def trim(self, before: float, records: int, size_bytes: int) -> tuple[int, int]:
+        """How many go, and their bytes."""
+        count, size = len(self.records), self.size_bytes()
         while self.records and (
             self.records[0].time < before
             or (records and len(self.records) > records)
-            or (octets and self.octets() > octets)
+            or (size_bytes and self.size_bytes() > size_bytes)
         ):
             del self.records[0]
-        return count - len(self.records), size - self.octets()
+        return count - len(self.records), size - self.size_bytes()
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -432,14 +432,14 @@ class StoreMachine(RuleBasedStateMachine):
         name=STREAMS,
         age=st.sampled_from([None, None, 0.0, 1.0, 5.0]),
         records=st.sampled_from([0, 0, 1, 3]),
-        octets=st.sampled_from([0, 0, 1, 10, 300, 40_000]),
+        size_bytes=st.sampled_from([0, 0, 1, 10, 300, 40_000]),
         budget=st.integers(1, 6),
     )
-    def trim(self, name: str, age: float | None, records: int, octets: int, budget: int) -> None:
+    def trim(self, name: str, age: float | None, records: int, size_bytes: int, budget: int) -> None:
         before = 0.0 if age is None else self.now - age
-        steps = self.run(trim(self.store, name, budget, before=before, records=records, octets=octets))
-        wanted = self.streams.get(name, ModelStream()).trim(before, records, octets)
-        assert wanted == (sum(step.removed for step in steps), sum(step.octets for step in steps))
+        steps = self.run(trim(self.store, name, budget, before=before, records=records, size_bytes=size_bytes))
+        wanted = self.streams.get(name, ModelStream()).trim(before, records, size_bytes)
+        assert wanted == (sum(step.removed for step in steps), sum(step.size_bytes for step in steps))
         assert all(step.removed <= budget for step in steps)
 
     @rule(name=STREAMS)
@@ -564,7 +564,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert box.alive(self.now) == await entries(self.store, owner, self.now)
             info = await mailboxes.info(owner)
             first = box.entries[0][0].position if box.entries else 0
-            assert info == MailboxInfo(len(box.entries), box.octets(), first, info.last, info.generation)
+            assert info == MailboxInfo(len(box.entries), box.size_bytes(), first, info.last, info.generation)
             assert info.last >= box.last
             if info.generation:
                 self.made(owner, info.generation)
@@ -584,7 +584,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name, stream in self.streams.items():
             assert stream.records == await streams.read(name, 0, 1000)
             first = stream.records[0].offset if stream.records else 0
-            assert StreamInfo(first, stream.last, len(stream.records), stream.octets()) == await streams.info(name)
+            assert StreamInfo(first, stream.last, len(stream.records), stream.size_bytes()) == await streams.info(name)
 
     def teardown(self) -> None:
         """In the end the store is sound, and empty when all is taken out of it."""
@@ -640,7 +640,12 @@ async def carried_out(store: Store, steps: list[tuple], boxes: list[str], now: f
 
 
 #: Of trims; times are seconds from now on.
-LIMITS: list[dict[str, float]] = [{"before": -1.0}, {"records": 5}, {"octets": 3000}, {"records": 9, "octets": 700}]
+LIMITS: list[dict[str, float]] = [
+    {"before": -1.0},
+    {"records": 5},
+    {"size_bytes": 3000},
+    {"records": 9, "size_bytes": 700},
+]
 
 
 async def trimmed(store: Store, name: str, now: float, seed: int) -> tuple[object, ...]:
@@ -650,7 +655,7 @@ async def trimmed(store: Store, name: str, now: float, seed: int) -> tuple[objec
     before = await store.streams.read(name, 0, 1000)
     steps = await trim(store, name, 3, **limits)
     found = await store.streams.find(name, now - 1)
-    gone = sum(step.removed for step in steps), sum(step.octets for step in steps)
+    gone = sum(step.removed for step in steps), sum(step.size_bytes for step in steps)
     return before, gone, found, await store.streams.read(name, 0, 1000), await store.streams.info(name)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from motorcade.storage import open_store
 from motorcade.storage.ports import Batch, Draft, Durability, Formed, Store, StoreError
-from motorcade.storage.readers import MAX_ROWS, PAGE_OCTETS, Extent, Page, StoreReader, open_reader, rows_for
+from motorcade.storage.readers import MAX_ROWS, PAGE_BYTES, Extent, Page, StoreReader, open_reader, rows_for
 from motorcade.storage.redis_reader import ORIGIN, EntryId, NativeReader
 from motorcade.storage.secondary import Secondary
 from tests.contracts.engines import HOUR, NOW, PAYLOAD
@@ -172,25 +172,25 @@ def _waiting(reader: StoreReader, prefix: str) -> list[tuple]:
 
 
 async def test_pages_are_small_where_records_are_large(url: str, store: Store) -> None:
-    """About PAGE_OCTETS at once, so that a stream of pictures does not fill the memory."""
+    """About PAGE_BYTES at once, so that a stream of pictures does not fill the memory."""
     for _ in range(4):
         await store.streams.append("s", [b"x" * 400_000 for _ in range(20)], NOW)
     async with reading(url) as reader:
         pages: list[Page] = await look(lambda: list(reader.pages("s", 0, 80)))
         assert 80 == sum(len(page.values) for page in pages)
-        assert PAGE_OCTETS + 400_000 >= max(sum(map(len, page.values)) for page in pages)
+        assert PAGE_BYTES + 400_000 >= max(sum(map(len, page.values)) for page in pages)
 
 
 async def test_a_large_record_ends_a_page(tmp_path: Path) -> None:
     """However small those before it were: an embedded store need not guess."""
     url = f"rocksdb://{tmp_path / 'store'}"
     store = await open_store(url, Durability.FAST)
-    sizes = [10, *[PAGE_OCTETS] * 3, 10, 10]
+    sizes = [10, *[PAGE_BYTES] * 3, 10, 10]
     for size in sizes:
         await store.streams.append("s", [bytes(size)], NOW)
     async with reading(url) as reader:
         pages: list[Page] = await look(lambda: list(reader.pages("s", 0, 99)))
-        assert [[10, PAGE_OCTETS], [PAGE_OCTETS], [PAGE_OCTETS], [10, 10]] == [
+        assert [[10, PAGE_BYTES], [PAGE_BYTES], [PAGE_BYTES], [10, 10]] == [
             list(map(len, page.values)) for page in pages
         ]
     await store.close()

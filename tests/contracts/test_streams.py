@@ -41,7 +41,7 @@ async def test_a_stream_longer_than_any_page(store: Store) -> None:
             found += [record.value for record in page]
             after = page[-1].offset
         assert wanted == found
-    assert sum(map(len, wanted)) == (await store.streams.info("receipts")).octets
+    assert sum(map(len, wanted)) == (await store.streams.info("receipts")).size_bytes
 
 
 async def test_values_of_one_form(store: Store) -> None:
@@ -58,13 +58,13 @@ async def test_values_of_one_form(store: Store) -> None:
     assert 600 == len(offsets)
     assert [*wanted, wanted[0], b"other"] == await values(store, "receipts")
     assert wanted[250:260] == [record.value for record in await store.streams.read("receipts", offsets[249], 10)]
-    octets = sum(map(len, wanted)) + len(wanted[0]) + 5
+    size_bytes = sum(map(len, wanted)) + len(wanted[0]) + 5
     info = await store.streams.info("receipts")
-    assert (602, octets) == (info.records, info.octets)
+    assert (602, size_bytes) == (info.records, info.size_bytes)
     await trim(store, "receipts", records=100, budget=130)
     assert [*wanted[502:], wanted[0], b"other"] == await values(store, "receipts")
     info = await store.streams.info("receipts")
-    assert (offsets[502], 100, octets - sum(map(len, wanted[:502]))) == (info.first, info.records, info.octets)
+    assert (offsets[502], 100, size_bytes - sum(map(len, wanted[:502]))) == (info.first, info.records, info.size_bytes)
     assert [] == await store.check()
 
 
@@ -91,12 +91,12 @@ async def test_records_that_came_together_are_read_and_go_one_by_one(store: Stor
         info = StreamInfo(wanted[0].offset, wanted[-1].offset, len(wanted), sum(len(record.value) for record in wanted))
         assert info == await store.streams.info("receipts")
         gone = min(1 + number * 7, len(wanted))
-        octets = sum(len(record.value) for record in wanted[:gone])
+        size_bytes = sum(len(record.value) for record in wanted[:gone])
         if number % 2 and gone < len(wanted):
             swept = await store.streams.trim("receipts", records=len(wanted) - gone, budget=gone)
         else:
             swept = await store.streams.trim("receipts", before=NOW + 100, budget=gone)
-        assert (gone, octets) == (swept.removed, swept.octets)
+        assert (gone, size_bytes) == (swept.removed, swept.size_bytes)
         del wanted[:gone]
         number += 1
         assert [] == await store.check()

@@ -150,7 +150,7 @@ appends = st.tuples(
     times,
     st.booleans(),
     st.sampled_from([b"", b"t1", b"t\x002"]),
-    st.sampled_from([Bound(), Bound(entries=3), Bound(octets=5000)]),
+    st.sampled_from([Bound(), Bound(entries=3), Bound(size_bytes=5000)]),
 )
 steps = st.one_of(
     appends,
@@ -376,7 +376,7 @@ async def test_a_file_cut_off_anywhere_is_refused() -> None:
         refused(packed[:end])
 
 
-async def test_a_file_with_one_wrong_octet_is_refused() -> None:
+async def test_a_file_with_one_wrong_byte_is_refused() -> None:
     file = await some_file()
     for at in range(0, len(file), 7):
         wrong = bytearray(file)

@@ -530,15 +530,15 @@ class SessionStore:
         bound = queue.bound
         # What is acknowledged may still be counted.
         entries = info.entries - len(queue.acked)
-        size = info.octets * entries // max(1, info.entries)
+        size = info.size_bytes * entries // max(1, info.entries)
         after = queue.sent_to
-        while 0 < bound.entries < entries or 0 < bound.octets < size:
+        while 0 < bound.entries < entries or 0 < bound.size_bytes < size:
             found = await self.store.mailboxes.read(queue.owner, after, TRIM_STEP, time())
             if queue.session.ended:
                 return  # the next session of its client may have the mailbox by now
             for entry in found:
                 after = entry.position
-                if (0 < bound.entries < entries or 0 < bound.octets < size) and queue.discard(entry):
+                if (0 < bound.entries < entries or 0 < bound.size_bytes < size) and queue.discard(entry):
                     entries -= 1
                     size -= len(entry.body) + len(entry.payload)
             if len(found) < TRIM_STEP:

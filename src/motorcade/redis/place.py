@@ -40,7 +40,7 @@ class RedisOptions:
     #: Seconds that a failover may take before callers get an error, give or take one attempt that is under way. A
     #: cluster needs about its `cluster-node-timeout` and two seconds more.
     patience: float = 10.0
-    blob_cache: int = 32 << 20  #: octets of payloads kept at hand for readers
+    blob_cache: int = 32 << 20  #: bytes of payloads kept at hand for readers
 
 
 @dataclass(frozen=True, slots=True)

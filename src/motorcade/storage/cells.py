@@ -13,7 +13,7 @@ All keys, where P is the store's prefix and N the cell:
     P:meta                  hash    version, cells; importing: while, or after a crash while, it was being filled
     P:{N}:w:writer          string  number and answers of a writer's last call (see commit.lua); 'closed': it is fenced
     P:{0}:w                 hash    writer -> second it was seen last, when it was opened: all that are registered
-    P:{N}:n                 hash    counters: entries, records, blobs, octets of blobs, notes
+    P:{N}:n                 hash    counters: entries, records, blobs, bytes of blobs, notes
     P:{N}:a                 hash    home -> NUMBER:TOKEN:MEMBER, its fence and who has attached it
     P:{N}:p                 string  floor: positions of a mailbox that is made begin above it
     P:{N}:o                 set     owners with entries
@@ -35,7 +35,7 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:y                 zset    collection NUL key NUL home (if it is in i:home) -> when the record expires
     P:{N}:F                 stream  NUMBER-0 -> n: nonce, d: data: the feed of changes
     P:{N}:S:stream          stream  OFFSET-0 -> t: time, v: value
-    P:{N}:s:stream          hash    last, time, octets
+    P:{N}:s:stream          hash    last, time, bytes
     P:{N}:s                 set     streams
     P:{N}:l:name            hash    a lease: token, holder; the key expires when the lease does
     P:{N}:f:name            string  fencing token given last

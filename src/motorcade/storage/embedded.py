@@ -29,10 +29,10 @@ from motorcade.storage.inspect import inspect
 from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError, StoreError, StoreFullError
 
-#: Octets; what is read once need not be kept.
+#: Bytes; what is read once need not be kept.
 CACHE = 8 * 2**20
 
-#: Octets copied between two reports of progress.
+#: Bytes copied between two reports of progress.
 PORTION = 8 * 2**20
 
 #: Not part of a store: locks, reports for people, and copies that a store has made for itself.
@@ -147,7 +147,7 @@ def contents(path: Path) -> Contents:
         try:
             notes = Notes()
             notes.load(found)
-            entries, blobs, octets, *_ = tables.parse_totals(notes.get(found, tables.TOTALS_NOTE))
+            entries, blobs, size_bytes, *_ = tables.parse_totals(notes.get(found, tables.TOTALS_NOTE))
             records: Counter[str] = Counter()
             for key, _ in scan(found.records, b"", b""):
                 records[key.partition(b"\0")[0].decode()] += 1
@@ -155,7 +155,7 @@ def contents(path: Path) -> Contents:
             mailboxes = sum(1 for _ in notes.scan(found, b"h"))
         finally:
             del found
-    return Contents(tables.FORMAT, mailboxes, entries, blobs, octets, dict(records), streams, _octets(path))
+    return Contents(tables.FORMAT, mailboxes, entries, blobs, size_bytes, dict(records), streams, _size_bytes(path))
 
 
 def records_beside(path: Path) -> dict[str, int]:
@@ -182,7 +182,7 @@ def records_beside(path: Path) -> dict[str, int]:
         return dict(records)
 
 
-def _octets(path: Path) -> int:
+def _size_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in _files(path))
 
 
@@ -194,7 +194,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def copy(path: Path, to: Path, progress: Callable[[int, int], None] = lambda _done, _all: None) -> int:
-    """Copy the files of a store that nobody writes, whatever their format; how many octets."""
+    """Copy the files of a store that nobody writes, whatever their format; how many bytes."""
     files = _files(path)
     needed = sum(file.stat().st_size for file in files)
     with _making(to) as place:
@@ -208,8 +208,8 @@ def copy(path: Path, to: Path, progress: Callable[[int, int], None] = lambda _do
 
 
 def publish(made: Path, to: Path) -> int:
-    """Give a copy that a store has made beside itself its own place, on this disk or on another; how many octets."""
-    size = _octets(made)
+    """Give a copy that a store has made beside itself its own place, on this disk or on another; how many bytes."""
+    size = _size_bytes(made)
     if made.stat().st_dev != _existing_parent(to).stat().st_dev:
         copy(made, to)
         shutil.rmtree(made)

@@ -40,18 +40,18 @@ from rocksdict import (
 from motorcade.storage import tables
 from motorcade.storage.ports import StoreDamagedError, StoreError, StoreFullError
 
-#: Octets. Blocks read from the files, shared by all tables; with the binding's own default, reading is up to five times
+#: Bytes. Blocks read from the files, shared by all tables; with the binding's own default, reading is up to five times
 #: slower once millions of entries wait.
 BLOCK_CACHE = 128 * 2**20
 
-#: Octets written to a table before they are sorted into a file, and to all tables together.
+#: Bytes written to a table before they are sorted into a file, and to all tables together.
 WRITE_BUFFER = 32 * 2**20
 WRITE_BUFFERS = 96 * 2**20
 
 #: The property of a table that tells the bytes of its write buffers.
 MEMTABLE_BYTES = "rocksdb.size-all-mem-tables"
 
-#: Octets of one part of an index or a filter.
+#: Bytes of one part of an index or a filter.
 METADATA_BLOCK = 8192
 
 #: Bits per key. A filter answers "not there" without touching the block: each new compaction key asks that.
@@ -226,12 +226,12 @@ class Files:
 
     # -- figures and copies
 
-    def free_octets(self) -> int:
+    def free_bytes(self) -> int:
         """Room on the disk for an ordinary user."""
         disk = os.statvfs(self.path)
         return disk.f_bavail * disk.f_frsize
 
-    def octets(self) -> int:
+    def size_bytes(self) -> int:
         """Size of all files."""
         total = 0
         for entry in os.scandir(self.path):
@@ -246,7 +246,7 @@ class Files:
         buffers = (getattr(opened, table).property_int_value(MEMTABLE_BYTES) or 0 for table in opened.handles)
         return self._cache.get_usage() + sum(buffers)
 
-    def log_octets(self) -> int:
+    def log_bytes(self) -> int:
         """Size of the write-ahead logs: what opening again writes into sorted files."""
         return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.name.endswith(".log"))
 

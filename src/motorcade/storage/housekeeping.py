@@ -60,7 +60,7 @@ class Housekeeping:
         self._interval = max(interval, SHORTEST_PAUSE)
         self._budget = budget
         self._clock = clock
-        self._rounds = self._steps = self._removed = self._octets = self._errors = 0
+        self._rounds = self._steps = self._removed = self._size_bytes = self._errors = 0
         self._failures = 0  #: one after the other, up to now
         self._seconds = self._ended_at = 0.0
         self._trouble = ""
@@ -103,7 +103,7 @@ class Housekeeping:
             swept = await self._store.sweep(self._clock(), self._budget, cursor)
             self._steps += 1
             self._removed += swept.removed
-            self._octets += swept.octets
+            self._size_bytes += swept.size_bytes
             cursor = swept.cursor
             if swept.expired and self.on_expired is not None:
                 self.on_expired(swept.expired)
@@ -128,7 +128,7 @@ class Housekeeping:
             rounds=self._rounds,
             steps=self._steps,
             removed=self._removed,
-            octets=self._octets,
+            octets=self._size_bytes,
             errors=self._errors,
             seconds=self._seconds,
             ended_at=self._ended_at,

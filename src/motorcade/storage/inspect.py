@@ -17,7 +17,7 @@ from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError
 from motorcade.storage.transaction import load_head
 
-#: Octets; what is read once need not be kept.
+#: Bytes; what is read once need not be kept.
 CACHE = 8 * 2**20
 
 #: Findings after which the rest is left out.
@@ -55,7 +55,7 @@ class _Inspection:
         stored = self._notes.get(self._tables, tables.TOTALS_NOTE)
         expected = tables.parse_totals(stored)[:5]
         if totals != expected:
-            what = "entries, blobs, octets of blobs, records, shared messages"
+            what = "entries, blobs, bytes of blobs, records, shared messages"
             self._say(f"totals ({what}): counted {totals}, noted {expected}")
         self._streams()
         return self._wrong
@@ -67,25 +67,25 @@ class _Inspection:
     def _mailboxes(self) -> int:
         """Entries against heads and keys; how many entries."""
         total = 0
-        owner, count, octets, droppable, last, keys = b"", 0, 0, 0, 0, 0
+        owner, count, size_bytes, droppable, last, keys = b"", 0, 0, 0, 0, 0
         heads = 0
         all_keys = sum(1 for _ in scan(self._tables.keys, b"", b""))
         for key, row in scan(self._tables.entries, b"", b""):
             if key[:-9] != owner:
-                heads += self._mailbox(owner, count, octets, droppable, last)
-                owner, count, octets, droppable, last = key[:-9], 0, 0, 0, 0
+                heads += self._mailbox(owner, count, size_bytes, droppable, last)
+                owner, count, size_bytes, droppable, last = key[:-9], 0, 0, 0, 0
             flags, size = tables.facts(row)
             last = tables.NUMBER.unpack(key[-8:])[0]
             total += 1
             count += 1
-            octets += size
+            size_bytes += size
             droppable += flags & tables.DROPPABLE
             compaction = self._entry(row)
             if compaction:
                 keys += 1
                 if self._tables.keys.get(owner + b"\0" + compaction) != key[-8:]:
                     self._say(f"mailbox {owner.decode()!r}: the key of entry {last} does not lead to it")
-        heads += self._mailbox(owner, count, octets, droppable, last)
+        heads += self._mailbox(owner, count, size_bytes, droppable, last)
         if keys != all_keys:
             self._say(f"{all_keys} compaction keys, but {keys} entries that have one")
         self._empty_heads(heads)
@@ -122,14 +122,14 @@ class _Inspection:
             self._say(f"shared message {number.hex()}: missing")
         return count
 
-    def _mailbox(self, owner: bytes, count: int, octets: int, droppable: int, last: int) -> int:
+    def _mailbox(self, owner: bytes, count: int, size_bytes: int, droppable: int, last: int) -> int:
         if not owner:
             return 0
         head = load_head(self._tables, self._notes, owner.decode())
-        if (head.count, head.octets, head.droppable) != (count, octets, droppable) or head.last < last:
+        if (head.count, head.size_bytes, head.droppable) != (count, size_bytes, droppable) or head.last < last:
             self._say(
-                f"mailbox {owner.decode()!r}: {count} entries, {octets} octets, the last at {last}; "
-                f"noted {head.count}, {head.octets}, {head.last}"
+                f"mailbox {owner.decode()!r}: {count} entries, {size_bytes} bytes, the last at {last}; "
+                f"noted {head.count}, {head.size_bytes}, {head.last}"
             )
         return 1
 
@@ -143,10 +143,10 @@ class _Inspection:
 
     def _blobs(self) -> tuple[int, int]:
         """Blobs against digests and counters; how many and how large."""
-        count, octets = 0, 0
+        count, size_bytes = 0, 0
         for digest, data in scan(self._tables.blobs, b"", b""):
             count += 1
-            octets += len(data)
+            size_bytes += len(data)
             if hashlib.sha256(data).digest() != digest:
                 self._say(f"blob {digest.hex()}: the data does not agree with the digest")
             row = self._notes.get(self._tables, b"b" + digest)
@@ -156,22 +156,22 @@ class _Inspection:
                 self._say(f"blob {digest.hex()}: held by {held} entries and messages, noted {holders}")
         for digest in self._holders:
             self._say(f"blob {digest.hex()}: missing")
-        return count, octets
+        return count, size_bytes
 
     def _streams(self) -> None:
         for name, row in scan(self._tables.streams, b"", b""):
-            first, last, records, octets, _ = tables.STREAM.unpack(row)
+            first, last, records, size_bytes, _ = tables.STREAM.unpack(row)
             found, size, lowest, highest = 0, 0, 0, 0
             for key, value in scan(self._tables.rows, name + b"\0", name + b"\1"):
                 highest = tables.NUMBER.unpack(key[-8:])[0]
-                octets_of = runs.sizes(value)
+                bytes_of = runs.sizes(value)
                 # The oldest of a run may have been trimmed; a row of which all were is one too many.
-                left = octets_of[-min(highest - first + 1, len(octets_of)) :] if highest >= first else octets_of
+                left = bytes_of[-min(highest - first + 1, len(bytes_of)) :] if highest >= first else bytes_of
                 lowest = lowest or highest - len(left) + 1
                 found += len(left)
                 size += sum(left)
-            if (found, size) != (records, octets) or (found and (lowest, highest) != (first, last)):
+            if (found, size) != (records, size_bytes) or (found and (lowest, highest) != (first, last)):
                 self._say(
-                    f"stream {name.decode()!r}: {found} records, {size} octets, {lowest} to {highest}; "
-                    f"noted {records}, {octets}, {first} to {last}"
+                    f"stream {name.decode()!r}: {found} records, {size} bytes, {lowest} to {highest}; "
+                    f"noted {records}, {size_bytes}, {first} to {last}"
                 )

@@ -88,7 +88,7 @@ class Ended:
     """What the end of something has removed."""
 
     removed: int = 0
-    octets: int = 0
+    size_bytes: int = 0
     entry: tuple[str, int] | None = None  #: owner and position, if it was an entry
 
 
@@ -109,16 +109,16 @@ class Ending:
 
     def step(self, now: float, budget: int) -> Swept:
         """End at most `budget` things."""
-        removed = octets = 0
+        removed = size_bytes = 0
         entries: list[tuple[str, int]] = []
         while budget > 0 and self._is_due(now):
             ended = heapq.heappop(self._heap)[2](now)
             removed += ended.removed
-            octets += ended.octets
+            size_bytes += ended.size_bytes
             if ended.entry is not None:
                 entries.append(ended.entry)
             budget -= 1
-        return Swept(removed, octets, MORE if self._is_due(now) else None, tuple(entries))
+        return Swept(removed, size_bytes, MORE if self._is_due(now) else None, tuple(entries))
 
     def _is_due(self, now: float) -> bool:
         return bool(self._heap) and self._heap[0][0] <= now
@@ -167,7 +167,7 @@ class MemoryBlobs:
 
     def __init__(self, gate: Gate, ending: Ending) -> None:
         self.blobs: dict[bytes, Blob] = {}
-        self.octets = 0
+        self.size_bytes = 0
         self._gate = gate
         self._ending = ending
 
@@ -185,7 +185,7 @@ class MemoryBlobs:
 
     async def count(self) -> tuple[int, int]:
         self._gate.read()
-        return len(self.blobs), self.octets
+        return len(self.blobs), self.size_bytes
 
     def data(self, digest: bytes) -> bytes:
         """The payload of an entry; nothing for the digest of nothing."""
@@ -200,7 +200,7 @@ class MemoryBlobs:
         return digest
 
     def release(self, digest: bytes) -> int:
-        """An entry lets go; how many octets that gives back."""
+        """An entry lets go; how many bytes that gives back."""
         if not digest:
             return 0
         blob = self.blobs[digest]
@@ -218,13 +218,13 @@ class MemoryBlobs:
         blob = self.blobs.get(digest)
         if blob is None:
             blob = self.blobs[digest] = Blob(data)
-            self.octets += len(data)
+            self.size_bytes += len(data)
         return digest, blob
 
     def _remove(self, digest: bytes) -> int:
-        octets = len(self.blobs.pop(digest).data)
-        self.octets -= octets
-        return octets
+        size_bytes = len(self.blobs.pop(digest).data)
+        self.size_bytes -= size_bytes
+        return size_bytes
 
     def _end(self, digest: bytes, now: float) -> Ended:
         blob = self.blobs.get(digest)
@@ -245,7 +245,7 @@ class Row:
     key: bytes
     stored_at: float
     expires_at: float
-    octets: int
+    size_bytes: int
     mark: int = 0
 
 
@@ -258,7 +258,7 @@ class Mailbox:
     droppable: OrderedDict[int, None] = field(default_factory=OrderedDict)
     keys: dict[bytes, int] = field(default_factory=dict)
     tokens: dict[bytes, tuple[float, int]] = field(default_factory=dict)  #: until when, position
-    octets: int = 0
+    size_bytes: int = 0
     last: int = 0
     generation: int = 1
     made: bool = False  #: by `make`
@@ -269,17 +269,17 @@ class Mailbox:
 
     @property
     def info(self) -> MailboxInfo:
-        return MailboxInfo(len(self.rows), self.octets, next(iter(self.rows), 0), self.last, self.generation)
+        return MailboxInfo(len(self.rows), self.size_bytes, next(iter(self.rows), 0), self.last, self.generation)
 
     def exceeds(self, bound: Bound) -> bool:
-        return 0 < bound.entries < len(self.rows) or 0 < bound.octets < self.octets
+        return 0 < bound.entries < len(self.rows) or 0 < bound.size_bytes < self.size_bytes
 
     def fits(self, draft: Draft, replaced: int, bound: Bound) -> bool:
         """Return True if an entry fits when the one that it replaces (0: none) is gone."""
-        old = self.rows[replaced].octets if replaced else 0
-        octets = self.octets - old + len(draft.body) + len(draft.payload)
+        old = self.rows[replaced].size_bytes if replaced else 0
+        size_bytes = self.size_bytes - old + len(draft.body) + len(draft.payload)
         entries = len(self.rows) + (0 if replaced else 1)
-        return not (0 < bound.entries < entries or 0 < bound.octets < octets)
+        return not (0 < bound.entries < entries or 0 < bound.size_bytes < size_bytes)
 
     def next_to_drop(self, spared: int) -> int | None:
         if self.droppable:
@@ -465,14 +465,14 @@ class MemoryMailboxes:
         self, owner: str, box: Mailbox, draft: Draft, now: float, bound: Bound, spared: int
     ) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
-        octets = len(draft.body) + len(draft.payload)
-        if 0 < bound.octets < octets:
+        size_bytes = len(draft.body) + len(draft.payload)
+        if 0 < bound.size_bytes < size_bytes:
             return 0, ()
         box.last += 1
         position = box.last
         digest = self._blobs.hold(draft.payload)
-        box.rows[position] = Row(draft.body, digest, draft.key, now, draft.expires_at, octets)
-        box.octets += octets
+        box.rows[position] = Row(draft.body, digest, draft.key, now, draft.expires_at, size_bytes)
+        box.size_bytes += size_bytes
         if draft.key:
             box.keys[draft.key] = position
         if draft.droppable:
@@ -491,9 +491,9 @@ class MemoryMailboxes:
         return position, tuple(dropped)
 
     def _remove(self, box: Mailbox, position: int) -> int:
-        """Octets given back."""
+        """Bytes given back."""
         row = box.rows.pop(position)
-        box.octets -= row.octets
+        box.size_bytes -= row.size_bytes
         box.droppable.pop(position, None)
         if row.key:
             del box.keys[row.key]
@@ -588,7 +588,7 @@ class Stream:
     records: list[StreamRecord] = field(default_factory=list)
     last: int = 0
     time: float = 0.0
-    octets: int = 0
+    size_bytes: int = 0
 
 
 class MemoryStreams:
@@ -621,10 +621,10 @@ class MemoryStreams:
         self._gate.read()
         found = self.streams.get(stream, Stream())
         first = found.records[0].offset if found.records else 0
-        return StreamInfo(first, found.last, len(found.records), found.octets)
+        return StreamInfo(first, found.last, len(found.records), found.size_bytes)
 
     async def trim(
-        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+        self, stream: str, before: float = 0.0, size_bytes: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
         self._gate.write()
         found = self.streams.get(stream, Stream())
@@ -632,7 +632,7 @@ class MemoryStreams:
         for record in found.records:
             old = record.time < before
             too_long = 0 < records < len(found.records) - count
-            too_large = 0 < octets < found.octets - freed
+            too_large = 0 < size_bytes < found.size_bytes - freed
             if not (old or too_long or too_large):
                 break
             if count == budget:
@@ -661,7 +661,7 @@ class MemoryStreams:
         found.last = offsets[-1]
         for offset, value in zip(offsets, values, strict=True):
             found.records.append(StreamRecord(offset, found.time, value))
-            found.octets += len(value)
+            found.size_bytes += len(value)
         self._watchers.tell(stream, found.last)
         return offsets
 
@@ -670,10 +670,10 @@ class MemoryStreams:
         return found.records if found is not None else []
 
     @staticmethod
-    def _cut(stream: Stream, count: int, octets: int, cursor: bytes | None) -> Swept:
+    def _cut(stream: Stream, count: int, size_bytes: int, cursor: bytes | None) -> Swept:
         del stream.records[:count]
-        stream.octets -= octets
-        return Swept(count, octets, cursor)
+        stream.size_bytes -= size_bytes
+        return Swept(count, size_bytes, cursor)
 
 
 # -- feeds
@@ -895,7 +895,7 @@ class MemoryStore:
             engine="memory",
             entries=sum(len(box.rows) for box in self.mailboxes.boxes.values()),
             blobs=len(self.blobs.blobs),
-            blob_octets=self.blobs.octets,
+            blob_octets=self.blobs.size_bytes,
             records=self.records.count(),
             commits=self.gate.writes,
             writes=self.gate.writes,
@@ -919,7 +919,7 @@ class MemoryStore:
             keys = {row.key: position for position, row in box.rows.items() if row.key}
             if keys != box.keys:
                 wrong.append(f"mailbox {owner!r}: the keys do not agree with the entries")
-            if box.octets != sum(row.octets for row in box.rows.values()):
+            if box.size_bytes != sum(row.size_bytes for row in box.rows.values()):
                 wrong.append(f"mailbox {owner!r}: the size does not agree with the entries")
             if not box.droppable.keys() <= box.rows.keys():
                 wrong.append(f"mailbox {owner!r}: entries to drop first that are gone")

@@ -25,10 +25,10 @@ from rocksdict import Rdict, WriteBatch
 from motorcade.storage import tables
 from motorcade.storage.files import Tables, scan
 
-#: A generation ends with so many rows noted, transactions, or octets in the log.
+#: A generation ends with so many rows noted, transactions, or bytes in the log.
 MAX_NOTED = 32_768
 MAX_ROWS = 1_024
-MAX_OCTETS = 8 * 2**20
+MAX_BYTES = 8 * 2**20
 
 #: Rows put in place by a transaction beyond as many as it notes.
 STEP: Final = 8
@@ -40,7 +40,7 @@ _MISSING: Final = b"missing"  #: no value is that short
 
 
 class Notes:
-    """All notes of a store. The key of a note is one octet for the table (`tables.NOTED`), then the key there."""
+    """All notes of a store. The key of a note is one byte for the table (`tables.NOTED`), then the key there."""
 
     def __init__(self) -> None:
         self._young: dict[bytes, bytes | None] = {}  #: None: there is no such row
@@ -48,17 +48,17 @@ class Notes:
         self._waiting: list[bytes] = []  #: keys of `_old` that are not in place yet
         self._next = 1  #: number of the next row of the log
         self._young_from = 1  #: number of the first row of the young generation
-        self._octets = 0  #: of its rows
+        self._size_bytes = 0  #: of its rows
 
     def load(self, opened: Tables) -> None:
         """Begin with what the log has."""
         self._young, self._old, self._waiting = {}, {}, []
         self._next = self._young_from = 1
-        self._octets = 0
+        self._size_bytes = 0
         for number, row in scan(opened.notes, b"", b""):
             self._young.update(_decode(row))
             self._next = tables.NUMBER.unpack(number)[0] + 1
-            self._octets += len(row)
+            self._size_bytes += len(row)
 
     def get(self, opened: Tables, key: bytes) -> bytes | None:
         """A row as of now, noted or in place."""
@@ -110,24 +110,28 @@ class Notes:
         """It is in the tables."""
         self._young.update(noting.changes)
         self._next += 1
-        self._octets += noting.octets
+        self._size_bytes += noting.size_bytes
         if noting.placed:
             del self._waiting[-len(noting.placed) :]
         if noting.done:
             self._old = {}
-            if len(self._young) >= MAX_NOTED or self._octets >= MAX_OCTETS or self._next - self._young_from >= MAX_ROWS:
+            if (
+                len(self._young) >= MAX_NOTED
+                or self._size_bytes >= MAX_BYTES
+                or self._next - self._young_from >= MAX_ROWS
+            ):
                 self._old, self._young = self._young, {}
                 self._waiting = list(self._old)
-                self._young_from, self._octets = self._next, 0
+                self._young_from, self._size_bytes = self._next, 0
 
 
 class Noting:
     """What one transaction notes and puts in place."""
 
-    __slots__ = ("changes", "done", "octets", "placed")
+    __slots__ = ("changes", "done", "placed", "size_bytes")
 
-    def __init__(self, changes: Mapping[bytes, bytes | None], placed: list[bytes], octets: int, done: bool) -> None:
+    def __init__(self, changes: Mapping[bytes, bytes | None], placed: list[bytes], size_bytes: int, done: bool) -> None:
         self.changes = changes
         self.placed = placed
-        self.octets = octets
+        self.size_bytes = size_bytes
         self.done = done

@@ -88,15 +88,15 @@ class Bound:
 
     Entries go one after the other until the rest fits, after the entry of the same key has been replaced. The new entry
     may be the one to go: a droppable one that finds only others that are not, or one that finds only spared ones.
-    One that is larger than `octets` all by itself pushes out nothing else. Entries that have expired count, and go in
-    the same order, until they are swept.
+    One that is larger than `size_bytes` all by itself pushes out nothing else. Entries that have expired count, and
+    go in the same order, until they are swept.
 
     `refuse`: what does not fit is refused instead (`Appended.refused`): nothing is pushed out nor replaced, no position
     is used and no token remembered. An entry that fits when the one of its key is gone replaces it.
     """
 
     entries: int = 0
-    octets: int = 0  #: of bodies and payloads
+    size_bytes: int = 0  #: of bodies and payloads
     refuse: bool = False
 
 
@@ -141,7 +141,7 @@ class MailboxInfo:
     """A mailbox at one moment. What has expired counts until it is swept."""
 
     entries: int
-    octets: int  #: of bodies and payloads, each payload counted for each entry
+    size_bytes: int  #: of bodies and payloads, each payload counted for each entry
     first: int  #: position of the oldest entry; 0: empty
     last: int  #: position given last, whether the entry is still there or not
     generation: int = 0  #: 0: there is no such mailbox, and the other numbers are 0 too
@@ -152,7 +152,7 @@ class Swept:
     """One bounded step of a sweep. A step may remove nothing and still have more to look at."""
 
     removed: int  #: never more than the budget; blobs that go with their last entry need not be counted
-    octets: int  #: given back
+    size_bytes: int  #: given back
     cursor: bytes | None  #: where to go on; None: done
     expired: tuple[tuple[str, int], ...] = ()  #: entries among those removed: owner, position
 
@@ -317,7 +317,7 @@ class Formed(Sequence[bytes]):
         """Some of them."""
         return Formed(self.parts, [column[start:end] for column in self.columns])
 
-    def octets(self) -> int:
+    def size_bytes(self) -> int:
         """Of all values."""
         sizes = [sum(map(len, column)) for column in self.columns]
         count = len(self)
@@ -331,7 +331,7 @@ class StreamInfo:
     first: int  #: offset of the oldest record; 0: none
     last: int  #: offset given last
     records: int
-    octets: int  #: of values
+    size_bytes: int  #: of values
 
 
 #: Called with a stream and the offset that was given last.
@@ -354,7 +354,7 @@ class Streams(Protocol):
         """Size and ends of a stream."""
 
     async def trim(
-        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+        self, stream: str, before: float = 0.0, size_bytes: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
         """Remove what is older than `before`, and the oldest above so many bytes or records (0: any), step by step."""
 
@@ -716,7 +716,7 @@ def weigh(batch: Batch) -> tuple[int, int]:
 
 def bytes_of(values: Sequence[bytes]) -> int:
     """Return the bytes of all values of an append to a stream."""
-    return values.octets() if isinstance(values, Formed) else sum(map(len, values))
+    return values.size_bytes() if isinstance(values, Formed) else sum(map(len, values))
 
 
 def check_mark(mark: int) -> None:

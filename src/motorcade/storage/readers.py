@@ -8,7 +8,7 @@ takes part in nothing, and is not a store: it has no ports.
 
 Rule 1: a reader sees the store as of its last `refresh`, or later.
 Rule 2: pages are columns, because whoever reads in bulk makes columns of them. A page holds no more than the caller
-        asks for, and about PAGE_OCTETS of values.
+        asks for, and about PAGE_BYTES of values.
 Rule 3: what was trimmed is left out without a word; whoever must know compares the offsets, and asks `extent`.
 """
 
@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 
 from motorcade.storage.ports import StoreError
 
-#: Octets of values in one page, about: by a run or an answer more, and from Redis more where records grow suddenly.
-PAGE_OCTETS = 8 * 2**20
+#: Bytes of values in one page, about: by a run or an answer more, and from Redis more where records grow suddenly.
+PAGE_BYTES = 8 * 2**20
 
 #: Rows of a page, however small; and, from Redis, however large they are.
 MAX_ROWS = 16_384
@@ -33,7 +33,7 @@ class Extent(NamedTuple):
     floor: int  #: no record below it; the oldest one is there or above. Without records: where the next one will be
     last: int  #: offset given last; 0: none ever, perhaps there is no such stream
     records: int
-    octets: int  #: of values
+    size_bytes: int  #: of values
 
 
 class Page(NamedTuple):
@@ -86,11 +86,11 @@ class StoreReader(Protocol):
         """Let go of everything; closing again does nothing."""
 
 
-def rows_for(octets: int, records: int, most: int) -> int:
+def rows_for(size_bytes: int, records: int, most: int) -> int:
     """How many rows a page may have, if they are as large as these."""
-    if not octets or not records:
+    if not size_bytes or not records:
         return max(1, most)
-    return max(min(FEWEST_ROWS, most), min(most, PAGE_OCTETS * records // octets), 1)
+    return max(min(FEWEST_ROWS, most), min(most, PAGE_BYTES * records // size_bytes), 1)
 
 
 def open_reader(url: str) -> StoreReader:

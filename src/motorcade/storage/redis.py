@@ -106,7 +106,7 @@ MAX_RECORDS: Final = 1000
 MAX_READ: Final = 1000
 #: Records that come with an attach; of a home that has more they are read after it.
 MAX_OPENED: Final = 250
-#: Octets of stream values in one operation.
+#: Bytes of stream values in one operation.
 MAX_VALUES: Final = 1 << 20
 
 #: Seconds that a blob outlives what it is kept for by the server's clock, which need not agree with the nodes' clocks.
@@ -248,12 +248,12 @@ class Appending:
         inline = INLINE_ONE if len(owners) == 1 else INLINE_MANY
         if len(draft.payload) > inline and owners:
             self.digest = hashlib.sha256(draft.payload).digest()
-        entry, octets, flags = pack_entry(draft, now, self.digest)
-        what = (raw(entry), now, draft.expires_at, octets, flags, raw(draft.key), raw(self.digest))
-        how = (bound.entries, bound.octets, raw(draft.token))
+        entry, size_bytes, flags = pack_entry(draft, now, self.digest)
+        what = (raw(entry), now, draft.expires_at, size_bytes, flags, raw(draft.key), raw(self.digest))
+        how = (bound.entries, bound.size_bytes, raw(draft.token))
         # Each of these is a key or two more that has to be looked at.
         each = 1 + bool(draft.key) + bool(draft.expires_at) + bool(draft.token) + bool(draft.droppable)
-        each += bool(bound.entries or bound.octets)
+        each += bool(bound.entries or bound.size_bytes)
         homes = [home_of_owner(owner) for owner in owners]
         if len(owners) == 1:  # as nearly always, and much quicker
             words = ("append", core.cells.of(homes[0]), *what, *how, owners, spared, bound.refuse, generations, homes)
@@ -347,15 +347,17 @@ def stream_operations(core: Core, stream: str, values: Sequence[bytes], now: flo
     cell = core.cells.of(stream)
     operations: list[Operation] = []
     some: list[bytes] = []
-    octets = 0
+    size_bytes = 0
     for value in values:
         some.append(value)
-        octets += len(value)
-        if len(some) == MAX_RECORDS or octets > MAX_VALUES:
-            operations.append(Operation(("stream", cell, stream, [raw(each) for each in some], now), len(some), octets))
-            some, octets = [], 0
+        size_bytes += len(value)
+        if len(some) == MAX_RECORDS or size_bytes > MAX_VALUES:
+            operations.append(
+                Operation(("stream", cell, stream, [raw(each) for each in some], now), len(some), size_bytes)
+            )
+            some, size_bytes = [], 0
     if some:
-        operations.append(Operation(("stream", cell, stream, [raw(each) for each in some], now), len(some), octets))
+        operations.append(Operation(("stream", cell, stream, [raw(each) for each in some], now), len(some), size_bytes))
     return operations
 
 
@@ -681,7 +683,7 @@ class RedisBlobs(Port):
     async def count(self) -> tuple[int, int]:
         """As of the last sweep, where the servers have removed some themselves."""
         counts = await self._core.everywhere("HMGET", "n", "blobs", "octets")
-        return sum(int(blobs or 0) for blobs, _ in counts), sum(int(octets or 0) for _, octets in counts)
+        return sum(int(blobs or 0) for blobs, _ in counts), sum(int(size_bytes or 0) for _, size_bytes in counts)
 
     async def fetch(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """The payloads that entries refer to."""
@@ -708,7 +710,7 @@ class RedisBlobs(Port):
         return {digest for of_cell in counts for digest, count in zip(digests, of_cell, strict=True) if count}
 
     async def collect(self, cell: int, digests: Sequence[bytes], now: float) -> tuple[int, int]:
-        """Remove blobs of one cell that nothing holds; how many went, and their octets."""
+        """Remove blobs of one cell that nothing holds; how many went, and their bytes."""
         core = self._core
         sweep = core.next_hold()
         states = await core.one(
@@ -722,8 +724,8 @@ class RedisBlobs(Port):
         doomed = [raw(digest) for digest in condemned if digest not in referred]
         if not doomed:
             return gone, 0
-        removed, octets = await core.one(Operation(("discard", cell, sweep, doomed), len(doomed)), durable=False)
-        return gone + removed, octets
+        removed, size_bytes = await core.one(Operation(("discard", cell, sweep, doomed), len(doomed)), durable=False)
+        return gone + removed, size_bytes
 
 
 class RedisRecords(Port):
@@ -795,10 +797,10 @@ class RedisStreams(Port):
         return StreamInfo(*await core.evaluate(core.cells.of(stream), EXTENT, "Ss", stream))
 
     async def trim(
-        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+        self, stream: str, before: float = 0.0, size_bytes: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
         core = self._core
-        words = ("trim", core.cells.of(stream), stream, before, octets, records, budget)
+        words = ("trim", core.cells.of(stream), stream, before, size_bytes, records, budget)
         removed, freed, more = await core.one(Operation(words, budget), durable=False)
         return Swept(removed, freed, b"more" if more else None)
 
@@ -1073,7 +1075,7 @@ class RedisStore:
     async def figures(self) -> StoreFigures:
         core = self.core
         counts = await core.everywhere("HMGET", "n", "entries", "blobs", "octets", "records")
-        entries, blobs, octets, records = (
+        entries, blobs, size_bytes, records = (
             sum(int(count or 0) for count in column) for column in zip(*counts, strict=True)
         )
         disk = 0
@@ -1086,7 +1088,7 @@ class RedisStore:
             engine="redis+cluster" if core.servers.clustered else "redis",
             entries=entries,
             blobs=blobs,
-            blob_octets=octets,
+            blob_octets=size_bytes,
             records=records,
             commits=core.writer.commits,
             writes=core.writer.writes,
@@ -1122,7 +1124,7 @@ class Sweep:
         self._now = now
         self._left = budget
         self._removed = 0
-        self._octets = 0
+        self._size_bytes = 0
         self._entries: list[tuple[str, int]] = []
 
     async def step(self, cursor: bytes) -> Swept:
@@ -1130,11 +1132,11 @@ class Sweep:
         if phase == b"e":
             stopped = await self._expired(int(place[0]))
             if stopped is not None:
-                return Swept(self._removed, self._octets, stopped, tuple(self._entries))
+                return Swept(self._removed, self._size_bytes, stopped, tuple(self._entries))
             place = [b"0", b"0"]
         mark = bytes.fromhex(place[2].decode()) if len(place) > 2 else b""
         following = await self._unreferred(int(place[0]), place[1], mark)
-        return Swept(self._removed, self._octets, following, tuple(self._entries))
+        return Swept(self._removed, self._size_bytes, following, tuple(self._entries))
 
     async def _expired(self, start: int) -> bytes | None:
         entries = await self._core.everywhere("ZCOUNT", "x", "-inf", self._now)
@@ -1147,11 +1149,11 @@ class Sweep:
                 if self._left <= 0:
                     return b"e %d" % cell
                 most = min(self._left, MAX_REMOVED)
-                removed, octets, more, gone = await self._core.one(
+                removed, size_bytes, more, gone = await self._core.one(
                     Operation(("expire", cell, self._now, most), 2 * most), durable=False
                 )
                 self._removed += removed
-                self._octets += octets
+                self._size_bytes += size_bytes
                 self._left -= removed
                 self._entries += ((owner, int(at)) for owner, at in zip(gone[::2], gone[1::2], strict=True))
         return None
@@ -1169,9 +1171,9 @@ class Sweep:
                 digests = sorted(digest for digest in set(found[::2]) if digest > mark)
                 some = digests[: self._left]
                 if some:
-                    removed, octets = await self._blobs.collect(cell, some, self._now)
+                    removed, size_bytes = await self._blobs.collect(cell, some, self._now)
                     self._removed += removed
-                    self._octets += octets
+                    self._size_bytes += size_bytes
                     self._left -= len(some)
                 if len(some) < len(digests):
                     mark = some[-1]

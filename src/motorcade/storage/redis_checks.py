@@ -190,18 +190,18 @@ class Inspection:
         total = 0
         async for owner in self._members(cell, "o"):
             name = owner.decode()
-            first = entries = octets = 0
+            first = entries = size_bytes = 0
             async for position, value in self._entries(cell, owner):
                 entry = unpack_entry(value)
                 first = first or position
                 entries += 1
-                octets += entry.octets
+                size_bytes += entry.size_bytes
                 if entry.digest:
                     references[entry.digest] += 1
                     if not 0 < entry.expires_at <= now:
                         needed.add(entry.digest)
             state = unpack_state(await self._ask(cell, "HGET", self._key(cell, "e:", owner), "s"))
-            if (first, entries, octets) != (state.first, state.entries, state.octets):
+            if (first, entries, size_bytes) != (state.first, state.entries, state.size_bytes):
                 wrong.append(f"mailbox {name!r}: size and beginning do not agree with the entries")
             holes = await self._ask(cell, "ZRANGE", self._key(cell, "g:", owner), 0, -1)
             if sum(map(_length, holes)) != state.last - state.first + 1 - state.entries:

@@ -1,9 +1,9 @@
 """How values are stored, as lua/common.lua also knows it.
 
-    entry    stored_at, expires_at, octets, flags, length of key, length of body | key | body | payload, or its digest
+    entry    stored_at, expires_at, bytes, flags, length of key, length of body | key | body | payload, or its digest
     record   expires_at | value
     blob     keep_until | data
-    state    of a mailbox: last, first, entries, octets, soon, begun, all as doubles, which Lua's numbers are
+    state    of a mailbox: last, first, entries, bytes, soon, begun, all as doubles, which Lua's numbers are
 
 All numbers big-endian; times are doubles.
 """
@@ -31,7 +31,7 @@ class StoredEntry:
 
     stored_at: float
     expires_at: float
-    octets: int
+    size_bytes: int
     key: bytes
     body: bytes
     payload: bytes
@@ -39,22 +39,22 @@ class StoredEntry:
 
 
 def pack_entry(draft: Draft, now: float, digest: bytes) -> tuple[bytes, int, int]:
-    """An entry as it is stored, its octets and its flags."""
-    octets = len(draft.body) + len(draft.payload)
+    """An entry as it is stored, its bytes and its flags."""
+    size_bytes = len(draft.body) + len(draft.payload)
     flags = (DROPPABLE if draft.droppable else 0) | (BY_DIGEST if digest else 0)
-    head = HEADER.pack(now, draft.expires_at, octets, flags, len(draft.key), len(draft.body))
-    return b"".join((head, draft.key, draft.body, digest or draft.payload)), octets, flags
+    head = HEADER.pack(now, draft.expires_at, size_bytes, flags, len(draft.key), len(draft.body))
+    return b"".join((head, draft.key, draft.body, digest or draft.payload)), size_bytes, flags
 
 
 def unpack_entry(value: bytes) -> StoredEntry:
-    stored_at, expires_at, octets, flags, key_length, body_length = HEADER.unpack_from(value)
+    stored_at, expires_at, size_bytes, flags, key_length, body_length = HEADER.unpack_from(value)
     body_start = HEADER.size + key_length
     body_end = body_start + body_length
     rest = value[body_end:]
     return StoredEntry(
         stored_at,
         expires_at,
-        octets,
+        size_bytes,
         value[HEADER.size : body_start],
         value[body_start:body_end],
         b"" if flags & BY_DIGEST else rest,
@@ -69,7 +69,7 @@ class StoredState:
     last: int = 0  #: position given last
     first: int = 1  #: of the oldest entry; if there is none, where the next one will be
     entries: int = 0
-    octets: int = 0
+    size_bytes: int = 0
     soon: float = 0.0  #: when its next entry expires, or sooner; 0: none does
     begun: int = 0  #: position that it began above
 
@@ -79,8 +79,8 @@ def unpack_state(value: bytes | None) -> StoredState:
         return StoredState()
     if len(value) == STATE_BEFORE.size:
         value += bytes(8)
-    last, first, entries, octets, soon, begun = STATE.unpack(value)
-    return StoredState(int(last), int(first), int(entries), int(octets), soon, int(begun))
+    last, first, entries, size_bytes, soon, begun = STATE.unpack(value)
+    return StoredState(int(last), int(first), int(entries), int(size_bytes), soon, int(begun))
 
 
 EMPTY = msgspec.Raw(b"\xa0")

@@ -26,7 +26,7 @@ from motorcade.redis.servers import Servers, refusal
 from motorcade.redis.slots import slot_of
 from motorcade.storage.cells import Cells
 from motorcade.storage.ports import StoreError
-from motorcade.storage.readers import MAX_ROWS, PAGE_OCTETS, Extent, Page, Waiting, rows_for
+from motorcade.storage.readers import MAX_ROWS, PAGE_BYTES, Extent, Page, Waiting, rows_for
 from motorcade.storage.redis_checks import VERSION, format_refusal
 from motorcade.storage.redis_format import TIME, unpack_entry
 from motorcade.storage.redis_scripts import EXTENT, FIND, READ
@@ -177,8 +177,8 @@ class RedisReader:
         return sorted(name.decode() for names in self._asking.wait(asyncio.gather(*found)) for name in names)
 
     def extent(self, stream: str) -> Extent:
-        first, last, records, octets = self._look(EXTENT, stream)
-        return Extent(first or last + 1, last, records, octets)
+        first, last, records, size_bytes = self._look(EXTENT, stream)
+        return Extent(first or last + 1, last, records, size_bytes)
 
     def find(self, stream: str, time: float) -> int:
         return int(self._look(FIND, stream, repr(time)))
@@ -192,7 +192,7 @@ class RedisReader:
         extent = self.extent(stream)
         start, last = max(after + 1, extent.floor), min(last, extent.last)
         most = min(rows, PAGE_ROWS)
-        limit = rows_for(extent.octets, extent.records, most)
+        limit = rows_for(extent.size_bytes, extent.records, most)
         cell = self._cells.of(stream)
         slot, key = self._cells.slot(cell), self._cells.key(cell, f"S:{stream}")
         coming: deque[asyncio.Task[Any]] = deque()
@@ -261,13 +261,13 @@ class _Growing:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._octets = 0
+        self._size_bytes = 0
         self.offsets: list[int] = []
         self.times: list[float] = []
         self.values: list[bytes] = []
 
     def add(self, rows: list[Any]) -> int:
-        """Octets of these rows."""
+        """Bytes of these rows."""
         first, last = int(rows[0][0].partition(b"-")[0]), int(rows[-1][0].partition(b"-")[0])
         if last - first + 1 == len(rows):  # no gaps, as nearly always
             self.offsets += range(first, last + 1)
@@ -277,17 +277,17 @@ class _Growing:
         values = [field[3] for field in fields]
         self.times += _times([field[1] for field in fields])
         self.values += values
-        octets = sum(map(len, values))
-        self._octets += octets
-        return octets
+        size_bytes = sum(map(len, values))
+        self._size_bytes += size_bytes
+        return size_bytes
 
     def is_full(self, coming: int) -> bool:
         """Whether so many rows more, as large as these, would be too many."""
-        return bool(self.values) and _is_full(len(self.values), self._octets, coming, self._most)
+        return bool(self.values) and _is_full(len(self.values), self._size_bytes, coming, self._most)
 
     def take(self) -> Page:
         page = Page(self.offsets, self.times, self.values)
-        self.offsets, self.times, self.values, self._octets = [], [], [], 0
+        self.offsets, self.times, self.values, self._size_bytes = [], [], [], 0
         return page
 
 
@@ -299,8 +299,8 @@ def _times(texts: list[bytes]) -> list[float]:
     return [known[text] for text in texts]
 
 
-def _is_full(rows: int, octets: int, coming: int, most: int) -> bool:
-    return rows + coming > most or octets * (rows + coming) > PAGE_OCTETS * rows
+def _is_full(rows: int, size_bytes: int, coming: int, most: int) -> bool:
+    return rows + coming > most or size_bytes * (rows + coming) > PAGE_BYTES * rows
 
 
 def _add_entries(page: Waiting, owner: str, reply: list[bytes]) -> None:
@@ -404,7 +404,7 @@ class NativeReader:
     def pages(self, key: str, after: EntryId, last: EntryId) -> Iterator[NativePage]:
         """The entries above `after` up to `last`."""
         coming = deque([self._ask(key, str(after), str(last), PAGE_ROWS)])
-        page, octets = NativePage([], []), 0
+        page, size_bytes = NativePage([], []), 0
         try:
             while found := self._asking.wait(coming.popleft()):
                 size = sum(len(word) for _, words in found for word in words)
@@ -413,10 +413,10 @@ class NativeReader:
                 self._asking.send()  # the server may begin while the caller looks at what is here
                 page.ids.extend([row[0] for row in found])
                 page.fields.extend([row[1] for row in found])
-                octets += size
-                if _is_full(len(page.ids), octets, limit, MAX_ROWS):
+                size_bytes += size
+                if _is_full(len(page.ids), size_bytes, limit, MAX_ROWS):
                     yield page
-                    page, octets = NativePage([], []), 0
+                    page, size_bytes = NativePage([], []), 0
             if page.ids:
                 yield page
         finally:

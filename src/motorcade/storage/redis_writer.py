@@ -68,9 +68,9 @@ log = structlog.get_logger("motorcade.storage.redis")
 
 #: Calls that may wait in all lanes together.
 MAX_QUEUED: Final = 20_000
-#: A call takes no more once it has so much weight (up to 5 ms of the server's time), or so many octets.
+#: A call takes no more once it has so much weight (up to 5 ms of the server's time), or so many bytes.
 MAX_WEIGHT: Final = 500
-MAX_OCTETS: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 #: Seconds without a confirmation until the store counts as away, and seconds that it does after the last attempt.
 TROUBLE_AFTER: Final = 1.0
 TROUBLE_LASTS: Final = 30.0
@@ -85,7 +85,7 @@ NOTHING_DONE: Final = PASSING | FULL | {"NOSCRIPT", "FENCED"}
 #: Why everything is refused.
 FENCED: Final = "this store was fenced, it may not write any more: it has to be opened again"
 
-#: Operations that a full server refuses. The others remove something, or change a few octets that must be changed so
+#: Operations that a full server refuses. The others remove something, or change a few bytes that must be changed so
 #: that a full store can be emptied.
 GROWING: Final = frozenset({"append", "make", "put", "stream", "blob"})
 
@@ -104,7 +104,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
 
     words: Sequence[Any]  #: name, cell, and what the script's header lists
     weight: int = 1  #: of some 5 µs of the server's time: an owner or record without any extras
-    octets: int = 0
+    size_bytes: int = 0
 
     @property
     def cell(self) -> int:
@@ -131,7 +131,7 @@ class Call(msgspec.Struct, eq=False):
     durable: bool
     early: bool
     weight: int
-    octets: int
+    size_bytes: int
     grows: bool
     conditions: Sequence[Sequence[Any]] = ()
     ready: bool = False  #: everything before it has succeeded
@@ -404,7 +404,7 @@ class Writer:
                     # What does not fit in one call has to wait for the call before it, and must not be waited for.
                     stage.early and number == 0 and turn == 0,
                     sum(operation.weight for operation in operations),
-                    sum(operation.octets for operation in operations),
+                    sum(operation.size_bytes for operation in operations),
                     any(operation.words[0] in GROWING for operation in operations),
                     stage.conditions and self._conditions(stage, lane, turn),
                 )
@@ -518,13 +518,13 @@ class Writer:
         if lane.frozen is not None:
             return lane.frozen
         calls: list[Call] = []
-        weight = octets = 0
-        while (call := lane.peek()) is not None and weight < MAX_WEIGHT and octets < MAX_OCTETS:
+        weight = size_bytes = 0
+        while (call := lane.peek()) is not None and weight < MAX_WEIGHT and size_bytes < MAX_BYTES:
             if call.alone and calls:
                 break
             calls.append(lane.take())
             weight += call.weight
-            octets += call.octets
+            size_bytes += call.size_bytes
             if call.alone:
                 break
         lane.number += 1
@@ -694,12 +694,12 @@ class Writer:
 def _portions(indices: list[int], operations: Sequence[Operation]) -> list[list[int]]:
     """Operations of one lane, in portions that a call can take."""
     portions: list[list[int]] = [[]]
-    weight = octets = 0
+    weight = size_bytes = 0
     for index in indices:
-        if portions[-1] and (weight >= MAX_WEIGHT or octets >= MAX_OCTETS):
+        if portions[-1] and (weight >= MAX_WEIGHT or size_bytes >= MAX_BYTES):
             portions.append([])
-            weight = octets = 0
+            weight = size_bytes = 0
         portions[-1].append(index)
         weight += operations[index].weight
-        octets += operations[index].octets
+        size_bytes += operations[index].size_bytes
     return portions

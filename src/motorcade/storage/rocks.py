@@ -85,13 +85,13 @@ DIRECT_ROWS = 128
 #: Rows that a read looks at in one step beside it.
 STEP_ROWS = 1024
 
-#: Octets of payloads fetched in the event loop's thread.
-DIRECT_OCTETS = 256 * 1024
+#: Bytes of payloads fetched in the event loop's thread.
+DIRECT_BYTES = 256 * 1024
 
-#: Octets of payloads in the cache: one campaign serves thousands of vehicles.
+#: Bytes of payloads in the cache: one campaign serves thousands of vehicles.
 PAYLOAD_CACHE = 16 * 2**20
 
-#: Octets of shared messages in the cache, payloads included though both caches may hold the same.
+#: Bytes of shared messages in the cache, payloads included though both caches may hold the same.
 MESSAGE_CACHE = 16 * 2**20
 
 #: Entries removed by one step of a sweep or of `clear`, so that other writes come in between.
@@ -126,7 +126,7 @@ V = TypeVar("V", bytes, Content)
 
 
 class Cache(Generic[V]):
-    """Bounded in octets; in two halves, of which the older one goes when the younger is full.
+    """Bounded in bytes; in two halves, of which the older one goes when the younger is full.
 
     Nothing in it can be out of date: a digest has one payload, a message one content.
     """
@@ -135,24 +135,24 @@ class Cache(Generic[V]):
         self._half = bound // 2
         self._young: dict[bytes, V] = {}
         self._old: dict[bytes, V] = {}
-        self._octets = 0
+        self._size_bytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> V | None:
         return self._young.get(key) or self._old.get(key)
 
-    def put(self, key: bytes, value: V, octets: int) -> None:
-        if octets > self._half:
+    def put(self, key: bytes, value: V, size_bytes: int) -> None:
+        if size_bytes > self._half:
             return
         with self._lock:
-            if self._octets + octets > self._half:
-                self._old, self._young, self._octets = self._young, {}, 0
+            if self._size_bytes + size_bytes > self._half:
+                self._old, self._young, self._size_bytes = self._young, {}, 0
             self._young[key] = value
-            self._octets += octets
+            self._size_bytes += size_bytes
 
 
 class TooMuchError(Exception):
-    """More octets than the event loop's thread should fetch."""
+    """More bytes than the event loop's thread should fetch."""
 
 
 class Contents:
@@ -165,7 +165,7 @@ class Contents:
     def complete(self, found: list[tuple[int, bytes]], budget: int, opened: Tables) -> list[Entry]:
         """The entries of rows; those that were acknowledged between the two looks are left out.
 
-        TooMuchError if more octets than `budget` would have to be fetched.
+        TooMuchError if more bytes than `budget` would have to be fetched.
         """
         entries: list[Entry] = []
         left = budget
@@ -219,7 +219,7 @@ class Contents:
             if payload is None:
                 return None
         content = Content(entry.key, entry.body, payload or b"", entry.stored_at)
-        self._messages.put(number, content, entry.octets)
+        self._messages.put(number, content, entry.size_bytes)
         return content
 
 
@@ -336,7 +336,7 @@ class RocksMailboxes:
                     found.append((start, row))
                     self._seen.trim()
                     self._seen.young[head] = found
-                    entries = self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
+                    entries = self._contents.complete(found, DIRECT_BYTES, opened)  # type: ignore[arg-type]
                     if entries:
                         return entries
                     found, start = [], start + 1  # removed between the two looks
@@ -344,7 +344,7 @@ class RocksMailboxes:
             if head is not None and found:
                 self._note(head, start, lowest, found)
             if not go_on:
-                entries = self._contents.complete(found, DIRECT_OCTETS, opened)  # type: ignore[arg-type]
+                entries = self._contents.complete(found, DIRECT_BYTES, opened)  # type: ignore[arg-type]
                 if len(entries) == len(found) or len(found) < limit:
                     return entries
         except TooMuchError:
@@ -462,7 +462,7 @@ def _info(notes: Notes, owner: str, opened: Tables) -> MailboxInfo:
         return MailboxInfo(0, 0, 0, 0)
     rows = scan(opened.entries, head.prefix + _pack(head.first), after_prefix(head.prefix))
     first = next((tables.NUMBER.unpack(key[-8:])[0] for key, _ in rows), 0)
-    return MailboxInfo(head.count, head.octets, first, head.last, head.generation)
+    return MailboxInfo(head.count, head.size_bytes, first, head.last, head.generation)
 
 
 def _owners(start: bytes, opened: Tables) -> tuple[list[str], bytes | None]:
@@ -505,7 +505,7 @@ class RocksBlobs:
             return None
         data = self._contents.payloads.get(digest)
         if data is None:
-            fetch = self._reader.now if size <= DIRECT_OCTETS else self._reader.beside
+            fetch = self._reader.now if size <= DIRECT_BYTES else self._reader.beside
             data = await fetch(partial(self._contents.payload, digest, 0))
         return data
 
@@ -589,21 +589,21 @@ class RocksStreams:
 
     async def info(self, stream: str) -> StreamInfo:
         head = await self._reader.now(partial(stream_rows.head, stream))
-        return StreamInfo(head.first if head.records else 0, head.last, head.records, head.octets)
+        return StreamInfo(head.first if head.records else 0, head.last, head.records, head.size_bytes)
 
     async def trim(
-        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+        self, stream: str, before: float = 0.0, size_bytes: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
         removed, freed, cursor = 0, 0, None
         while True:
             step = min(STEP_REMOVALS, budget - removed)
             done = await self._writer.submit(
-                lambda write: write.trim(stream, before, octets, records, step),  # noqa: B023 - done before the next turn
+                lambda write: write.trim(stream, before, size_bytes, records, step),  # noqa: B023 - done before the next turn
                 rows=step,
                 grows=False,
                 alone=True,
             )
-            removed, freed, cursor = removed + done.removed, freed + done.octets, done.cursor
+            removed, freed, cursor = removed + done.removed, freed + done.size_bytes, done.cursor
             if cursor is None or removed >= budget:
                 return Swept(removed, freed, cursor)
 
@@ -789,8 +789,8 @@ class RocksStore:
         *,
         max_queued: int = MAX_QUEUED,  #: calls the writer holds; the rest waits in line
         max_heads: int = MAX_HEADS,  #: mailboxes whose size and ends are kept in memory
-        reserve: int = RESERVE,  #: octets of disk that stay free
-        block_cache: int = BLOCK_CACHE,  #: octets
+        reserve: int = RESERVE,  #: bytes of disk that stay free
+        block_cache: int = BLOCK_CACHE,  #: bytes
         salvage: bool = False,  #: open damaged logs and give up what lies behind the damage
     ) -> None:
         self.path = Path(path)
@@ -845,7 +845,7 @@ class RocksStore:
         return self._reader.member.writer
 
     async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - the table is in order
-        removed, octets, left = 0, 0, budget
+        removed, size_bytes, left = 0, 0, budget
         expired: list[tuple[str, int]] = []
         while True:
             step = min(STEP_REMOVALS, left)
@@ -856,14 +856,14 @@ class RocksStore:
                 grows=False,
                 alone=True,
             )
-            removed, octets, left = removed + done.removed, octets + done.octets, left - step
+            removed, size_bytes, left = removed + done.removed, size_bytes + done.size_bytes, left - step
             expired += done.expired
             if done.cursor is None or left <= 0:
-                return Swept(removed, octets, done.cursor, tuple(expired))
+                return Swept(removed, size_bytes, done.cursor, tuple(expired))
 
     async def figures(self) -> StoreFigures:
         disk, memory = await self._reader.beside(
-            lambda opened: (self._files.octets(), self._files.memory_bytes(opened))
+            lambda opened: (self._files.size_bytes(), self._files.memory_bytes(opened))
         )
         writer, state = self._writer, self._writer.state
         return StoreFigures(

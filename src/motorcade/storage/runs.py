@@ -1,6 +1,6 @@
 """Records of a stream in the table `rows`: one by itself, or a run of them in one row.
 
-A row costs about a microsecond to write and as much to read, whatever is in it, and each octet of it more than a
+A row costs about a microsecond to write and as much to read, whatever is in it, and each byte of it more than a
 nanosecond. So records that are appended together share a row, and if they are of one form (`Formed`), only what
 differs is stored.
 
@@ -20,11 +20,11 @@ import msgspec
 
 from motorcade.storage.ports import Formed, StreamRecord
 
-#: Records in one row, and octets after which the next begins: a reader who wants one of them reads them all.
+#: Records in one row, and bytes after which the next begins: a reader who wants one of them reads them all.
 MAX_RECORDS = 256
-MAX_OCTETS = 32 * 1024
+MAX_BYTES = 32 * 1024
 
-#: What the first octet of a run is at least, since its time is below zero.
+#: What the first byte of a run is at least, since its time is below zero.
 RUN = 0x80
 
 _TIME = Struct(">d")
@@ -39,20 +39,20 @@ _decode_formed = msgspec.msgpack.Decoder(tuple[list[bytes | int], list[list[byte
 
 
 def rows_of(first: int, time: float, values: Sequence[bytes]) -> Iterator[tuple[int, bytes, int]]:
-    """Rows for values that are appended together: the offset of each row, the row, and the octets of its values."""
+    """Rows for values that are appended together: the offset of each row, the row, and the bytes of its values."""
     if isinstance(values, Formed):
         yield from _formed_rows(first, time, values)
         return
-    start, octets = 0, 0
+    start, size_bytes = 0, 0
     for end, value in enumerate(values, 1):
-        octets += len(value)
-        if octets >= MAX_OCTETS or end - start == MAX_RECORDS or end == len(values):
+        size_bytes += len(value)
+        if size_bytes >= MAX_BYTES or end - start == MAX_RECORDS or end == len(values):
             if end - start == 1:
                 row = _TIME.pack(time) + value
             else:
                 row = _HEAD.pack(-time, _VALUES, end - start) + _encode(values[start:end])
-            yield first + end - 1, row, octets
-            start, octets = end, 0
+            yield first + end - 1, row, size_bytes
+            start, size_bytes = end, 0
 
 
 def _formed_rows(first: int, time: float, values: Formed) -> Iterator[tuple[int, bytes, int]]:
@@ -60,11 +60,11 @@ def _formed_rows(first: int, time: float, values: Formed) -> Iterator[tuple[int,
         end = min(start + MAX_RECORDS, len(values))
         part = values if end - start == len(values) else values.part(start, end)
         row = _HEAD.pack(-time, _FORMED, end - start) + _encode((part.parts, part.columns))
-        yield first + end - 1, row, part.octets()
+        yield first + end - 1, row, part.size_bytes()
 
 
 def weight(values: Sequence[bytes]) -> int:
-    """How long it takes to write them, in ordinary rows; a matter of octets rather than of how many there are."""
+    """How long it takes to write them, in ordinary rows; a matter of bytes rather than of how many there are."""
     return 1 + (len(values) >> 5 if isinstance(values, Formed) else sum(map(len, values)) >> 9)
 
 
@@ -99,7 +99,7 @@ def records(last: int, row: bytes, start: int, limit: int) -> list[StreamRecord]
 
 
 def sizes(row: bytes) -> list[int]:
-    """Octets of each value."""
+    """Bytes of each value."""
     if row[0] < RUN:
         return [len(row) - _TIME.size]
     return list(map(len, _values(row, _HEAD.unpack_from(row)[1])))

@@ -27,7 +27,7 @@ from motorcade.storage.files import Files, Tables, scan
 from motorcade.storage.ports import StoreError
 from motorcade.storage.readers import MAX_ROWS, Extent, Page, Waiting
 
-#: Octets. What is read in bulk is read once.
+#: Bytes. What is read in bulk is read once.
 BLOCK_CACHE: Final = 16 * 2**20
 
 #: How often files are opened anew when the node removes them meanwhile.
@@ -147,7 +147,7 @@ class Secondary:
 
     def extent(self, stream: str) -> Extent:
         head = self._look(lambda opened: stream_rows.head(stream, opened))
-        return Extent(head.first if head.records else head.last + 1, head.last, head.records, head.octets)
+        return Extent(head.first if head.records else head.last + 1, head.last, head.records, head.size_bytes)
 
     def find(self, stream: str, time: float) -> int:
         return self._look(lambda opened: stream_rows.find(stream, time, opened))

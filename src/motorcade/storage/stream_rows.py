@@ -18,7 +18,7 @@ from rocksdict import ReadOptions
 from motorcade.storage import runs, tables
 from motorcade.storage.files import Tables, scan_up_to
 from motorcade.storage.ports import StreamRecord
-from motorcade.storage.readers import PAGE_OCTETS, Page
+from motorcade.storage.readers import PAGE_BYTES, Page
 from motorcade.storage.tables import after_prefix
 from motorcade.storage.transaction import StreamHead
 
@@ -50,13 +50,13 @@ def records(stream: str, after: int, limit: int, opened: Tables) -> list[StreamR
 
 
 def page(stream: str, after: int, last: int, limit: int, opened: Tables) -> Page:
-    """Up to `limit` records above `after` up to `last`; fewer if a run more would be too many, or octets are enough."""
+    """Up to `limit` records above `after` up to `last`; fewer if a run more would be too many, or bytes are enough."""
     ends = head(stream, opened)
     start = max(after + 1, ends.first)
     offsets: list[range] = []
     times: list[float] = []
     values: list[bytes] = []
-    octets = 0
+    size_bytes = 0
     for key, row in _rows(stream, start, ends.last, opened):
         end: int = _unpack_number(key[-8:])[0]
         count = runs.extent(row)[1]
@@ -69,8 +69,8 @@ def page(stream: str, after: int, last: int, limit: int, opened: Tables) -> Page
         times += [time] * len(found)
         values += found
         # Those of a run that are of one form are as large as one another, about; the row has the common part once.
-        octets += max(len(row), len(found) * len(found[0]))
-        if len(values) >= limit or octets >= PAGE_OCTETS or offsets[-1][-1] >= last:
+        size_bytes += max(len(row), len(found) * len(found[0]))
+        if len(values) >= limit or size_bytes >= PAGE_BYTES or offsets[-1][-1] >= last:
             break
     return Page(_joined(offsets, len(values)), times, values)
 

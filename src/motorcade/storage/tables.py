@@ -2,18 +2,18 @@
 
     table      key                               value
     entries    owner 0 position(8)               an entry of its own, see `EntryRow`: header(30) key body payload|digest
-                                                 or a reference, see REFERENCE: message(8) flags mark octets(4)
+                                                 or a reference, see REFERENCE: message(8) flags mark bytes(4)
                                                  and, if it expires, when(f8)
     shared     message(8)                        what the references to it have in common: a row like that of an entry
     holders    message(8)                        entries that refer to it(8)                                  noted
-    heads      owner                             last, count, octets, first, droppable, generation (6 x 8);   noted
+    heads      owner                             last, count, bytes, first, droppable, generation (6 x 8);   noted
                                                  see `Head`
     keys       owner 0 compaction key            position(8)
     tokens     owner 0 token                     known until(f8) position(8)
     blobs      sha256                            the payload
     blobinfo   sha256                            entries and messages that hold it(8) keep until(f8) size(8)  noted
     records    collection 0 key                  expires at(f8) value
-    streams    name                              first, last, records, octets (4 x 8) time of the last(f8)
+    streams    name                              first, last, records, bytes (4 x 8) time of the last(f8)
     rows       name 0 offset(8)                  time(f8) value, or several, see runs.py
     leases     name                              token(8) until(f8)
     endings    when(8) kind(1) what              what ends by itself, soonest first; see `Kind`
@@ -65,11 +65,11 @@ TABLES = (
     "meta",
 )
 
-#: Octets; larger payloads are blobs, stored once. The ports allow up to 256. Below that a reference costs as much as it
-#: saves: 32 octets of digest in each entry, and a counter to be written for each that goes.
+#: Bytes; larger payloads are blobs, stored once. The ports allow up to 256. Below that a reference costs as much as it
+#: saves: 32 bytes of digest in each entry, and a counter to be written for each that goes.
 INLINE_PAYLOAD = 256
 
-#: Octets that sharing must save: below that, copies are cheaper than one more row, its counter and a second look.
+#: Bytes that sharing must save: below that, copies are cheaper than one more row, its counter and a second look.
 SHARE_FROM = 256
 
 #: Entries that may have come since the head was written; reading a head that is not cached looks at so many rows.
@@ -78,13 +78,13 @@ TAIL = 32
 #: One less than a power of two: with 30 keys in a mailbox, one new key in nine is looked up in vain.
 KEY_BITS = 255
 
-#: Octets of UTF-8 in a name.
+#: Bytes of UTF-8 in a name.
 MAX_NAME = 65_535
 
 NUMBER = Struct(">Q")
 HEAD = Struct(">QQQQQQ")
 ENTRY = Struct(">ddBBIII")  # stored at, expires at, flags, mark, length of key, of body, of payload
-REFERENCE = Struct(">QBBI")  # message, flags, mark, octets of body and payload
+REFERENCE = Struct(">QBBI")  # message, flags, mark, bytes of body and payload
 REFERENCE_EXPIRES = Struct(">QBBId")
 TOKEN = Struct(">dQ")
 BLOBINFO = Struct(">QdQ")
@@ -105,7 +105,7 @@ REFERENCE_MARK_AT = 9  #: and in a reference
 REFERENCE_SIZE = 22  #: no reference is longer, and no row of its own is as short
 OWN_SIZE = 30  #: of the header of a row of its own
 
-#: The tables that are noted, by the octet that begins the keys of their notes.
+#: The tables that are noted, by the byte that begins the keys of their notes.
 NOTED = {b"h": "heads", b"n": "holders", b"b": "blobinfo", b"m": "meta"}
 
 META_FORMAT = b"format"
@@ -135,7 +135,7 @@ class EntryRow(NamedTuple):
     key: bytes
     body: bytes
     payload: bytes  #: or the digest, see `flags`
-    octets: int  #: of body and payload
+    size_bytes: int  #: of body and payload
 
 
 class Totals(NamedTuple):
@@ -160,7 +160,7 @@ class Head(msgspec.Struct, gc=False, eq=False):
     prefix: bytes
     last: int = 0  #: position given last
     count: int = 0
-    octets: int = 0
+    size_bytes: int = 0
     first: int = 1  #: no entry is below it; there need not be one at it
     droppable: int = 0
     write_at: int = 1  #: position with which the head must be written again (rule 2)
@@ -188,10 +188,10 @@ def new_head(owner: str, prefix: bytes, floor: int) -> Head:
 
 def name(text: str) -> bytes:
     """A name as bytes; ValueError if it cannot be one."""
-    octets = text.encode()
-    if not octets or b"\0" in octets or len(octets) > MAX_NAME:
+    encoded = text.encode()
+    if not encoded or b"\0" in encoded or len(encoded) > MAX_NAME:
         raise ValueError(f"a name is 1 to {MAX_NAME} bytes of text without U+0000, not {text[:40]!r}")
-    return octets
+    return encoded
 
 
 def key_bit(key: bytes) -> int:
@@ -216,17 +216,17 @@ def entry_row(
     return ENTRY.pack(stored_at, expires_at, flags, 0, len(key), len(body), size) + key + body + payload
 
 
-def reference_row(message: int, flags: int, octets: int, expires_at: float) -> bytes:
+def reference_row(message: int, flags: int, size_bytes: int, expires_at: float) -> bytes:
     if expires_at:
-        return REFERENCE_EXPIRES.pack(message, flags, 0, octets, expires_at)
-    return REFERENCE.pack(message, flags, 0, octets)
+        return REFERENCE_EXPIRES.pack(message, flags, 0, size_bytes, expires_at)
+    return REFERENCE.pack(message, flags, 0, size_bytes)
 
 
 def facts(row: bytes) -> tuple[int, int]:
-    """Flags and octets of an entry, of its own or a reference."""
+    """Flags and bytes of an entry, of its own or a reference."""
     if len(row) <= REFERENCE_SIZE:
-        _, flags, _, octets = REFERENCE.unpack_from(row)
-        return flags, octets
+        _, flags, _, size_bytes = REFERENCE.unpack_from(row)
+        return flags, size_bytes
     _, _, flags, _, _, body, payload = ENTRY.unpack_from(row)
     return flags, body + payload
 

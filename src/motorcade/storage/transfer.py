@@ -5,13 +5,13 @@
 
     store                                   first: who wrote it, when, and in which version of this format
     blob mailbox tokens records stream lease floor      in any order, but a blob before the first entry that needs it
-    end                                     last: how many there were, and the SHA-256 of every octet before it
+    end                                     last: how many there were, and the SHA-256 of every byte before it
 
 Rule 1: a file holds what readers of the ports could still see at the moment of the export, and what they must never
         see again: the last position of every mailbox, of those that are gone too, the offset last given by every
         stream, and a number that all fencing tokens stay below. Who is attached where is not in it: those nodes are not
         connected to the new store. Nor are feeds: their readers begin with the records.
-Rule 2: payloads of up to INLINE octets stand in their entries, larger ones are blobs, once, however an engine keeps
+Rule 2: payloads of up to INLINE bytes stand in their entries, larger ones are blobs, once, however an engine keeps
         them. So the same contents make the same items, whichever engine they come from.
 Rule 3: a mailbox or stream of more than one frame comes in parts, one after the other, each with the same head.
 Rule 4: nothing is imported before the file was read to its end and its digest was found right; and only into a store
@@ -34,14 +34,14 @@ from motorcade.storage.ports import StoreError
 NAME: Final = "motorcade store"
 VERSION: Final = 2  #: 1: without generations, and without the floor of positions
 
-#: Octets; larger payloads are stored apart from their entries.
+#: Bytes; larger payloads are stored apart from their entries.
 INLINE: Final = 256
 
-#: A part of a mailbox, collection or stream ends when it has so many rows, or octets.
+#: A part of a mailbox, collection or stream ends when it has so many rows, or bytes.
 PART_ROWS: Final = 500
-PART_OCTETS: Final = 256 * 1024
+PART_BYTES: Final = 256 * 1024
 
-#: Octets of one frame. The largest payload of MQTT and its surroundings fit; more is damage, and must not be allocated.
+#: Bytes of one frame. The largest payload of MQTT and its surroundings fit; more is damage, and must not be allocated.
 MAX_FRAME: Final = 1 << 29
 
 GZIP: Final = b"\x1f\x8b"
@@ -217,10 +217,10 @@ async def export(source: Source, out: BinaryIO, now: float, progress: Progress =
     def write(frame: Frame) -> None:
         packed = _encode(frame)
         if len(packed) > MAX_FRAME:
-            raise TransferError(f"one thing in the store has {len(packed)} octets, more than a file can hold")
-        octets = len(packed).to_bytes(4, "big") + packed
-        digest.update(octets)
-        out.write(octets)
+            raise TransferError(f"one thing in the store has {len(packed)} bytes, more than a file can hold")
+        framed = len(packed).to_bytes(4, "big") + packed
+        digest.update(framed)
+        out.write(framed)
 
     write(Header(NAME, VERSION, source.engine, now, __version__))
     async for content in source.contents(now):
@@ -245,8 +245,8 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
                 raise _foreign()
             if size > MAX_FRAME:
                 raise TransferError("the file is damaged: a part of it has no sensible length")
-            octets = _exactly(plain, size)
-            frame = _frame(octets, first)
+            packed = _exactly(plain, size)
+            frame = _frame(packed, first)
             if isinstance(frame, End):
                 if frame.digest != digest.digest():
                     raise TransferError("the file is damaged: its digest does not agree with what is in it")
@@ -255,7 +255,7 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
                 yield frame
                 return
             digest.update(head)
-            digest.update(octets)
+            digest.update(packed)
             first = False
             yield frame
     except EOFError:
@@ -266,9 +266,9 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
         raise TransferError(f"the file cannot be read: {error}") from None
 
 
-def _frame(octets: bytes, first: bool) -> Frame:
+def _frame(packed: bytes, first: bool) -> Frame:
     try:
-        frame = cast("Frame", _decode(octets))
+        frame = cast("Frame", _decode(packed))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if first:
             raise _foreign() from None
@@ -298,13 +298,13 @@ def _plain(file: BinaryIO) -> BinaryIO:
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
-    octets = bytearray()
-    while len(octets) < size:
-        part = file.read(size - len(octets))
+    read = bytearray()
+    while len(read) < size:
+        part = file.read(size - len(read))
         if not part:
             raise EOFError
-        octets += part
-    return bytes(octets)
+        read += part
+    return bytes(read)
 
 
 def verify(file: BinaryIO) -> tuple[Header, dict[str, int]]:

@@ -130,7 +130,7 @@ class MemoryTarget:
         stream.last, stream.time = part.last, part.time
         for offset, time, value in part.records:
             stream.records.append(StreamRecord(offset, time, value))
-            stream.octets += len(value)
+            stream.size_bytes += len(value)
 
     async def finish(self) -> None:
         """Blobs that nothing refers to go with the next sweep."""

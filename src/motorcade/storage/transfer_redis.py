@@ -33,7 +33,7 @@ from motorcade.storage.redis_format import (
     unpack_state,
 )
 from motorcade.storage.redis_scripts import READ
-from motorcade.storage.redis_writer import MAX_OCTETS, MAX_WEIGHT, Operation
+from motorcade.storage.redis_writer import MAX_BYTES, MAX_WEIGHT, Operation
 from motorcade.storage.transfer import (
     INLINE,
     PART_ROWS,
@@ -76,7 +76,7 @@ class Keys:
                     break
 
     async def _scan(self, address: Address, cursor: bytes) -> tuple[bytes, list[bytes]]:
-        pattern = b"".join(b"\\" + bytes((octet,)) if octet in b"\\*?[]" else bytes((octet,)) for octet in self._base)
+        pattern = b"".join(b"\\" + bytes((byte,)) if byte in b"\\*?[]" else bytes((byte,)) for byte in self._base)
         try:
             connection = await self._core.servers.connection(address, Purpose.READ)
             await connection.room()
@@ -176,7 +176,7 @@ class RedisSource:
         blobs: list[Blob] = []
         for position, value, mark in entries:
             entry, flags = unpack_entry(value), HEADER.unpack_from(value)[3]
-            payload, digest, size = entry.payload, entry.digest, entry.octets - len(entry.body)
+            payload, digest, size = entry.payload, entry.digest, entry.size_bytes - len(entry.body)
             if digest and digest not in self._written:
                 blob = found[digest]
                 if blob is None:
@@ -289,16 +289,16 @@ class RedisTarget:
                     self._put(put_operation(self._core, content.collection, key, value, until))
             case Stream():
                 rows = [(offset, time, raw(value)) for offset, time, value in content.records]  # type: ignore[misc]
-                octets = sum(len(value) for _, _, value in content.records)
+                size_bytes = sum(len(value) for _, _, value in content.records)
                 words = (content.last, content.time, rows)
-                self._add("load_stream", content.name, content.name, words, len(rows), octets)
+                self._add("load_stream", content.name, content.name, words, len(rows), size_bytes)
             case HeldLease():
                 left = max(int((content.until - self._now) * 1000), 1)
                 self._add("load_lease", content.name, content.name, (content.token, left))
             case Floor():
                 for cell in range(self._core.cells.count):
                     self._put(Operation(("load_floor", cell, content.token, content.position)))
-        if self._weight > MAX_WEIGHT * WINDOW or sum(operation.octets for operation in self._blobs) > MAX_OCTETS:
+        if self._weight > MAX_WEIGHT * WINDOW or sum(operation.size_bytes for operation in self._blobs) > MAX_BYTES:
             await self._write()
 
     def _blob(self, blob: Blob) -> None:
@@ -309,7 +309,7 @@ class RedisTarget:
 
     def _mailbox(self, part: Mailbox) -> None:
         rows = []
-        octets = 0
+        size_bytes = 0
         for item in part.entries:
             flags = (DROPPABLE if item.droppable else 0) | (BY_DIGEST if item.digest else 0)
             size = len(item.body) + item.size
@@ -317,12 +317,12 @@ class RedisTarget:
             entry = b"".join((head, item.key, item.body, item.digest or item.payload))
             tail = (item.expires_at, size, flags, raw(item.key), raw(item.digest), item.mark)
             rows.append((item.position, raw(entry), *tail))
-            octets += len(entry)
+            size_bytes += len(entry)
         words = (part.last, rows, part.generation - 1)
-        self._add("load_mailbox", home_of_owner(part.owner), part.owner, words, len(rows), octets)
+        self._add("load_mailbox", home_of_owner(part.owner), part.owner, words, len(rows), size_bytes)
 
-    def _add(self, name: str, home: str, of: str, words: tuple[Any, ...], weight: int = 1, octets: int = 0) -> None:
-        self._put(Operation((name, self._core.cells.of(home), of, *words), max(weight, 1), octets))
+    def _add(self, name: str, home: str, of: str, words: tuple[Any, ...], weight: int = 1, size_bytes: int = 0) -> None:
+        self._put(Operation((name, self._core.cells.of(home), of, *words), max(weight, 1), size_bytes))
 
     def _put(self, operation: Operation) -> None:
         self._others.append(operation)

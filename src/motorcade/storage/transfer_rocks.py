@@ -24,7 +24,7 @@ from motorcade.storage.tables import Kind, after_prefix
 from motorcade.storage.transaction import MAX_ENDING, load_head
 from motorcade.storage.transfer import (
     INLINE,
-    PART_OCTETS,
+    PART_BYTES,
     PART_ROWS,
     Blob,
     Content,
@@ -85,12 +85,12 @@ def _contents(opened: Tables, now: float) -> Iterator[Content]:
 def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[bytes]) -> Iterator[Content]:
     head = load_head(opened, notes, owner)
     entries: list[Item] = []
-    octets = parts = 0
+    size_bytes = parts = 0
     for key, row in scan(opened.entries, head.prefix, after_prefix(head.prefix)):
         entry = tables.parse_entry(_own(opened, row))
         if 0 < entry.expires_at <= now:
             continue
-        payload, digest, size = entry.payload, b"", entry.octets - len(entry.body)
+        payload, digest, size = entry.payload, b"", entry.size_bytes - len(entry.body)
         if entry.flags & tables.BLOB:
             digest, payload = entry.payload, b""
             if size <= INLINE:
@@ -102,10 +102,10 @@ def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[
         droppable = bool(entry.flags & tables.DROPPABLE)
         times = (entry.stored_at, entry.expires_at)
         entries.append(Item(position, *times, entry.mark, droppable, entry.key, entry.body, payload, digest, size))
-        octets += len(row)
-        if len(entries) == PART_ROWS or octets > PART_OCTETS:
+        size_bytes += len(row)
+        if len(entries) == PART_ROWS or size_bytes > PART_BYTES:
             yield Mailbox(owner, head.last, entries, head.generation)
-            entries, octets, parts = [], 0, parts + 1
+            entries, size_bytes, parts = [], 0, parts + 1
     if entries or not parts:
         yield Mailbox(owner, head.last, entries, head.generation)
 
@@ -151,31 +151,31 @@ def _tokens(opened: Tables, now: float) -> Iterator[Content]:
 
 
 def _records(opened: Tables, now: float) -> Iterator[Content]:
-    collection, records, octets = b"", list[tuple[str, bytes, float]](), 0
+    collection, records, size_bytes = b"", list[tuple[str, bytes, float]](), 0
     for key, row in scan(opened.records, b"", b""):
         (until,) = tables.EXPIRES.unpack_from(row)
         name, _, own = key.partition(b"\0")
-        if records and (name != collection or len(records) == PART_ROWS or octets > PART_OCTETS):
+        if records and (name != collection or len(records) == PART_ROWS or size_bytes > PART_BYTES):
             yield Records(collection.decode(), records)
-            records, octets = [], 0
+            records, size_bytes = [], 0
         collection = name
         if not 0 < until <= now:
             records.append((own.decode(), row[8:], until))
-            octets += len(row)
+            size_bytes += len(row)
     if records:
         yield Records(collection.decode(), records)
 
 
 def _stream(opened: Tables, name: bytes, head: bytes) -> Iterator[Content]:
     first, last, _, _, time = tables.STREAM.unpack(head)
-    records, octets, parts = list[tuple[int, float, bytes]](), 0, 0
+    records, size_bytes, parts = list[tuple[int, float, bytes]](), 0, 0
     for key, row in scan(opened.rows, name + b"\0", name + b"\1"):
         for record in runs.records(tables.NUMBER.unpack(key[-8:])[0], row, first, sys.maxsize):
             records.append((record.offset, record.time, record.value))
-            octets += len(record.value) + 8
-            if len(records) == PART_ROWS or octets > PART_OCTETS:
+            size_bytes += len(record.value) + 8
+            if len(records) == PART_ROWS or size_bytes > PART_BYTES:
                 yield Stream(name.decode(), last, time, records)
-                records, octets, parts = [], 0, parts + 1
+                records, size_bytes, parts = [], 0, parts + 1
     if records or not parts:
         yield Stream(name.decode(), last, time, records)
 
@@ -191,7 +191,7 @@ class RocksTarget:
         self._files = Files(self._made, block_cache=embedded.CACHE)
         self._tables: Tables | None = self._files.open()
         self._batch = WriteBatch(raw_mode=True)
-        self._octets = 0
+        self._size_bytes = 0
         self._endings = 0
         self._head: _Head | None = None
         self._stream: _StreamHead | None = None
@@ -218,7 +218,7 @@ class RocksTarget:
             case Floor():
                 self._floor = max(self._floor, content.token)
                 self._totals[5] = max(self._totals[5], content.position)
-        if self._octets > PART_OCTETS * 4:
+        if self._size_bytes > PART_BYTES * 4:
             self._write()
 
     def _blob(self, blob: Blob) -> None:
@@ -326,12 +326,12 @@ class RocksTarget:
         if self._tables is None:
             raise StoreError("the import is over already")
         self._batch.put(key, value, self._tables.handles[table])
-        self._octets += len(key) + len(value)
+        self._size_bytes += len(key) + len(value)
 
     def _write(self) -> None:
         if self._tables is None:
             raise StoreError("the import is over already")
-        batch, self._batch, self._octets = self._batch, WriteBatch(raw_mode=True), 0
+        batch, self._batch, self._size_bytes = self._batch, WriteBatch(raw_mode=True), 0
         try:
             self._tables.db.write(batch)
         except Exception as error:
@@ -345,18 +345,18 @@ class _Head:
         self.owner = owner
         self._last = last
         self._generation = generation
-        self._count = self._octets = self._droppable = 0
+        self._count = self._size_bytes = self._droppable = 0
         self._first = 0
 
     def add(self, item: Item) -> None:
         self._first = self._first or item.position
         self._count += 1
-        self._octets += len(item.body) + item.size
+        self._size_bytes += len(item.body) + item.size
         self._droppable += item.droppable
 
     def row(self) -> bytes:
         first = self._first or self._last + 1
-        return tables.HEAD.pack(self._last, self._count, self._octets, first, self._droppable, self._generation)
+        return tables.HEAD.pack(self._last, self._count, self._size_bytes, first, self._droppable, self._generation)
 
 
 class _StreamHead:
@@ -366,16 +366,16 @@ class _StreamHead:
         self.name = name
         self._last = last
         self._time = time
-        self._first = self._records = self._octets = 0
+        self._first = self._records = self._size_bytes = 0
 
-    def add(self, offset: int, octets: int) -> None:
+    def add(self, offset: int, size_bytes: int) -> None:
         self._first = self._first or offset
         self._records += 1
-        self._octets += octets
+        self._size_bytes += size_bytes
 
     def row(self) -> bytes:
         first = self._first or self._last + 1
-        return tables.STREAM.pack(first, self._last, self._records, self._octets, self._time)
+        return tables.STREAM.pack(first, self._last, self._records, self._size_bytes, self._time)
 
 
 def _entry_row(item: Item) -> bytes:

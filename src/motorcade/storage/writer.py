@@ -51,7 +51,7 @@ MAX_GROUP = 1024
 #: A batch of two hundred owners and the receipts of another fit.
 MERGE_ROWS = 256
 
-#: Octets of disk that must stay free; below that only what gives room is done. RocksDB needs some to tidy up.
+#: Bytes of disk that must stay free; below that only what gives room is done. RocksDB needs some to tidy up.
 RESERVE = 64 * 2**20
 
 #: Seconds between two looks at the free room, and between two attempts to write again after an error.
@@ -465,7 +465,7 @@ class Writer:
             self._look()
 
     def _look(self) -> None:
-        free = self.files.free_octets()
+        free = self.files.free_bytes()
         self._low = None
         if free < self._reserve:
             self._low = StoreFullError(
@@ -475,7 +475,7 @@ class Writer:
 
     def _open_again(self) -> None:
         # Opening turns the logs into sorted files. Without room for that it fails, and reading would end as well.
-        if self.files.free_octets() < max(self._reserve, self.files.log_octets() + 2**20):
+        if self.files.free_bytes() < max(self._reserve, self.files.log_bytes() + 2**20):
             return
         self._tables = None
         self.files.close()

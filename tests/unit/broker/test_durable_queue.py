@@ -257,9 +257,9 @@ def test_what_is_in_the_window_does_not_count_as_queue() -> None:
         assert client.queue.bound.entries == 14
         for _ in range(3):
             client.publish(b"x" * 500)
-        assert client.queue.bound.octets >= 1000 + 3 * 500
+        assert client.queue.bound.size_bytes >= 1000 + 3 * 500
         client.session.detach()
-        assert client.queue.bound.entries == 13 and client.queue.bound.octets >= 1000 + 3 * 500
+        assert client.queue.bound.entries == 13 and client.queue.bound.size_bytes >= 1000 + 3 * 500
 
 
 def test_a_client_that_has_got_everything_has_caught_up_whatever_was_pushed_out() -> None:

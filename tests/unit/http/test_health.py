@@ -150,18 +150,18 @@ async def test_a_fault_in_the_writers_thread_is_no_end(
     monkeypatch.setattr(writer, "LOOK_EVERY", 0.01)
     store = RocksStore(tmp_path / "store", reserve=0)
     await serve(control, store)
-    free = store._files.free_octets
+    free = store._files.free_bytes
 
     def breaks() -> int:
         raise PermissionError("statvfs")
 
-    monkeypatch.setattr(store._files, "free_octets", breaks)
+    monkeypatch.setattr(store._files, "free_bytes", breaks)
     store._writer._looked_at = 0.0
     with pytest.raises(StoreError):
         await store.records.put("c", "k", b"v")
     assert "the store cannot be written" == await reasons(web)
     assert store._writer.faults
-    monkeypatch.setattr(store._files, "free_octets", free)
+    monkeypatch.setattr(store._files, "free_bytes", free)
     await until(lambda: store._writer.trouble is None)
     await store.records.put("c", "k", b"v")
     assert b"v" == await store.records.get("c", "k", 1.0)

@@ -195,7 +195,7 @@ def test_what_there_is_to_know() -> None:
         view = node.run(node.queues.show("q"))
         assert (5, 1, 5, node.now) == (view.messages, view.consumers, view.inflight, view.oldest)
         assert [("a", 5, 2)] == [(client.client, client.unacked, client.sent) for client in view.clients]
-        assert view.bytes == node.run(node.held.mailboxes.info("queue:q")).octets
+        assert view.bytes == node.run(node.held.mailboxes.info("queue:q")).size_bytes
         gauges = node.plugin.gauges()
         assert (1, 1, 5, 5) == tuple(
             gauges[name] for name in ("queues", "queue_consumers", "queue_inflight", "queue_messages")

@@ -36,9 +36,9 @@ async def test_a_copy_made_beside_the_store_gets_its_own_place(path: Path, tmp_p
             await store.open()
             await store.backup(path / "copy-1")
             to = elsewhere / "deep" / "copy"
-            octets = embedded.publish(path / "copy-1", to)
+            size_bytes = embedded.publish(path / "copy-1", to)
             await store.close()
-            assert octets == sum(file.stat().st_size for file in to.iterdir())
+            assert size_bytes == sum(file.stat().st_size for file in to.iterdir())
             assert [] == embedded.check(to)
             assert 2 == embedded.contents(to).entries
             assert not (path / "copy-1").exists()

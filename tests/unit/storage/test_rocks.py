@@ -517,7 +517,7 @@ async def test_copies_that_are_pushed_out_or_repeated_hold_nothing(store: RocksS
     answers = await store.mailboxes.append(owners, with_token, NOW, bound)
     assert [owner in owners[5:15] for owner in owners] == [answer.repeated for answer in answers]
     assert [] == await store.check()
-    assert {0} == {answer.position for answer in await store.mailboxes.append(owners, small, NOW, Bound(octets=9))}
+    assert {0} == {answer.position for answer in await store.mailboxes.append(owners, small, NOW, Bound(size_bytes=9))}
     for owner in owners:
         await store.mailboxes.clear(owner)
     figures = await store.figures()
@@ -539,7 +539,7 @@ async def test_what_is_acknowledged_twice_counts_once_though_it_was_seen(store: 
     assert 0 == await store.mailboxes.acknowledge("v0", range(1, 7))
     assert 1 == await store.mailboxes.acknowledge("v0", [new.position])
     assert [] == await store.check()
-    assert 0 == (await store.mailboxes.info("v0")).octets
+    assert 0 == (await store.mailboxes.info("v0")).size_bytes
 
 
 async def test_entries_that_lie_together_are_not_read_one_by_one_to_be_removed(store: RocksStore) -> None:
@@ -1061,7 +1061,7 @@ def damage(path: Path) -> None:
 
 async def test_low_room_refuses_what_grows_and_does_what_shrinks(store: RocksStore) -> None:
     await store.mailboxes.append(["v"], Draft(b"1"), NOW)
-    free = store._files.free_octets
+    free = store._files.free_bytes
     full = await reopened(store, reserve=free() * 2)
     with pytest.raises(StoreFullError, match="kept in reserve"):
         await full.mailboxes.append(["v"], Draft(b"2"), NOW)
@@ -1184,7 +1184,7 @@ async def test_replaced_values_give_their_disk_back(tmp_path: Path) -> None:
             batch.append(["ecq:car"], Draft(b"", bytes((group, number)) * 2048, b"key"), 1000.0 + group)
         await store.write(batch)
     info = await store.mailboxes.info("ecq:car")
-    assert (1, 4096, 25_000) == (info.entries, info.octets, info.last)
+    assert (1, 4096, 25_000) == (info.entries, info.size_bytes, info.last)
     await store.close()
     left = sum(file.stat().st_size for file in (tmp_path / "store").iterdir())
     assert left < 25_000 * 4096 // 10, "100 MB were written"

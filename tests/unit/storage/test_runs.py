@@ -24,14 +24,14 @@ def test_rows_hold_what_was_given() -> None:
         found = [record for last, row, _ in made for record in runs.records(last, row, 0, 9999)]
         assert [StreamRecord(11 + number, time, value) for number, value in enumerate(values)] == found
         assert list(map(len, values)) == [size for _, row, _ in made for size in runs.sizes(row)]
-        assert sum(map(len, values)) == sum(octets for _, _, octets in made)
+        assert sum(map(len, values)) == sum(size_bytes for _, _, size_bytes in made)
         assert {time} == {runs.extent(row)[0] for _, row, _ in made}
         assert count == sum(runs.extent(row)[1] for _, row, _ in made)
         assert (count + 255) // 256 == len(made)
 
 
 def test_large_values_share_no_row() -> None:
-    large = bytes(runs.MAX_OCTETS)
+    large = bytes(runs.MAX_BYTES)
     assert [11, 12, 14, 15] == [last for last, _, _ in rows([large, large, b"1", large, b"2"])]
     assert [1, 1, 2, 1] == [runs.extent(row)[1] for _, row, _ in rows([large, large, b"1", large, b"2"])]
 
@@ -48,8 +48,8 @@ def test_a_reader_gets_the_part_it_wants() -> None:
 
 def test_what_is_common_is_stored_once() -> None:
     columns = [[b"%03d" % number for number in range(200)]]
-    ((_, row, octets),) = rows(Formed([b"a" * 300, 0, b"b", 0], columns))
-    assert 200 * 307 == octets
+    ((_, row, size_bytes),) = rows(Formed([b"a" * 300, 0, b"b", 0], columns))
+    assert 200 * 307 == size_bytes
     assert len(row) < 200 * 6 + 400
 
 
@@ -62,7 +62,7 @@ def test_formed_values_are_a_sequence() -> None:
     assert wanted[1:] == formed[1:]
     assert wanted[1:2] == list(formed.part(1, 2))
     assert 3 == len(formed)
-    assert sum(map(len, wanted)) == formed.octets()
+    assert sum(map(len, wanted)) == formed.size_bytes()
     assert b"<22-b-22>" in formed
     assert [] == list(Formed([b"x", 0], [[]]))
     with pytest.raises(IndexError):

@@ -47,7 +47,7 @@ async def test_one_unmet_condition_in_a_group_refuses_its_own_batch_only(store: 
 
 async def test_a_refused_append_changes_nothing(store: RedisStore, server: RedisServer) -> None:
     """Not even the payload of what would have been replaced; it can be repeated with its token when there is room."""
-    bound = Bound(entries=2, octets=1000, refuse=True)
+    bound = Bound(entries=2, size_bytes=1000, refuse=True)
     for key in (b"a", b"b"):
         await store.mailboxes.append(["v"], Draft(b"1", b"p" * 400, key, token=key), NOW, bound)
     mailbox = store.core.key(store.core.cells.of("v"), "e:", "v")

@@ -18,10 +18,10 @@ def test_an_entry_comes_back(
     body: bytes, payload: bytes, key: bytes, now: float, expires: float, droppable: bool, apart: bool
 ) -> None:
     digest = b"d" * 32 if apart else b""
-    value, octets, flags = pack_entry(Draft(body, payload, key, expires, droppable), now, digest)
-    assert len(body) + len(payload) == octets
+    value, size_bytes, flags = pack_entry(Draft(body, payload, key, expires, droppable), now, digest)
+    assert len(body) + len(payload) == size_bytes
     assert (droppable, apart) == (bool(flags & 1), bool(flags & 2))
-    assert StoredEntry(now, expires, octets, key, body, b"" if apart else payload, digest) == unpack_entry(value)
+    assert StoredEntry(now, expires, size_bytes, key, body, b"" if apart else payload, digest) == unpack_entry(value)
 
 
 def test_scripts_get_bytes_as_they_are(server: RedisServer) -> None:

@@ -404,7 +404,7 @@ class Machine(PluginWorld[Car]):
         removed = max(0, len(self.there) - keep)
         swept = self.run(self.store.streams.trim("s", records=keep))
         assert removed == swept.removed
-        self.run(found.trimmed(swept.removed, swept.octets))
+        self.run(found.trimmed(swept.removed, swept.size_bytes))
         self.go_on()
 
     @precondition(lambda self: self.number % 5 == 0)

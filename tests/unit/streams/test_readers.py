@@ -297,7 +297,7 @@ def test_what_was_given_and_never_sent_holds_up_nobody_when_it_is_trimmed() -> N
         car.close()
         node.turn()
         swept = node.run(node.held.streams.trim("s", before=node.now + 1))
-        node.run(node.stream.trimmed(swept.removed, swept.octets))
+        node.run(node.stream.trimmed(swept.removed, swept.size_bytes))
         assert [b"0", b"1", b"2", b"3"] == node.reader("car", **LASTING).drain()
         node.run(node.held.streams.append("s", [b"\xc1 garbage"], node.now))
         assert 21 == node.cursor().done

@@ -1,7 +1,7 @@
 -- append: one draft to the mailboxes of some owners of one cell.
 --
---   2 cell   3 entry as it is stored   4 now   5 expires_at (0: never)   6 octets   7 flags   8 key (empty: none)
---   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most octets (0: any)
+--   2 cell   3 entry as it is stored   4 now   5 expires_at (0: never)   6 bytes   7 flags   8 key (empty: none)
+--   9 digest of the payload (empty: it is in the entry)   10 most entries (0: any)   11 most bytes (0: any)
 --   12 token (empty: none)   13 owners   14 for each owner the position up to which entries are not pushed out unless
 --   they are droppable (-1: all of them; empty: 0 for all)   15 whether what does not fit is refused
 --   16 for each owner the generation that its mailbox must have (0: any, also none; empty: 0 for all)   17 for each owner
@@ -115,8 +115,8 @@ end
 local function fits(op, box, replaced)
     local max_entries, max_bytes, held, size = op[10], op[11], box.held + 1, box.size + op[6]
     if replaced > 0 then
-        local _, _, octets = struct.unpack(HEADER, call('HGET', box.entries, digits(replaced)))
-        held, size = held - 1, size - octets
+        local _, _, bytes = struct.unpack(HEADER, call('HGET', box.entries, digits(replaced)))
+        held, size = held - 1, size - bytes
     end
     return (max_entries == 0 or held <= max_entries) and (max_bytes == 0 or size <= max_bytes)
 end

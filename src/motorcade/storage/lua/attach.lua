@@ -3,7 +3,7 @@
 --   2 cell   3 home   4 member   5 token of the fence   6 owner whose mailbox is looked at
 --
 --   keys    a e:owner
---   answer  number of the fence, previous member or nothing, and the mailbox: entries, octets, first, last, generation
+--   answer  number of the fence, previous member or nothing, and the mailbox: entries, bytes, first, last, generation
 
 operations.attach = function(op)
     local at, home, number, previous = base(op[2]), op[3], 0, ''

@@ -8,7 +8,7 @@ local call = redis.call
 local prefix = ARGV[1]
 local operations = {}
 
--- An entry: when stored, when it expires, octets of body and payload, flags, length of key, length of body; then key,
+-- An entry: when stored, when it expires, bytes of body and payload, flags, length of key, length of body; then key,
 -- body, and the payload or its digest.
 local HEADER = '>ddI4BI4I4'
 local HEADER_SIZE = 29
@@ -121,7 +121,7 @@ local function list(box)
     end
 end
 
--- Entries, octets, first position or 0, last position, generation; all 0 if there is no such mailbox.
+-- Entries, bytes, first position or 0, last position, generation; all 0 if there is no such mailbox.
 local function told(box)
     if not box.made then
         return { 0, 0, 0, 0, 0 }
@@ -184,14 +184,14 @@ local function leave(box, position)
     end
 end
 
--- Remove one entry and everything that leads to it; its octets, or nil if it is not there. The caller saves the mailbox.
+-- Remove one entry and everything that leads to it; its bytes, or nil if it is not there. The caller saves the mailbox.
 local function remove(box, position)
     local entries, place = box.entries, digits(position)
     local value = call('HGET', entries, place)
     if not value then
         return nil
     end
-    local _, expires, octets, flags, key_length, body_length = struct.unpack(HEADER, value)
+    local _, expires, bytes, flags, key_length, body_length = struct.unpack(HEADER, value)
     call('HDEL', entries, place, 'm' .. place)
     if flags % BY_DIGEST == DROPPABLE then
         call('ZREM', box.at .. 'd:' .. box.owner, place)
@@ -210,7 +210,7 @@ local function remove(box, position)
     end
     count(box.at, 'entries', -1)
     box.held = box.held - 1
-    box.size = box.size - octets
+    box.size = box.size - bytes
     leave(box, position)
-    return octets
+    return bytes
 end

@@ -3,10 +3,10 @@
 --   2 cell   3 sweep   4 digests
 --
 --   keys    b:digest c:digest b n
---   answer  how many went, their octets
+--   answer  how many went, their bytes
 
 operations.discard = function(op)
-    local at, gone, octets = base(op[2]), 0, 0
+    local at, gone, bytes = base(op[2]), 0, 0
     for _, digest in ipairs(op[4]) do
         if call('GET', at .. 'c:' .. digest) == op[3] then
             call('UNLINK', at .. 'b:' .. digest, at .. 'c:' .. digest, at .. 'h:' .. digest)
@@ -14,8 +14,8 @@ operations.discard = function(op)
             count(at, 'blobs', -call('HDEL', at .. 'b', digest))
             count(at, 'octets', -size)
             gone = gone + 1
-            octets = octets + size
+            bytes = bytes + size
         end
     end
-    return { gone, octets }
+    return { gone, bytes }
 end

@@ -3,13 +3,13 @@
 --   2 cell   3 now   4 at most so many
 --
 --   keys    x y and, of each owner, collection and home found there, e: g: d: x: R: i:, and o r n
---   answer  how many went, their octets, 1 if there is more, and owner and position of each entry among them
+--   answer  how many went, their bytes, 1 if there is more, and owner and position of each entry among them
 --
 -- The index x of a cell may name an owner too early, when its entry was acknowledged: it is put right here.
 
 operations.expire = function(op)
     local at, now, budget = base(op[2]), op[3], op[4]
-    local gone, octets, steps = 0, 0, 0
+    local gone, bytes, steps = 0, 0, 0
     local entries = {}
     while steps < budget do
         local owner = call('ZRANGEBYSCORE', at .. 'x', '-inf', now, 'LIMIT', 0, 1)[1]
@@ -21,7 +21,7 @@ operations.expire = function(op)
         local positions = call('ZRANGEBYSCORE', expiring, '-inf', now, 'LIMIT', 0, budget - steps + 1)
         local box = open(at, owner)
         for _, position in ipairs(positions) do
-            octets = octets + remove(box, tonumber(position))
+            bytes = bytes + remove(box, tonumber(position))
             entries[#entries + 1] = owner
             entries[#entries + 1] = tonumber(position)
         end
@@ -44,11 +44,11 @@ operations.expire = function(op)
             local first = member:find('\0', 1, true)
             local second = member:find('\0', first + 1, true)
             local collection, key = member:sub(1, first - 1), member:sub(first + 1, second - 1)
-            octets = octets + math.max(call('HSTRLEN', at .. 'R:' .. collection, key) - 8, 0)
+            bytes = bytes + math.max(call('HSTRLEN', at .. 'R:' .. collection, key) - 8, 0)
             gone = gone + delete(at, collection, key, member:sub(second + 1))
             call('ZREM', at .. 'y', member) -- also if it was there without a record, or this would never end
             steps = steps + 1
         end
     end
-    return { gone, octets, steps >= budget and 1 or 0, entries }
+    return { gone, bytes, steps >= budget and 1 or 0, entries }
 end

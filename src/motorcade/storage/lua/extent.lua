@@ -1,7 +1,7 @@
 -- extent: size and ends of one stream. Writes nothing.
 --
 --   KEYS    S:stream s:stream
---   answer  first offset or 0, last offset, records, octets
+--   answer  first offset or 0, last offset, records, bytes
 
 local state = redis.call('HMGET', KEYS[2], 'last', 'octets')
 local first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]

@@ -1,7 +1,7 @@
 -- info: size and ends of one mailbox. Writes nothing.
 --
 --   KEYS    e:owner
---   answer  entries, octets, first position or 0, last position, generation or 0
+--   answer  entries, bytes, first position or 0, last position, generation or 0
 
 local packed = redis.call('HGET', KEYS[1], 's')
 if not packed then

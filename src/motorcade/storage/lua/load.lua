@@ -1,7 +1,7 @@
 -- load_mailbox, load_tokens, load_stream, load_lease, load_floor: fill a store that was empty from a file
 -- (transfer_redis.py). Positions, offsets and fencing tokens come from there, so that nothing is given twice.
 --
---   load_mailbox   2 cell   3 owner   4 last position   5 rows: position, entry as it is stored, expires_at, octets, flags,
+--   load_mailbox   2 cell   3 owner   4 last position   5 rows: position, entry as it is stored, expires_at, bytes, flags,
 --                  key, digest, mark   6 position that it began above
 --   load_tokens    2 cell   3 owner   4 rows: token, position, time of the append
 --   load_stream    2 cell   3 stream   4 last offset   5 time of the last   6 rows: offset, time, value
@@ -57,7 +57,7 @@ operations.load_mailbox = function(op)
     box.begun = op[6]
     extend(box, op[4])
     for _, row in ipairs(op[5]) do
-        local position, entry, expires, octets, flags, key, digest, mark = unpack(row)
+        local position, entry, expires, bytes, flags, key, digest, mark = unpack(row)
         local text = digits(position)
         call('HSET', entries, text, entry)
         if mark > 0 then
@@ -80,7 +80,7 @@ operations.load_mailbox = function(op)
             refer(at, digest, 1)
         end
         fill(box, position)
-        box.size = box.size + octets
+        box.size = box.size + bytes
     end
     count(at, 'entries', #op[5])
     save(box)
@@ -98,14 +98,14 @@ end
 
 operations.load_stream = function(op)
     local at, name = base(op[2]), op[3]
-    local meta, octets = at .. 's:' .. name, 0
+    local meta, bytes = at .. 's:' .. name, 0
     for _, row in ipairs(op[6]) do
         call('XADD', at .. 'S:' .. name, digits(row[1]) .. '-0', 't', string.format('%.17g', row[2]), 'v', row[3])
-        octets = octets + #row[3]
+        bytes = bytes + #row[3]
     end
     call('SADD', at .. 's', name)
     call('HSET', meta, 'last', digits(op[4]), 'time', string.format('%.17g', op[5]))
-    call('HINCRBY', meta, 'octets', octets)
+    call('HINCRBY', meta, 'octets', bytes)
     return 1
 end
 

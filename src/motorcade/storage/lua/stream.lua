@@ -11,16 +11,16 @@ operations.stream = function(op)
     local at, name = base(op[2]), op[3]
     local meta, records = at .. 's:' .. name, at .. 'S:' .. name
     local state = call('HMGET', meta, 'last', 'time')
-    local last, octets = tonumber(state[1] or 0), 0
+    local last, bytes = tonumber(state[1] or 0), 0
     local time = string.format('%.17g', math.max(op[5], tonumber(state[2] or 0)))
     if last == 0 then
         call('SADD', at .. 's', name)
     end
     for index, value in ipairs(op[4]) do
         call('XADD', records, digits(last + index) .. '-0', 't', time, 'v', value)
-        octets = octets + #value
+        bytes = bytes + #value
     end
     call('HSET', meta, 'last', last + #op[4], 'time', time)
-    call('HINCRBY', meta, 'octets', octets)
+    call('HINCRBY', meta, 'octets', bytes)
     return last + 1
 end

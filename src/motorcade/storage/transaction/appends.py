@@ -55,7 +55,7 @@ class Appends(Mailboxes):
             if answer is not None:
                 return [answer]
         size = len(draft.body) + len(draft.payload)
-        if draft.token or 0 < bound.octets < size or (draft.key and len(set(owners)) < len(owners)):
+        if draft.token or 0 < bound.size_bytes < size or (draft.key and len(set(owners)) < len(owners)):
             answers = self._append_each(owners, draft, now, bound, size, spared)
             stored = [answer for answer in answers if answer.position and not answer.repeated]
         else:
@@ -98,7 +98,7 @@ class Appends(Mailboxes):
             return None
         head = self._state.heads.young.get(owner) or self._head(owner)
         size = len(body) + len(payload)
-        if bound is not NO_BOUND and (0 < bound.entries <= head.count or 0 < bound.octets < head.octets + size):
+        if bound is not NO_BOUND and (0 < bound.entries <= head.count or 0 < bound.size_bytes < head.size_bytes + size):
             return None
         if head.user != self._number:
             head.user = self._number
@@ -106,7 +106,7 @@ class Appends(Mailboxes):
         replaced = self._take_key(head, compaction) if compaction else 0
         head.last = position = head.last + 1
         head.count += 1
-        head.octets += size
+        head.size_bytes += size
         flags = 0
         if draft.droppable:
             flags = tables.DROPPABLE
@@ -142,8 +142,8 @@ class Appends(Mailboxes):
         put, entries, dirty = self._put, self._entries, self._heads
         recent, attached = self._state.heads.young.get, self._state.attached
         compaction = draft.key
-        most, most_octets = bound.entries or _ANY, (bound.octets or _ANY) - size
-        bounded = bound.entries > 0 or bound.octets > 0
+        most, most_bytes = bound.entries or _ANY, (bound.size_bytes or _ANY) - size
+        bounded = bound.entries > 0 or bound.size_bytes > 0
         answers: list[Appended] = []
         answer = answers.append
         if compaction in self._bulk_keys:
@@ -154,7 +154,7 @@ class Appends(Mailboxes):
             self._bulk_keys.add(compaction)
             bit, keys = tables.key_bit(compaction), self._handles["keys"]
         if not droppable and (compaction or not attached):
-            room = (most, most_octets) if bounded else None
+            room = (most, most_bytes) if bounded else None
             if compaction:
                 self._append_keyed(owners, compaction, row, size, room, answers)
             else:
@@ -162,7 +162,7 @@ class Appends(Mailboxes):
         full, done = 0, len(answers)
         for owner in owners[done:] if done else owners:
             head = recent(owner) or self._head(owner)
-            if bounded and (head.count >= most or head.octets > most_octets):
+            if bounded and (head.count >= most or head.size_bytes > most_bytes):
                 safe = spared[len(answers)] if spared else 0
                 answer(self._append_full(owner, draft, row, size, bound, self._member_of(owner), safe))
                 self._settled = len(answers)
@@ -178,7 +178,7 @@ class Appends(Mailboxes):
             head.last = position = head.last + 1
             head.newest = newest
             head.count += 1
-            head.octets += size
+            head.size_bytes += size
             if droppable:
                 head.droppable += 1
             place = _pack(position)
@@ -201,15 +201,15 @@ class Appends(Mailboxes):
     ) -> None:
         """The inside of `_append_all` without its cases, up to the first owner who has no room."""
         put, entries, dirty, pack, answer = self._put, self._entries, self._heads, _pack, answers.append
-        most, most_octets = bound or (_ANY, _ANY)
+        most, most_bytes = bound or (_ANY, _ANY)
         newest = row if len(row) <= _REFERENCE_SIZE else b""
         for head in self._heads_of(owners):
-            if head.count >= most or head.octets > most_octets:
+            if head.count >= most or head.size_bytes > most_bytes:
                 break
             head.last = position = head.last + 1
             head.newest = newest
             head.count += 1
-            head.octets += size
+            head.size_bytes += size
             put(head.prefix + pack(position), row, entries)
             if position >= head.write_at:
                 dirty[head.owner] = head
@@ -227,12 +227,12 @@ class Appends(Mailboxes):
         """The same with a compaction key, up to the first owner who has no room or an entry of that key."""
         put, entries, keys, dirty = self._put, self._entries, self._handles["keys"], self._heads
         attached, answer = self._state.attached, answers.append
-        most, most_octets = bound or (_ANY, _ANY)
+        most, most_bytes = bound or (_ANY, _ANY)
         bit, pack = tables.key_bit(compaction), _pack
         newest = row if len(row) <= _REFERENCE_SIZE else b""
         for head in self._heads_of(owners):
             count = head.count
-            if count >= most or head.octets > most_octets:
+            if count >= most or head.size_bytes > most_bytes:
                 break
             prefix = head.prefix
             where = prefix + compaction
@@ -245,7 +245,7 @@ class Appends(Mailboxes):
             head.last = position = head.last + 1
             head.newest = newest
             head.count = count + 1
-            head.octets += size
+            head.size_bytes += size
             place = pack(position)
             put(prefix + place, row, entries)
             put(where, place, keys)
@@ -286,12 +286,12 @@ class Appends(Mailboxes):
 
     def _fits(self, head: Head, key: bytes, size: int, bound: Bound) -> bool:
         """Return True if an entry fits when the one of the same key is gone."""
-        count, octets = head.count + 1, head.octets + size
+        count, size_bytes = head.count + 1, head.size_bytes + size
         place = self._place_of(head, head.prefix + key, tables.key_bit(key)) if key else None
         row = self._get_entry(head.prefix + place) if place is not None else None
         if row is not None:
-            count, octets = count - 1, octets - tables.facts(row)[1]
-        return not (0 < bound.entries < count or 0 < bound.octets < octets)
+            count, size_bytes = count - 1, size_bytes - tables.facts(row)[1]
+        return not (0 < bound.entries < count or 0 < bound.size_bytes < size_bytes)
 
     def _append_each(
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int, spared: Sequence[int]
@@ -300,7 +300,7 @@ class Appends(Mailboxes):
         row = b""
         fresh: list[str] = []  # owners for which the token was not known
         answers: list[Appended] = []
-        fits = not 0 < bound.octets < size
+        fits = not 0 < bound.size_bytes < size
         for number, owner in enumerate(owners):
             head = self._used(owner)
             node = self._member_of(owner)
@@ -356,7 +356,7 @@ class Appends(Mailboxes):
             head.keyed = head.keyed | bit if head.count else bit
             self._set("keys", head.prefix + draft.key, _pack(position))
         head.count += 1
-        head.octets += size
+        head.size_bytes += size
         if draft.droppable:
             head.droppable += 1
         self._state.entries += 1
@@ -403,4 +403,4 @@ class Appends(Mailboxes):
 
 
 def _exceeds(head: Head, bound: Bound) -> bool:
-    return 0 < bound.entries < head.count or 0 < bound.octets < head.octets
+    return 0 < bound.entries < head.count or 0 < bound.size_bytes < head.size_bytes

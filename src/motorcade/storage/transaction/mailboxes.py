@@ -50,7 +50,7 @@ class Mailboxes(Shares):
         stored: dict[bytes, bytes] | None = None
         overlay, young, old = self._rows, self._state.known, self._state.known_before
         delete, entries = self._delete, self._entries
-        before, removed, octets = head.count, 0, 0
+        before, removed, size_bytes = head.count, 0, 0
         for position in positions:
             if not first <= position <= last:
                 continue
@@ -74,7 +74,7 @@ class Mailboxes(Shares):
                 if not (flags or key_size):
                     overlay[key] = None
                     delete(key, entries)
-                    octets += body + payload
+                    size_bytes += body + payload
                     removed += 1
                     if position == head.first:
                         head.first = position + 1
@@ -82,7 +82,7 @@ class Mailboxes(Shares):
             self._remove(head, position, row)
         if removed:
             head.count -= removed
-            head.octets -= octets
+            head.size_bytes -= size_bytes
             if not head.count:
                 head.first = last + 1
             self._heads[head.owner] = head
@@ -174,10 +174,10 @@ class Mailboxes(Shares):
         if not head.is_there:
             return MailboxInfo(0, 0, 0, 0)
         first = next(self._entries_of(head), (0, b""))[0] if head.count else 0
-        return MailboxInfo(head.count, head.octets, first, head.last, head.generation)
+        return MailboxInfo(head.count, head.size_bytes, first, head.last, head.generation)
 
     def _remove(self, head: Head, position: int, row: bytes | None = None) -> int | None:
-        """Remove one entry; octets given back, None if it was not there."""
+        """Remove one entry; bytes given back, None if it was not there."""
         entry_key = head.prefix + _pack(position)
         if row is None:
             row = self._get_entry(entry_key)
@@ -187,7 +187,7 @@ class Mailboxes(Shares):
         self._delete(entry_key, self._entries)
         state = self._state
         if len(row) <= _REFERENCE_SIZE:
-            number, flags, _, octets = _unpack_reference(row)
+            number, flags, _, size_bytes = _unpack_reference(row)
             message = state.messages.young.get(number) or self._message(number)
             key = message.key
             if message.holders > 1:  # as `_let_go` does it, but written out: most are not the last
@@ -198,7 +198,7 @@ class Mailboxes(Shares):
                 freed = self._let_go(message)
         else:
             _, _, flags, _, key_size, body, payload = _unpack_entry(row)
-            octets = body + payload
+            size_bytes = body + payload
             key = row[_OWN_SIZE : _OWN_SIZE + key_size] if key_size else b""
             freed = body + (self._release(row[-32:]) if flags & _BLOB else payload)
         if key:
@@ -206,7 +206,7 @@ class Mailboxes(Shares):
             self._overlay["keys"][where] = None
             self._delete(where, self._handles["keys"])
         head.count = count = head.count - 1
-        head.octets -= octets
+        head.size_bytes -= size_bytes
         if not count:
             head.first = head.last + 1
         elif position == head.first:
@@ -295,12 +295,12 @@ def load_head(opened: Tables, notes: Notes, owner: str, floor: int = 0) -> Head:
     if row is None:
         return tables.new_head(owner, where + b"\0", floor)
     head = Head(owner, where + b"\0", keyed=-1, made=True)
-    head.last, head.count, head.octets, head.first, head.droppable, head.generation = tables.parse_head(row)
+    head.last, head.count, head.size_bytes, head.first, head.droppable, head.generation = tables.parse_head(row)
     head.write_at = head.last + tables.TAIL
     for key, entry in scan(opened.entries, head.prefix + _pack(head.last + 1), after_prefix(head.prefix)):
-        flags, octets = tables.facts(entry)
+        flags, size_bytes = tables.facts(entry)
         head.last = tables.NUMBER.unpack(key[-8:])[0]
         head.count += 1
-        head.octets += octets
+        head.size_bytes += size_bytes
         head.droppable += flags & tables.DROPPABLE
     return head

@@ -45,7 +45,7 @@ class Rows:
         self._streams: dict[str, StreamHead] = {}  #: to be written
         self.grown: dict[str, int] | None = None  #: streams that were appended to: their last offset
         self._noting: Noting | None = None
-        self._octets = 0  #: of all that is written
+        self._size_bytes = 0  #: of all that is written
         self.swept = 0
         state.heads.trim()
         state.blobs.trim()
@@ -56,7 +56,7 @@ class Rows:
         noted = self._noted
         for head in self._heads.values():
             noted[b"h" + head.prefix[:-1]] = _pack_head(
-                head.last, head.count, head.octets, head.first, head.droppable, head.generation
+                head.last, head.count, head.size_bytes, head.first, head.droppable, head.generation
             )
             head.write_at = head.last + tables.TAIL
         for digest, info in self._blobs.items():
@@ -64,12 +64,12 @@ class Rows:
         for number, message in self._messages.items():
             noted[b"n" + _pack(number)] = _pack(message.holders)
         for stream, ends in self._streams.items():
-            row = tables.STREAM.pack(ends.first, ends.last, ends.records, ends.octets, ends.time)
+            row = tables.STREAM.pack(ends.first, ends.last, ends.records, ends.size_bytes, ends.time)
             self._put(tables.name(stream), row, self._handles["streams"])
         if noted or len(self._batch):
             noted[tables.TOTALS_NOTE] = self._state.totals()
             self._noting = self._state.notes.write(self._tables, self._batch, noted)
-        self._octets = self._batch.size_in_bytes()
+        self._size_bytes = self._batch.size_in_bytes()
         return self._batch
 
     def written(self) -> None:
@@ -77,7 +77,7 @@ class Rows:
         if self._noting is not None:
             self._state.notes.written(self._noting)
         if self._rows:
-            self._state.keep_in_mind(self._rows, self._octets)
+            self._state.keep_in_mind(self._rows, self._size_bytes)
         for head in self._heads.values():
             head.floor = head.first
             head.emptied = -1 if head.count else head.last

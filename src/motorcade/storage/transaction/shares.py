@@ -35,29 +35,29 @@ class Shares(Rows):
             return row
         if blob is not None:
             blob.holders += 1
-        octets = len(body) + size
+        size_bytes = len(body) + size
         message = Message(
             self._state.serial(),
             entries,
             key,
             payload if blob is not None else b"",
-            octets if blob is None else len(body),
+            size_bytes if blob is None else len(body),
         )
         self._put(_pack(message.number), row, self._handles["shared"])
         self._messages[message.number] = message
         self._state.messages.put(message.number, message)
         self._state.shared += 1
-        return tables.reference_row(message.number, flags | (tables.KEYED if key else 0), octets, draft.expires_at)
+        return tables.reference_row(message.number, flags | (tables.KEYED if key else 0), size_bytes, draft.expires_at)
 
     def _unclaim(self, row: bytes) -> int:
-        """An entry lets go of what it shares with others; octets given back."""
+        """An entry lets go of what it shares with others; bytes given back."""
         if len(row) <= tables.REFERENCE_SIZE:
             return self._let_go(self._message(_unpack_reference(row)[0]))
         _, _, flags, _, _, body, payload = _unpack_entry(row)
         return int(body) + (self._release(row[-32:]) if flags & tables.BLOB else int(payload))
 
     def _let_go(self, message: Message) -> int:
-        """One reference less; octets given back."""
+        """One reference less; bytes given back."""
         message.holders -= 1
         if message.holders:
             self._messages[message.number] = message
@@ -67,7 +67,7 @@ class Shares(Rows):
         self._delete(number, self._handles["shared"])
         self._noted[b"n" + number] = None
         self._state.shared -= 1
-        return message.octets + (self._release(message.digest) if message.digest else 0)
+        return message.size_bytes + (self._release(message.digest) if message.digest else 0)
 
     def _message(self, number: int) -> Message:
         """A shared message that an entry refers to."""
@@ -85,7 +85,7 @@ class Shares(Rows):
                 tables.NUMBER.unpack(holders)[0],
                 entry.key,
                 entry.payload if blob else b"",
-                len(entry.body) if blob else entry.octets,
+                len(entry.body) if blob else entry.size_bytes,
             )
             self._state.messages.put(number, message)
         return message
@@ -131,7 +131,7 @@ class Shares(Rows):
         return info if info.size >= 0 else None
 
     def _release(self, digest: bytes) -> int:
-        """An entry lets go; octets given back."""
+        """An entry lets go; bytes given back."""
         info = self._held(digest)
         info.holders -= 1
         if info.holders > 0:

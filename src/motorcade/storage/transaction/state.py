@@ -10,7 +10,7 @@ from motorcade.storage.notes import Notes
 from motorcade.storage.ports import FeedEnd, Fence
 from motorcade.storage.tables import Head
 
-#: Heads in the cache: about 300 octets each.
+#: Heads in the cache: about 300 bytes each.
 MAX_HEADS = 65_536
 
 #: Counters of blobs in the cache, and shared messages.
@@ -21,7 +21,7 @@ MAX_MESSAGES = 4_096
 MAX_SEEN = 1_024
 MAX_SEEN_ROWS = 64
 
-#: Octets: of what was written last, up to twice as much, the rows of entries are kept in mind (about 10 MiB at most).
+#: Bytes: of what was written last, up to twice as much, the rows of entries are kept in mind (about 10 MiB at most).
 #: Who is connected acknowledges at once, and looking a row up takes longer than removing it.
 MAX_KNOWN = 2**20
 
@@ -88,26 +88,26 @@ class BlobInfo:
 class Message:
     """What is known of a shared message without its body."""
 
-    __slots__ = ("digest", "holders", "key", "number", "octets")
+    __slots__ = ("digest", "holders", "key", "number", "size_bytes")
 
-    def __init__(self, number: int, holders: int, key: bytes, digest: bytes, octets: int) -> None:
+    def __init__(self, number: int, holders: int, key: bytes, digest: bytes, size_bytes: int) -> None:
         self.number = number
         self.holders = holders
         self.key = key
         self.digest = digest  #: of its blob; empty: none
-        self.octets = octets  #: that go with it, but for the blob
+        self.size_bytes = size_bytes  #: that go with it, but for the blob
 
 
 class StreamHead:
     """Size and ends of a stream."""
 
-    __slots__ = ("first", "last", "octets", "records", "time")
+    __slots__ = ("first", "last", "records", "size_bytes", "time")
 
-    def __init__(self, first: int = 1, last: int = 0, records: int = 0, octets: int = 0, time: float = 0.0) -> None:
+    def __init__(self, first: int = 1, last: int = 0, records: int = 0, size_bytes: int = 0, time: float = 0.0) -> None:
         self.first = first
         self.last = last
         self.records = records
-        self.octets = octets
+        self.size_bytes = size_bytes
         self.time = time
 
 
@@ -124,7 +124,7 @@ class State:
         #: Rows of entries that were written lately, by their keys; None: removed. The young ones count first.
         self.known: dict[bytes, bytes | None] = {}
         self.known_before: dict[bytes, bytes | None] = {}
-        self._known_octets = 0
+        self._known_bytes = 0
         self.notes = Notes()
         self.attached: dict[str, tuple[str, Fence]] = {}  #: home: member; as many as are attached
         self.entries = 0
@@ -150,7 +150,7 @@ class State:
         self.heads.clear()
         self.blobs.clear()
         self.messages.clear()
-        self.known, self.known_before, self._known_octets = {}, {}, 0
+        self.known, self.known_before, self._known_bytes = {}, {}, 0
         totals = tables.parse_totals(self.notes.get(opened, tables.TOTALS_NOTE))
         self.entries, self.blob_count, self.blob_octets, self.records, self.shared, self.floor = totals
         self.feed = feed_end(opened).number
@@ -160,12 +160,12 @@ class State:
             self.entries, self.blob_count, self.blob_octets, self.records, self.shared, self.floor
         )
 
-    def keep_in_mind(self, rows: dict[bytes, bytes | None], octets: int) -> None:
-        """Rows that have just been written, in a transaction of so many octets."""
+    def keep_in_mind(self, rows: dict[bytes, bytes | None], size_bytes: int) -> None:
+        """Rows that have just been written, in a transaction of so many bytes."""
         self.known.update(rows)
-        self._known_octets += octets
-        if self._known_octets > MAX_KNOWN:
-            self.known_before, self.known, self._known_octets = self.known, {}, 0
+        self._known_bytes += size_bytes
+        if self._known_bytes > MAX_KNOWN:
+            self.known_before, self.known, self._known_bytes = self.known, {}, 0
 
     def next_transaction(self) -> int:
         self._transactions += 1

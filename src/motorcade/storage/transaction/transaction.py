@@ -75,9 +75,9 @@ class Transaction(Appends):
         head = self._stream(stream) or StreamHead()
         head.time = max(head.time, now)
         offsets = list(range(head.last + 1, head.last + 1 + len(values)))
-        for offset, row, octets in runs.rows_of(head.last + 1, head.time, values):
+        for offset, row, size_bytes in runs.rows_of(head.last + 1, head.time, values):
             self._put(prefix + _pack(offset), row, self._handles["rows"])
-            head.octets += octets
+            head.size_bytes += size_bytes
         head.last = offsets[-1]
         head.records += len(values)
         self._streams[stream] = head
@@ -86,14 +86,14 @@ class Transaction(Appends):
         self.grown[stream] = head.last
         return offsets
 
-    def trim(self, stream: str, before: float, octets: int, records: int, budget: int) -> Swept:
+    def trim(self, stream: str, before: float, size_bytes: int, records: int, budget: int) -> Swept:
         head = self._stream(stream)
         if head is None or not head.records:
             return Swept(0, 0, None)
         prefix = tables.name(stream) + b"\0"
         removed, freed, cursor = 0, 0, None
         for offset, time, size, key in self._records_of(prefix, head.first):
-            if not (time < before or 0 < records < head.records or 0 < octets < head.octets):
+            if not (time < before or 0 < records < head.records or 0 < size_bytes < head.size_bytes):
                 break
             if removed == budget:
                 cursor = MORE
@@ -103,14 +103,14 @@ class Transaction(Appends):
             removed += 1
             freed += size
             head.records -= 1
-            head.octets -= size
+            head.size_bytes -= size
             head.first = offset + 1
         if removed:
             self._streams[stream] = head
         return Swept(removed, freed, cursor)
 
     def _records_of(self, prefix: bytes, first: int) -> Iterator[tuple[int, float, int, bytes]]:
-        """Offset, time and octets of the records of a stream, oldest first; the last one of a row has the row's key."""
+        """Offset, time and bytes of the records of a stream, oldest first; the last one of a row has the row's key."""
         for key, row in scan(self._tables.rows, prefix + _pack(first), after_prefix(prefix)):
             last = tables.NUMBER.unpack(key[-8:])[0]
             time, _ = runs.extent(row)
@@ -122,14 +122,14 @@ class Transaction(Appends):
                 offset += 1
 
     def drop_stream(self, stream: str) -> None:
-        octets = tables.name(stream)
+        name = tables.name(stream)
         if self._stream(stream) is None:
             return
         self._streams.pop(stream, None)
         if self.grown is not None:
             self.grown.pop(stream, None)
-        self._unset("streams", octets)
-        self._batch.delete_range(octets + b"\0", octets + b"\1", self._handles["rows"])
+        self._unset("streams", name)
+        self._batch.delete_range(name + b"\0", name + b"\1", self._handles["rows"])
 
     def _stream(self, stream: str) -> StreamHead | None:
         head = self._streams.get(stream)
@@ -230,9 +230,9 @@ class Transaction(Appends):
         for key, row in scan(self._tables.endings, b"", end):
             if left <= 0:
                 break
-            count, octets, looked = self._ended(key, row, now, left, expired)
+            count, size_bytes, looked = self._ended(key, row, now, left, expired)
             removed += count
-            freed += octets
+            freed += size_bytes
             left -= looked
             if self._get("endings", key) is not None:
                 break  # the budget ended within it
@@ -265,18 +265,18 @@ class Transaction(Appends):
         budget: int,
         expired: list[tuple[str, int]],
     ) -> tuple[int, int, int]:
-        removed, octets = 0, 0
+        removed, size_bytes = 0, 0
         due = list(zip(owners[:budget], positions[:budget], strict=True))
         for owner, position in due:
             head = self._used(owner)
             row = self._get_entry(head.prefix + _pack(position))
             if row is not None and 0 < tables.expiry(row) <= now:
-                octets += self._remove(head, position, row) or 0
+                size_bytes += self._remove(head, position, row) or 0
                 removed += 1
                 expired.append((owner, position))
         rest = (owners[budget:], positions[budget:])
         self._keep_rest(key, rest if rest[0] else None)
-        return removed, octets, len(due)
+        return removed, size_bytes, len(due)
 
     def _ended_tokens(
         self, key: bytes, token: bytes, owners: list[str], now: float, budget: int

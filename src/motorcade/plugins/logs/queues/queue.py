@@ -188,7 +188,7 @@ class Queue:
         """Look up how large the queue is."""
         infos = [await self._mailboxes.info(level.mailbox) for level in self.dispatcher.levels.values()]
         self._entries = sum(info.entries for info in infos)
-        self._bytes = sum(info.octets for info in infos)
+        self._bytes = sum(info.size_bytes for info in infos)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -114,8 +114,8 @@ class Trimmer:
                 self._budget,
             )
             self._counters["trimmed"] += swept.removed
-            self._counters["trimmed_bytes"] += swept.octets
-            await stream.trimmed(swept.removed, swept.octets)
+            self._counters["trimmed_bytes"] += swept.size_bytes
+            await stream.trimmed(swept.removed, swept.size_bytes)
             if swept.cursor is None:
                 return
             await asyncio.sleep(0)

@@ -422,7 +422,7 @@ class Streams:
             first=info.first,
             last=info.last,
             records=info.records,
-            bytes=info.octets,
+            bytes=info.size_bytes,
             readers=len(cursors),
             lag=max((_lag(cursor.done, info) for cursor in cursors), default=0),
             reading=tuple(await self._reader_views(stream.name, info)) if readers else (),

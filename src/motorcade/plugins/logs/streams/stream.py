@@ -126,7 +126,7 @@ class Stream:
     async def open(self) -> None:
         """Find out where the stream stands."""
         info = await self._store.info(self.name)
-        self.first, self.records, self.octets = info.first, info.records, info.octets
+        self.first, self.records, self.octets = info.first, info.records, info.size_bytes
         self._reached(info.last)
         if self.records:
             last = await self._store.read(self.name, self.tail - 1, 1)
