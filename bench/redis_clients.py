@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from motorcade.redis.resp import Access, Address, connect
+from motorcade.redis.resp import Access, ServerAddress, connect
 
 Ask = Callable[[], Awaitable[object]]
 IN_FLIGHT = 64
@@ -51,7 +51,7 @@ async def ready(port: int) -> None:
     end = time.monotonic() + 20
     while True:
         try:
-            connection = await connect(Address("127.0.0.1", port), Access())
+            connection = await connect(ServerAddress("127.0.0.1", port), Access())
             await connection.call("HSET", "bench", "field", VALUE)
             connection.close()
             return
@@ -63,7 +63,7 @@ async def ready(port: int) -> None:
 
 @asynccontextmanager
 async def thin(port: int) -> AsyncIterator[tuple[Ask, int]]:
-    connection = await connect(Address("127.0.0.1", port), Access())
+    connection = await connect(ServerAddress("127.0.0.1", port), Access())
     yield lambda: connection.call("HGET", "bench", "field"), 1
     connection.close()
 

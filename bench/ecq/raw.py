@@ -23,13 +23,13 @@ from typing import Any
 
 from rocksdict import WriteBatch
 
-from motorcade.storage.files import Files, Tables
+from motorcade.storage.files import Files, RocksTables
 
 NUMBER = struct.Struct(">Q")
 HEAD = bytes(40)  # time, publisher, key: what any record says beside the payload
 
 
-def append(opened: Tables, told: dict[str, Any], payloads: list[bytes]) -> None:
+def append(opened: RocksTables, told: dict[str, Any], payloads: list[bytes]) -> None:
     """Producer by producer and queue by queue, as the generator does it."""
     db, entries, keys = opened.db, opened.handles["entries"], opened.handles["keys"]
     queues, producers, group = told["queues"], told["producers"], told["group"]
@@ -54,7 +54,7 @@ def append(opened: Tables, told: dict[str, Any], payloads: list[bytes]) -> None:
     db.flush_wal(True)
 
 
-def drain(opened: Tables, queues: int, size: int) -> int:
+def drain(opened: RocksTables, queues: int, size: int) -> int:
     """Every row of every queue; how many there were."""
     count = 0
     for queue in range(queues):

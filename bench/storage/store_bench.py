@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 from rocksdict import WriteBatch
 
-from motorcade.storage.files import Files, Tables
+from motorcade.storage.files import Files, RocksTables
 from motorcade.storage.ports import Batch, Bound, Draft, Durability
 from motorcade.storage.rocks import RocksStore
 
@@ -133,7 +133,7 @@ class Work:
 # -- the bare engine
 
 
-def bare(path: Path, run: Callable[[Tables], Sample]) -> Sample:
+def bare(path: Path, run: Callable[[RocksTables], Sample]) -> Sample:
     files = Files(path)
     files.open()
     try:
@@ -146,7 +146,7 @@ def bare(path: Path, run: Callable[[Tables], Sample]) -> Sample:
         files.close()
 
 
-def bare_accept(work: Work, keyed: bool, opened: Tables) -> Sample:
+def bare_accept(work: Work, keyed: bool, opened: RocksTables) -> Sample:
     """One row per owner, the payload once by its hash; keyed: also a row that leads from the key to the entry."""
     batches = list(work)
     db, entries, blobs, keys = opened.db, *(opened.handles[table] for table in ("entries", "blobs", "keys"))
@@ -174,7 +174,7 @@ def bare_accept(work: Work, keyed: bool, opened: Tables) -> Sample:
     return watch.sample(len(batches))
 
 
-def bare_next_ack(work: Work, synced: bool, opened: Tables) -> Sample:
+def bare_next_ack(work: Work, synced: bool, opened: RocksTables) -> Sample:
     """Seek, fetch the payload, delete; deletions in groups."""
     bare_accept(work, False, opened)
     db, entries = opened.db, opened.handles["entries"]
@@ -208,7 +208,7 @@ def turns() -> list[list[str]]:
     return [draw.sample(names, TURN) for _ in range(TURNS)]
 
 
-def bare_turn(opened: Tables) -> Sample:
+def bare_turn(opened: RocksTables) -> Sample:
     work, row = turns(), bytes(30) + SMALL_BODY + SMALL_PAYLOAD
     db, entries = opened.db, opened.handles["entries"]
     watch = Stopwatch()
@@ -221,7 +221,7 @@ def bare_turn(opened: Tables) -> Sample:
     return watch.sample(TURN * TURNS)
 
 
-def bare_fan(opened: Tables) -> Sample:
+def bare_fan(opened: RocksTables) -> Sample:
     owners = sessions()
     db, entries, shared = opened.db, opened.handles["entries"], opened.handles["shared"]
     watch = Stopwatch()
@@ -235,7 +235,7 @@ def bare_fan(opened: Tables) -> Sample:
     return watch.sample(SESSIONS * FANS)
 
 
-def bare_read(opened: Tables) -> Sample:
+def bare_read(opened: RocksTables) -> Sample:
     bare_window(opened)
     watch = Stopwatch()
     count = 0
@@ -249,7 +249,7 @@ def bare_read(opened: Tables) -> Sample:
     return watch.sample(count)
 
 
-def bare_acks(opened: Tables) -> Sample:
+def bare_acks(opened: RocksTables) -> Sample:
     bare_window(opened)
     db, entries = opened.db, opened.handles["entries"]
     watch = Stopwatch()
@@ -261,7 +261,7 @@ def bare_acks(opened: Tables) -> Sample:
     return watch.sample(TURN * WINDOW)
 
 
-def bare_window(opened: Tables) -> None:
+def bare_window(opened: RocksTables) -> None:
     """64 messages for each of some owners."""
     row = bytes(30) + SMALL_BODY + SMALL_PAYLOAD
     for number in range(WINDOW):
@@ -391,7 +391,7 @@ def main() -> int:
     rows = {name: Row(name, unit) for name, unit in UNITS.items()}
     late: list[float] = []
     place = Path(tempfile.mkdtemp(prefix="motorcade-bench-", dir=arguments.dir))
-    runs: dict[str, tuple[Callable[[Tables], Sample], Callable[[RocksStore], object]]] = {
+    runs: dict[str, tuple[Callable[[RocksTables], Sample], Callable[[RocksStore], object]]] = {
         "accept": (lambda opened: bare_accept(work, False, opened), lambda store: accept(work, False, store)),
         "accept-keyed": (lambda opened: bare_accept(work, True, opened), lambda store: accept(work, True, store)),
         "next-ack": (lambda opened: bare_next_ack(work, False, opened), lambda store: next_ack(work, store)),

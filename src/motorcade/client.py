@@ -59,7 +59,7 @@ from motorcade.mqtt.packets import (
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.mqtt.reasons import ProtocolError
 
-__all__ = ["Client", "ClientError", "ConnectionLostError", "RefusedError", "State", "Will"]
+__all__ = ["Client", "ClientError", "ClientState", "ConnectionLostError", "RefusedError", "Will"]
 
 _FAILURE = 0x80  # reason codes from here on are refusals
 _PINGREQ = encode(Pingreq(), V5)
@@ -90,7 +90,7 @@ class ConnectionLostError(ClientError):
 
 
 @dataclass(slots=True)
-class State:
+class ClientState:
     """What a client has to remember from one connection to the next (chapter 4.1 of the specification)."""
 
     unacknowledged: dict[int, Publish | Pubrel] = field(default_factory=dict)  #: sent, by packet id, in order
@@ -113,7 +113,7 @@ class Client(asyncio.Protocol):
         self,
         request: Connect,
         *,
-        state: State,
+        state: ClientState,
         buffer: int,
         max_inflight: int,
         on_message: Callable[[Publish], ReasonCode | None] | None,
@@ -173,7 +173,7 @@ class Client(asyncio.Protocol):
         tls: ssl_.SSLContext | None = None,
         ws_path: str | None = None,
         local_address: str | None = None,
-        state: State | None = None,
+        state: ClientState | None = None,
         buffer: int = 1000,
         max_inflight: int = 65535,
         on_message: Callable[[Publish], ReasonCode | None] | None = None,
@@ -197,7 +197,7 @@ class Client(asyncio.Protocol):
         def make() -> Client:
             return cls(
                 request,
-                state=state if state is not None else State(),
+                state=state if state is not None else ClientState(),
                 buffer=buffer,
                 max_inflight=max_inflight,
                 on_message=on_message,

@@ -172,7 +172,7 @@ FIRST_PLUGIN: Final = "access"
 Path_ = tuple[str, ...]
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where to listen. An empty host is every interface; port 0 lets the system choose."""
 
     host: str
@@ -199,7 +199,7 @@ class _Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A valid configuration and where it came from."""
 
     config: Config
@@ -223,14 +223,14 @@ class Loaded:
             shown = leaf.reference if leaf is not None and leaf.reference else _hide(path, value)
             yield _dotted(path), shown, leaf.origin if leaf is not None else DEFAULT
 
-    def again(self) -> Loaded:
+    def again(self) -> LoadedConfig:
         """Read the same file once more, with the same environment and command line; plugins' tables are checked too."""
         loaded = load(self.path, self._environ, self._overrides)
         check_plugins(loaded)
         return loaded
 
 
-def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Loaded:
+def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> LoadedConfig:
     """Read, merge and check. `overrides` are dotted keys from the command line. Raises `ConfigError`."""
     leaves: dict[Path_, _Value] = {}
     for layer in (_from_file(path), _from_environment(environ), _from_command_line(overrides)):
@@ -240,25 +240,25 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     config = msgspec.convert(checked, Config)
     for key, problem in _contradictions(config):
         raise ConfigError(f"{_where(leaves, key)}: {_dotted(key)}: {problem}")
-    return Loaded(config, path, leaves, dict(environ), dict(overrides))
+    return LoadedConfig(config, path, leaves, dict(environ), dict(overrides))
 
 
 # --- questions the node asks about a configuration --------------------------------------------------------------------
 
 
-def addresses(bind: Bind) -> list[Address]:
+def addresses(bind: Bind) -> list[ListenAddress]:
     """What `bind` says; empty for `off`. Raises `ConfigError`."""
     texts = (bind,) if isinstance(bind, str) else bind
     return [parse_address(text) for text in texts if text != OFF]
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> ListenAddress:
     """`HOST:PORT`, `[IPV6]:PORT` or `*:PORT`."""
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})", text.strip())
     if match is None or int(match["port"]) > 65535:
         raise ConfigError(f"{text!r} is not an address; write HOST:PORT, [IPV6]:PORT, *:PORT or off")
     host = match["v6"] or match["host"]
-    return Address("" if host == "*" else host, int(match["port"]))
+    return ListenAddress("" if host == "*" else host, int(match["port"]))
 
 
 def plugins_to_load(config: Config) -> list[PluginSetting]:
@@ -274,7 +274,7 @@ def plugins_to_load(config: Config) -> list[PluginSetting]:
     return settings
 
 
-def check_plugins(loaded: Loaded) -> None:
+def check_plugins(loaded: LoadedConfig) -> None:
     """Check the tables of installed plugins against their own records, so that errors name the line.
 
     A plugin with a `path` is not imported here: looking at a configuration must not run somebody's file.
@@ -620,7 +620,7 @@ def _guarded(http: HttpOptions) -> bool:
     return bool(http.token) and http.require_token
 
 
-def _is_loopback(address: Address) -> bool:
+def _is_loopback(address: ListenAddress) -> bool:
     try:
         return ipaddress.ip_address(address.host).is_loopback
     except ValueError:

@@ -155,7 +155,7 @@ class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: list[SubscriptionView]  #: the first MAX_SUBSCRIPTIONS of them
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class ClientPage(msgspec.Struct, frozen=True, kw_only=True):
     """Some clients, in the order of their ids."""
 
     clients: list[ClientView]
@@ -343,7 +343,7 @@ class Control:
 
     # -- clients
 
-    async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "") -> Page:
+    async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "") -> ClientPage:
         """A page of clients after `cursor`, connected or away, whose id or user name contains `search`."""
         limit = min(max(limit, 1), MAX_CLIENTS)
         sessions = self._broker_state.registry.sessions
@@ -368,7 +368,7 @@ class Control:
             waiting = await asyncio.gather(*map(self._waiting, present))
             views += [_client_view(*both) for both in zip(present, waiting, strict=True)]
             await asyncio.sleep(0)
-        return Page(clients=views, count=matching, cursor=found[limit - 1] if more else None)
+        return ClientPage(clients=views, count=matching, cursor=found[limit - 1] if more else None)
 
     async def client(self, client_id: str) -> ClientDetail:
         """Everything about one client; `NotFoundError` if it has no session."""

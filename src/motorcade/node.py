@@ -28,7 +28,7 @@ from motorcade.broker.listener import Endpoint, Listener, address_text
 from motorcade.broker.session_store import SessionStore
 from motorcade.broker.state import BrokerOptions, BrokerState
 from motorcade.broker.tls import Served, TlsFiles, server_context
-from motorcade.config import Config, Loaded, addresses, differences, plugins_to_load
+from motorcade.config import Config, LoadedConfig, addresses, differences, plugins_to_load
 from motorcade.control import Control, NodeState, ReloadView
 from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.guid import GuidFactory
@@ -65,7 +65,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 class Node:
     """One node: starts, serves until told to stop, drains."""
 
-    def __init__(self, loaded: Loaded, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loaded: LoadedConfig, loop: asyncio.AbstractEventLoop) -> None:
         self._loaded = loaded
         config = loaded.config
         hooks = Hooks()
@@ -336,7 +336,7 @@ class Node:
             self.tasks.note("node.reload", error)
 
 
-def _in_force(old: Loaded, new: Loaded, waiting: set[str]) -> Iterator[tuple[str, object, str]]:
+def _in_force(old: LoadedConfig, new: LoadedConfig, waiting: set[str]) -> Iterator[tuple[str, object, str]]:
     """Entries as they are after a reload: new ones, but for those that wait for a restart."""
     yield from (entry for entry in new.entries() if entry[0] not in waiting)
     yield from (entry for entry in old.entries() if entry[0] in waiting)
@@ -380,7 +380,7 @@ def give_back_large_blocks() -> bool:
     return tune is not None and bool(tune(_M_MMAP_THRESHOLD, LARGE_BLOCK) and tune(_M_TRIM_THRESHOLD, SPARE_BLOCK))
 
 
-def run(loaded: Loaded) -> int:
+def run(loaded: LoadedConfig) -> int:
     """Run a node until SIGTERM or SIGINT; the exit code."""
     os.umask(0o077)  # what the node writes is its own user's, whichever library writes it
     _raise_file_limit(loaded.config.limits.max_connections)
@@ -394,7 +394,7 @@ def run(loaded: Loaded) -> int:
     return 0
 
 
-async def _serve(loaded: Loaded) -> None:
+async def _serve(loaded: LoadedConfig) -> None:
     loop = asyncio.get_running_loop()
     node = Node(loaded, loop)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from motorcade.redis.place import RedisOptions
+from motorcade.redis.url import RedisOptions
 from motorcade.storage.ports import Draft, Durability, StoreError
 from motorcade.storage.redis import RedisStore
 from tests.support.redis import RedisCluster, RedisServer, wait_until

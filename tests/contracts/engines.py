@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from motorcade.redis.place import RedisOptions
+from motorcade.redis.url import RedisOptions
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Appended, Bound, Draft, Durability, Entry, Store, Swept
 from motorcade.storage.redis import RedisStore

@@ -16,7 +16,7 @@ import pytest
 
 from motorcade.storage import open_store
 from motorcade.storage.ports import Batch, Draft, Durability, Formed, Store, StoreError
-from motorcade.storage.readers import MAX_ROWS, PAGE_BYTES, Extent, Page, StoreReader, open_reader, rows_for
+from motorcade.storage.readers import MAX_ROWS, PAGE_BYTES, Extent, StoreReader, StreamPage, open_reader, rows_for
 from motorcade.storage.redis_reader import ORIGIN, EntryId, NativeReader
 from motorcade.storage.secondary import Secondary
 from tests.contracts.engines import HOUR, NOW, PAYLOAD
@@ -176,7 +176,7 @@ async def test_pages_are_small_where_records_are_large(url: str, store: Store) -
     for _ in range(4):
         await store.streams.append("s", [b"x" * 400_000 for _ in range(20)], NOW)
     async with reading(url) as reader:
-        pages: list[Page] = await look(lambda: list(reader.pages("s", 0, 80)))
+        pages: list[StreamPage] = await look(lambda: list(reader.pages("s", 0, 80)))
         assert 80 == sum(len(page.values) for page in pages)
         assert PAGE_BYTES + 400_000 >= max(sum(map(len, page.values)) for page in pages)
 
@@ -189,7 +189,7 @@ async def test_a_large_record_ends_a_page(tmp_path: Path) -> None:
     for size in sizes:
         await store.streams.append("s", [bytes(size)], NOW)
     async with reading(url) as reader:
-        pages: list[Page] = await look(lambda: list(reader.pages("s", 0, 99)))
+        pages: list[StreamPage] = await look(lambda: list(reader.pages("s", 0, 99)))
         assert [[10, PAGE_BYTES], [PAGE_BYTES], [PAGE_BYTES], [10, 10]] == [
             list(map(len, page.values)) for page in pages
         ]

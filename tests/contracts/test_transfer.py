@@ -115,22 +115,22 @@ def contents(file: bytes) -> dict[str, object]:
     found: dict[str, object] = {}
     for frame in transfer.frames(io.BytesIO(file)):
         match frame:
-            case transfer.Blob():
+            case transfer.ExportedBlob():
                 found[f"blob {frame.data!r}"] = frame.keep_until
-            case transfer.Mailbox():
+            case transfer.ExportedMailbox():
                 before = found.get(f"mailbox {frame.owner}", (0, 0, []))
                 entries = before[2] + frame.entries  # type: ignore[index]
                 found[f"mailbox {frame.owner}"] = (frame.last, frame.generation, entries)
-            case transfer.Tokens():
+            case transfer.ExportedTokens():
                 for token, position, until in frame.tokens:
                     found[f"token {frame.owner} {token!r}"] = (position, round(until, 3))
-            case transfer.Records():
+            case transfer.ExportedRecords():
                 for key, value, until in frame.records:
                     found[f"record {frame.collection} {key}"] = (value, until)
-            case transfer.Stream():
+            case transfer.ExportedStream():
                 before = found.get(f"stream {frame.name}", (0, 0, []))
                 found[f"stream {frame.name}"] = (frame.last, frame.time, before[2] + frame.records)  # type: ignore[index]
-            case transfer.HeldLease():
+            case transfer.ExportedLease():
                 found[f"lease {frame.name}"] = frame.token
     return found
 
@@ -338,7 +338,9 @@ async def test_large_mailboxes_and_streams_come_in_parts(place: Place) -> None:
         expected = await entries(store, "v")
     file = await place.export()
     frames = list(transfer.frames(io.BytesIO(file)))
-    assert [2, 3] == [sum(isinstance(frame, kind) for frame in frames) for kind in (transfer.Mailbox, transfer.Stream)]
+    assert [2, 3] == [
+        sum(isinstance(frame, kind) for frame in frames) for kind in (transfer.ExportedMailbox, transfer.ExportedStream)
+    ]
     assert 1 == file.count(PAYLOAD)
     await moved(place, file)
     async with place.store() as store:
@@ -433,7 +435,7 @@ async def test_a_file_of_version_1_is_read(place: Place) -> None:
 async def test_other_files_and_later_versions_are_refused_by_name() -> None:
     for other in (b"", b"x", b"PK\x03\x04 something else", bytes(100), b"\xff" * 100):
         assert "no exported store" in refused(other)
-    packed = transfer._encode(transfer.Header(transfer.NAME, transfer.VERSION + 1, "memory", NOW, "9.9"))
+    packed = transfer._encode(transfer.FileHeader(transfer.NAME, transfer.VERSION + 1, "memory", NOW, "9.9"))
     assert "made by Motorcade 9.9" in refused(len(packed).to_bytes(4, "big") + packed)
 
 
@@ -443,7 +445,7 @@ async def test_other_files_and_later_versions_are_refused_by_name() -> None:
 async def test_an_embedded_store_is_there_as_a_whole_or_not_at_all(places: dict[str, Place]) -> None:
     place = places["rocksdb"]
     target = RocksTarget(place.path)
-    await target.load(transfer.Records("one", [("key", b"value", 0.0)]))
+    await target.load(transfer.ExportedRecords("one", [("key", b"value", 0.0)]))
     assert not place.path.exists()
     target.abandon()
     assert [] == list(place.path.parent.iterdir())
@@ -454,7 +456,7 @@ async def test_a_shared_store_that_was_filled_in_part_opens_no_more(places: dict
         place = places[name]
         async with place.store() as store:
             assert isinstance(store, RedisStore)
-            await RedisTarget(store, NOW).load(transfer.Records("one", [("key", b"value", 0.0)]))
+            await RedisTarget(store, NOW).load(transfer.ExportedRecords("one", [("key", b"value", 0.0)]))
         with pytest.raises(StoreError, match="was not finished"):
             async with place.store():
                 pass

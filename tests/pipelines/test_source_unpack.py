@@ -19,7 +19,7 @@ from motorcade.pipelines.sources import columns, unpack
 from motorcade.pipelines.sources.columns import Wanted
 from motorcade.pipelines.sources.messages import Messages
 from motorcade.pipelines.sources.options import ReadOptions
-from motorcade.storage.readers import Page
+from motorcade.storage.readers import StreamPage
 
 NOW = 1_790_000_000.25
 
@@ -86,11 +86,13 @@ def messages(names: list[str], **options: str) -> Messages:
     return Messages(ReadOptions.parse({"store": "rocksdb://nowhere", "stream": "s", **options}), Wanted(names))
 
 
-def page_of(found: list[bytes], step: int = 1) -> Page:
-    return Page([7 + step * row for row in range(len(found))], [NOW + row // 3 for row in range(len(found))], found)
+def page_of(found: list[bytes], step: int = 1) -> StreamPage:
+    return StreamPage(
+        [7 + step * row for row in range(len(found))], [NOW + row // 3 for row in range(len(found))], found
+    )
 
 
-def one_by_one(page: Page, names: list[str]) -> pa.RecordBatch:
+def one_by_one(page: StreamPage, names: list[str]) -> pa.RecordBatch:
     """The slow way, written once more: what a record is, `core.record` alone says."""
     kept = []
     for offset, time, value in zip(*page, strict=True):

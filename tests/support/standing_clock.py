@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from motorcade.redis.resp import Argument, Connection
+from motorcade.redis.resp import Argument, RedisConnection
 
 #: Seconds of the loop's clock after which `until` gives up, and of real time between two looks at other threads.
 PATIENCE = 600.0
@@ -92,16 +92,16 @@ class _Selector(selectors.DefaultSelector):
 
 def count_commands(patch: Callable[[object, str, object], None]) -> None:
     """Let loops know what servers have not answered; `patch` is `monkeypatch.setattr`."""
-    call = Connection.call
+    call = RedisConnection.call
 
-    def counted(connection: Connection, *words: Argument) -> asyncio.Future[Any]:
+    def counted(connection: RedisConnection, *words: Argument) -> asyncio.Future[Any]:
         reply = call(connection, *words)
         loop = reply.get_loop()
         if isinstance(loop, StandingLoop):
             loop.asked(words, reply)
         return reply
 
-    patch(Connection, "call", counted)
+    patch(RedisConnection, "call", counted)
 
 
 def clock() -> StandingLoop:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from motorcade.client import Client, ClientError, ConnectionLostError, RefusedError, State, Will
+from motorcade.client import Client, ClientError, ClientState, ConnectionLostError, RefusedError, Will
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.mqtt.packets import Publish
@@ -372,7 +372,7 @@ async def test_what_was_not_acknowledged_is_sent_again(qos: int) -> None:
         peer.send(wire.publish_packet("acknowledged", b""))
         await peer.expect(wire.DISCONNECT)
 
-    state = State()
+    state = ClientState()
     async with scripted(vanish, come_back) as port:
         first = await Client.connect(port=port, state=state)
         with pytest.raises(ConnectionLostError):
@@ -395,7 +395,7 @@ async def test_a_lost_session_is_forgotten() -> None:
         assert b"fresh" == (await peer.expect(wire.PUBLISH)).payload
         await peer.expect(wire.DISCONNECT)
 
-    state = State()
+    state = ClientState()
     async with scripted(vanish, new) as port:
         first = await Client.connect(port=port, state=state)
         with pytest.raises(ConnectionLostError):

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from motorcade import config
-from motorcade.config import Address, Loaded, PluginSetting
+from motorcade.config import ListenAddress, LoadedConfig, PluginSetting
 from motorcade.core.errors import ConfigError
 from motorcade.extension.declared import BadOptionsError, Name
 from motorcade.extension.plugin import GROUP, Plugin
 from tests.support.node import ROOT
 from tests.support.tables import each_case
 
-Read = Callable[..., Loaded]
+Read = Callable[..., LoadedConfig]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
 
     def read_(
         text: str = "", environ: dict[str, str] | None = None, overrides: dict[str, object] | None = None
-    ) -> Loaded:
+    ) -> LoadedConfig:
         Path("motorcade.toml").write_text(text)
         return config.load(Path("motorcade.toml"), environ or {}, overrides or {})
 
@@ -40,10 +40,10 @@ def test_without_anything_only_loopback_is_bound() -> None:
     """The default configuration listens on no address that another machine can reach."""
     loaded = config.load(None, {}, {})
     listeners = loaded.config.listeners
-    assert [Address("127.0.0.1", 1883)] == config.addresses(listeners.tcp.bind)
-    assert [Address("127.0.0.1", 8083)] == config.addresses(listeners.ws.bind)
+    assert [ListenAddress("127.0.0.1", 1883)] == config.addresses(listeners.tcp.bind)
+    assert [ListenAddress("127.0.0.1", 8083)] == config.addresses(listeners.ws.bind)
     assert [] == config.addresses(listeners.tls.bind) + config.addresses(listeners.wss.bind)
-    assert [Address("127.0.0.1", 18083)] == config.addresses(loaded.config.http.bind)
+    assert [ListenAddress("127.0.0.1", 18083)] == config.addresses(loaded.config.http.bind)
     assert {"default"} == {origin for _, _, origin in loaded.entries()}
 
 
@@ -131,7 +131,9 @@ def test_variables_are_toml_if_they_can_be() -> None:
         },
         {},
     )
-    assert [Address("127.0.0.1", 1), Address("::1", 2)] == config.addresses(loaded.config.listeners.tcp.bind)
+    assert [ListenAddress("127.0.0.1", 1), ListenAddress("::1", 2)] == config.addresses(
+        loaded.config.listeners.tcp.bind
+    )
     assert loaded.config.session.store_qos0 is True
     assert "7" == loaded.config.broker.node
     assert {"level": 3} == loaded.config.plugins["x"]

@@ -28,7 +28,7 @@ from motorcade.core.redaction import without_secrets
 
 if TYPE_CHECKING:
     from motorcade.storage.redis import RedisStore
-    from motorcade.storage.transfer import Source, Target
+    from motorcade.storage.transfer import ExportSource, ImportTarget
 
 app = typer.Typer(no_args_is_help=True, help="Check, measure, copy and move the store of a node.")
 
@@ -482,14 +482,14 @@ async def _import_shared(where: Where, reading: BinaryIO) -> dict[str, int]:
 # -- files
 
 
-async def _export(source: Source, out: BinaryIO) -> dict[str, int]:
+async def _export(source: ExportSource, out: BinaryIO) -> dict[str, int]:
     from motorcade.storage import transfer
 
     with _progress() as show:
         return await transfer.export(source, out, time.time(), lambda counts: show(lambda: _told(counts)))
 
 
-async def _load(target: Target, reading: BinaryIO) -> dict[str, int]:
+async def _load(target: ImportTarget, reading: BinaryIO) -> dict[str, int]:
     from motorcade.storage import transfer
 
     with _progress() as show:

@@ -24,11 +24,11 @@ from motorcade.core.errors import StoreError
 from motorcade.dispatch.options import DispatchOptions
 
 try:
-    from motorcade.redis.place import RedisOptions, parse_url
-    from motorcade.redis.resp import Address, Argument, Connection, LostError, ServerError
+    from motorcade.redis.resp import Argument, LostError, RedisConnection, ServerAddress, ServerError
     from motorcade.redis.scripts import Script, script_of
     from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, PASSING, Purpose, Servers, refusal
     from motorcade.redis.slots import slot_of
+    from motorcade.redis.url import RedisOptions, parse_url
 except ImportError as missing:  # the first import of a dispatcher
     raise StoreError(f"{missing}; `pip install 'motorcade[redis]'` brings what dispatchers need") from missing
 
@@ -88,7 +88,7 @@ class Calls:
         self.unconfirmed = 0  #: calls that too few replicas had confirmed in time
         self._wanted = options.replicas if place.options.replicas is None else place.options.replicas
         self._unchecked = place.options.unchecked
-        self._replicas: dict[Connection, tuple[float, int]] = {}  #: when it was asked for, and how many
+        self._replicas: dict[RedisConnection, tuple[float, int]] = {}  #: when it was asked for, and how many
 
     async def open(self) -> None:
         """Find the servers, and see whether they can keep what they are given."""
@@ -105,7 +105,7 @@ class Calls:
             if not self._unchecked:
                 _warn(address, facts)
 
-    async def _ask_server(self, address: Address) -> Any:
+    async def _ask_server(self, address: ServerAddress) -> Any:
         """INFO, from a server that may still be starting."""
         end = asyncio.get_running_loop().time() + self.servers.patience
         while True:
@@ -171,7 +171,7 @@ class Calls:
         except ServerError as error:
             raise refusal(error, self.servers.master(slot_of(key)) or self.servers.seeds[0]) from None
 
-    async def _once(self, connection: Connection, words: tuple[Argument, ...], durable: bool) -> Any:
+    async def _once(self, connection: RedisConnection, words: tuple[Argument, ...], durable: bool) -> Any:
         replicas = await self._confirmations(connection) if durable else 0
         if not replicas:
             return await connection.call(*words)
@@ -187,7 +187,7 @@ class Calls:
         self._replicas.pop(connection, None)
         raise LostError(f"{connection.address}: {count} of {replicas} replicas have confirmed")
 
-    async def _confirmations(self, connection: Connection) -> int:
+    async def _confirmations(self, connection: RedisConnection) -> int:
         """How many replicas have to confirm what this server is told."""
         if self._wanted >= 0:
             return self._wanted
@@ -205,7 +205,7 @@ class Calls:
         return count
 
 
-def _warn(address: Address, facts: dict[str, str]) -> None:
+def _warn(address: ServerAddress, facts: dict[str, str]) -> None:
     """Say what such a server may lose."""
     if facts.get("aof_enabled") != "1":
         log.warning(
@@ -220,7 +220,7 @@ def _warn(address: Address, facts: dict[str, str]) -> None:
         log.warning("dispatch_redis_evicts", server=str(address), policy=policy, remedy=remedy)
 
 
-def _meant(error: ServerError, connection: Connection) -> StoreError:
+def _meant(error: ServerError, connection: RedisConnection) -> StoreError:
     match error.code:
         case "FENCED":
             return FencedError(f"another process leads: {error}")

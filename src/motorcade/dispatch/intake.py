@@ -25,7 +25,7 @@ from motorcade.core.errors import StoreError
 from motorcade.dispatch.calls import CLAIM, GROUP, RECEIVE, TRIMMED, Calls, FencedError
 from motorcade.dispatch.ids import ORIGINS, Namer, message_of_channel
 from motorcade.dispatch.options import DispatchOptions
-from motorcade.redis.resp import Connection, LostError, ServerError, connect
+from motorcade.redis.resp import LostError, RedisConnection, ServerError, connect
 from motorcade.redis.servers import PASSING, Purpose, refusal
 from motorcade.redis.slots import slot_of
 
@@ -66,7 +66,7 @@ class Intake:
         self._fence = fence
         self._slot = slot_of(self.key)
         self._namer = Namer(0)
-        self._armed: Connection | None = None  #: connection on which the fence is watched
+        self._armed: RedisConnection | None = None  #: connection on which the fence is watched
         self._size = 0.0  #: bytes of a message, as the last ones had
         self._last = b"0-0"  #: entry that was read last
         self._woken = b""  #: what that was when `wait` has found something after it
@@ -208,14 +208,14 @@ class Intake:
             self._size = size if size > self._size else 0.9 * self._size + 0.1 * size
         return batch
 
-    async def _connection(self) -> Connection:
+    async def _connection(self) -> RedisConnection:
         address = self._calls.servers.master(self._slot)
         if address is None:
             await self._calls.servers.refresh()
             raise LostError("no server for the slot")
         return await self._calls.servers.connection(address, Purpose.BLOCK)
 
-    async def _ready(self) -> Connection:
+    async def _ready(self) -> RedisConnection:
         """Return a connection on which a change of the fence makes the next transaction fail."""
         connection = await self._connection()
         if self._armed is connection:
@@ -233,7 +233,7 @@ class Intake:
             raise FencedError(f"{self.key} is fenced for {fence!r}")
         return connection
 
-    async def _trouble(self, error: ServerError, connection: Connection) -> StoreError:
+    async def _trouble(self, error: ServerError, connection: RedisConnection) -> StoreError:
         """Translate an error of the server."""
         if error.code == "NOGROUP":
             # The stream was deleted. The new group has other ids, and nothing has to be claimed.

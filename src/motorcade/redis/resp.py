@@ -29,7 +29,7 @@ Argument = str | bytes | int | float
 _NOT_YET = object()
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     """Where a server listens."""
 
     host: str
@@ -64,10 +64,10 @@ class Access:
     max_pending: int = 10_000  #: commands without a reply on one connection; more have to wait for room
 
 
-class Connection(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """A pipelining connection."""
 
-    def __init__(self, address: Address, access: Access, push: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, address: ServerAddress, access: Access, push: Callable[[Any], None] | None = None) -> None:
         self.address = address
         self.closed = asyncio.get_running_loop().create_future()  #: done when the connection is gone
         self._loop = asyncio.get_running_loop()
@@ -179,12 +179,12 @@ class Connection(asyncio.Protocol):
         self._watch = self._loop.call_later(self._access.reply_timeout / 4, self._look)
 
 
-async def connect(address: Address, access: Access, push: Callable[[Any], None] | None = None) -> Connection:
+async def connect(address: ServerAddress, access: Access, push: Callable[[Any], None] | None = None) -> RedisConnection:
     """Connect, log in and choose the database."""
     try:
         async with asyncio.timeout(access.connect_timeout):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(address, access, push),
+                lambda: RedisConnection(address, access, push),
                 address.host,
                 address.port,
                 ssl=access.tls,
@@ -200,7 +200,7 @@ async def connect(address: Address, access: Access, push: Callable[[Any], None] 
         raise LostError(f"cannot connect to {address}: {str(error) or 'no answer in time'}") from None
 
 
-async def _log_in(connection: Connection, access: Access) -> None:
+async def _log_in(connection: RedisConnection, access: Access) -> None:
     replies = []
     if access.password:
         replies.append(connection.call("AUTH", *((access.user,) if access.user else ()), access.password))

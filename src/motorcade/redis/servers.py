@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 
 from motorcade.core.errors import StoreAwayError, StoreDamagedError, StoreError, StoreFullError
-from motorcade.redis.resp import Access, Address, Argument, Connection, LostError, ServerError, connect
+from motorcade.redis.resp import Access, Argument, LostError, RedisConnection, ServerAddress, ServerError, connect
 from motorcade.redis.scripts import Script
 from motorcade.redis.slots import Topology
 
@@ -50,17 +50,17 @@ class Purpose(StrEnum):
 
 
 @dataclass(slots=True)
-class Link:
+class ServerLink:
     """One of the connections to one server."""
 
     lock: asyncio.Lock
-    connection: Connection | None = None
+    connection: RedisConnection | None = None
     pause: float = 0.0
     closed_until: float = 0.0  #: loop time
     trouble: str = ""
 
 
-def refusal(error: ServerError, address: Address) -> StoreError:
+def refusal(error: ServerError, address: ServerAddress) -> StoreError:
     """What a server's refusal means to a caller."""
     if error.code in FULL:
         return StoreFullError(f"{address} takes no writes: {error}")
@@ -73,7 +73,12 @@ class Servers:
     """The way to every server."""
 
     def __init__(
-        self, seeds: list[Address], access: Access, clustered: bool, patience: float, scripts: Iterable[Script] = ()
+        self,
+        seeds: list[ServerAddress],
+        access: Access,
+        clustered: bool,
+        patience: float,
+        scripts: Iterable[Script] = (),
     ) -> None:
         self.seeds = seeds
         self.access = access
@@ -82,8 +87,8 @@ class Servers:
         self.topology = Topology.alone(seeds[0])
         self.reconnects = 0
         self._scripts = tuple(scripts)  #: that every server is told before it is asked
-        self._links: dict[tuple[Address, Purpose], Link] = {}
-        self._known: set[Address] = set(seeds)
+        self._links: dict[tuple[ServerAddress, Purpose], ServerLink] = {}
+        self._known: set[ServerAddress] = set(seeds)
         self._refreshing: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -105,18 +110,18 @@ class Servers:
 
     # -- connections
 
-    async def connection(self, address: Address, purpose: Purpose) -> Connection:
+    async def connection(self, address: ServerAddress, purpose: Purpose) -> RedisConnection:
         """An open connection; `LostError` if there is none and none can be made now."""
         link = self._links.get((address, purpose))
         if link is None:
-            link = self._links[address, purpose] = Link(asyncio.Lock())
+            link = self._links[address, purpose] = ServerLink(asyncio.Lock())
         connection = link.connection
         if connection is not None and connection.is_open:
             return connection
         async with link.lock:
             return await self._connect(link, address)
 
-    async def _connect(self, link: Link, address: Address) -> Connection:
+    async def _connect(self, link: ServerLink, address: ServerAddress) -> RedisConnection:
         loop = asyncio.get_running_loop()
         if link.connection is not None and link.connection.is_open:
             return link.connection
@@ -140,13 +145,13 @@ class Servers:
         return connection
 
     @staticmethod
-    def load(connection: Connection, script: Script) -> None:
+    def load(connection: RedisConnection, script: Script) -> None:
         """Make a script known; a failure shows when the script is called."""
         connection.call("SCRIPT", "LOAD", script.source).add_done_callback(lambda reply: reply.exception())
 
     # -- topology
 
-    def master(self, slot: int) -> Address | None:
+    def master(self, slot: int) -> ServerAddress | None:
         return self.topology.master(slot)
 
     def refresh(self) -> asyncio.Future[None]:
@@ -194,10 +199,12 @@ class Servers:
         kind = StoreAwayError if away else StoreError
         raise kind(f"no server of the cluster answers: {'; '.join(sorted(set(troubles)))}{hint}")
 
-    async def _slots(self, address: Address) -> tuple[Topology, set[Address]]:
+    async def _slots(self, address: ServerAddress) -> tuple[Topology, set[ServerAddress]]:
         connection = await self.connection(address, Purpose.READ)
         reply = await connection.call("CLUSTER", "SLOTS")
-        known = {Address(node[0].decode() or address.host, node[1]) for line in reply for node in line[2:] if node[0]}
+        known = {
+            ServerAddress(node[0].decode() or address.host, node[1]) for line in reply for node in line[2:] if node[0]
+        }
         return Topology.parse(reply, address), known
 
     # -- reads
@@ -206,7 +213,7 @@ class Servers:
         """Send a command that may be repeated to the master of a slot."""
         end = asyncio.get_running_loop().time() + self.patience
         pause = FIRST_PAUSE
-        asked: Address | None = None  # somebody who has the key while its slot is being moved
+        asked: ServerAddress | None = None  # somebody who has the key while its slot is being moved
         while True:
             address = asked or self.topology.master(slot)
             try:
@@ -228,7 +235,7 @@ class Servers:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _ask_once(self, address: Address | None, asking: bool, arguments: tuple[Argument, ...]) -> Any:
+    async def _ask_once(self, address: ServerAddress | None, asking: bool, arguments: tuple[Argument, ...]) -> Any:
         if address is None:
             raise LostError("nobody serves the slot")
         connection = await self.connection(address, Purpose.READ)
@@ -248,10 +255,10 @@ class Servers:
         return await self.ask(slot, "EVAL", script.source, len(names), *names, *arguments)
 
 
-def moved_to(error: ServerError) -> Address | None:
+def moved_to(error: ServerError) -> ServerAddress | None:
     """The server that a MOVED or ASK names, if it names one."""
     words = str(error).split()
     if len(words) < 3:
         return None
     host, _, port = words[2].rpartition(":")
-    return Address(host, int(port)) if host else None
+    return ServerAddress(host, int(port)) if host else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from motorcade.core.errors import StoreError
-from motorcade.redis.resp import Address
+from motorcade.redis.resp import ServerAddress
 
 SLOTS = 16384
 
@@ -28,17 +28,17 @@ class Topology:
     """Which server is master of which slots; a lone server is master of all."""
 
     ends: tuple[int, ...]  #: last slot of each range, ascending
-    masters: tuple[Address | None, ...]  #: of each range; None: nobody serves it
+    masters: tuple[ServerAddress | None, ...]  #: of each range; None: nobody serves it
 
     @classmethod
-    def alone(cls, address: Address) -> Topology:
+    def alone(cls, address: ServerAddress) -> Topology:
         return cls((SLOTS - 1,), (address,))
 
     @classmethod
-    def parse(cls, reply: Sequence[Any], asked: Address) -> Topology:
+    def parse(cls, reply: Sequence[Any], asked: ServerAddress) -> Topology:
         """From the answer to CLUSTER SLOTS. A server that does not know its own host is where we asked."""
         ends: list[int] = []
-        masters: list[Address | None] = []
+        masters: list[ServerAddress | None] = []
         following = 0
         for start, end, master, *_ in sorted(reply, key=lambda line: int(line[0])):
             if start > following:
@@ -46,20 +46,20 @@ class Topology:
                 masters.append(None)
             host = (master[0] or b"").decode()
             ends.append(end)
-            masters.append(Address(host if host not in {"", "?"} else asked.host, int(master[1])))
+            masters.append(ServerAddress(host if host not in {"", "?"} else asked.host, int(master[1])))
             following = end + 1
         if following < SLOTS:
             ends.append(SLOTS - 1)
             masters.append(None)
         return cls(tuple(ends), tuple(masters))
 
-    def master(self, slot: int) -> Address | None:
+    def master(self, slot: int) -> ServerAddress | None:
         for end, master in zip(self.ends, self.masters, strict=True):
             if slot <= end:
                 return master
         raise StoreError(f"no slot {slot}")
 
-    def all_masters(self) -> list[Address]:
+    def all_masters(self) -> list[ServerAddress]:
         return sorted({master for master in self.masters if master is not None})
 
     @property

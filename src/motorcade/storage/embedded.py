@@ -24,9 +24,9 @@ from pathlib import Path
 from rocksdict import AccessType, Options, Rdict
 
 from motorcade.storage import tables
-from motorcade.storage.files import Files, Tables, scan
+from motorcade.storage.deltas import Deltas
+from motorcade.storage.files import Files, RocksTables, scan
 from motorcade.storage.inspect import inspect
-from motorcade.storage.notes import Notes
 from motorcade.storage.ports import StoreDamagedError, StoreError, StoreFullError
 
 #: Bytes; what is read once need not be kept.
@@ -44,7 +44,7 @@ class InUseError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class StoreContents:
     """What is in a store, at one moment."""
 
     format: int
@@ -78,7 +78,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Tables]:
+def opened(path: Path) -> Iterator[RocksTables]:
     """The tables of a directory, to read; `StoreError` if their format is not the one this version reads."""
     files = Files(path, block_cache=CACHE)
     files.open(read_only=True)
@@ -109,7 +109,7 @@ def format_of(path: Path) -> int:
         files.close()
 
 
-def _format(found: Tables) -> int:
+def _format(found: RocksTables) -> int:
     stored = found.meta.get(tables.META_FORMAT)
     return int(tables.NUMBER.unpack(stored)[0]) if stored is not None else tables.FORMAT
 
@@ -141,21 +141,23 @@ def check(path: Path) -> list[str]:
     return [text.replace(f"{path.parent}/", f"{path}/") for text in findings]
 
 
-def contents(path: Path) -> Contents:
+def contents(path: Path) -> StoreContents:
     """Counts everything; reads all keys of records, streams and mailboxes."""
     with opened(path) as found:
         try:
-            notes = Notes()
-            notes.load(found)
-            entries, blobs, size_bytes, *_ = tables.parse_totals(notes.get(found, tables.TOTALS_NOTE))
+            deltas = Deltas()
+            deltas.load(found)
+            entries, blobs, size_bytes, *_ = tables.parse_totals(deltas.get(found, tables.TOTALS_DELTA))
             records: Counter[str] = Counter()
             for key, _ in scan(found.records, b"", b""):
                 records[key.partition(b"\0")[0].decode()] += 1
             streams = {key.decode(): tables.STREAM.unpack(row)[2] for key, row in scan(found.streams, b"", b"")}
-            mailboxes = sum(1 for _ in notes.scan(found, b"h"))
+            mailboxes = sum(1 for _ in deltas.scan(found, b"h"))
         finally:
             del found
-    return Contents(tables.FORMAT, mailboxes, entries, blobs, size_bytes, dict(records), streams, _size_bytes(path))
+    return StoreContents(
+        tables.FORMAT, mailboxes, entries, blobs, size_bytes, dict(records), streams, _size_bytes(path)
+    )
 
 
 def records_beside(path: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@
 Traps of the binding that this file keeps away from the others:
 
 - The lock on the directory stays held while any column family, handle, iterator or checkpoint object is alive. So all
-  of them live in one `Tables` object, readers announce themselves, and closing waits for the readers.
+  of them live in one `RocksTables` object, readers announce themselves, and closing waits for the readers.
 - Raw mode is a matter of each column family, not only of the database.
 - Every error is a plain `Exception` with a text; `explain` makes ours of it.
 - An iterator that meets a damaged block ends like one that is through: whoever scans asks `status()` at the end.
@@ -71,7 +71,7 @@ class OpeningAgainError(StoreError):
     """The files are being opened again; ask once more in a moment."""
 
 
-class Tables:
+class RocksTables:
     """An open database: one attribute per table to read from, one handle per table to write with."""
 
     __slots__ = ("db", "handles", *tables.TABLES)
@@ -117,7 +117,7 @@ class Files:
         self.path = path
         self.read_only = False
         self._salvage = salvage
-        self._tables: Tables | None = None
+        self._tables: RocksTables | None = None
         self._readers = 0
         self._loop_reads = False  #: the event loop's thread reads now; only that thread writes this
         self._closing = False
@@ -126,7 +126,7 @@ class Files:
 
     # -- opening and closing
 
-    def open(self, *, read_only: bool = False) -> Tables:
+    def open(self, *, read_only: bool = False) -> RocksTables:
         """Open or create; StoreError says what is wrong."""
         if not read_only:
             try:
@@ -138,7 +138,7 @@ class Files:
             present = Rdict.list_cf(str(self.path), self._options()) if read_only else tables.TABLES
             families = {table: self._options() for table in tables.TABLES if table in present}
             db = Rdict(str(self.path), self._options(), column_families=families, access_type=access)
-            opened = Tables(db, families)
+            opened = RocksTables(db, families)
         except Exception as error:
             raise self.explain(error, opening=True) from error
         self.read_only = read_only
@@ -180,7 +180,7 @@ class Files:
 
     # -- reading, from any thread
 
-    def enter(self) -> Tables | None:
+    def enter(self) -> RocksTables | None:
         """The tables, which stay open until `leave`; None while they are being opened again or for ever."""
         with self._changed:
             if self._closing or self._tables is None:
@@ -194,7 +194,7 @@ class Files:
             if self._closing:
                 self._changed.notify_all()
 
-    def enter_loop(self) -> Tables | None:
+    def enter_loop(self) -> RocksTables | None:
         """The same for the event loop's thread, which reads most, gives back before it waits, and needs no lock.
 
         First it says that it reads, then it takes the tables; `close` takes them away, then looks whether it reads.
@@ -209,7 +209,7 @@ class Files:
         self._loop_reads = False
 
     @contextmanager
-    def reading(self) -> Iterator[Tables]:
+    def reading(self) -> Iterator[RocksTables]:
         """The tables for a longer look; the errors in our words."""
         opened = self.enter()
         if opened is None:
@@ -241,7 +241,7 @@ class Files:
                 pass  # compaction has removed it meanwhile
         return total
 
-    def memory_bytes(self, opened: Tables) -> int:
+    def memory_bytes(self, opened: RocksTables) -> int:
         """Return the bytes of the cache of blocks and of what is written and not yet in a sorted file."""
         buffers = (getattr(opened, table).property_int_value(MEMTABLE_BYTES) or 0 for table in opened.handles)
         return self._cache.get_usage() + sum(buffers)
@@ -250,7 +250,7 @@ class Files:
         """Size of the write-ahead logs: what opening again writes into sorted files."""
         return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.name.endswith(".log"))
 
-    def copy(self, opened: Tables, to: Path) -> None:
+    def copy(self, opened: RocksTables, to: Path) -> None:
         """A copy as of now; on the same file system its large files are hard links."""
         if to.exists():
             raise StoreError(f"{to} exists already; a backup wants a place of its own")
@@ -348,10 +348,10 @@ def scan_up_to(table: Rdict, start: bytes, end: bytes, last: bytes) -> Iterator[
 
 #: A bounded part of a migration: given where to begin (empty: at the beginning), the rows to write, and where to go on
 #: (None: done). The rows and the place to go on are written as a whole, so a crash in between harms nothing.
-Step = Callable[["Tables", bytes], tuple[WriteBatch, bytes | None]]
+Step = Callable[["RocksTables", bytes], tuple[WriteBatch, bytes | None]]
 
 
-def _add_shared(opened: Tables, _: bytes) -> tuple[WriteBatch, None]:
+def _add_shared(opened: RocksTables, _: bytes) -> tuple[WriteBatch, None]:
     """1 to 2: entries may be references, and small rows may be noted.
 
     What is there may stay as it is, but the totals count shared messages too, of which there are none.
@@ -363,12 +363,12 @@ def _add_shared(opened: Tables, _: bytes) -> tuple[WriteBatch, None]:
     return batch, None
 
 
-def _allow_runs(_: Tables, __: bytes) -> tuple[WriteBatch, None]:
+def _allow_runs(_: RocksTables, __: bytes) -> tuple[WriteBatch, None]:
     """2 to 3: records of a stream may share a row. What is there may stay as it is."""
     return WriteBatch(raw_mode=True), None
 
 
-def _add_generations(_: Tables, __: bytes) -> tuple[WriteBatch, None]:
+def _add_generations(_: RocksTables, __: bytes) -> tuple[WriteBatch, None]:
     """3 to 4: heads have a generation, totals a floor, and there is a feed. What is there may stay as it is."""
     return WriteBatch(raw_mode=True), None
 
@@ -377,7 +377,7 @@ def _add_generations(_: Tables, __: bytes) -> tuple[WriteBatch, None]:
 MIGRATIONS: dict[int, Step] = {1: _add_shared, 2: _allow_runs, 3: _add_generations}
 
 
-def migrate(opened: Tables, steps: dict[int, Step] | None = None) -> None:
+def migrate(opened: RocksTables, steps: dict[int, Step] | None = None) -> None:
     """Bring files to the format of this version; StoreError if they come from a later one, or from none we know."""
     steps = MIGRATIONS if steps is None else steps
     stored = opened.meta.get(tables.META_FORMAT)
@@ -395,7 +395,7 @@ def migrate(opened: Tables, steps: dict[int, Step] | None = None) -> None:
         _take_steps(opened, older, steps[older])
 
 
-def _take_steps(opened: Tables, version: int, step: Step) -> None:
+def _take_steps(opened: RocksTables, version: int, step: Step) -> None:
     """From one format to the next; goes on where an earlier attempt was interrupted."""
     place: bytes | None = opened.meta.get(tables.META_MIGRATED) or b""
     begun = reported = time.monotonic()
@@ -418,7 +418,7 @@ def _take_steps(opened: Tables, version: int, step: Step) -> None:
     log.info("store_migrated", format=version + 1, steps=count, seconds=round(time.monotonic() - begun, 1))
 
 
-def write_meta(opened: Tables, key: bytes, number: int) -> None:
+def write_meta(opened: RocksTables, key: bytes, number: int) -> None:
     """One number, durably; only while opening."""
     batch = WriteBatch(raw_mode=True)
     batch.put(key, tables.NUMBER.pack(number), opened.handles["meta"])

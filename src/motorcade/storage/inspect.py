@@ -11,9 +11,9 @@ import hashlib
 from collections import Counter
 from pathlib import Path
 
-from motorcade.storage import runs, tables
-from motorcade.storage.files import Files, Tables, scan
-from motorcade.storage.notes import Notes
+from motorcade.storage import packed_rows, tables
+from motorcade.storage.deltas import Deltas
+from motorcade.storage.files import Files, RocksTables, scan
 from motorcade.storage.ports import StoreDamagedError
 from motorcade.storage.transaction import load_head
 
@@ -41,10 +41,10 @@ def inspect(copy: Path) -> list[str]:
 
 
 class _Inspection:
-    def __init__(self, opened: Tables) -> None:
+    def __init__(self, opened: RocksTables) -> None:
         self._tables = opened
-        self._notes = Notes()
-        self._notes.load(opened)
+        self._deltas = Deltas()
+        self._deltas.load(opened)
         self._wrong: list[str] = []
         self._holders: Counter[bytes] = Counter()  #: of blobs
         self._references: Counter[bytes] = Counter()  #: to shared messages
@@ -52,7 +52,7 @@ class _Inspection:
     def run(self) -> list[str]:
         entries, shared = self._mailboxes(), self._shared()
         totals = (entries, *self._blobs(), sum(1 for _ in scan(self._tables.records, b"", b"")), shared)
-        stored = self._notes.get(self._tables, tables.TOTALS_NOTE)
+        stored = self._deltas.get(self._tables, tables.TOTALS_DELTA)
         expected = tables.parse_totals(stored)[:5]
         if totals != expected:
             what = "entries, blobs, bytes of blobs, records, shared messages"
@@ -113,7 +113,7 @@ class _Inspection:
             entry = tables.parse_entry(row)
             if entry.flags & tables.BLOB:
                 self._holders[entry.payload] += 1
-            counter = self._notes.get(self._tables, b"n" + number)
+            counter = self._deltas.get(self._tables, b"n" + number)
             holders = tables.NUMBER.unpack(counter)[0] if counter is not None else -1
             held = self._references.pop(number, 0)
             if holders != held:
@@ -125,7 +125,7 @@ class _Inspection:
     def _mailbox(self, owner: bytes, count: int, size_bytes: int, droppable: int, last: int) -> int:
         if not owner:
             return 0
-        head = load_head(self._tables, self._notes, owner.decode())
+        head = load_head(self._tables, self._deltas, owner.decode())
         if (head.count, head.size_bytes, head.droppable) != (count, size_bytes, droppable) or head.last < last:
             self._say(
                 f"mailbox {owner.decode()!r}: {count} entries, {size_bytes} bytes, the last at {last}; "
@@ -136,8 +136,8 @@ class _Inspection:
     def _empty_heads(self, with_entries: int) -> None:
         """Heads that speak of entries where there are none."""
         claims = 0
-        for owner, _ in self._notes.scan(self._tables, b"h"):
-            claims += load_head(self._tables, self._notes, owner.decode()).count > 0
+        for owner, _ in self._deltas.scan(self._tables, b"h"):
+            claims += load_head(self._tables, self._deltas, owner.decode()).count > 0
         if claims != with_entries:
             self._say(f"{claims} mailboxes are said to have entries, {with_entries} have")
 
@@ -149,7 +149,7 @@ class _Inspection:
             size_bytes += len(data)
             if hashlib.sha256(data).digest() != digest:
                 self._say(f"blob {digest.hex()}: the data does not agree with the digest")
-            row = self._notes.get(self._tables, b"b" + digest)
+            row = self._deltas.get(self._tables, b"b" + digest)
             holders = tables.BLOBINFO.unpack(row)[0] if row is not None else -1
             held = self._holders.pop(digest, 0)
             if holders != held:
@@ -164,7 +164,7 @@ class _Inspection:
             found, size, lowest, highest = 0, 0, 0, 0
             for key, value in scan(self._tables.rows, name + b"\0", name + b"\1"):
                 highest = tables.NUMBER.unpack(key[-8:])[0]
-                bytes_of = runs.sizes(value)
+                bytes_of = packed_rows.sizes(value)
                 # The oldest of a run may have been trimmed; a row of which all were is one too many.
                 left = bytes_of[-min(highest - first + 1, len(bytes_of)) :] if highest >= first else bytes_of
                 lowest = lowest or highest - len(left) + 1

@@ -154,7 +154,7 @@ class Gate:
 
 
 @dataclass(slots=True)
-class Blob:
+class MemoryBlob:
     """A payload and what holds it."""
 
     data: bytes
@@ -166,7 +166,7 @@ class MemoryBlobs:
     """Payloads by content."""
 
     def __init__(self, gate: Gate, ending: Ending) -> None:
-        self.blobs: dict[bytes, Blob] = {}
+        self.blobs: dict[bytes, MemoryBlob] = {}
         self.size_bytes = 0
         self._gate = gate
         self._ending = ending
@@ -213,11 +213,11 @@ class MemoryBlobs:
         self._ending.at(blob.keep_until, partial(self._end, digest))
         return 0
 
-    def _store(self, data: bytes) -> tuple[bytes, Blob]:
+    def _store(self, data: bytes) -> tuple[bytes, MemoryBlob]:
         digest = hashlib.sha256(data).digest()
         blob = self.blobs.get(digest)
         if blob is None:
-            blob = self.blobs[digest] = Blob(data)
+            blob = self.blobs[digest] = MemoryBlob(data)
             self.size_bytes += len(data)
         return digest, blob
 
@@ -250,7 +250,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Mailbox:
+class MemoryMailbox:
     """One owner; rows and droppable in the order of positions."""
 
     # Not plain dictionaries: finding the first of those costs a step for each that went before it.
@@ -299,7 +299,7 @@ class MemoryMailboxes:
     """Ordered entries per owner."""
 
     def __init__(self, gate: Gate, ending: Ending, blobs: MemoryBlobs) -> None:
-        self.boxes: dict[str, Mailbox] = {}
+        self.boxes: dict[str, MemoryMailbox] = {}
         self.floor = 0  #: positions of mailboxes that are made begin above it
         self.attached: dict[str, tuple[str, Fence]] = {}  #: home: member, its fence; written by MemoryCoordination
         self._gate = gate
@@ -415,10 +415,10 @@ class MemoryMailboxes:
         box.made = True
         return box.generation
 
-    def _made(self, owner: str) -> Mailbox:
+    def _made(self, owner: str) -> MemoryMailbox:
         box = self.boxes.get(owner)
         if box is None:
-            box = self.boxes[owner] = Mailbox(last=self.floor, generation=self.floor + 1)
+            box = self.boxes[owner] = MemoryMailbox(last=self.floor, generation=self.floor + 1)
         return box
 
     def apply_acknowledge(self, owner: str, positions: Iterable[int]) -> int:
@@ -457,12 +457,12 @@ class MemoryMailboxes:
         over = spared != 0 and position != 0 and box.exceeds(bound)
         return Appended(owner, position, replaced, dropped, attached=attached, over=over)
 
-    def remember(self, owner: str, box: Mailbox, token: bytes, position: int, until: float) -> None:
+    def remember(self, owner: str, box: MemoryMailbox, token: bytes, position: int, until: float) -> None:
         box.tokens[token] = (until, position)
         self._ending.at(until, partial(self._end_token, owner, token))
 
     def _add(
-        self, owner: str, box: Mailbox, draft: Draft, now: float, bound: Bound, spared: int
+        self, owner: str, box: MemoryMailbox, draft: Draft, now: float, bound: Bound, spared: int
     ) -> tuple[int, tuple[int, ...]]:
         """The position (0: pushed out itself), and what was pushed out."""
         size_bytes = len(draft.body) + len(draft.payload)
@@ -490,7 +490,7 @@ class MemoryMailboxes:
             self._ending.at(draft.expires_at, partial(self._end_entry, owner, position))
         return position, tuple(dropped)
 
-    def _remove(self, box: Mailbox, position: int) -> int:
+    def _remove(self, box: MemoryMailbox, position: int) -> int:
         """Bytes given back."""
         row = box.rows.pop(position)
         box.size_bytes -= row.size_bytes
@@ -582,7 +582,7 @@ class MemoryRecords:
 
 
 @dataclass(slots=True)
-class Stream:
+class MemoryStream:
     """One stream; offsets and times of its records only grow."""
 
     records: list[StreamRecord] = field(default_factory=list)
@@ -595,7 +595,7 @@ class MemoryStreams:
     """Append-only sequences."""
 
     def __init__(self, gate: Gate) -> None:
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, MemoryStream] = {}
         self._gate = gate
         self._watchers = Watchers()
 
@@ -619,7 +619,7 @@ class MemoryStreams:
 
     async def info(self, stream: str) -> StreamInfo:
         self._gate.read()
-        found = self.streams.get(stream, Stream())
+        found = self.streams.get(stream, MemoryStream())
         first = found.records[0].offset if found.records else 0
         return StreamInfo(first, found.last, len(found.records), found.size_bytes)
 
@@ -627,7 +627,7 @@ class MemoryStreams:
         self, stream: str, before: float = 0.0, size_bytes: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
         self._gate.write()
-        found = self.streams.get(stream, Stream())
+        found = self.streams.get(stream, MemoryStream())
         count, freed = 0, 0
         for record in found.records:
             old = record.time < before
@@ -655,7 +655,7 @@ class MemoryStreams:
     def apply_append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
         if not values:
             return []
-        found = self.streams.setdefault(stream, Stream())
+        found = self.streams.setdefault(stream, MemoryStream())
         found.time = max(found.time, now)
         offsets = list(range(found.last + 1, found.last + 1 + len(values)))
         found.last = offsets[-1]
@@ -670,7 +670,7 @@ class MemoryStreams:
         return found.records if found is not None else []
 
     @staticmethod
-    def _cut(stream: Stream, count: int, size_bytes: int, cursor: bytes | None) -> Swept:
+    def _cut(stream: MemoryStream, count: int, size_bytes: int, cursor: bytes | None) -> Swept:
         del stream.records[:count]
         stream.size_bytes -= size_bytes
         return Swept(count, size_bytes, cursor)

@@ -36,7 +36,7 @@ class Extent(NamedTuple):
     size_bytes: int  #: of values
 
 
-class Page(NamedTuple):
+class StreamPage(NamedTuple):
     """Some records of a stream, oldest first, as columns of the same length."""
 
     offsets: Sequence[int]
@@ -44,7 +44,7 @@ class Page(NamedTuple):
     values: Sequence[bytes]
 
 
-class Waiting(NamedTuple):
+class MailboxPage(NamedTuple):
     """Some entries of mailboxes as columns. What has expired is there until it is swept."""
 
     owners: list[str]
@@ -70,13 +70,13 @@ class StoreReader(Protocol):
     def find(self, stream: str, time: float) -> int:
         """The offset after which records of `time` and later begin."""
 
-    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[Page]:
+    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[StreamPage]:
         """The records above `after` up to `last`, in pages of up to so many rows."""
 
     def parts(self) -> int:
         """Into how many parts the mailboxes can be divided, to be read beside each other."""
 
-    def waiting(self, prefix: str, part: int) -> Iterator[Waiting]:
+    def waiting(self, prefix: str, part: int) -> Iterator[MailboxPage]:
         """All entries of the owners whose name begins with `prefix`, of one part of the store."""
 
     def record(self, collection: str, key: str) -> bytes | None:

@@ -32,11 +32,11 @@ from typing import Any, Final
 import structlog
 
 from motorcade.commit import Commit
-from motorcade.redis.place import Place, RedisOptions, parse_url
-from motorcade.redis.resp import Address, Argument, Connection, LostError, ServerError, connect
+from motorcade.redis.resp import Argument, LostError, RedisConnection, ServerAddress, ServerError, connect
 from motorcade.redis.scripts import Script
 from motorcade.redis.servers import FIRST_PAUSE, LONGEST_PAUSE, Purpose, Servers, refusal
 from motorcade.redis.slots import slot_of
+from motorcade.redis.url import RedisOptions, RedisUrl, parse_url
 from motorcade.storage import redis_members
 from motorcade.storage.cells import Cells
 from motorcade.storage.homes import PAIRS, home_of_owner, home_of_record, records_of
@@ -84,7 +84,7 @@ from motorcade.storage.ports import (
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
 from motorcade.storage.redis_scripts import ALL, EXTENT, FIND, INFO, READ
-from motorcade.storage.redis_writer import Operation, Stage, Writer
+from motorcade.storage.redis_writer import JobStage, Operation, RedisWriter
 from motorcade.storage.wakeups import MAX_WAKE_UPS, Watchers
 
 log = structlog.get_logger("motorcade.storage.redis")
@@ -148,7 +148,7 @@ class Core:
     """What all ports of one open store share."""
 
     def __init__(
-        self, servers: Servers, cells: Cells, writer: Writer, blob_cache: int, watchers: Watchers | None = None
+        self, servers: Servers, cells: Cells, writer: RedisWriter, blob_cache: int, watchers: Watchers | None = None
     ) -> None:
         self.servers = servers
         self.cells = cells
@@ -230,7 +230,7 @@ class Core:
 # -- operations
 
 
-class Appending:
+class AppendOperations:
     """One append, as operations: a blob perhaps, and one or more per cell."""
 
     def __init__(
@@ -388,7 +388,7 @@ class Plan:
         self._operations: list[Operation] = []
         self._conditions: Sequence[tuple[Any, ...]] = ()
         self._parts: list[tuple[str, range]] = []  #: of each step of the batch: its kind, its operations
-        self._appends: list[tuple[range, Appending]] = []
+        self._appends: list[tuple[range, AppendOperations]] = []
         self._streams: Sequence[range] = ()
         self._made: Sequence[int] = ()
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
@@ -428,7 +428,7 @@ class Plan:
         spared: Sequence[int],
         generations: Sequence[int],
     ) -> None:
-        appending = Appending(self._core, owners, draft, now, bound, spared, generations)
+        appending = AppendOperations(self._core, owners, draft, now, bound, spared, generations)
         self._appends.append((self._add("append", appending.operations), appending))
         if appending.digest:
             lasts = max(draft.expires_at - now, 1.0) if draft.expires_at else 0.0
@@ -450,9 +450,9 @@ class Plan:
         order: list[Sequence[int]] | None = None  # one stage has everything, payloads first
         if not core.servers.clustered:  # everything in one call
             operations = payloads + self._operations if payloads else self._operations
-            stages = [Stage(operations, _durable(operations), conditions=self._conditions)]
+            stages = [JobStage(operations, _durable(operations), conditions=self._conditions)]
         elif len(self._parts) == 1 and not (payloads or self._conditions):
-            stages = [Stage(self._operations, _durable(self._operations))]
+            stages = [JobStage(self._operations, _durable(self._operations))]
         else:
             stages, order = self._stages(payloads)
         if backlog is not None:
@@ -484,51 +484,53 @@ class Plan:
         submitted.then(answer)
         return commit
 
-    def _stages(self, payloads: list[Operation]) -> tuple[list[Stage], list[Sequence[int]]]:
+    def _stages(self, payloads: list[Operation]) -> tuple[list[JobStage], list[Sequence[int]]]:
         """Return the stages on a cluster, and of each of them which operations of the batch it has."""
-        stages: list[Stage] = []
+        stages: list[JobStage] = []
         order: list[Sequence[int]] = []
         if payloads:
-            stages.append(Stage(payloads, early=True))
+            stages.append(JobStage(payloads, early=True))
             order.append([-1] * len(payloads))
-        guarded = list(dict.fromkeys(self._lane(condition[1]) for condition in self._conditions))
-        if len(guarded) > 1:  # each of them is looked at again with its lane: this finds nearly everything in time
-            stages.append(Stage([], durable=False, conditions=self._conditions))
+        guarded = list(dict.fromkeys(self._pipeline(condition[1]) for condition in self._conditions))
+        if len(guarded) > 1:  # each of them is looked at again with its pipeline: this finds nearly everything in time
+            stages.append(JobStage([], durable=False, conditions=self._conditions))
             order.append([])
-        for lane in guarded:
-            order.append([index for index, each in enumerate(self._operations) if self._lane(each.cell) == lane])
+        for pipeline in guarded:
+            order.append(
+                [index for index, each in enumerate(self._operations) if self._pipeline(each.cell) == pipeline]
+            )
             operations = [self._operations[index] for index in order[-1]]
-            conditions = [condition for condition in self._conditions if self._lane(condition[1]) == lane]
-            stages.append(Stage(operations, _durable(operations), conditions=conditions))
+            conditions = [condition for condition in self._conditions if self._pipeline(condition[1]) == pipeline]
+            stages.append(JobStage(operations, _durable(operations), conditions=conditions))
         for indices in self._steps(set(guarded)):
             operations = [self._operations[index] for index in indices]
-            stages.append(Stage(operations, _durable(operations)))
+            stages.append(JobStage(operations, _durable(operations)))
             order.append(indices)
         return stages, order
 
     def _steps(self, done: set[int]) -> list[list[int]]:
-        """Return the operations that may go together (rule 2), without those of the lanes that are done."""
-        steps: list[tuple[list[int], set[int]]] = []  # operations, their lanes
+        """Return the operations that may go together (rule 2), without those of the pipelines that are done."""
+        steps: list[tuple[list[int], set[int]]] = []  # operations, their pipelines
         last = ""
         for kind, part in self._parts:
-            indices = [index for index in part if self._lane(self._operations[index].cell) not in done]
-            lanes = {self._lane(self._operations[index].cell) for index in indices}
+            indices = [index for index in part if self._pipeline(self._operations[index].cell) not in done]
+            pipelines = {self._pipeline(self._operations[index].cell) for index in indices}
             if not indices:
                 continue
-            if kind == "note" and (told := [step for step, of in steps if lanes <= of]):
+            if kind == "note" and (told := [step for step, of in steps if pipelines <= of]):
                 told[-1].extend(indices)  # together with what it tells of
                 continue
-            if not steps or (last != kind and len(steps[-1][1] | lanes) > 1):
+            if not steps or (last != kind and len(steps[-1][1] | pipelines) > 1):
                 steps.append(([], set()))
                 last = kind
             elif last != kind:
-                last = ""  # of several kinds, in one lane: takes more of this lane only
+                last = ""  # of several kinds, in one pipeline: takes more of this pipeline only
             steps[-1][0].extend(indices)
-            steps[-1][1].update(lanes)
+            steps[-1][1].update(pipelines)
         return [indices for indices, _ in steps]
 
-    def _lane(self, cell: int) -> int:
-        return self._core.writer.lane_of(cell)
+    def _pipeline(self, cell: int) -> int:
+        return self._core.writer.pipeline_of(cell)
 
     def _written(self, answers: Sequence[list[Any]], order: Sequence[Sequence[int]] | None) -> Written:
         """Put the answers of all operations together, and tell who watches the streams."""
@@ -646,7 +648,7 @@ class RedisMailboxes(Port):
         cell, total, upto, more = core.cells.of_owner(owner), 0, -1, 1
         while more:
             step = Operation((operation, cell, owner, upto, MAX_REMOVED), 2 * MAX_REMOVED)
-            [[(removed, upto, more)]] = await core.writer.submit([Stage([step], conditions=conditions)])
+            [[(removed, upto, more)]] = await core.writer.submit([JobStage([step], conditions=conditions)])
             total += removed
         return total
 
@@ -922,7 +924,7 @@ class RedisCoordination(Port):
     async def listen(self, node: str) -> AsyncIterator[bytes]:
         core = self._core
         queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
-        task = asyncio.create_task(Listener(core, node, queue).run(), name=f"redis-listener-{node}")
+        task = asyncio.create_task(WakeupListener(core, node, queue).run(), name=f"redis-listener-{node}")
         self._store.listeners.add(task)
         try:
             while True:
@@ -932,7 +934,7 @@ class RedisCoordination(Port):
             self._store.listeners.discard(task)
 
 
-class Listener:
+class WakeupListener:
     """A subscription that comes back, wherever its channel lives."""
 
     def __init__(self, core: Core, node: str, queue: asyncio.Queue[bytes]) -> None:
@@ -940,7 +942,7 @@ class Listener:
         self._channel = core.cells.channel(node)
         self._slot = slot_of(self._channel)
         self._queue = queue
-        self._connection: Connection | None = None
+        self._connection: RedisConnection | None = None
 
     async def run(self) -> None:
         pause = FIRST_PAUSE
@@ -958,7 +960,7 @@ class Listener:
             pause = min(pause * 2, LONGEST_PAUSE)
             await self._servers.refresh()
 
-    async def _follow(self, address: Address) -> None:
+    async def _follow(self, address: ServerAddress) -> None:
         """Listen as long as the connection lasts."""
         access = self._servers.access
         connection = self._connection = await connect(address, access, self._take)
@@ -1000,7 +1002,7 @@ class RedisStore:
         only_read: bool = False,
     ) -> None:
         """`only_read`: also a store of the format before is opened, to be exported; every write is refused."""
-        self._place: Place = parse_url(url, options or RedisOptions())
+        self._place: RedisUrl = parse_url(url, options or RedisOptions())
         self._durability = durability
         self._only_read = only_read
         self._open: Core | None = None
@@ -1029,7 +1031,7 @@ class RedisStore:
             await servers.open()
             replicas = await check_servers(servers, self._durability, options)
             cells = Cells(options.prefix, await agree_on_cells(servers, options, replicas, self._only_read))
-            core = Core(servers, cells, Writer(servers, cells, replicas), options.blob_cache, self.watchers)
+            core = Core(servers, cells, RedisWriter(servers, cells, replicas), options.blob_cache, self.watchers)
             if self._only_read:
                 core.writer.fenced = True
             else:

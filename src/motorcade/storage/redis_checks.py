@@ -14,10 +14,10 @@ from typing import Any
 
 import structlog
 
-from motorcade.redis.place import RedisOptions
-from motorcade.redis.resp import Address, ServerError
+from motorcade.redis.resp import ServerAddress, ServerError
 from motorcade.redis.servers import Purpose, Servers
 from motorcade.redis.slots import slot_of
+from motorcade.redis.url import RedisOptions
 from motorcade.storage.cells import DEFAULT_CELLS, Cells
 from motorcade.storage.homes import PAIRS, home_of_record
 from motorcade.storage.ports import Durability, StoreAwayError, StoreError
@@ -33,7 +33,7 @@ READABLE = (2, VERSION)
 OLDEST_SERVER = (7, 0)
 
 
-async def server_info(servers: Servers, address: Address) -> dict[str, str]:
+async def server_info(servers: Servers, address: ServerAddress) -> dict[str, str]:
     """INFO as a dictionary."""
     connection = await servers.connection(address, Purpose.READ)
     text = (await connection.call("INFO")).decode()
@@ -42,7 +42,7 @@ async def server_info(servers: Servers, address: Address) -> dict[str, str]:
 
 async def check_servers(servers: Servers, level: Durability, options: RedisOptions) -> int:
     """Refuse servers that would lose what they acknowledge; how many replicas have to confirm a write."""
-    replicas: dict[Address, int] = {}
+    replicas: dict[ServerAddress, int] = {}
     synced = True  # by every server, before it answers
     if not servers.topology.is_whole:
         raise StoreAwayError("the Redis cluster does not serve all slots; see CLUSTER INFO")
@@ -60,7 +60,7 @@ async def check_servers(servers: Servers, level: Durability, options: RedisOptio
     return _confirmations(replicas, level, options, synced)
 
 
-def _check_server(address: Address, info: dict[str, str], clustered: bool, options: RedisOptions) -> None:
+def _check_server(address: ServerAddress, info: dict[str, str], clustered: bool, options: RedisOptions) -> None:
     version = info.get("redis_version", "0.0")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
         raise StoreError(f"{address} is Redis {version}; 7.0 or later, or Valkey, is needed")
@@ -84,7 +84,7 @@ def _check_server(address: Address, info: dict[str, str], clustered: bool, optio
         )
 
 
-async def _syncs_always(servers: Servers, address: Address) -> bool:
+async def _syncs_always(servers: Servers, address: ServerAddress) -> bool:
     """Whether a server has every write on its disk before it answers; False also if it does not tell."""
     connection = await servers.connection(address, Purpose.READ)
     try:
@@ -95,7 +95,7 @@ async def _syncs_always(servers: Servers, address: Address) -> bool:
     return bool(reply[1:] == [b"always"])
 
 
-def _confirmations(replicas: dict[Address, int], level: Durability, options: RedisOptions, synced: bool) -> int:
+def _confirmations(replicas: dict[ServerAddress, int], level: Durability, options: RedisOptions, synced: bool) -> int:
     if level is Durability.FAST:
         return 0
     lacking = [str(address) for address, count in replicas.items() if count < (options.replicas or 1)]

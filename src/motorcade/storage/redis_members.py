@@ -20,7 +20,7 @@ import structlog
 
 from motorcade.storage.ports import Member, StoreAwayError, StoreError, StoreFencedError
 from motorcade.storage.redis_scripts import JOIN
-from motorcade.storage.redis_writer import FENCED, Operation, Stage
+from motorcade.storage.redis_writer import FENCED, JobStage, Operation
 
 if TYPE_CHECKING:
     from motorcade.storage.redis import Core
@@ -91,7 +91,7 @@ async def fence(core: Core, writer: str) -> bool:
     if not await core.ask(0, "HEXISTS", LIST, b"", writer):
         return False
     cells = range(len(core.writer.places))
-    await core.writer.submit([Stage([Operation(("fence", cell, writer)) for cell in cells])])
+    await core.writer.submit([JobStage([Operation(("fence", cell, writer)) for cell in cells])])
     if writer == core.writer.name:
         core.writer.fenced = True
     await core.ask(0, "HDEL", LIST, b"", writer)

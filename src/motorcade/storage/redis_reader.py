@@ -19,14 +19,14 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
-from motorcade.redis.place import RedisOptions, parse_url
 from motorcade.redis.resp import Argument, ServerError
 from motorcade.redis.scripts import Script, script_of
 from motorcade.redis.servers import Servers, refusal
 from motorcade.redis.slots import slot_of
+from motorcade.redis.url import RedisOptions, parse_url
 from motorcade.storage.cells import Cells
 from motorcade.storage.ports import StoreError
-from motorcade.storage.readers import MAX_ROWS, PAGE_BYTES, Extent, Page, Waiting, rows_for
+from motorcade.storage.readers import MAX_ROWS, PAGE_BYTES, Extent, MailboxPage, StreamPage, rows_for
 from motorcade.storage.redis_checks import VERSION, format_refusal
 from motorcade.storage.redis_format import TIME, unpack_entry
 from motorcade.storage.redis_scripts import EXTENT, FIND, READ
@@ -188,7 +188,7 @@ class RedisReader:
         keys: list[Argument] = [self._cells.key(cell, f"S:{stream}"), self._cells.key(cell, f"s:{stream}")]
         return self._asking.wait(self._asking.evaluate(self._cells.slot(cell), script, keys, *arguments))
 
-    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[Page]:
+    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[StreamPage]:
         extent = self.extent(stream)
         start, last = max(after + 1, extent.floor), min(last, extent.last)
         most = min(rows, PAGE_ROWS)
@@ -222,7 +222,7 @@ class RedisReader:
     def parts(self) -> int:
         return self._cells.count
 
-    def waiting(self, prefix: str, part: int) -> Iterator[Waiting]:
+    def waiting(self, prefix: str, part: int) -> Iterator[MailboxPage]:
         slot = self._cells.slot(part)
         start = prefix.encode()
         seen: set[bytes] = set()
@@ -238,8 +238,8 @@ class RedisReader:
             if cursor == b"0":
                 return
 
-    def _entries(self, cell: int, owners: list[bytes]) -> Waiting:
-        page = Waiting([], [], [], [], [], [])
+    def _entries(self, cell: int, owners: list[bytes]) -> MailboxPage:
+        page = MailboxPage([], [], [], [], [], [])
         asked = dict.fromkeys(owners, 0)  #: those that may have more, and the position read last
         while asked:
             questions = [self._asking.begin(self._mailbox(cell, owner, after)) for owner, after in asked.items()]
@@ -285,8 +285,8 @@ class _Growing:
         """Whether so many rows more, as large as these, would be too many."""
         return bool(self.values) and _is_full(len(self.values), self._size_bytes, coming, self._most)
 
-    def take(self) -> Page:
-        page = Page(self.offsets, self.times, self.values)
+    def take(self) -> StreamPage:
+        page = StreamPage(self.offsets, self.times, self.values)
         self.offsets, self.times, self.values, self._size_bytes = [], [], [], 0
         return page
 
@@ -303,7 +303,7 @@ def _is_full(rows: int, size_bytes: int, coming: int, most: int) -> bool:
     return rows + coming > most or size_bytes * (rows + coming) > PAGE_BYTES * rows
 
 
-def _add_entries(page: Waiting, owner: str, reply: list[bytes]) -> None:
+def _add_entries(page: MailboxPage, owner: str, reply: list[bytes]) -> None:
     for index in range(0, len(reply), 3):
         entry = unpack_entry(reply[index + 1])
         page.owners.append(owner)

@@ -1,33 +1,33 @@
-"""Everything that writes to Redis: operations are collected per lane, and go out in groups, one script call per lane.
+"""Write to Redis: collect operations per pipeline, and send them in groups, one script call per pipeline.
 
-    submit ──> lane ──┐                                              ┌──> answers
-    submit ──> lane ──┼─ one group per server at a time: ────────────┤
-    submit ──> lane ──┘  EVALSHA per lane, then one WAIT for all     └──> answers
+    submit ──> pipeline ──┐                                                  ┌──> answers
+    submit ──> pipeline ──┼─ one group per server at a time: ────────────────┤
+    submit ──> pipeline ──┘  EVALSHA per pipeline, then one WAIT for all     └──> answers
 
-A lane is what a script call can change at once: a cell on a cluster, everything on a lone server. While a group is
+A pipeline is what a script call can change at once: a cell on a cluster, everything on a lone server. While a group is
 under way, the next one collects; the more is written, the larger the groups.
 
-What a caller submits is a `Job` of one or more stages. A stage begins when everything before it has succeeded, so that
-only the beginning of a job can be left behind. All its calls take their places in the lanes at once, when it is
+What a caller submits is a `WriteJob` of one or more stages. A stage begins when everything before it has succeeded, so
+that only the beginning of a job can be left behind. All its calls enter the pipelines at once, when it is
 submitted: a call whose turn has not come holds up what was submitted after it.
 
-The writer is registered in every lane before its first call, and refused when it is so no more (`redis_members.py`).
+The writer is registered in every pipeline before its first call, and refused when it no longer is (redis_members.py).
 
-Rule 1: a lane has one call under way at most. It is numbered, and sent again unchanged under the same number until the
-        answer is there; the script carries a number out once (commit.lua). So a job of which something was sent is
+Rule 1: a pipeline has one call under way at most. It is numbered, and retried unchanged under the same number until
+        the answer is there; the script carries a number out once (commit.lua). So a job of which something was sent is
         carried on however long that takes, and its caller hears whether it is stored. A job of which nothing but
         payloads was sent within `patience`, while a server is away, is refused: also one that waits behind another job.
 Rule 2: an answer counts when enough replicas have confirmed it. WAIT tells how many did, it does not fail.
 Rule 3: acknowledgements need no confirmation: a group of nothing else does not WAIT.
-Rule 4: jobs are carried out in each lane in the order in which they were submitted. Only stages that are `early` may
+Rule 4: each pipeline carries jobs out in the order in which they were submitted. Only stages that are `early` may
         overtake: payloads, which have no order, and which entries wait for.
 Rule 5: at most `MAX_QUEUED` calls wait; jobs beyond that stand in line.
 Rule 6: `StoreRefusedError` is for jobs of which surely nothing was done, `StoreFullError` for those of which nothing
         that grows was done: every call of it was refused, and none was ever sent without an answer. Whatever else goes
         wrong is a `StoreError`: it may have been done. That is so when the store is closed before the answer is there,
         when the rest of a job finds its server full, and when a call is refused that was sent before.
-Rule 7: a condition of a job that does not hold (`Stage.conditions`, lua/guard.lua) refuses this job and no other. It is
-        checked in its lane, together with the operations of its stage there.
+Rule 7: a condition of a job that does not hold (`JobStage.conditions`, lua/guard.lua) refuses this job and no other.
+        It is checked in its pipeline, together with the operations of its stage there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ import msgspec
 import structlog
 
 from motorcade.commit import Commit
-from motorcade.redis.resp import Address, Connection, LostError, ServerError
+from motorcade.redis.resp import LostError, RedisConnection, ServerAddress, ServerError
 from motorcade.redis.servers import (
     FIRST_PAUSE,
     FULL,
@@ -66,7 +66,7 @@ from motorcade.storage.redis_scripts import COMMIT
 
 log = structlog.get_logger("motorcade.storage.redis")
 
-#: Calls that may wait in all lanes together.
+#: Calls that may wait in all pipelines together.
 MAX_QUEUED: Final = 20_000
 #: A call takes no more once it has so much weight (up to 5 ms of the server's time), or so many bytes.
 MAX_WEIGHT: Final = 500
@@ -111,7 +111,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
         return int(self.words[1])
 
 
-class Stage(msgspec.Struct, frozen=True, gc=False):
+class JobStage(msgspec.Struct, frozen=True, gc=False):
     """Operations that need not wait for each other."""
 
     operations: Sequence[Operation]
@@ -120,11 +120,11 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
     conditions: Sequence[Sequence[Any]] = ()  #: see rule 7; name, cell, and what lua/guard.lua lists
 
 
-class Call(msgspec.Struct, eq=False):
-    """Operations of one job for one lane; they are carried out together."""
+class PipelineCall(msgspec.Struct, eq=False):
+    """Operations of one job for one pipeline; they are carried out together."""
 
-    job: Job
-    lane: Lane
+    job: WriteJob
+    pipeline: Pipeline
     stage: int
     indices: Sequence[int]  #: of the operations in their stage
     operations: Sequence[Operation]
@@ -139,22 +139,22 @@ class Call(msgspec.Struct, eq=False):
     alone: bool = False  #: goes by itself and before all others, since together with others it was refused
 
 
-class Job:
+class WriteJob:
     """What one caller has submitted, and how far it has come."""
 
-    def __init__(self, stages: Sequence[Stage], deadline: float) -> None:
+    def __init__(self, stages: Sequence[JobStage], deadline: float) -> None:
         self.stages = stages
         self.deadline = deadline  #: loop time; a job is refused if nothing of it could be sent until then
         self.sent = 0  #: times that a call was sent and was done, or may have been; payloads do not count
         self.commit: Commit[list[list[Any]]] = Commit()
-        self.turns: list[list[Call]] = []  #: calls that are under way at the same time, turn after turn
+        self.turns: list[list[PipelineCall]] = []  #: calls that are under way at the same time, turn after turn
         self.turn = 0
         self._left = 0  #: calls of this turn without an answer
         self._answers: list[list[Any]] = [[None] * len(stage.operations) for stage in stages]
         self._applied = False  #: something that grows was done, beside payloads, which nobody sees without entries
         self._troubles: list[StoreError] = []
 
-    def begin_turn(self) -> list[Call]:
+    def begin_turn(self) -> list[PipelineCall]:
         """The calls that are ready now."""
         calls = self.turns[self.turn]
         self._left = len(calls)
@@ -162,7 +162,7 @@ class Job:
             call.ready = True
         return calls
 
-    def finish(self, call: Call, outcome: list[Any] | StoreError) -> bool:
+    def finish(self, call: PipelineCall, outcome: list[Any] | StoreError) -> bool:
         """Note what became of a call; whether that was the last of its turn."""
         if isinstance(outcome, StoreError):
             self._troubles.append(outcome)
@@ -203,7 +203,7 @@ class Frozen:
     """Calls that go out as one, unchanged however often they are sent."""
 
     number: int
-    calls: list[Call]
+    calls: list[PipelineCall]
     packed: bytes
     durable: bool
     grows: bool
@@ -211,13 +211,13 @@ class Frozen:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class Pipeline:
     """One stream of calls that happen one after the other."""
 
     slot: int
     key: str
-    early: deque[Call] = field(default_factory=deque)
-    queue: deque[Call] = field(default_factory=deque)
+    early: deque[PipelineCall] = field(default_factory=deque)
+    queue: deque[PipelineCall] = field(default_factory=deque)
     frozen: Frozen | None = None
     number: int = 0
     pause: float = 0.0
@@ -228,7 +228,7 @@ class Lane:
         """Whether something can be sent."""
         return self.frozen is not None or self.peek() is not None
 
-    def peek(self) -> Call | None:
+    def peek(self) -> PipelineCall | None:
         """The call that is next, if its turn has come."""
         queue = self.queue
         while queue and queue[0].dead:
@@ -237,16 +237,16 @@ class Lane:
             return self.early[0]
         return queue[0] if queue and queue[0].ready else None
 
-    def take(self) -> Call:
+    def take(self) -> PipelineCall:
         """Remove the call that is next."""
         return self.early.popleft() if self.early and not (self.queue and self.queue[0].alone) else self.queue.popleft()
 
-    def put_back(self, calls: Sequence[Call]) -> None:
+    def put_back(self, calls: Sequence[PipelineCall]) -> None:
         """Let calls that were taken be the next ones again, in their order."""
         for call in reversed(calls):
             (self.early if call.early and not call.alone else self.queue).appendleft(call)
 
-    def remove_late(self, now: float) -> list[Call]:
+    def remove_late(self, now: float) -> list[PipelineCall]:
         """Take out the calls of jobs that are late, whatever is before them."""
         late = []
         for waiting in (self.early, self.queue):
@@ -255,7 +255,7 @@ class Lane:
                 late.append(call)
         return late
 
-    def remove_all(self) -> list[Call]:
+    def remove_all(self) -> list[PipelineCall]:
         """Take out all calls that could be sent, whatever is before them."""
         calls = [call for call in (*self.early, *self.queue) if call.ready]
         self.early.clear()
@@ -264,19 +264,19 @@ class Lane:
 
     @property
     def stands(self) -> bool:
-        """Return True if nothing of it is under way: its server is away, or the next call waits for another lane."""
+        """Return True if nothing is in flight: its server is away, or the next call waits for another pipeline."""
         return self.resting or (self.frozen is None and self.peek() is None)
 
 
 class Trouble(NamedTuple):
-    """A lane whose calls are not confirmed."""
+    """A pipeline whose calls are not confirmed."""
 
     since: float  #: loop time
     last: float  #: loop time of the last attempt
     text: str
 
 
-class Writer:
+class RedisWriter:
     """The only place that sends operations."""
 
     def __init__(self, servers: Servers, cells: Cells, replicas: int) -> None:
@@ -291,16 +291,16 @@ class Writer:
         self._prefix = cells.prefix
         self._flag = "1" if servers.clustered else "0"
         self._queued = 0
-        self._line: deque[Job] = deque()
+        self._line: deque[WriteJob] = deque()
         self._letting_in = False
         self._idle = asyncio.Event()
         self._idle.set()
         count = cells.count if servers.clustered else 1
-        self._lanes = [Lane(cells.slot(cell), cells.key(cell, f"w:{self.name}")) for cell in range(count)]
-        self._ready: dict[Lane, None] = {}
-        self._troubles: dict[Lane, Trouble] = {}
+        self._pipelines = [Pipeline(cells.slot(cell), cells.key(cell, f"w:{self.name}")) for cell in range(count)]
+        self._ready: dict[Pipeline, None] = {}
+        self._troubles: dict[Pipeline, Trouble] = {}
         self._full_at = 0.0  # loop time of the last refusal for want of room
-        self._tasks: dict[Address, asyncio.Task[None]] = {}
+        self._tasks: dict[ServerAddress, asyncio.Task[None]] = {}
         self._expiring: asyncio.TimerHandle | None = None
         self._closing = False
         self._closed_at = inf  # loop time
@@ -318,9 +318,9 @@ class Writer:
         if self.fenced:
             return "is fenced", FENCED
         now = asyncio.get_running_loop().time()
-        for lane, trouble in list(self._troubles.items()):
-            if not lane.resting and now - trouble.last > TROUBLE_LASTS:
-                del self._troubles[lane]
+        for pipeline, trouble in list(self._troubles.items()):
+            if not pipeline.resting and now - trouble.last > TROUBLE_LASTS:
+                del self._troubles[pipeline]
         for trouble in self._troubles.values():
             if now - trouble.since > TROUBLE_AFTER:
                 return "does not answer", trouble.text
@@ -328,21 +328,21 @@ class Writer:
             return "has no room", "Redis refuses writes for want of memory"
         return "", ""
 
-    def lane_of(self, cell: int) -> int:
-        return cell if len(self._lanes) > 1 else 0
+    def pipeline_of(self, cell: int) -> int:
+        return cell if len(self._pipelines) > 1 else 0
 
     @property
     def places(self) -> list[tuple[int, str]]:
-        """Return the slot and the key of each lane."""
-        return [(lane.slot, lane.key) for lane in self._lanes]
+        """Return the slot and the key of each pipeline."""
+        return [(pipeline.slot, pipeline.key) for pipeline in self._pipelines]
 
-    def submit(self, stages: Sequence[Stage]) -> Commit[list[list[Any]]]:
+    def submit(self, stages: Sequence[JobStage]) -> Commit[list[list[Any]]]:
         """Carry out stages one after the other; the answers of each in the order of its operations."""
         if self._closing:
             return Commit.failed(StoreError("the store is closed"))
         if self.fenced:
             return Commit.failed(StoreFencedError(FENCED))
-        job = Job(stages, asyncio.get_running_loop().time() + self._servers.patience)
+        job = WriteJob(stages, asyncio.get_running_loop().time() + self._servers.patience)
         if self._line or self._queued >= MAX_QUEUED:
             self._line.append(job)
         else:
@@ -350,13 +350,13 @@ class Writer:
         return job.commit
 
     async def write(self, operations: Sequence[Operation], durable: bool = True) -> list[Any]:
-        """Carry out operations of any lanes; the answers in the same order. Lanes go their own ways."""
-        return (await self.submit([Stage(operations, durable)]))[0]
+        """Carry out operations of any pipelines; the answers in the same order. Lanes go their own ways."""
+        return (await self.submit([JobStage(operations, durable)]))[0]
 
     def later(self, operation: Operation) -> None:
         """Carry out an operation that nobody waits for and that may be lost."""
         if not self._closing and not self._line:
-            self.submit([Stage([operation], durable=False)])
+            self.submit([JobStage([operation], durable=False)])
 
     async def close(self) -> None:
         """Finish what was submitted, or fail it when `patience` runs out."""
@@ -370,12 +370,12 @@ class Writer:
 
     # -- jobs
 
-    def _place(self, job: Job) -> None:
+    def _place(self, job: WriteJob) -> None:
         """Give all calls of a job their places, and begin."""
         for number, stage in enumerate(job.stages):
             job.turns += self._turns(job, number, stage)
         for call in (call for calls in job.turns for call in calls):
-            (call.lane.early if call.early else call.lane.queue).append(call)
+            (call.pipeline.early if call.early else call.pipeline.queue).append(call)
             self._queued += 1
         if job.turns:
             self._idle.clear()
@@ -383,20 +383,20 @@ class Writer:
         else:
             job.end()
 
-    def _turns(self, job: Job, number: int, stage: Stage) -> list[list[Call]]:
-        """The calls of a stage: one per lane, and more turns if a lane has more than one call can take."""
-        by_lane: dict[int, list[int]] = {self.lane_of(condition[1]): [] for condition in stage.conditions}
+    def _turns(self, job: WriteJob, number: int, stage: JobStage) -> list[list[PipelineCall]]:
+        """The calls of a stage: one per pipeline, and more turns if a pipeline has more than one call can take."""
+        by_pipeline: dict[int, list[int]] = {self.pipeline_of(condition[1]): [] for condition in stage.conditions}
         for index, operation in enumerate(stage.operations):
-            by_lane.setdefault(self.lane_of(operation.cell), []).append(index)
-        turns: list[list[Call]] = []
-        for lane, indices in by_lane.items():
+            by_pipeline.setdefault(self.pipeline_of(operation.cell), []).append(index)
+        turns: list[list[PipelineCall]] = []
+        for pipeline, indices in by_pipeline.items():
             for turn, some in enumerate(_portions(indices, stage.operations)):
                 if turn == len(turns):
                     turns.append([])
                 operations = [stage.operations[index] for index in some]
-                call = Call(
+                call = PipelineCall(
                     job,
-                    self._lanes[lane],
+                    self._pipelines[pipeline],
                     number,
                     some,
                     operations,
@@ -406,26 +406,26 @@ class Writer:
                     sum(operation.weight for operation in operations),
                     sum(operation.size_bytes for operation in operations),
                     any(operation.words[0] in GROWING for operation in operations),
-                    stage.conditions and self._conditions(stage, lane, turn),
+                    stage.conditions and self._conditions(stage, pipeline, turn),
                 )
                 turns[turn].append(call)
         return turns
 
-    def _conditions(self, stage: Stage, lane: int, turn: int) -> list[Sequence[Any]]:
+    def _conditions(self, stage: JobStage, pipeline: int, turn: int) -> list[Sequence[Any]]:
         """The conditions of a call. A record is as expected before the first turn, a fence has to hold in each."""
-        in_lane = [condition for condition in stage.conditions if self.lane_of(condition[1]) == lane]
-        return [condition for condition in in_lane if turn == 0 or condition[0] == "fence"]
+        in_pipeline = [condition for condition in stage.conditions if self.pipeline_of(condition[1]) == pipeline]
+        return [condition for condition in in_pipeline if turn == 0 or condition[0] == "fence"]
 
-    def _begin_turn(self, job: Job) -> None:
+    def _begin_turn(self, job: WriteJob) -> None:
         for call in job.begin_turn():
-            self._look_at(call.lane)
+            self._look_at(call.pipeline)
 
-    def _look_at(self, lane: Lane) -> None:
-        """Have a lane served if it was waiting for something that has happened now."""
-        if lane.frozen is None and not lane.resting and lane not in self._ready and lane.has_work:
-            self._wake(lane)
+    def _look_at(self, pipeline: Pipeline) -> None:
+        """Have a pipeline served if it was waiting for something that has happened now."""
+        if pipeline.frozen is None and not pipeline.resting and pipeline not in self._ready and pipeline.has_work:
+            self._wake(pipeline)
 
-    def _finish_call(self, call: Call, outcome: list[Any] | StoreError) -> None:
+    def _finish_call(self, call: PipelineCall, outcome: list[Any] | StoreError) -> None:
         job = call.job
         self._queued -= 1
         if job.finish(call, outcome):
@@ -441,110 +441,110 @@ class Writer:
                 self._place(self._line.popleft())
             self._letting_in = False
 
-    def _bury(self, job: Job) -> None:
+    def _bury(self, job: WriteJob) -> None:
         """What was to follow in a job that has failed is not carried out, and holds up nobody any more."""
         for calls in job.turns[job.turn :]:
             for call in calls:
                 call.dead = True
                 self._queued -= 1
             for call in calls:
-                self._look_at(call.lane)
+                self._look_at(call.pipeline)
 
-    # -- lanes
+    # -- pipelines
 
-    def _wake(self, lane: Lane) -> None:
-        lane.resting = False
-        if not lane.has_work:  # what it waited for has failed elsewhere
+    def _wake(self, pipeline: Pipeline) -> None:
+        pipeline.resting = False
+        if not pipeline.has_work:  # what it waited for has failed elsewhere
             self._look_idle()
             return
-        address = self._servers.master(lane.slot)
+        address = self._servers.master(pipeline.slot)
         if address is None:
-            self._rest(lane, "nobody serves the slot")
+            self._rest(pipeline, "nobody serves the slot")
             return
-        self._ready[lane] = None
+        self._ready[pipeline] = None
         if address not in self._tasks:
             task = asyncio.create_task(self._serve(address), name=f"redis-writer-{address}")
             self._tasks[address] = task
 
-    def _rest(self, lane: Lane, trouble: str) -> None:
+    def _rest(self, pipeline: Pipeline, trouble: str) -> None:
         """Try again in a while, or give up what has waited too long."""
         loop = asyncio.get_running_loop()
-        lane.resting = True  # so that what ends here wakes nobody
-        before = self._troubles.get(lane)
-        self._troubles[lane] = Trouble(before.since if before is not None else loop.time(), loop.time(), trouble)
+        pipeline.resting = True  # so that what ends here wakes nobody
+        before = self._troubles.get(pipeline)
+        self._troubles[pipeline] = Trouble(before.since if before is not None else loop.time(), loop.time(), trouble)
         now, end = loop.time(), self._closed_at + self._servers.patience
-        if lane.frozen is not None and not lane.frozen.lost:
+        if pipeline.frozen is not None and not pipeline.frozen.lost:
             # Nothing of it was done, so some of it may become late.
-            calls, lane.frozen = lane.frozen.calls, None
-            lane.put_back(calls)
-        if lane.frozen is not None and now > end:
-            self._finish(lane, StoreError(f"not confirmed in time, perhaps written: {trouble}"))
+            calls, pipeline.frozen = pipeline.frozen.calls, None
+            pipeline.put_back(calls)
+        if pipeline.frozen is not None and now > end:
+            self._finish(pipeline, StoreError(f"not confirmed in time, perhaps written: {trouble}"))
         self._expire_in(FIRST_PAUSE)
         if now > end:
-            self._refuse(lane.remove_late(now), trouble)
-            for call in lane.remove_all():
+            self._refuse(pipeline.remove_late(now), trouble)
+            for call in pipeline.remove_all():
                 self._finish_call(call, StoreError(f"the store was closed before all of it was written: {trouble}"))
-        if not lane.has_work:
-            lane.resting = False
+        if not pipeline.has_work:
+            pipeline.resting = False
             self._look_idle()
             return
         self._servers.refresh()
-        lane.pause = min(max(lane.pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
-        loop.call_later(lane.pause, self._wake, lane)
+        pipeline.pause = min(max(pipeline.pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+        loop.call_later(pipeline.pause, self._wake, pipeline)
 
     def _expire(self) -> None:
         """Refuse what is late, now and then as long as a server is away (rule 1)."""
         now = asyncio.get_running_loop().time()
         self._expiring = None
-        waiting = [lane for lane in self._lanes if (lane.queue or lane.early) and lane.stands]
-        for lane, calls in [(lane, lane.remove_late(now)) for lane in waiting]:
-            trouble = self._troubles.get(lane) or next(iter(self._troubles.values()), None)
+        waiting = [pipeline for pipeline in self._pipelines if (pipeline.queue or pipeline.early) and pipeline.stands]
+        for pipeline, calls in [(pipeline, pipeline.remove_late(now)) for pipeline in waiting]:
+            trouble = self._troubles.get(pipeline) or next(iter(self._troubles.values()), None)
             self._refuse(calls, trouble.text if trouble is not None else "others are waited for")
-            self._look_at(lane)
+            self._look_at(pipeline)
         self._look_idle()
-        if any(lane.resting for lane in self._lanes):
+        if any(pipeline.resting for pipeline in self._pipelines):
             self._expire_in(EXPIRE_EVERY)
 
     def _expire_in(self, seconds: float) -> None:
         if self._expiring is None:
             self._expiring = asyncio.get_running_loop().call_later(seconds, self._expire)
 
-    def _refuse(self, calls: Sequence[Call], trouble: str) -> None:
+    def _refuse(self, calls: Sequence[PipelineCall], trouble: str) -> None:
         for call in calls:
             self._finish_call(call, StoreRefusedError(f"not written within {self._servers.patience:g} s: {trouble}"))
 
-    def _freeze(self, lane: Lane) -> Frozen:
+    def _freeze(self, pipeline: Pipeline) -> Frozen:
         """Take what waits, as far as it fits in one call."""
-        if lane.frozen is not None:
-            return lane.frozen
-        calls: list[Call] = []
+        if pipeline.frozen is not None:
+            return pipeline.frozen
+        calls: list[PipelineCall] = []
         weight = size_bytes = 0
-        while (call := lane.peek()) is not None and weight < MAX_WEIGHT and size_bytes < MAX_BYTES:
+        while (call := pipeline.peek()) is not None and weight < MAX_WEIGHT and size_bytes < MAX_BYTES:
             if call.alone and calls:
                 break
-            calls.append(lane.take())
+            calls.append(pipeline.take())
             weight += call.weight
             size_bytes += call.size_bytes
             if call.alone:
                 break
-        lane.number += 1
+        pipeline.number += 1
         words: list[Sequence[Any]] = []
         for call in calls:
             if call.conditions:
                 words.append(("guard", call.conditions[0][1], call.conditions, len(call.operations)))
             words += [operation.words for operation in call.operations]
         packed = msgspec.msgpack.encode(words)
-        lane.frozen = Frozen(
-            lane.number,
+        pipeline.frozen = Frozen(
+            pipeline.number,
             calls,
             packed,
             any(call.durable for call in calls),
             any(call.grows for call in calls),
         )
-        return lane.frozen
+        return pipeline.frozen
 
-    def _finish(self, lane: Lane, outcome: list[Any] | StoreError) -> None:
-        frozen, lane.frozen = lane.frozen, None
+    def _finish(self, pipeline: Pipeline, outcome: list[Any] | StoreError) -> None:
+        frozen, pipeline.frozen = pipeline.frozen, None
         if frozen is None:
             return
         start = 0
@@ -564,38 +564,38 @@ class Writer:
 
     # -- groups
 
-    async def _serve(self, address: Address) -> None:
-        """Send groups to one server as long as it has lanes with work."""
+    async def _serve(self, address: ServerAddress) -> None:
+        """Send groups to one server as long as it has pipelines with work."""
         try:
-            while lanes := [lane for lane in self._ready if self._servers.master(lane.slot) == address]:
-                for lane in lanes:
-                    del self._ready[lane]
+            while pipelines := [pipeline for pipeline in self._ready if self._servers.master(pipeline.slot) == address]:
+                for pipeline in pipelines:
+                    del self._ready[pipeline]
                 try:
-                    if busy := [lane for lane in lanes if lane.has_work]:
+                    if busy := [pipeline for pipeline in pipelines if pipeline.has_work]:
                         await self._group(address, busy)
                 except Exception as error:
                     # A fault of ours must not leave callers waiting for ever.
                     log.exception("redis_group_failed", server=str(address))
-                    for lane in lanes:
-                        self._finish(lane, StoreError(f"{address}: {error}"))
-                        if lane.has_work and not lane.resting:
-                            self._wake(lane)
+                    for pipeline in pipelines:
+                        self._finish(pipeline, StoreError(f"{address}: {error}"))
+                        if pipeline.has_work and not pipeline.resting:
+                            self._wake(pipeline)
         finally:
             del self._tasks[address]
             # Lanes that were made ready for this server, and have another one since.
-            for lane in list(self._ready):
-                if self._servers.master(lane.slot) not in self._tasks:
-                    del self._ready[lane]
-                    self._wake(lane)
+            for pipeline in list(self._ready):
+                if self._servers.master(pipeline.slot) not in self._tasks:
+                    del self._ready[pipeline]
+                    self._wake(pipeline)
             self._look_idle()
 
-    async def _group(self, address: Address, lanes: list[Lane]) -> None:
-        frozen = [self._freeze(lane) for lane in lanes]
+    async def _group(self, address: ServerAddress, pipelines: list[Pipeline]) -> None:
+        frozen = [self._freeze(pipeline) for pipeline in pipelines]
         try:
             connection = await self._servers.connection(address, Purpose.WRITE)
         except StoreError as error:
-            for lane in lanes:
-                self._rest(lane, str(error))
+            for pipeline in pipelines:
+                self._rest(pipeline, str(error))
             return
         for call in frozen:
             for each in call.calls:
@@ -605,14 +605,14 @@ class Writer:
                 "EVALSHA",
                 COMMIT.digest,
                 1,
-                lane.key,
+                pipeline.key,
                 self._prefix,
                 call.number,
                 call.packed,
                 self._flag,
                 int(call.grows),
             )
-            for lane, call in zip(lanes, frozen, strict=True)
+            for pipeline, call in zip(pipelines, frozen, strict=True)
         ]
         confirmed: asyncio.Future[int] | None = None
         if self._replicas > 0 and any(call.durable for call in frozen):
@@ -621,11 +621,13 @@ class Writer:
         trouble = await self._shortage(confirmed)
         if not trouble:
             self.commits += 1
-        for lane, call, answer in zip(lanes, frozen, answers, strict=True):
-            self._answered(connection, lane, call, answer, trouble)
+        for pipeline, call, answer in zip(pipelines, frozen, answers, strict=True):
+            self._answered(connection, pipeline, call, answer, trouble)
 
-    def _answered(self, connection: Connection, lane: Lane, call: Frozen, answer: object, trouble: str) -> None:
-        """What one lane's call has come to; `trouble`: why nothing that must be durable counts yet."""
+    def _answered(
+        self, connection: RedisConnection, pipeline: Pipeline, call: Frozen, answer: object, trouble: str
+    ) -> None:
+        """What one pipeline's call has come to; `trouble`: why nothing that must be durable counts yet."""
         if isinstance(answer, ServerError) and answer.code in NOTHING_DONE:
             for each in call.calls:
                 each.job.sent -= not each.early
@@ -633,23 +635,23 @@ class Writer:
             if call.grows:
                 self.full = False
             self.writes += len(call.calls)
-            lane.pause = 0.0
-            self._troubles.pop(lane, None)
-            self._finish(lane, msgspec.msgpack.decode(answer))
+            pipeline.pause = 0.0
+            self._troubles.pop(pipeline, None)
+            self._finish(pipeline, msgspec.msgpack.decode(answer))
         elif isinstance(answer, bytes):
             call.lost = True
-            self._rest(lane, trouble)
+            self._rest(pipeline, trouble)
             return
         elif isinstance(answer, ServerError) and answer.code == "NOSCRIPT":
             self._servers.load(connection, COMMIT)
         elif isinstance(answer, LostError) or (isinstance(answer, ServerError) and answer.code in PASSING):
             call.lost = call.lost or isinstance(answer, LostError)
-            self._rest(lane, str(answer))
+            self._rest(pipeline, str(answer))
             return
         else:
-            self._refused(lane, call, answer, connection.address)
-        if lane.has_work:
-            self._wake(lane)
+            self._refused(pipeline, call, answer, connection.address)
+        if pipeline.has_work:
+            self._wake(pipeline)
         else:
             self._look_idle()
 
@@ -666,7 +668,7 @@ class Writer:
         self.unconfirmed += 1
         return f"{count} of {self._replicas} replicas have confirmed"
 
-    def _refused(self, lane: Lane, call: Frozen, answer: object, address: Address) -> None:
+    def _refused(self, pipeline: Pipeline, call: Frozen, answer: object, address: ServerAddress) -> None:
         error = refusal(answer, address) if isinstance(answer, ServerError) else StoreError(f"{address}: {answer}")
         known = (isinstance(error, StoreFullError) and self.full) or self.fenced
         if isinstance(answer, ServerError) and answer.code == "FENCED":
@@ -683,16 +685,16 @@ class Writer:
                 # through, but not in company: send them one by one.
                 for each in call.calls:
                     each.alone = True
-                lane.frozen = None
-                lane.put_back(call.calls)
+                pipeline.frozen = None
+                pipeline.put_back(call.calls)
                 return
         if not known:  # a full server refuses everything; once is enough
             log.warning("redis_refused", server=str(address), error=str(error))
-        self._finish(lane, error)
+        self._finish(pipeline, error)
 
 
 def _portions(indices: list[int], operations: Sequence[Operation]) -> list[list[int]]:
-    """Operations of one lane, in portions that a call can take."""
+    """Operations of one pipeline, in portions that a call can take."""
     portions: list[list[int]] = [[]]
     weight = size_bytes = 0
     for index in indices:

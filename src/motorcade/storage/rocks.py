@@ -3,9 +3,9 @@
     rocks.py         the ports; everything that reads
     writer.py        one thread that commits in groups; everything that writes passes through it
     transaction.py   what a write does: reads, decides, one atomic batch
-    notes.py         small rows that change often, noted first and put in place later
+    deltas.py        small rows that change often, logged as deltas first and put in place later
     stream_rows.py   reading streams, here and from outside the node
-    runs.py          records of a stream that share a row
+    packed_rows.py   records of a stream that share a row
     tables.py        keys and values
     files.py         opening, closing, errors in our words
 
@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from motorcade.commit import Commit
-from motorcade.storage import runs, stream_rows, tables
-from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, Tables, scan, scan_up_to
+from motorcade.storage import packed_rows, stream_rows, tables
+from motorcade.storage.deltas import Deltas
+from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, RocksTables, scan, scan_up_to
 from motorcade.storage.inspect import inspect
-from motorcade.storage.notes import Notes
 from motorcade.storage.ports import (
     NO_BOUND,
     Acknowledge,
@@ -75,9 +75,9 @@ from motorcade.storage.ports import (
     check_mark,
 )
 from motorcade.storage.tables import after_prefix
-from motorcade.storage.transaction import MAX_HEADS, MAX_SEEN_ROWS, State, Transaction, feed_end, load_head
+from motorcade.storage.transaction import MAX_HEADS, MAX_SEEN_ROWS, Transaction, WriterState, feed_end, load_head
 from motorcade.storage.wakeups import WakeUps
-from motorcade.storage.writer import MAX_QUEUED, RESERVE, Writer
+from motorcade.storage.writer import MAX_QUEUED, RESERVE, RocksWriter
 
 #: Rows that a read looks at in the event loop's thread: about 0.3 ms.
 DIRECT_ROWS = 128
@@ -125,7 +125,7 @@ class Content(NamedTuple):
 V = TypeVar("V", bytes, Content)
 
 
-class Cache(Generic[V]):
+class ByteCache(Generic[V]):
     """Bounded in bytes; in two halves, of which the older one goes when the younger is full.
 
     Nothing in it can be out of date: a digest has one payload, a message one content.
@@ -155,14 +155,14 @@ class TooMuchError(Exception):
     """More bytes than the event loop's thread should fetch."""
 
 
-class Contents:
+class EntryContents:
     """Completes entries: bodies and payloads from the caches, or from the tables."""
 
     def __init__(self) -> None:
-        self.payloads: Cache[bytes] = Cache(PAYLOAD_CACHE)
-        self._messages: Cache[Content] = Cache(MESSAGE_CACHE)
+        self.payloads: ByteCache[bytes] = ByteCache(PAYLOAD_CACHE)
+        self._messages: ByteCache[Content] = ByteCache(MESSAGE_CACHE)
 
-    def complete(self, found: list[tuple[int, bytes]], budget: int, opened: Tables) -> list[Entry]:
+    def complete(self, found: list[tuple[int, bytes]], budget: int, opened: RocksTables) -> list[Entry]:
         """The entries of rows; those that were acknowledged between the two looks are left out.
 
         TooMuchError if more bytes than `budget` would have to be fetched.
@@ -198,7 +198,7 @@ class Contents:
             entries.append(Entry(position, row[body_at:payload_at], data, key, stored_at, expires_at, mark))
         return entries
 
-    def payload(self, digest: bytes, left: int, opened: Tables) -> bytes | None:
+    def payload(self, digest: bytes, left: int, opened: RocksTables) -> bytes | None:
         if left < 0:
             raise TooMuchError
         # As a list: unlike for a single key, that leaves the interpreter to other threads.
@@ -208,7 +208,7 @@ class Contents:
             self.payloads.put(digest, data, len(data))
         return data
 
-    def _fetch(self, number: bytes, left: int, opened: Tables) -> Content | None:
+    def _fetch(self, number: bytes, left: int, opened: RocksTables) -> Content | None:
         row = opened.shared.get(number)
         if row is None:
             return None
@@ -223,10 +223,10 @@ class Contents:
         return content
 
 
-class Reader:
+class TableReader:
     """How the ports read: in this thread, or in steps beside it."""
 
-    def __init__(self, files: Files, writer: Writer) -> None:
+    def __init__(self, files: Files, writer: RocksWriter) -> None:
         self.files = files
         self.is_open = False
         self.member = Member("", 0.0)  #: this store object, while it is open
@@ -243,7 +243,7 @@ class Reader:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    async def enter(self) -> Tables:
+    async def enter(self) -> RocksTables:
         """The tables, to be given back with `files.leave_loop`; waits while they are being opened again."""
         while self.is_open:
             opened = self.files.enter_loop()
@@ -252,9 +252,9 @@ class Reader:
             await asyncio.sleep(0.01)
         raise StoreError("the store is closed")
 
-    async def now(self, look: Callable[[Tables], T]) -> T:
+    async def now(self, look: Callable[[RocksTables], T]) -> T:
         """A short look, in this thread."""
-        opened: Tables | None = await self.enter()
+        opened: RocksTables | None = await self.enter()
         try:
             return look(opened)  # type: ignore[arg-type]
         except StoreError:
@@ -265,7 +265,7 @@ class Reader:
             opened = None
             self.files.leave_loop()
 
-    async def beside(self, look: Callable[[Tables], T]) -> T:
+    async def beside(self, look: Callable[[RocksTables], T]) -> T:
         """A longer look, in another thread."""
         loop = asyncio.get_running_loop()
         while self._pool is not None and self.is_open:
@@ -275,7 +275,7 @@ class Reader:
                 await asyncio.sleep(0.01)
         raise StoreError("the store is closed")
 
-    def _look(self, look: Callable[[Tables], T]) -> T:
+    def _look(self, look: Callable[[RocksTables], T]) -> T:
         with self.files.reading() as opened:
             try:
                 return look(opened)
@@ -289,7 +289,7 @@ class Reader:
 class RocksMailboxes:
     """Ordered entries per owner."""
 
-    def __init__(self, reader: Reader, writer: Writer, contents: Contents) -> None:
+    def __init__(self, reader: TableReader, writer: RocksWriter, contents: EntryContents) -> None:
         self._reader = reader
         self._writer = writer
         self._contents = contents
@@ -325,9 +325,9 @@ class RocksMailboxes:
             start = max(start, head.floor)
         found: list[tuple[int, bytes]] = []
         go_on, last = 0, head.last if head is not None else _ANY
-        # As `Reader.now` does it, but written out: every delivery passes here.
+        # As `TableReader.now` does it, but written out: every delivery passes here.
         reader, files = self._reader, self._reader.files
-        opened: Tables | None = (files.enter_loop() if reader.is_open else None) or await reader.enter()
+        opened: RocksTables | None = (files.enter_loop() if reader.is_open else None) or await reader.enter()
         try:
             if limit == 1 and head is not None:
                 # Mostly the next entry is where it is looked for, and finding a row is cheaper than an iterator.
@@ -383,7 +383,7 @@ class RocksMailboxes:
 
     async def info(self, owner: str) -> MailboxInfo:
         if self._writer.trouble is not None or self._writer.fenced:
-            return await self._reader.now(partial(_info, self._writer.state.notes, owner))
+            return await self._reader.now(partial(_info, self._writer.state.deltas, owner))
         return await self._writer.submit(lambda write: write.info(owner), durable=False, grows=False)
 
     async def clear(self, owner: str) -> int:
@@ -429,7 +429,7 @@ def _entries(
     rows: int,
     found: list[tuple[int, bytes]],
     last: int,
-    opened: Tables,
+    opened: RocksTables,
 ) -> tuple[int, int]:
     """Add entries that have not expired to `found`; `last` is about the last one.
 
@@ -455,9 +455,9 @@ def _entries(
     return lowest, 0
 
 
-def _info(notes: Notes, owner: str, opened: Tables) -> MailboxInfo:
+def _info(deltas: Deltas, owner: str, opened: RocksTables) -> MailboxInfo:
     """Size and ends, from the tables alone."""
-    head = load_head(opened, notes, owner)
+    head = load_head(opened, deltas, owner)
     if not head.is_there:
         return MailboxInfo(0, 0, 0, 0)
     rows = scan(opened.entries, head.prefix + _pack(head.first), after_prefix(head.prefix))
@@ -465,7 +465,7 @@ def _info(notes: Notes, owner: str, opened: Tables) -> MailboxInfo:
     return MailboxInfo(head.count, head.size_bytes, first, head.last, head.generation)
 
 
-def _owners(start: bytes, opened: Tables) -> tuple[list[str], bytes | None]:
+def _owners(start: bytes, opened: RocksTables) -> tuple[list[str], bytes | None]:
     """Some owners with entries from `start` on, and where to go on."""
     owners: list[str] = []
     cursor = opened.entries.iter()
@@ -487,7 +487,7 @@ def _owners(start: bytes, opened: Tables) -> tuple[list[str], bytes | None]:
 class RocksBlobs:
     """Payloads by content."""
 
-    def __init__(self, reader: Reader, writer: Writer, contents: Contents) -> None:
+    def __init__(self, reader: TableReader, writer: RocksWriter, contents: EntryContents) -> None:
         self._reader = reader
         self._writer = writer
         self._contents = contents
@@ -496,8 +496,8 @@ class RocksBlobs:
         return await self._writer.submit(lambda write: write.put_blob(data, keep_until), rows=3)
 
     async def get(self, digest: bytes, now: float) -> bytes | None:
-        notes = self._writer.state.notes
-        row = await self._reader.now(lambda opened: notes.get(opened, b"b" + digest))
+        deltas = self._writer.state.deltas
+        row = await self._reader.now(lambda opened: deltas.get(opened, b"b" + digest))
         if row is None:
             return None
         holders, keep_until, size = tables.BLOBINFO.unpack(row)
@@ -520,7 +520,7 @@ class RocksBlobs:
 class RocksRecords:
     """Small named collections."""
 
-    def __init__(self, reader: Reader, writer: Writer) -> None:
+    def __init__(self, reader: TableReader, writer: RocksWriter) -> None:
         self._reader = reader
         self._writer = writer
 
@@ -553,7 +553,7 @@ class RocksRecords:
             start = rows[-1][0] + b"\0"
 
 
-def _records(start: bytes, within: bytes, opened: Tables) -> list[tuple[bytes, bytes]]:
+def _records(start: bytes, within: bytes, opened: RocksTables) -> list[tuple[bytes, bytes]]:
     rows = []
     for row in scan(opened.records, start, after_prefix(within)):
         rows.append(row)
@@ -568,14 +568,14 @@ def _records(start: bytes, within: bytes, opened: Tables) -> list[tuple[bytes, b
 class RocksStreams:
     """Append-only sequences."""
 
-    def __init__(self, reader: Reader, writer: Writer) -> None:
+    def __init__(self, reader: TableReader, writer: RocksWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def append(self, stream: str, values: Sequence[bytes], now: float) -> list[int]:
         values = _kept(values)
         return await self._writer.submit(
-            lambda write: write.append_stream(stream, values, now), rows=runs.weight(values) + 1
+            lambda write: write.append_stream(stream, values, now), rows=packed_rows.weight(values) + 1
         )
 
     async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
@@ -628,7 +628,7 @@ def _kept(values: Sequence[bytes]) -> Sequence[bytes]:
 class RocksFeeds:
     """What has changed: one feed."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: TableReader) -> None:
         self._reader = reader
 
     def feed_of(self, home: str) -> int:  # noqa: ARG002 - there is but one
@@ -639,10 +639,10 @@ class RocksFeeds:
 
     async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:  # noqa: ARG002 - there is but one
         look = self._reader.now if limit <= DIRECT_ROWS else self._reader.beside
-        return await look(partial(_notes, after, limit))
+        return await look(partial(_deltas, after, limit))
 
 
-def _notes(after: FeedEnd, limit: int, opened: Tables) -> FeedPage:
+def _deltas(after: FeedEnd, limit: int, opened: RocksTables) -> FeedPage:
     """Return the notes after the one that the reader knows, if that is still there."""
     notes: list[Note] = []
     known = not after.number  # at the beginning
@@ -666,7 +666,7 @@ def _notes(after: FeedEnd, limit: int, opened: Tables) -> FeedPage:
 class RocksCoordination:
     """Who is where, and who leads; for one node."""
 
-    def __init__(self, reader: Reader, writer: Writer) -> None:
+    def __init__(self, reader: TableReader, writer: RocksWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._wake_ups = WakeUps()
@@ -739,7 +739,7 @@ def _weight(batch: Batch) -> tuple[int, int, bool]:
             continue
         durable = True
         if isinstance(step, StreamAppend):
-            rows += runs.weight(step.values) + 1
+            rows += packed_rows.weight(step.values) + 1
             size += bytes_of(step.values)
         elif isinstance(step, Put):
             rows += 2
@@ -795,15 +795,15 @@ class RocksStore:
     ) -> None:
         self.path = Path(path)
         self._files = Files(self.path, salvage=salvage, block_cache=block_cache)
-        self._writer = Writer(
+        self._writer = RocksWriter(
             self._files,
-            State(max_heads),
+            WriterState(max_heads),
             sync=durability is not Durability.FAST,
             max_queued=max_queued,
             reserve=reserve,
         )
-        self._reader = Reader(self._files, self._writer)
-        contents = Contents()
+        self._reader = TableReader(self._files, self._writer)
+        contents = EntryContents()
         self.mailboxes = RocksMailboxes(self._reader, self._writer, contents)
         self.blobs = RocksBlobs(self._reader, self._writer, contents)
         self.records = RocksRecords(self._reader, self._writer)
@@ -907,7 +907,7 @@ class RocksStore:
             shutil.rmtree(copy, ignore_errors=True)
 
 
-def _flush(opened: Tables) -> None:
+def _flush(opened: RocksTables) -> None:
     for table in opened.handles:
         getattr(opened, table).flush(True)
 

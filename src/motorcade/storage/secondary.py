@@ -23,9 +23,9 @@ from typing import Final, TypeVar
 from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict
 
 from motorcade.storage import stream_rows, tables
-from motorcade.storage.files import Files, Tables, scan
+from motorcade.storage.files import Files, RocksTables, scan
 from motorcade.storage.ports import StoreError
-from motorcade.storage.readers import MAX_ROWS, Extent, Page, Waiting
+from motorcade.storage.readers import MAX_ROWS, Extent, MailboxPage, StreamPage
 
 #: Bytes. What is read in bulk is read once.
 BLOCK_CACHE: Final = 16 * 2**20
@@ -52,7 +52,7 @@ class Secondary:
         self._files = Files(self._path, block_cache=BLOCK_CACHE)  # for its words about errors only
         self._cache = Cache(BLOCK_CACHE)
         self._manifest = b""  # the name of the list of files it was opened with
-        self._opened: Tables | None = None
+        self._opened: RocksTables | None = None
         if not (self._path / "CURRENT").exists():
             raise StoreError(
                 f"there is no store at {self._path} on {socket.gethostname()}; a node keeps it in the folder `store` "
@@ -70,10 +70,10 @@ class Secondary:
         with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
             access = AccessType.secondary(folder)
             db = Rdict(str(self._path), self._options(), column_families=families, access_type=access)
-        self._opened = Tables(db, families)
+        self._opened = RocksTables(db, families)
         self._check_format(self._opened)
 
-    def _check_format(self, opened: Tables) -> None:
+    def _check_format(self, opened: RocksTables) -> None:
         stored = opened.meta.get(tables.META_FORMAT)
         version = tables.NUMBER.unpack(stored)[0] if stored is not None else 0
         if version == tables.FORMAT:
@@ -130,7 +130,7 @@ class Secondary:
     def close(self) -> None:
         self._release()
 
-    def _look(self, look: Callable[[Tables], T]) -> T:
+    def _look(self, look: Callable[[RocksTables], T]) -> T:
         if self._opened is None:
             raise StoreError(f"the reader of {self._path} is closed")
         try:
@@ -152,7 +152,7 @@ class Secondary:
     def find(self, stream: str, time: float) -> int:
         return self._look(lambda opened: stream_rows.find(stream, time, opened))
 
-    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[Page]:
+    def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[StreamPage]:
         while after < last:
             page = self._look(lambda opened: stream_rows.page(stream, after, last, rows, opened))  # noqa: B023
             if not page.offsets:
@@ -172,12 +172,12 @@ class Secondary:
     def parts(self) -> int:
         return 1
 
-    def waiting(self, prefix: str, part: int) -> Iterator[Waiting]:
+    def waiting(self, prefix: str, part: int) -> Iterator[MailboxPage]:
         if part or self._opened is None:
             return
         start = prefix.encode()
         messages: dict[bytes, tables.EntryRow | None] = {}
-        page = Waiting([], [], [], [], [], [])
+        page = MailboxPage([], [], [], [], [], [])
         try:
             # An upper bound would have to follow all that begins with the prefix; looking is simpler.
             for key, row in scan(self._opened.entries, start, b""):
@@ -186,7 +186,7 @@ class Secondary:
                 _add_entry(page, key, row, messages, self._opened)
                 if len(page.owners) >= MAX_ROWS:
                     yield page
-                    page = Waiting([], [], [], [], [], [])
+                    page = MailboxPage([], [], [], [], [], [])
         except StoreError:
             raise
         except Exception as error:
@@ -196,7 +196,7 @@ class Secondary:
 
 
 def _add_entry(
-    page: Waiting, key: bytes, row: bytes, messages: dict[bytes, tables.EntryRow | None], opened: Tables
+    page: MailboxPage, key: bytes, row: bytes, messages: dict[bytes, tables.EntryRow | None], opened: RocksTables
 ) -> None:
     if len(row) <= tables.REFERENCE_SIZE:
         entry = _shared(row[:8], messages, opened)
@@ -214,7 +214,9 @@ def _add_entry(
     page.bodies.append(entry.body)
 
 
-def _shared(number: bytes, messages: dict[bytes, tables.EntryRow | None], opened: Tables) -> tables.EntryRow | None:
+def _shared(
+    number: bytes, messages: dict[bytes, tables.EntryRow | None], opened: RocksTables
+) -> tables.EntryRow | None:
     if number not in messages:
         if len(messages) >= MAX_SHARED:
             messages.clear()

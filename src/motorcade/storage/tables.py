@@ -5,32 +5,32 @@
                                                  or a reference, see REFERENCE: message(8) flags mark bytes(4)
                                                  and, if it expires, when(f8)
     shared     message(8)                        what the references to it have in common: a row like that of an entry
-    holders    message(8)                        entries that refer to it(8)                                  noted
-    heads      owner                             last, count, bytes, first, droppable, generation (6 x 8);   noted
+    holders    message(8)                        entries that refer to it(8)                                  deltas
+    heads      owner                             last, count, bytes, first, droppable, generation (6 x 8);    deltas
                                                  see `Head`
     keys       owner 0 compaction key            position(8)
     tokens     owner 0 token                     known until(f8) position(8)
     blobs      sha256                            the payload
-    blobinfo   sha256                            entries and messages that hold it(8) keep until(f8) size(8)  noted
+    blobinfo   sha256                            entries and messages that hold it(8) keep until(f8) size(8)  deltas
     records    collection 0 key                  expires at(f8) value
     streams    name                              first, last, records, bytes (4 x 8) time of the last(f8)
-    rows       name 0 offset(8)                  time(f8) value, or several, see runs.py
+    rows       name 0 offset(8)                  time(f8) value, or several, see packed_rows.py
     leases     name                              token(8) until(f8)
-    endings    when(8) kind(1) what              what ends by itself, soonest first; see `Kind`
-    notes      number(8)                         rows of the tables above marked "noted", see notes.py
+    endings    when(8) kind(1) what              what ends by itself, soonest first; see `EndingKind`
+    notes      number(8)                         rows of the tables above marked "deltas", see deltas.py
     feed       number(8)                         nonce(8) data: what has changed, the newest last
-    meta       name                              format, boot, migrated; totals (noted), see `Totals`
+    meta       name                              format, boot, migrated; totals (deltas), see `Totals`
 
 Numbers are big-endian, so that keys sort by them; times are seconds since the epoch, except in `endings`, where they
 are whole milliseconds, rounded up, so that they sort. Names have no U+0000, so 0 ends them.
 
 Rule 1: whoever changes a layout raises FORMAT and adds a step to `MIGRATIONS` in files.py.
-Rule 2: a head may lag behind. It is noted with the first entry of an owner, whenever an entry goes, and at the latest
+Rule 2: a head may lag behind. It is written with the first entry of an owner, whenever an entry goes, and at the latest
         when TAIL entries have come since; what lies beyond its `last` is counted when it is read. So an owner without a
         head has no entries, and a campaign to two hundred owners writes two hundred rows, not four hundred.
 Rule 3: the two kinds of rows in `entries` are told apart by their length, so nothing else may be as short as a
         reference.
-Rule 4: tables marked "noted" are never read directly: what they hold may be older than its note.
+Rule 4: tables marked "deltas" are never read directly: what they hold may be older than its delta.
 Rule 5: up to format 3 heads and totals ended before their last number: such heads have generation 1, the floor is 0.
 """
 
@@ -105,18 +105,18 @@ REFERENCE_MARK_AT = 9  #: and in a reference
 REFERENCE_SIZE = 22  #: no reference is longer, and no row of its own is as short
 OWN_SIZE = 30  #: of the header of a row of its own
 
-#: The tables that are noted, by the byte that begins the keys of their notes.
-NOTED = {b"h": "heads", b"n": "holders", b"b": "blobinfo", b"m": "meta"}
+#: The tables whose rows are logged as deltas, by the byte that begins the keys of these.
+DELTA_TABLES = {b"h": "heads", b"n": "holders", b"b": "blobinfo", b"m": "meta"}
 
 META_FORMAT = b"format"
 META_BOOT = b"boot"  #: how often the store was opened; part of what must never repeat
 META_TOTALS = b"totals"
 META_APPLIED = b"applied"  #: number of the last transaction; tells after a failure which of the last ones are written
 META_MIGRATED = b"migrated"  #: where a migration goes on that was interrupted
-TOTALS_NOTE = b"m" + META_TOTALS
+TOTALS_DELTA = b"m" + META_TOTALS
 
 
-class Kind(IntEnum):
+class EndingKind(IntEnum):
     """What an ending is about, and what its row holds."""
 
     ENTRIES = 1  #: key: serial(8); value: msgpack (owners, positions)
@@ -169,7 +169,7 @@ class Head(msgspec.Struct, gc=False, eq=False):
     newest: bytes = b""  #: the row at `last`, if it is short enough to be kept in mind
     keyed: int = 0  #: bits of compaction keys that entries may have, see `key_bit`; -1: any
     generation: int = 1  #: the first position that the mailbox could give
-    made: bool = False  #: noted, or to be noted, even without an entry
+    made: bool = False  #: written, or to be written, even without an entry
     # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
     emptied: int = -1  #: when this was the last position, there were surely no entries
     floor: int = 1  #: surely no entry below it
@@ -275,7 +275,7 @@ def parse_entry(row: bytes) -> EntryRow:
     )
 
 
-def ending(when: float, kind: Kind, what: bytes) -> bytes:
+def ending(when: float, kind: EndingKind, what: bytes) -> bytes:
     """The key of an ending; a time beyond all times is one that never comes."""
     return NUMBER.pack(milliseconds(when)) + bytes((kind,)) + what
 

@@ -54,7 +54,7 @@ class TransferError(StoreError):
 # -- what a file is made of
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True, tag="store"):
+class FileHeader(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     """The first frame."""
 
     name: str
@@ -64,14 +64,14 @@ class Header(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     made_by: str  #: version of Motorcade
 
 
-class Blob(msgspec.Struct, frozen=True, array_like=True, tag="blob"):
+class ExportedBlob(msgspec.Struct, frozen=True, array_like=True, tag="blob"):
     """A payload that entries refer to by its SHA-256, or that was put to be kept, or both."""
 
     data: bytes
     keep_until: float  #: 0: only as long as entries refer to it
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True):
+class ExportedEntry(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a mailbox."""
 
     position: int
@@ -86,30 +86,30 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     size: int  #: of the payload, wherever it is
 
 
-class Mailbox(msgspec.Struct, frozen=True, array_like=True, tag="mailbox"):
+class ExportedMailbox(msgspec.Struct, frozen=True, array_like=True, tag="mailbox"):
     """Entries of one owner, in the order of positions; none if only its last position is to be known."""
 
     owner: str
     last: int
-    entries: list[Item]
+    entries: list[ExportedEntry]
     generation: int = 1
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+class ExportedTokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     """Appends to one owner that must not be repeated: token, position, known until when."""
 
     owner: str
     tokens: list[tuple[bytes, int, float]]
 
 
-class Records(msgspec.Struct, frozen=True, array_like=True, tag="records"):
+class ExportedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records"):
     """Records of one collection: key, value, when it expires."""
 
     collection: str
     records: list[tuple[str, bytes, float]]
 
 
-class Stream(msgspec.Struct, frozen=True, array_like=True, tag="stream"):
+class ExportedStream(msgspec.Struct, frozen=True, array_like=True, tag="stream"):
     """Records of one stream: offset, time, value."""
 
     name: str
@@ -118,7 +118,7 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, tag="stream"):
     records: list[tuple[int, float, bytes]]
 
 
-class HeldLease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
+class ExportedLease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
     """A lease that has not run out."""
 
     name: str
@@ -126,28 +126,30 @@ class HeldLease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
     until: float
 
 
-class Floor(msgspec.Struct, frozen=True, array_like=True, tag="floor"):
+class ExportedFloor(msgspec.Struct, frozen=True, array_like=True, tag="floor"):
     """What was given so far, and to what is gone: fencing tokens, and positions in mailboxes; none is above it."""
 
     token: int
     position: int = 0
 
 
-class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+class FileEnd(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """The last frame."""
 
     counts: dict[str, int]
     digest: bytes
 
 
-Content = Blob | Mailbox | Tokens | Records | Stream | HeldLease | Floor
-Frame = Header | Content | End
+Content = (
+    ExportedBlob | ExportedMailbox | ExportedTokens | ExportedRecords | ExportedStream | ExportedLease | ExportedFloor
+)
+Frame = FileHeader | Content | FileEnd
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Frame).decode
 
 
-class Source(Protocol):
+class ExportSource(Protocol):
     """Everything in a store, to be written down."""
 
     @property
@@ -157,7 +159,7 @@ class Source(Protocol):
         """What has not expired, in the order that a file has it."""
 
 
-class Target(Protocol):
+class ImportTarget(Protocol):
     """An empty store, to be filled."""
 
     async def load(self, content: Content) -> None:
@@ -170,7 +172,7 @@ class Target(Protocol):
 # -- writing and reading files
 
 
-class Counts:
+class TransferCounts:
     """How much of what; mailboxes and streams in parts count once."""
 
     def __init__(self) -> None:
@@ -182,19 +184,19 @@ class Counts:
     def add(self, content: Content) -> None:
         found = self.found
         match content:
-            case Blob():
+            case ExportedBlob():
                 found["blobs"] += 1
                 found["blob_octets"] += len(content.data)
                 return  # may stand between two parts of a mailbox
-            case Mailbox():
+            case ExportedMailbox():
                 found["mailboxes"] += self._is_new("mailbox", content.owner)
                 found["entries"] += len(content.entries)
-            case Records():
+            case ExportedRecords():
                 found["records"] += len(content.records)
-            case Stream():
+            case ExportedStream():
                 found["streams"] += self._is_new("stream", content.name)
                 found["stream_records"] += len(content.records)
-            case HeldLease():
+            case ExportedLease():
                 found["leases"] += 1
 
     def _is_new(self, kind: str, name: str) -> bool:
@@ -209,10 +211,10 @@ def _no_progress(counts: dict[str, int]) -> None:
     """Nobody watches."""
 
 
-async def export(source: Source, out: BinaryIO, now: float, progress: Progress = _no_progress) -> dict[str, int]:
+async def export(source: ExportSource, out: BinaryIO, now: float, progress: Progress = _no_progress) -> dict[str, int]:
     """Write a whole store; how much there was."""
     digest = hashlib.sha256()
-    counts = Counts()
+    counts = TransferCounts()
 
     def write(frame: Frame) -> None:
         packed = _encode(frame)
@@ -222,12 +224,12 @@ async def export(source: Source, out: BinaryIO, now: float, progress: Progress =
         digest.update(framed)
         out.write(framed)
 
-    write(Header(NAME, VERSION, source.engine, now, __version__))
+    write(FileHeader(NAME, VERSION, source.engine, now, __version__))
     async for content in source.contents(now):
         counts.add(content)
         write(content)
         progress(counts.found)
-    write(End(counts.found, digest.digest()))
+    write(FileEnd(counts.found, digest.digest()))
     out.flush()
     return counts.found
 
@@ -247,7 +249,7 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
                 raise TransferError("the file is damaged: a part of it has no sensible length")
             packed = _exactly(plain, size)
             frame = _frame(packed, first)
-            if isinstance(frame, End):
+            if isinstance(frame, FileEnd):
                 if frame.digest != digest.digest():
                     raise TransferError("the file is damaged: its digest does not agree with what is in it")
                 if plain.read(1):
@@ -273,9 +275,9 @@ def _frame(packed: bytes, first: bool) -> Frame:
         if first:
             raise _foreign() from None
         raise TransferError(f"the file is damaged: {error}") from None
-    if first != isinstance(frame, Header):
+    if first != isinstance(frame, FileHeader):
         raise _foreign() if first else TransferError("the file is damaged: it begins twice")
-    if isinstance(frame, Header):
+    if isinstance(frame, FileHeader):
         if frame.name != NAME:
             raise _foreign()
         if frame.version > VERSION:
@@ -307,15 +309,15 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
     return bytes(read)
 
 
-def verify(file: BinaryIO) -> tuple[Header, dict[str, int]]:
+def verify(file: BinaryIO) -> tuple[FileHeader, dict[str, int]]:
     """Read a file to its end; who made it, and what is in it. Leaves it at its beginning."""
-    header: Header | None = None
-    counts = Counts()
+    header: FileHeader | None = None
+    counts = TransferCounts()
     told: dict[str, int] = {}
     for frame in frames(file):
-        if isinstance(frame, Header):
+        if isinstance(frame, FileHeader):
             header = frame
-        elif isinstance(frame, End):
+        elif isinstance(frame, FileEnd):
             told = frame.counts
         else:
             counts.add(frame)
@@ -325,11 +327,11 @@ def verify(file: BinaryIO) -> tuple[Header, dict[str, int]]:
     return header, told
 
 
-async def load(target: Target, file: BinaryIO, progress: Progress = _no_progress) -> dict[str, int]:
+async def load(target: ImportTarget, file: BinaryIO, progress: Progress = _no_progress) -> dict[str, int]:
     """Fill an empty store from a file that `verify` has found good; how much was loaded."""
-    counts = Counts()
+    counts = TransferCounts()
     for frame in frames(file):
-        if not isinstance(frame, Header | End):
+        if not isinstance(frame, FileHeader | FileEnd):
             await target.load(frame)
             counts.add(frame)
             progress(counts.found)
@@ -337,9 +339,9 @@ async def load(target: Target, file: BinaryIO, progress: Progress = _no_progress
     return counts.found
 
 
-async def is_empty(source: Source, now: float) -> bool:
+async def is_empty(source: ExportSource, now: float) -> bool:
     """Whether there is nothing in a store that an import could meet."""
     async for content in source.contents(now):
-        if not isinstance(content, Floor | HeldLease):
+        if not isinstance(content, ExportedFloor | ExportedLease):
             return False
     return True

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-from motorcade.storage.memory import Mailbox as MemoryBox
-from motorcade.storage.memory import MemoryStore
-from motorcade.storage.memory import Stream as MemoryStream
+from motorcade.storage.memory import MemoryMailbox, MemoryStore, MemoryStream
 from motorcade.storage.ports import Bound, Draft, StreamRecord
 from motorcade.storage.transfer import (
     INLINE,
     PART_ROWS,
-    Blob,
     Content,
-    Floor,
-    HeldLease,
-    Item,
-    Mailbox,
-    Records,
-    Stream,
-    Tokens,
+    ExportedBlob,
+    ExportedEntry,
+    ExportedFloor,
+    ExportedLease,
+    ExportedMailbox,
+    ExportedRecords,
+    ExportedStream,
+    ExportedTokens,
 )
 
 
@@ -41,22 +39,22 @@ class MemorySource:
             yield from self._mailbox(owner, box, now, written)
         for digest, blob in store.blobs.blobs.items():
             if digest not in written and now < blob.keep_until:
-                yield Blob(blob.data, blob.keep_until)
+                yield ExportedBlob(blob.data, blob.keep_until)
         for collection, records in store.records.collections.items():
             alive = [(key, value, until) for key, (value, until) in records.items() if not 0 < until <= now]
             for start in range(0, len(alive), PART_ROWS):
-                yield Records(collection, alive[start : start + PART_ROWS])
+                yield ExportedRecords(collection, alive[start : start + PART_ROWS])
         for name, stream in store.streams.streams.items():
             rows = [(record.offset, record.time, record.value) for record in stream.records]
             for start in range(0, max(len(rows), 1), PART_ROWS):
-                yield Stream(name, stream.last, stream.time, rows[start : start + PART_ROWS])
+                yield ExportedStream(name, stream.last, stream.time, rows[start : start + PART_ROWS])
         for name, (token, until) in store.coordination.leases.items():
             if now < until:
-                yield HeldLease(name, token, until)
-        yield Floor(store.coordination.serial, store.mailboxes.floor)
+                yield ExportedLease(name, token, until)
+        yield ExportedFloor(store.coordination.serial, store.mailboxes.floor)
 
-    def _mailbox(self, owner: str, box: MemoryBox, now: float, written: set[bytes]) -> Iterator[Content]:
-        entries: list[Item] = []
+    def _mailbox(self, owner: str, box: MemoryMailbox, now: float, written: set[bytes]) -> Iterator[Content]:
+        entries: list[ExportedEntry] = []
         parts = 0
         for position, row in box.rows.items():
             if 0 < row.expires_at <= now:
@@ -68,20 +66,22 @@ class MemorySource:
                 if digest not in written:
                     written.add(digest)
                     keep_until = self._store.blobs.blobs[digest].keep_until
-                    yield Blob(payload, keep_until if now < keep_until else 0.0)
+                    yield ExportedBlob(payload, keep_until if now < keep_until else 0.0)
                 payload = b""
             droppable = position in box.droppable
             times = (row.stored_at, row.expires_at)
-            entries.append(Item(position, *times, row.mark, droppable, row.key, row.body, payload, digest, size))
+            entries.append(
+                ExportedEntry(position, *times, row.mark, droppable, row.key, row.body, payload, digest, size)
+            )
             if len(entries) == PART_ROWS:
-                yield Mailbox(owner, box.last, entries, box.generation)
+                yield ExportedMailbox(owner, box.last, entries, box.generation)
                 entries = []
                 parts += 1
         if entries or (box.is_there and not parts):
-            yield Mailbox(owner, box.last, entries, box.generation)
+            yield ExportedMailbox(owner, box.last, entries, box.generation)
         tokens = [(token, position, until) for token, (until, position) in box.tokens.items() if now < until]
         if tokens:
-            yield Tokens(owner, tokens)
+            yield ExportedTokens(owner, tokens)
 
 
 class MemoryTarget:
@@ -94,29 +94,29 @@ class MemoryTarget:
     async def load(self, content: Content) -> None:
         store = self._store
         match content:
-            case Blob():
+            case ExportedBlob():
                 digest = await store.blobs.put(content.data, 0.0, content.keep_until)
                 self._blobs[digest] = content.data
-            case Mailbox():
+            case ExportedMailbox():
                 self._mailbox(content)
-            case Tokens():
-                box = store.mailboxes.boxes.setdefault(content.owner, MemoryBox())
+            case ExportedTokens():
+                box = store.mailboxes.boxes.setdefault(content.owner, MemoryMailbox())
                 for token, position, until in content.tokens:
                     store.mailboxes.remember(content.owner, box, token, position, until)
-            case Records():
+            case ExportedRecords():
                 for key, value, until in content.records:
                     store.records.apply_put(content.collection, key, value, until)
-            case Stream():
+            case ExportedStream():
                 self._stream(content)
-            case HeldLease():
+            case ExportedLease():
                 store.coordination.leases[content.name] = (content.token, content.until)
-            case Floor():
+            case ExportedFloor():
                 store.coordination.serial = max(store.coordination.serial, content.token)
                 store.mailboxes.floor = max(store.mailboxes.floor, content.position)
 
-    def _mailbox(self, part: Mailbox) -> None:
+    def _mailbox(self, part: ExportedMailbox) -> None:
         mailboxes = self._store.mailboxes
-        box = mailboxes.boxes.setdefault(part.owner, MemoryBox())
+        box = mailboxes.boxes.setdefault(part.owner, MemoryMailbox())
         for item in part.entries:
             box.last = item.position - 1
             payload = self._blobs[item.digest] if item.digest else item.payload
@@ -125,7 +125,7 @@ class MemoryTarget:
             box.rows[item.position].mark = item.mark
         box.last, box.generation, box.made = part.last, part.generation, True
 
-    def _stream(self, part: Stream) -> None:
+    def _stream(self, part: ExportedStream) -> None:
         stream = self._store.streams.streams.setdefault(part.name, MemoryStream())
         stream.last, stream.time = part.last, part.time
         for offset, time, value in part.records:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-from motorcade.redis.resp import Address, ServerError
+from motorcade.redis.resp import ServerAddress, ServerError
 from motorcade.redis.servers import Purpose, refusal
 from motorcade.redis.slots import slot_of
 from motorcade.storage.homes import home_of_owner
@@ -37,15 +37,15 @@ from motorcade.storage.redis_writer import MAX_BYTES, MAX_WEIGHT, Operation
 from motorcade.storage.transfer import (
     INLINE,
     PART_ROWS,
-    Blob,
     Content,
-    Floor,
-    HeldLease,
-    Item,
-    Mailbox,
-    Records,
-    Stream,
-    Tokens,
+    ExportedBlob,
+    ExportedEntry,
+    ExportedFloor,
+    ExportedLease,
+    ExportedMailbox,
+    ExportedRecords,
+    ExportedStream,
+    ExportedTokens,
 )
 
 #: Keys asked for at once, and keys read side by side.
@@ -75,7 +75,7 @@ class Keys:
                 if cursor == b"0":
                     break
 
-    async def _scan(self, address: Address, cursor: bytes) -> tuple[bytes, list[bytes]]:
+    async def _scan(self, address: ServerAddress, cursor: bytes) -> tuple[bytes, list[bytes]]:
         pattern = b"".join(b"\\" + bytes((byte,)) if byte in b"\\*?[]" else bytes((byte,)) for byte in self._base)
         try:
             connection = await self._core.servers.connection(address, Purpose.READ)
@@ -119,7 +119,7 @@ class RedisSource:
                 blob = await self._blob(digest, now)
                 if blob is not None and blob.keep_until:
                     yield blob
-        yield Floor(highest, floor)
+        yield ExportedFloor(highest, floor)
 
     async def _some(self, places: list[tuple[int, bytes, bytes]], now: float) -> AsyncIterator[Content]:
         """What some keys hold; the short ones are read side by side."""
@@ -161,19 +161,21 @@ class RedisSource:
                 yield blob
             # What came since the beginning was read is in the file, so its position must not be given again.
             last = max([last, *(item.position for item in items[-1:])])
-            yield Mailbox(owner, last, items, state.begun + 1)
+            yield ExportedMailbox(owner, last, items, state.begun + 1)
             parts += 1
             if len(rows) < 3 * PART_ROWS:
                 return
             rows = await self._core.evaluate(cell, READ, "eg", owner, int(rows[-3]), PART_ROWS, now)
 
-    async def _items(self, cell: int, owner: str, rows: list[bytes], now: float) -> tuple[list[Item], list[Blob]]:
+    async def _items(
+        self, cell: int, owner: str, rows: list[bytes], now: float
+    ) -> tuple[list[ExportedEntry], list[ExportedBlob]]:
         """A part of a mailbox, and the blobs that have to stand before it."""
         entries = [(int(rows[at]), rows[at + 1], int(rows[at + 2] or 0)) for at in range(0, len(rows), 3)]
         wanted = {unpack_entry(value).digest for _, value, _ in entries} - {b""} - self._written
         found = dict(zip(wanted, await asyncio.gather(*(self._blob(digest, now) for digest in wanted)), strict=True))
-        items: list[Item] = []
-        blobs: list[Blob] = []
+        items: list[ExportedEntry] = []
+        blobs: list[ExportedBlob] = []
         for position, value, mark in entries:
             entry, flags = unpack_entry(value), HEADER.unpack_from(value)[3]
             payload, digest, size = entry.payload, entry.digest, entry.size_bytes - len(entry.body)
@@ -189,24 +191,24 @@ class RedisSource:
                     self._written.add(digest)
                     blobs.append(blob)
             times, droppable = (entry.stored_at, entry.expires_at), bool(flags & DROPPABLE)
-            items.append(Item(position, *times, mark, droppable, entry.key, entry.body, payload, digest, size))
+            items.append(ExportedEntry(position, *times, mark, droppable, entry.key, entry.body, payload, digest, size))
         return items, blobs
 
-    async def _blob(self, digest: bytes, now: float) -> Blob | None:
+    async def _blob(self, digest: bytes, now: float) -> ExportedBlob | None:
         value = await self._core.ask(self._core.cells.of(digest), "GET", "b:", digest)
         if value is None:
             return None
         (keep_until,) = TIME.unpack_from(value)
-        return Blob(value[TIME.size :], keep_until if now < keep_until else 0.0)
+        return ExportedBlob(value[TIME.size :], keep_until if now < keep_until else 0.0)
 
-    async def _tokens(self, cell: int, kind: bytes, name: bytes, now: float) -> Tokens:
+    async def _tokens(self, cell: int, kind: bytes, name: bytes, now: float) -> ExportedTokens:
         stored = await self._core.ask(cell, "HGETALL", kind.decode(), name)
         found: list[tuple[bytes, int, float]] = []
         for token, value in zip(stored[::2], stored[1::2], strict=True):
             position, _, time = value.partition(b":")
             if token and now < float(time) + TOKEN_MEMORY:
                 found.append((token, int(position), float(time) + TOKEN_MEMORY))
-        return Tokens(name.decode(), found)
+        return ExportedTokens(name.decode(), found)
 
     async def _records(self, cell: int, collection: bytes, now: float) -> AsyncIterator[Content]:
         cursor, seen = b"0", set[bytes]()
@@ -219,7 +221,7 @@ class RedisSource:
                     found.append((key.decode(), stored[TIME.size :], until))
                 seen.add(key)
             if found:
-                yield Records(collection.decode(), found)
+                yield ExportedRecords(collection.decode(), found)
             if cursor == b"0":
                 return
 
@@ -232,15 +234,15 @@ class RedisSource:
             # As with mailboxes: what was appended meanwhile counts too.
             head = (records[-1][0], records[-1][1]) if records else (0, 0.0)
             if records or not parts:
-                yield Stream(name.decode(), max(int(last), head[0]), max(float(time), head[1]), records)
+                yield ExportedStream(name.decode(), max(int(last), head[0]), max(float(time), head[1]), records)
             if len(rows) < PART_ROWS:
                 return
             start, parts = b"(" + rows[-1][0], parts + 1
 
-    async def _lease(self, cell: int, name: bytes, now: float) -> HeldLease | None:
+    async def _lease(self, cell: int, name: bytes, now: float) -> ExportedLease | None:
         left = await self._core.ask(cell, "PTTL", "l:", name)
         token = await self._core.ask(cell, "HGET", "l:", name, "token")
-        return HeldLease(name.decode(), int(token), now + left / 1000) if left > 0 and token is not None else None
+        return ExportedLease(name.decode(), int(token), now + left / 1000) if left > 0 and token is not None else None
 
 
 async def summary(store: RedisStore) -> tuple[int, dict[str, int], dict[str, int]]:
@@ -277,37 +279,37 @@ class RedisTarget:
             await self._core.servers.ask(slot_of(self._meta), "HSET", self._meta, "importing", "1")
             self._marked = True
         match content:
-            case Blob():
+            case ExportedBlob():
                 self._blob(content)
-            case Mailbox():
+            case ExportedMailbox():
                 self._mailbox(content)
-            case Tokens():
+            case ExportedTokens():
                 rows = [(raw(token), position, until - TOKEN_MEMORY) for token, position, until in content.tokens]
                 self._add("load_tokens", home_of_owner(content.owner), content.owner, (rows,), len(rows))
-            case Records():
+            case ExportedRecords():
                 for key, value, until in content.records:
                     self._put(put_operation(self._core, content.collection, key, value, until))
-            case Stream():
+            case ExportedStream():
                 rows = [(offset, time, raw(value)) for offset, time, value in content.records]  # type: ignore[misc]
                 size_bytes = sum(len(value) for _, _, value in content.records)
                 words = (content.last, content.time, rows)
                 self._add("load_stream", content.name, content.name, words, len(rows), size_bytes)
-            case HeldLease():
+            case ExportedLease():
                 left = max(int((content.until - self._now) * 1000), 1)
                 self._add("load_lease", content.name, content.name, (content.token, left))
-            case Floor():
+            case ExportedFloor():
                 for cell in range(self._core.cells.count):
                     self._put(Operation(("load_floor", cell, content.token, content.position)))
         if self._weight > MAX_WEIGHT * WINDOW or sum(operation.size_bytes for operation in self._blobs) > MAX_BYTES:
             await self._write()
 
-    def _blob(self, blob: Blob) -> None:
+    def _blob(self, blob: ExportedBlob) -> None:
         digest = hashlib.sha256(blob.data).digest()
         # It has no end of its own: the sweep finds it when nothing refers to it any more and its time has come.
         self._blobs.append(blob_operation(self._core, digest, blob.data, blob.keep_until, 0.0, self._hold))
         self._held.append(digest)
 
-    def _mailbox(self, part: Mailbox) -> None:
+    def _mailbox(self, part: ExportedMailbox) -> None:
         rows = []
         size_bytes = 0
         for item in part.entries:

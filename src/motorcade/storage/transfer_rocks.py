@@ -16,25 +16,25 @@ from pathlib import Path
 import msgspec
 from rocksdict import WriteBatch
 
-from motorcade.storage import embedded, runs, tables
-from motorcade.storage.files import Files, Tables, scan, write_meta
-from motorcade.storage.notes import Notes
+from motorcade.storage import embedded, packed_rows, tables
+from motorcade.storage.deltas import Deltas
+from motorcade.storage.files import Files, RocksTables, scan, write_meta
 from motorcade.storage.ports import StoreDamagedError, StoreError
-from motorcade.storage.tables import Kind, after_prefix
+from motorcade.storage.tables import EndingKind, after_prefix
 from motorcade.storage.transaction import MAX_ENDING, load_head
 from motorcade.storage.transfer import (
     INLINE,
     PART_BYTES,
     PART_ROWS,
-    Blob,
     Content,
-    Floor,
-    HeldLease,
-    Item,
-    Mailbox,
-    Records,
-    Stream,
-    Tokens,
+    ExportedBlob,
+    ExportedEntry,
+    ExportedFloor,
+    ExportedLease,
+    ExportedMailbox,
+    ExportedRecords,
+    ExportedStream,
+    ExportedTokens,
 )
 
 _pack = tables.NUMBER.pack
@@ -58,16 +58,16 @@ class RocksSource:
                 del opened
 
 
-def _contents(opened: Tables, now: float) -> Iterator[Content]:
+def _contents(opened: RocksTables, now: float) -> Iterator[Content]:
     written: set[bytes] = set()
-    notes = Notes()
-    notes.load(opened)
-    for key, _ in notes.scan(opened, b"h"):
-        yield from _mailbox(opened, notes, key.decode(), now, written)
-    for digest, row in notes.scan(opened, b"b"):
+    deltas = Deltas()
+    deltas.load(opened)
+    for key, _ in deltas.scan(opened, b"h"):
+        yield from _mailbox(opened, deltas, key.decode(), now, written)
+    for digest, row in deltas.scan(opened, b"b"):
         keep_until = tables.BLOBINFO.unpack(row)[1]
         if digest not in written and now < keep_until:
-            yield Blob(_blob(opened, digest), keep_until)
+            yield ExportedBlob(_blob(opened, digest), keep_until)
     yield from _tokens(opened, now)
     yield from _records(opened, now)
     for key, row in scan(opened.streams, b"", b""):
@@ -75,16 +75,16 @@ def _contents(opened: Tables, now: float) -> Iterator[Content]:
     for key, row in scan(opened.leases, b"", b""):
         token, until = tables.LEASE.unpack(row)
         if now < until:
-            yield HeldLease(key.decode(), token, until)
+            yield ExportedLease(key.decode(), token, until)
     boot = opened.meta.get(tables.META_BOOT)
     # Each life of a store has numbers of its own (see `State`); the next one begins here.
     token = (tables.NUMBER.unpack(boot)[0] + 1) << 32 if boot is not None else 0
-    yield Floor(token, tables.parse_totals(notes.get(opened, tables.TOTALS_NOTE)).floor)
+    yield ExportedFloor(token, tables.parse_totals(deltas.get(opened, tables.TOTALS_DELTA)).floor)
 
 
-def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[bytes]) -> Iterator[Content]:
-    head = load_head(opened, notes, owner)
-    entries: list[Item] = []
+def _mailbox(opened: RocksTables, deltas: Deltas, owner: str, now: float, written: set[bytes]) -> Iterator[Content]:
+    head = load_head(opened, deltas, owner)
+    entries: list[ExportedEntry] = []
     size_bytes = parts = 0
     for key, row in scan(opened.entries, head.prefix, after_prefix(head.prefix)):
         entry = tables.parse_entry(_own(opened, row))
@@ -97,27 +97,29 @@ def _mailbox(opened: Tables, notes: Notes, owner: str, now: float, written: set[
                 payload, digest = _blob(opened, digest), b""
             elif digest not in written:
                 written.add(digest)
-                yield _held_blob(opened, notes, digest, now)
+                yield _held_blob(opened, deltas, digest, now)
         (position,) = tables.NUMBER.unpack(key[-8:])
         droppable = bool(entry.flags & tables.DROPPABLE)
         times = (entry.stored_at, entry.expires_at)
-        entries.append(Item(position, *times, entry.mark, droppable, entry.key, entry.body, payload, digest, size))
+        entries.append(
+            ExportedEntry(position, *times, entry.mark, droppable, entry.key, entry.body, payload, digest, size)
+        )
         size_bytes += len(row)
         if len(entries) == PART_ROWS or size_bytes > PART_BYTES:
-            yield Mailbox(owner, head.last, entries, head.generation)
+            yield ExportedMailbox(owner, head.last, entries, head.generation)
             entries, size_bytes, parts = [], 0, parts + 1
     if entries or not parts:
-        yield Mailbox(owner, head.last, entries, head.generation)
+        yield ExportedMailbox(owner, head.last, entries, head.generation)
 
 
-def _blob(opened: Tables, digest: bytes) -> bytes:
+def _blob(opened: RocksTables, digest: bytes) -> bytes:
     data: bytes | None = opened.blobs.get(digest)
     if data is None:
         raise StoreDamagedError(f"blob {digest.hex()} is missing though entries refer to it; `motorcade store check`")
     return data
 
 
-def _own(opened: Tables, row: bytes) -> bytes:
+def _own(opened: RocksTables, row: bytes) -> bytes:
     """The row of an entry, with what it has in common with others."""
     if len(row) > tables.REFERENCE_SIZE:
         return row
@@ -129,55 +131,55 @@ def _own(opened: Tables, row: bytes) -> bytes:
     return tables.own_row(row, shared)
 
 
-def _held_blob(opened: Tables, notes: Notes, digest: bytes, now: float) -> Blob:
-    row = notes.get(opened, b"b" + digest)
+def _held_blob(opened: RocksTables, deltas: Deltas, digest: bytes, now: float) -> ExportedBlob:
+    row = deltas.get(opened, b"b" + digest)
     keep_until = tables.BLOBINFO.unpack(row)[1] if row is not None else 0.0
-    return Blob(_blob(opened, digest), keep_until if now < keep_until else 0.0)
+    return ExportedBlob(_blob(opened, digest), keep_until if now < keep_until else 0.0)
 
 
-def _tokens(opened: Tables, now: float) -> Iterator[Content]:
+def _tokens(opened: RocksTables, now: float) -> Iterator[Content]:
     owner, tokens = b"", list[tuple[bytes, int, float]]()
     for key, row in scan(opened.tokens, b"", b""):
         until, position = tables.TOKEN.unpack(row)
         name, _, token = key.partition(b"\0")
         if tokens and (name != owner or len(tokens) == PART_ROWS):
-            yield Tokens(owner.decode(), tokens)
+            yield ExportedTokens(owner.decode(), tokens)
             tokens = []
         owner = name
         if now < until:
             tokens.append((token, position, until))
     if tokens:
-        yield Tokens(owner.decode(), tokens)
+        yield ExportedTokens(owner.decode(), tokens)
 
 
-def _records(opened: Tables, now: float) -> Iterator[Content]:
+def _records(opened: RocksTables, now: float) -> Iterator[Content]:
     collection, records, size_bytes = b"", list[tuple[str, bytes, float]](), 0
     for key, row in scan(opened.records, b"", b""):
         (until,) = tables.EXPIRES.unpack_from(row)
         name, _, own = key.partition(b"\0")
         if records and (name != collection or len(records) == PART_ROWS or size_bytes > PART_BYTES):
-            yield Records(collection.decode(), records)
+            yield ExportedRecords(collection.decode(), records)
             records, size_bytes = [], 0
         collection = name
         if not 0 < until <= now:
             records.append((own.decode(), row[8:], until))
             size_bytes += len(row)
     if records:
-        yield Records(collection.decode(), records)
+        yield ExportedRecords(collection.decode(), records)
 
 
-def _stream(opened: Tables, name: bytes, head: bytes) -> Iterator[Content]:
+def _stream(opened: RocksTables, name: bytes, head: bytes) -> Iterator[Content]:
     first, last, _, _, time = tables.STREAM.unpack(head)
     records, size_bytes, parts = list[tuple[int, float, bytes]](), 0, 0
     for key, row in scan(opened.rows, name + b"\0", name + b"\1"):
-        for record in runs.records(tables.NUMBER.unpack(key[-8:])[0], row, first, sys.maxsize):
+        for record in packed_rows.records(tables.NUMBER.unpack(key[-8:])[0], row, first, sys.maxsize):
             records.append((record.offset, record.time, record.value))
             size_bytes += len(record.value) + 8
             if len(records) == PART_ROWS or size_bytes > PART_BYTES:
-                yield Stream(name.decode(), last, time, records)
+                yield ExportedStream(name.decode(), last, time, records)
                 records, size_bytes, parts = [], 0, parts + 1
     if records or not parts:
-        yield Stream(name.decode(), last, time, records)
+        yield ExportedStream(name.decode(), last, time, records)
 
 
 class RocksTarget:
@@ -189,11 +191,11 @@ class RocksTarget:
         self._made = path.with_name(f"{path.name}.importing")
         shutil.rmtree(self._made, ignore_errors=True)  # of an import that a crash has ended
         self._files = Files(self._made, block_cache=embedded.CACHE)
-        self._tables: Tables | None = self._files.open()
+        self._tables: RocksTables | None = self._files.open()
         self._batch = WriteBatch(raw_mode=True)
         self._size_bytes = 0
         self._endings = 0
-        self._head: _Head | None = None
+        self._head: _LoadedHead | None = None
         self._stream: _StreamHead | None = None
         self._holders: Counter[bytes] = Counter()
         self._kept: dict[bytes, tuple[float, int]] = {}  #: digest: keep_until, size
@@ -202,38 +204,38 @@ class RocksTarget:
 
     async def load(self, content: Content) -> None:
         match content:
-            case Blob():
+            case ExportedBlob():
                 self._blob(content)
-            case Mailbox():
+            case ExportedMailbox():
                 self._mailbox(content)
-            case Tokens():
+            case ExportedTokens():
                 self._tokens(content)
-            case Records():
+            case ExportedRecords():
                 self._records(content)
-            case Stream():
+            case ExportedStream():
                 self._records_of_stream(content)
-            case HeldLease():
+            case ExportedLease():
                 self._put("leases", tables.name(content.name), tables.LEASE.pack(content.token, content.until))
                 self._floor = max(self._floor, content.token)
-            case Floor():
+            case ExportedFloor():
                 self._floor = max(self._floor, content.token)
                 self._totals[5] = max(self._totals[5], content.position)
         if self._size_bytes > PART_BYTES * 4:
             self._write()
 
-    def _blob(self, blob: Blob) -> None:
+    def _blob(self, blob: ExportedBlob) -> None:
         digest = hashlib.sha256(blob.data).digest()
         self._put("blobs", digest, blob.data)
         # Whether anything refers to it or not: the first sweep after that time looks.
-        self._put("endings", tables.ending(blob.keep_until, Kind.BLOB, digest), b"")
+        self._put("endings", tables.ending(blob.keep_until, EndingKind.BLOB, digest), b"")
         self._kept[digest] = (blob.keep_until, len(blob.data))
         self._totals[1] += 1
         self._totals[2] += len(blob.data)
 
-    def _mailbox(self, part: Mailbox) -> None:
+    def _mailbox(self, part: ExportedMailbox) -> None:
         if self._head is None or self._head.owner != part.owner:
             self._finish_head()
-            self._head = _Head(part.owner, part.last, part.generation)
+            self._head = _LoadedHead(part.owner, part.last, part.generation)
         head = self._head
         prefix = tables.name(part.owner) + b"\0"
         ending: dict[float, list[int]] = {}
@@ -250,25 +252,25 @@ class RocksTarget:
         for when, positions in ending.items():
             for start in range(0, len(positions), MAX_ENDING):
                 some = positions[start : start + MAX_ENDING]
-                self._end(when, Kind.ENTRIES, ([part.owner] * len(some), some))
+                self._end(when, EndingKind.ENTRIES, ([part.owner] * len(some), some))
         self._totals[0] += len(part.entries)
 
-    def _tokens(self, part: Tokens) -> None:
+    def _tokens(self, part: ExportedTokens) -> None:
         prefix = tables.name(part.owner) + b"\0"
         for token, position, until in part.tokens:
             self._put("tokens", prefix + token, tables.TOKEN.pack(until, position))
-            self._end(until, Kind.TOKENS, (token, [part.owner]))
+            self._end(until, EndingKind.TOKENS, (token, [part.owner]))
 
-    def _records(self, part: Records) -> None:
+    def _records(self, part: ExportedRecords) -> None:
         prefix = tables.name(part.collection) + b"\0"
         for key, value, until in part.records:
             where = prefix + tables.name(key)
             self._put("records", where, tables.EXPIRES.pack(until) + value)
             if until:
-                self._put("endings", tables.ending(until, Kind.RECORD, where), b"")
+                self._put("endings", tables.ending(until, EndingKind.RECORD, where), b"")
         self._totals[3] += len(part.records)
 
-    def _records_of_stream(self, part: Stream) -> None:
+    def _records_of_stream(self, part: ExportedStream) -> None:
         if self._stream is None or self._stream.name != part.name:
             self._finish_stream()
             self._stream = _StreamHead(part.name, part.last, part.time)
@@ -317,7 +319,7 @@ class RocksTarget:
         if head is not None:
             self._put("streams", tables.name(head.name), head.row())
 
-    def _end(self, when: float, kind: Kind, what: object) -> None:
+    def _end(self, when: float, kind: EndingKind, what: object) -> None:
         # The store itself gives larger numbers from its first life on.
         self._endings += 1
         self._put("endings", tables.ending(when, kind, _pack(self._endings)), _encode(what))
@@ -338,7 +340,7 @@ class RocksTarget:
             raise self._files.explain(error) from error
 
 
-class _Head:
+class _LoadedHead:
     """What will be known of a mailbox."""
 
     def __init__(self, owner: str, last: int, generation: int) -> None:
@@ -348,7 +350,7 @@ class _Head:
         self._count = self._size_bytes = self._droppable = 0
         self._first = 0
 
-    def add(self, item: Item) -> None:
+    def add(self, item: ExportedEntry) -> None:
         self._first = self._first or item.position
         self._count += 1
         self._size_bytes += len(item.body) + item.size
@@ -378,7 +380,7 @@ class _StreamHead:
         return tables.STREAM.pack(first, self._last, self._records, self._size_bytes, self._time)
 
 
-def _entry_row(item: Item) -> bytes:
+def _entry_row(item: ExportedEntry) -> bytes:
     flags = (tables.DROPPABLE if item.droppable else 0) | (tables.BLOB if item.digest else 0)
     payload = item.digest or item.payload
     row = tables.entry_row(item.stored_at, item.expires_at, flags, item.key, item.body, payload, item.size)

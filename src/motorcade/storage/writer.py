@@ -35,10 +35,10 @@ import structlog
 from rocksdict import WriteOptions
 
 from motorcade.commit import Commit
-from motorcade.storage.files import Files, Tables, migrate, write_meta
+from motorcade.storage.files import Files, RocksTables, migrate, write_meta
 from motorcade.storage.ports import FENCED, Backlog, StoreConflictError, StoreError, StoreFencedError, StoreFullError
 from motorcade.storage.tables import META_APPLIED, META_BOOT, NUMBER
-from motorcade.storage.transaction import State, Transaction
+from motorcade.storage.transaction import Transaction, WriterState
 from motorcade.storage.wakeups import Watchers
 
 #: Calls that the writer holds. More stand in line until it has room, and their callers wait with them.
@@ -65,7 +65,7 @@ T = TypeVar("T")
 log = structlog.stdlib.get_logger("motorcade.storage")
 
 
-class Call(msgspec.Struct, eq=False):
+class WriterCall(msgspec.Struct, eq=False):
     """Something for the writer to do."""
 
     apply: Callable[[Transaction], object]
@@ -84,17 +84,17 @@ class Unsettled(msgspec.Struct, frozen=True):
     """A transaction that is written, or may be, and is not synced."""
 
     number: int
-    calls: list[Call]
+    calls: list[WriterCall]
     grown: dict[str, int] | None  #: streams that it appends to: their last offset
 
 
-class Writer:
+class RocksWriter:
     """The thread, its queue and its state."""
 
     # Fewer than 30 attributes: beyond that, Python looks each of them up in a dictionary.
 
     def __init__(
-        self, files: Files, state: State, *, sync: bool, max_queued: int = MAX_QUEUED, reserve: int = RESERVE
+        self, files: Files, state: WriterState, *, sync: bool, max_queued: int = MAX_QUEUED, reserve: int = RESERVE
     ) -> None:
         self.files = files
         self.state = state
@@ -112,11 +112,11 @@ class Writer:
         self._reserve = reserve
         self._max_queued = max_queued
         self._held = 0  #: calls that the thread has yet to try
-        self._turn: list[Call] = []  #: submitted in this turn of the event loop
-        self._line: deque[Call] = deque()
-        self._queue: queue.SimpleQueue[list[Call] | None] = queue.SimpleQueue()
+        self._turn: list[WriterCall] = []  #: submitted in this turn of the event loop
+        self._line: deque[WriterCall] = deque()
+        self._queue: queue.SimpleQueue[list[WriterCall] | None] = queue.SimpleQueue()
         self._options = WriteOptions()
-        self._tables: Tables | None = None
+        self._tables: RocksTables | None = None
         self._number = 0  #: of the last transaction
         self._unsynced: list[Unsettled] = []  #: of the group
         self._doubtful: list[Unsettled] = []  #: of groups that have failed, oldest first
@@ -167,7 +167,7 @@ class Writer:
         if loop is None:
             raise StoreError("the store is closed")
         future: asyncio.Future[T] = loop.create_future()
-        call = Call(apply, future, rows, durable, grows, alone)
+        call = WriterCall(apply, future, rows, durable, grows, alone)
         self.queued += 1
         if self._held < self._max_queued:
             # As `_hold` does it, but written out: every acknowledgement passes here.
@@ -186,7 +186,7 @@ class Writer:
         if self._loop is None:
             return Commit.failed(StoreError("the store is closed"))
         commit: Commit[T] = Commit()
-        call = Call(apply, commit, rows, durable, grows, False, size)
+        call = WriterCall(apply, commit, rows, durable, grows, False, size)
         self.queued += 1
         backlog = self.backlog
         backlog.rows += rows
@@ -197,7 +197,7 @@ class Writer:
             self._line.append(call)
         return commit
 
-    def _hold(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+    def _hold(self, call: WriterCall, loop: asyncio.AbstractEventLoop) -> None:
         self._held += 1
         if not self._turn:
             loop.call_soon(self._hand_over)
@@ -238,7 +238,7 @@ class Writer:
         await asyncio.sleep(0)
         self._thread = None
 
-    def _answer(self, calls: list[Call], grown: dict[str, int], tried: int) -> None:
+    def _answer(self, calls: list[WriterCall], grown: dict[str, int], tried: int) -> None:
         """In the event loop: answer calls, and let in what stands in line for those that were tried."""
         for stream, last in grown.items():
             self.watchers.tell(stream, last)
@@ -287,13 +287,13 @@ class Writer:
         self.files.close()
         self._give_up("the store was closed before it could tell what was written")
 
-    def _post(self, calls: list[Call], grown: dict[str, int], tried: int = 0) -> None:
+    def _post(self, calls: list[WriterCall], grown: dict[str, int], tried: int = 0) -> None:
         """Have calls answered in the event loop; `tried`: calls of the group that has ended, if one has."""
         # It may be gone if its owner did not close the store.
         if self._event_loop is not None and not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(self._answer, calls, grown, tried)
 
-    def _guard(self, step: Callable[[], None], calls: list[Call]) -> None:
+    def _guard(self, step: Callable[[], None], calls: list[WriterCall]) -> None:
         """A fault must not end the thread: every caller would wait for ever. The files are opened again after it."""
         try:
             step()
@@ -305,9 +305,9 @@ class Writer:
                 if call.error is None and not call.in_doubt:
                     self._allowed(call)
 
-    def _group(self, first: list[Call] | None) -> tuple[list[Call], bool]:
+    def _group(self, first: list[WriterCall] | None) -> tuple[list[WriterCall], bool]:
         """Everything that waits, up to about a bound, and whether to end after it."""
-        group: list[Call] = []
+        group: list[WriterCall] = []
         calls = first
         while calls is not None:
             group += calls
@@ -319,10 +319,10 @@ class Writer:
                 return group, False
         return group, True
 
-    def _commit(self, group: list[Call]) -> None:
+    def _commit(self, group: list[WriterCall]) -> None:
         self._mend()
         durable = False
-        part: list[Call] = []
+        part: list[WriterCall] = []
         rows = 0
         for call in group:
             if not self._allowed(call):
@@ -343,7 +343,7 @@ class Writer:
         self._unsynced.clear()
         self.commits += 1
 
-    def _allowed(self, call: Call) -> bool:
+    def _allowed(self, call: WriterCall) -> bool:
         """Whether it may be tried; if not, it knows why."""
         if self.fenced:
             call.error = StoreFencedError(FENCED)
@@ -354,7 +354,7 @@ class Writer:
         call.error = type(trouble)(str(trouble))
         return False
 
-    def _write(self, part: list[Call]) -> None:
+    def _write(self, part: list[WriterCall]) -> None:
         """One transaction for all; if one of them is impossible, one for each."""
         opened = self._tables
         if self.trouble is not None or self.fenced or opened is None:
@@ -393,7 +393,7 @@ class Writer:
         self.writes += len(part)
         self.swept += transaction.swept
 
-    def _impossible(self, part: list[Call], error: Exception, opened: Tables) -> None:
+    def _impossible(self, part: list[WriterCall], error: Exception, opened: RocksTables) -> None:
         """Nothing was written; the others must not suffer for the one."""
         try:
             self.state.forget(opened)
@@ -504,7 +504,7 @@ class Writer:
         self._look()
 
 
-def _applied(opened: Tables) -> int:
+def _applied(opened: RocksTables) -> int:
     """The number of the last transaction that the files have."""
     return _number(opened.meta.get(META_APPLIED))
 

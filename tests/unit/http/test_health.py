@@ -13,7 +13,7 @@ from motorcade import tasks
 from motorcade.control import Control, NodeState
 from motorcade.http.metrics import families, render
 from motorcade.storage import redis_writer, writer
-from motorcade.storage.files import Files, Tables
+from motorcade.storage.files import Files, RocksTables
 from motorcade.storage.housekeeping import Housekeeping
 from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import Draft, Durability, Store, StoreError
@@ -115,7 +115,7 @@ async def test_a_node_is_not_ready_while_the_syncs_of_its_store_fail(
 
     really = Files.open
 
-    def open_(files: Files, *, read_only: bool = False) -> Tables:
+    def open_(files: Files, *, read_only: bool = False) -> RocksTables:
         nonlocal opened
         opened += 1
         tables = really(files, read_only=read_only)

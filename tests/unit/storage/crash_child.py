@@ -11,7 +11,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from motorcade.storage import notes
+from motorcade.storage import deltas
 from motorcade.storage.ports import Batch, Draft
 from motorcade.storage.rocks import RocksStore
 
@@ -56,7 +56,7 @@ async def publish(store: RocksStore, number: int) -> None:
 
 async def main() -> None:
     # Small generations, so that kills hit the moments between them too.
-    notes.MAX_ROWS = 50
+    deltas.MAX_ROWS = 50
     store = RocksStore(Path(sys.argv[1]))
     await store.open()
     numbers = iter(range(int(sys.argv[2]), 10**9))

@@ -19,9 +19,9 @@ import msgspec
 import pytest
 from rocksdict import Options, Rdict, WriteBatch
 
+from motorcade.storage import deltas, tables, writer
 from motorcade.storage import files as files_module
-from motorcade.storage import notes, tables, writer
-from motorcade.storage.files import Files, Step, Tables, migrate, write_meta
+from motorcade.storage.files import Files, RocksTables, Step, migrate, write_meta
 from motorcade.storage.ports import (
     Batch,
     Bound,
@@ -37,7 +37,7 @@ from motorcade.storage.ports import (
 )
 from motorcade.storage.rocks import RocksStore
 from motorcade.storage.transaction import state
-from motorcade.storage.writer import Writer
+from motorcade.storage.writer import RocksWriter
 
 NOW = 1_000_000.0
 PAYLOAD = b"payload " * 512
@@ -220,8 +220,8 @@ async def test_a_failed_sync_is_confirmed_when_the_files_are_open_again(
     """Also what was answered from it: the repetition of a token that is not durable yet. Nothing is there twice."""
     monkeypatch.setattr(writer, "MERGE_ROWS", 1)
     may_open = threading.Event()
-    reopen = Writer._open_again
-    monkeypatch.setattr(Writer, "_open_again", lambda self: reopen(self) if may_open.is_set() else None)
+    reopen = RocksWriter._open_again
+    monkeypatch.setattr(RocksWriter, "_open_again", lambda self: reopen(self) if may_open.is_set() else None)
     monkeypatch.setattr(writer, "LOOK_EVERY", 0.01)
     order: list[int] = []
     with monkeypatch.context() as patch:
@@ -251,7 +251,7 @@ async def test_closing_after_a_failed_sync(tmp_path: Path, monkeypatch: pytest.M
     store = RocksStore(tmp_path / "store")
     await store.open()
     if not opens:
-        monkeypatch.setattr(Writer, "_open_again", lambda _: None)
+        monkeypatch.setattr(RocksWriter, "_open_again", lambda _: None)
     with monkeypatch.context() as patch:
         break_sync(store, patch)
         batch = Batch()
@@ -651,8 +651,8 @@ async def test_notes_are_put_in_place_and_their_log_stays_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many generations of notes; opened again in the middle of each kind."""
-    monkeypatch.setattr(notes, "MAX_NOTED", 40)
-    monkeypatch.setattr(notes, "MAX_ROWS", 25)
+    monkeypatch.setattr(deltas, "MAX_CHANGED", 40)
+    monkeypatch.setattr(deltas, "MAX_ROWS", 25)
     store = RocksStore(tmp_path)
     await store.open()
     owners = [f"v{number}" for number in range(60)]
@@ -715,8 +715,8 @@ def rows_of(store: RocksStore) -> dict[str, int]:
     assert opened is not None
     keys = {table: set(getattr(opened, table).keys()) for table in tables.TABLES if table != "notes"}
     del opened
-    for key, value in store._writer.state.notes.all().items():
-        change = keys[tables.NOTED[key[:1]]].discard if value is None else keys[tables.NOTED[key[:1]]].add
+    for key, value in store._writer.state.deltas.all().items():
+        change = keys[tables.DELTA_TABLES[key[:1]]].discard if value is None else keys[tables.DELTA_TABLES[key[:1]]].add
         change(key[1:])
     return {table: len(found) for table, found in keys.items() if found}
 
@@ -755,7 +755,7 @@ async def test_older_formats_are_brought_up_to_date_step_by_step(
     taken: list[tuple[int, bytes]] = []
 
     def step(version: int) -> Step:
-        def take(opened: Tables, place: bytes) -> tuple[WriteBatch, bytes | None]:
+        def take(opened: RocksTables, place: bytes) -> tuple[WriteBatch, bytes | None]:
             taken.append((version, place))
             if (version, place) == (2, b"bb") and taken.count((2, b"bb")) == 1:
                 raise StoreError("interrupted")
@@ -912,7 +912,7 @@ class files_open:  # noqa: N801 - reads like the function it stands for
     def __init__(self, path: Path) -> None:
         self._files = Files(path)
 
-    def __enter__(self) -> Tables:
+    def __enter__(self) -> RocksTables:
         return self._files.open()
 
     def __exit__(self, *_: object) -> None:

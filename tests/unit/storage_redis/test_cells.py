@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from motorcade.redis.resp import Address
+from motorcade.redis.resp import ServerAddress
 from motorcade.redis.slots import SLOTS, Topology, slot_of
 from motorcade.storage.cells import Cells
 from tests.support.redis import RedisServer
@@ -49,17 +49,17 @@ def line(first: int, last: int, host: bytes | None, port: int) -> list[object]:
 
 
 def test_a_topology_tells_the_master_of_each_slot() -> None:
-    asked = Address("seed", 1)
+    asked = ServerAddress("seed", 1)
     found = Topology.parse([line(5000, 16383, b"", 2), line(0, 4999, b"10.0.0.1", 3)], asked)
-    assert [Address("10.0.0.1", 3), Address("10.0.0.1", 3)] == [found.master(0), found.master(4999)]
-    assert [Address("seed", 2), Address("seed", 2)] == [found.master(5000), found.master(16383)]
+    assert [ServerAddress("10.0.0.1", 3), ServerAddress("10.0.0.1", 3)] == [found.master(0), found.master(4999)]
+    assert [ServerAddress("seed", 2), ServerAddress("seed", 2)] == [found.master(5000), found.master(16383)]
     assert found.is_whole
 
 
 def test_slots_that_nobody_serves_have_no_master() -> None:
-    found = Topology.parse([line(10, 20, b"a", 1), line(30, 40, None, 2)], Address("seed", 1))
-    assert [None, Address("a", 1), None, Address("seed", 2), None] == [
+    found = Topology.parse([line(10, 20, b"a", 1), line(30, 40, None, 2)], ServerAddress("seed", 1))
+    assert [None, ServerAddress("a", 1), None, ServerAddress("seed", 2), None] == [
         found.master(slot) for slot in (9, 10, 25, 40, 41)
     ]
     assert not found.is_whole
-    assert [Address("a", 1), Address("seed", 2)] == found.all_masters()
+    assert [ServerAddress("a", 1), ServerAddress("seed", 2)] == found.all_masters()

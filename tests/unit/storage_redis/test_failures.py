@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from motorcade.redis.place import RedisOptions
-from motorcade.redis.resp import Address
-from motorcade.redis.servers import Link
+from motorcade.redis.resp import ServerAddress
+from motorcade.redis.servers import ServerLink
+from motorcade.redis.url import RedisOptions
 from motorcade.storage.ports import (
     Appended,
     Batch,
@@ -26,7 +26,7 @@ from motorcade.storage.ports import (
     StoreFullError,
     StoreRefusedError,
 )
-from motorcade.storage.redis import Listener, RedisStore
+from motorcade.storage.redis import RedisStore, WakeupListener
 from tests.support.redis import RedisCluster, RedisServer, wait_until
 from tests.unit.storage_redis.proxy import Relay
 
@@ -62,7 +62,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def links(store: RedisStore) -> list[Link]:
+def links(store: RedisStore) -> list[ServerLink]:
     return list(store.core.servers._links.values())
 
 
@@ -215,7 +215,7 @@ async def test_a_server_that_hangs_carries_out_a_write_once(own_server: RedisSer
         store.core.servers.patience = 0.5
         with paused(own_server):
             sent = asyncio.create_task(append(store, ["v1", "v2"], b"2", PAYLOAD))
-            await until(lambda: store.core.writer._lanes[0].frozen is not None)
+            await until(lambda: store.core.writer._pipelines[0].frozen is not None)
             for _ in range(3):
                 with pytest.raises(StoreRefusedError, match="within") as raised:
                     await append(store, ["v1", "v2"], b"not sent", PAYLOAD)
@@ -237,7 +237,7 @@ async def test_a_store_that_is_closed_while_a_server_hangs(own_server: RedisServ
         store.core.servers.patience = 0.5
         with paused(own_server):
             sent = store.write(put("a"))
-            await until(lambda: store.core.writer._lanes[0].frozen is not None)
+            await until(lambda: store.core.writer._pipelines[0].frozen is not None)
             behind = store.write(put("b"))
             async with asyncio.timeout(60):
                 await store.close()
@@ -260,7 +260,7 @@ async def test_what_waits_behind_another_cell_is_refused_in_time() -> None:
                 both.append([lost], Draft(b"1"), NOW)
                 both.mark(there, 1, 1)
                 held = store.write(both)
-                await until(lambda: any(lane.frozen is not None for lane in store.core.writer._lanes))
+                await until(lambda: any(pipeline.frozen is not None for pipeline in store.core.writer._pipelines))
                 store.core.servers.patience = 0.5
                 with pytest.raises(StoreRefusedError):
                     await append(store, [there], b"2")
@@ -338,14 +338,14 @@ async def test_a_master_without_replica_that_is_killed() -> None:
 async def test_a_listener_that_fails_by_a_defect_listens_again(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow, failures = Listener._follow, iter([ValueError("a defect"), KeyError("another")])
+    follow, failures = WakeupListener._follow, iter([ValueError("a defect"), KeyError("another")])
 
-    async def fails(listener: Listener, address: Address) -> None:
+    async def fails(listener: WakeupListener, address: ServerAddress) -> None:
         if (error := next(failures, None)) is not None:
             raise error
         await follow(listener, address)
 
-    monkeypatch.setattr(Listener, "_follow", fails)
+    monkeypatch.setattr(WakeupListener, "_follow", fails)
     listening = store.coordination.listen("n")
     heard = asyncio.ensure_future(anext(listening))
     async with asyncio.timeout(60):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motorcade.redis.place import RedisOptions
+from motorcade.redis.url import RedisOptions
 from motorcade.storage.ports import Durability, StoreError
 from motorcade.storage.redis import RedisStore
 from tests.support.ports import free_port

@@ -11,7 +11,7 @@ import pytest
 import trustme
 import uvloop
 
-from motorcade.redis.resp import Access, Address, Connection, LostError, ServerError, connect
+from motorcade.redis.resp import Access, LostError, RedisConnection, ServerAddress, ServerError, connect
 from motorcade.storage.ports import StoreError
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer
@@ -19,8 +19,8 @@ from tests.support.redis import RedisServer
 PATIENT = Access(connect_timeout=60.0, reply_timeout=60.0)  # machines that run tests are busy
 
 
-def address(server: RedisServer) -> Address:
-    return Address(server.host, server.port)
+def address(server: RedisServer) -> ServerAddress:
+    return ServerAddress(server.host, server.port)
 
 
 async def test_replies_come_in_the_order_of_commands(server: RedisServer) -> None:
@@ -33,14 +33,14 @@ async def test_replies_come_in_the_order_of_commands(server: RedisServer) -> Non
 async def test_commands_of_one_turn_are_one_write(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = await connect(address(server), PATIENT)
     flushes = 0
-    flush = Connection._flush
+    flush = RedisConnection._flush
 
-    def counted(self: Connection) -> None:
+    def counted(self: RedisConnection) -> None:
         nonlocal flushes
         flushes += 1
         flush(self)
 
-    monkeypatch.setattr(Connection, "_flush", counted)
+    monkeypatch.setattr(RedisConnection, "_flush", counted)
     await asyncio.gather(*(connection.call("PING") for _ in range(100)))
     assert 1 == flushes
     connection.close()
@@ -110,7 +110,7 @@ async def test_whoever_sends_too_much_waits_for_room(own_server: RedisServer) ->
 
 async def test_nobody_there_is_a_lost_connection() -> None:
     with pytest.raises(LostError, match="cannot connect"):
-        await connect(Address("127.0.0.1", free_port()), PATIENT)
+        await connect(ServerAddress("127.0.0.1", free_port()), PATIENT)
 
 
 async def test_password_and_user(own_server: RedisServer) -> None:
@@ -164,10 +164,10 @@ async def test_tls(tmp_path: Path) -> None:
     settings |= {"tls-ca-cert-file": str(tmp_path / "ca.pem")}
     with RedisServer(settings):
         trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-        connection = await connect(Address("localhost", port), replace(PATIENT, tls=trusted))
+        connection = await connect(ServerAddress("localhost", port), replace(PATIENT, tls=trusted))
         assert b"PONG" == await connection.call("PING")
         connection.close()
         with pytest.raises(LostError, match="certificate"):
-            await connect(Address("localhost", port), replace(PATIENT, tls=ssl.create_default_context()))
+            await connect(ServerAddress("localhost", port), replace(PATIENT, tls=ssl.create_default_context()))
         with pytest.raises(LostError, match="certificate"):
-            await connect(Address("127.0.0.1", port), replace(PATIENT, tls=trusted))
+            await connect(ServerAddress("127.0.0.1", port), replace(PATIENT, tls=trusted))

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from motorcade.redis.place import RedisOptions
-from motorcade.redis.servers import Link
+from motorcade.redis.servers import ServerLink
+from motorcade.redis.url import RedisOptions
 from motorcade.storage.ports import Batch, Bound, Draft, Durability, StoreError, StoreFullError, StoreRefusedError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.redis_format import unpack_state
 from motorcade.storage.redis_scripts import COMMIT
-from motorcade.storage.redis_writer import Call, Job, Lane
+from motorcade.storage.redis_writer import Pipeline, PipelineCall, WriteJob
 from tests.support.redis import RedisServer, wait_until
 from tests.unit.storage_redis.proxy import Relay
 
@@ -32,7 +32,7 @@ async def opened(url: str, level: Durability = Durability.FAST, **options: float
         await store.close()
 
 
-def links(store: RedisStore) -> list[Link]:
+def links(store: RedisStore) -> list[ServerLink]:
     return list(store.core.servers._links.values())
 
 
@@ -79,9 +79,9 @@ async def test_a_call_whose_answer_was_lost_is_done_once(server: RedisServer) ->
 async def test_a_call_that_was_held_up_is_not_carried_out_late(store: RedisStore, server: RedisServer) -> None:
     await store.mailboxes.append(["v1"], Draft(b"1"), NOW)
     await store.mailboxes.append(["v1"], Draft(b"2"), NOW)
-    lane = store.core.writer._lanes[0]
+    pipeline = store.core.writer._pipelines[0]
     with pytest.raises(Exception, match="STALE"):
-        server.command("EVALSHA", COMMIT.digest, 1, lane.key, "motorcade", lane.number - 1, b"\x90", "0")
+        server.command("EVALSHA", COMMIT.digest, 1, pipeline.key, "motorcade", pipeline.number - 1, b"\x90", "0")
     assert 2 == (await store.mailboxes.info("v1")).entries
 
 
@@ -196,18 +196,18 @@ async def test_what_is_empty_can_be_removed(store: RedisStore) -> None:
 
 def test_calls_that_were_refused_together_go_one_by_one() -> None:
     """Before all others, whatever their kind, also if some of them are put back or are late meanwhile."""
-    lane, late, timely = Lane(0, "w"), Job([], 0.0), Job([], 10.0)
+    pipeline, late, timely = Pipeline(0, "w"), WriteJob([], 0.0), WriteJob([], 10.0)
 
-    def call(job: Job, *, early: bool) -> Call:
-        return Call(job, lane, 0, [], [], True, early, 1, 1, grows=True, ready=True)
+    def call(job: WriteJob, *, early: bool) -> PipelineCall:
+        return PipelineCall(job, pipeline, 0, [], [], True, early, 1, 1, grows=True, ready=True)
 
     payload, entry, other = call(late, early=True), call(timely, early=False), call(timely, early=True)
     for each in (payload, entry):
         each.alone = True
-    lane.put_back([payload, entry])
-    lane.put_back([other])
-    assert payload is lane.peek() is lane.take()
-    lane.put_back([payload])
-    assert [payload] == lane.remove_late(5.0)
-    assert [entry, other] == [lane.take(), lane.take()]
-    assert not lane.has_work
+    pipeline.put_back([payload, entry])
+    pipeline.put_back([other])
+    assert payload is pipeline.peek() is pipeline.take()
+    pipeline.put_back([payload])
+    assert [payload] == pipeline.remove_late(5.0)
+    assert [entry, other] == [pipeline.take(), pipeline.take()]
+    assert not pipeline.has_work

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from motorcade.core.record import Record
-from motorcade.storage.readers import Waiting
+from motorcade.storage.readers import MailboxPage
 
 #: The columns of each kind of frame, in their order.
 MESSAGES: Final = (
@@ -212,7 +212,7 @@ def _maps(fields: Sequence[Sequence[bytes]]) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, pa.array(words[1::2], pa.binary()))
 
 
-def waiting(names: Sequence[str], page: Waiting) -> pa.RecordBatch:
+def waiting(names: Sequence[str], page: MailboxPage) -> pa.RecordBatch:
     """Entries of mailboxes."""
     made = []
     for name in names:

@@ -23,7 +23,7 @@ from motorcade.pipelines.sources.columns import JSON, Wanted
 from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, Place, ReadOptions
 from motorcade.pipelines.sources.shelf import shelf
 from motorcade.pipelines.sources.unpack import unpack
-from motorcade.storage.readers import Extent, Page, StoreReader, open_reader
+from motorcade.storage.readers import Extent, StoreReader, StreamPage, open_reader
 
 log = structlog.get_logger("motorcade.pipelines")
 
@@ -207,7 +207,7 @@ class Messages:
             raise self._trimmed(after + 1, gone)
         log.warning("stream_trimmed", stream=self._options.name, first=after + 1, last=gone, skipped=gone - after)
 
-    def _batch(self, page: Page) -> pa.RecordBatch:
+    def _batch(self, page: StreamPage) -> pa.RecordBatch:
         batch = self._stored(page)
         if self._bodies is None:
             return batch
@@ -215,7 +215,7 @@ class Messages:
         made[JSON] = self._bodies.column(made["payload"])
         return pa.RecordBatch.from_arrays([made[name] for name in self._wanted.names], self._wanted.names)
 
-    def _stored(self, page: Page) -> pa.RecordBatch:
+    def _stored(self, page: StreamPage) -> pa.RecordBatch:
         """The records of a page: those in the usual form at once, and the others one by one."""
         found = unpack(page.values)
         if found is None or 2 * len(found.rows) < len(page.values):
@@ -230,7 +230,7 @@ class Messages:
         others = self._decoded(_some(page, np.flatnonzero(~found.fine).tolist()))
         return columns.merged([(usual.offsets, batch), others]) if others[0] else batch
 
-    def _decoded(self, page: Page) -> tuple[Sequence[int], pa.RecordBatch]:
+    def _decoded(self, page: StreamPage) -> tuple[Sequence[int], pa.RecordBatch]:
         """The same, one by one; with the offsets of those that could be read."""
         try:
             numbers, moments, records = page.offsets, page.times, list(map(decode, page.values))
@@ -272,7 +272,7 @@ def is_declared(reader: StoreReader, name: str) -> bool:
     return name == RECEIPTS or (stored is not None and declares(stored))
 
 
-def _some(page: Page, rows: list[int]) -> Page:
-    return Page(
+def _some(page: StreamPage, rows: list[int]) -> StreamPage:
+    return StreamPage(
         [page.offsets[row] for row in rows], [page.times[row] for row in rows], [page.values[row] for row in rows]
     )

@@ -32,11 +32,11 @@ from motorcade.extension.plugin import Spawn
 from motorcade.plugins.capture import forms
 from motorcade.plugins.capture.options import Kind, RuleOptions, hash_tag
 from motorcade.plugins.capture.sink import Copy, NotCapturedError, Sink, Tally
-from motorcade.redis.place import RedisOptions, parse_url
-from motorcade.redis.resp import Argument, Connection, LostError, ServerError
+from motorcade.redis.resp import Argument, LostError, RedisConnection, ServerError
 from motorcade.redis.scripts import Script
 from motorcade.redis.servers import FIRST_PAUSE, FULL, LONGEST_PAUSE, PASSING, Purpose, Servers
 from motorcade.redis.slots import slot_of
+from motorcade.redis.url import RedisOptions, parse_url
 from motorcade.storage.ports import StoreError, StoreFullError
 from motorcade.storage.redis import RedisStore
 
@@ -119,7 +119,7 @@ class RedisSink(Sink):
         self._task: asyncio.Task[None] | None = None
         self._pause = 0.0
         self._by_source = False  #: the server does not know the script
-        self._asked: Connection | None = None  #: connection whose server was asked for replicas, last
+        self._asked: RedisConnection | None = None  #: connection whose server was asked for replicas, last
         self._confirmations = 0  #: that this server has to bring
 
     def tune(self, options: RuleOptions) -> None:
@@ -222,7 +222,7 @@ class RedisSink(Sink):
             return forms.fields(message)
         return [forms.envelope(message) if self._form == "envelope" else message.payload]
 
-    async def _send(self, connection: Connection, group: Group) -> tuple[object, int]:
+    async def _send(self, connection: RedisConnection, group: Group) -> tuple[object, int]:
         """Return the answer, or the error; and how many replicas have confirmed."""
         head = ("EVAL", SCRIPT.source) if self._by_source else ("EVALSHA", SCRIPT.digest)
         numbers = (self._number + 1, len(group.copies), self._max_length, self._target, REMEMBERED)
@@ -233,7 +233,7 @@ class RedisSink(Sink):
         self._by_source = False
         return answer, counts[0] if counts and isinstance(counts[0], int) else 0
 
-    async def _ask_for_replicas(self, connection: Connection) -> None:
+    async def _ask_for_replicas(self, connection: RedisConnection) -> None:
         """Find out how many have to confirm: as many as the URL says, else one, if this server has any now."""
         if self._replicas is not None:
             self._confirmations = self._replicas

@@ -15,15 +15,24 @@ Rule 2: a transaction sees its own changes. Single rows are found in the overlay
         streams are objects that change at once and are written by `finish`. Entries added by the transaction itself are
         those above the `base` of their head. Whoever looks at entries takes their head from `_used`, which sees to all
         that.
-Rule 3: whatever was changed in the caches belongs to a transaction that may still fail. Then `State.forget` empties
-        them, which is always right and never frequent.
+Rule 3: whatever was changed in the caches belongs to a transaction that may still fail. Then `WriterState.forget`
+        empties them, which is always right and never frequent.
 Rule 4: whoever makes a row with `_row` has claimed its message or blob for as many entries as it said; each entry that
         goes, or never comes, gives one claim back with `_unclaim`.
 """
 
 from motorcade.storage.transaction.appends import MAX_ENDING
 from motorcade.storage.transaction.mailboxes import load_head
-from motorcade.storage.transaction.state import MAX_HEADS, MAX_SEEN_ROWS, State, StreamHead, feed_end
+from motorcade.storage.transaction.state import MAX_HEADS, MAX_SEEN_ROWS, StreamHead, WriterState, feed_end
 from motorcade.storage.transaction.transaction import Transaction
 
-__all__ = ["MAX_ENDING", "MAX_HEADS", "MAX_SEEN_ROWS", "State", "StreamHead", "Transaction", "feed_end", "load_head"]
+__all__ = [
+    "MAX_ENDING",
+    "MAX_HEADS",
+    "MAX_SEEN_ROWS",
+    "StreamHead",
+    "Transaction",
+    "WriterState",
+    "feed_end",
+    "load_head",
+]

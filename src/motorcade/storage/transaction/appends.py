@@ -16,7 +16,7 @@ import msgspec
 from motorcade.storage import tables
 from motorcade.storage.homes import home_of_owner
 from motorcade.storage.ports import NO_BOUND, SPARE_ALL, TOKEN_MEMORY, Appended, Bound, Draft
-from motorcade.storage.tables import Head, Kind
+from motorcade.storage.tables import EndingKind, Head
 from motorcade.storage.transaction.mailboxes import Mailboxes
 
 #: Entries named by one row of `endings`, so that one step of a sweep never reads much more than its budget.
@@ -392,13 +392,13 @@ class Appends(Mailboxes):
         for start in range(0, len(stored), MAX_ENDING):
             part = stored[start : start + MAX_ENDING]
             refs = ([answer.owner for answer in part], [answer.position for answer in part])
-            self._end(when, Kind.ENTRIES, _encode(refs))
+            self._end(when, EndingKind.ENTRIES, _encode(refs))
 
     def _end_tokens(self, when: float, token: bytes, owners: list[str]) -> None:
         for start in range(0, len(owners), MAX_ENDING):
-            self._end(when, Kind.TOKENS, _encode((token, owners[start : start + MAX_ENDING])))
+            self._end(when, EndingKind.TOKENS, _encode((token, owners[start : start + MAX_ENDING])))
 
-    def _end(self, when: float, kind: Kind, refs: bytes) -> None:
+    def _end(self, when: float, kind: EndingKind, refs: bytes) -> None:
         self._set("endings", tables.ending(when, kind, _pack(self._state.serial())), refs)
 
 

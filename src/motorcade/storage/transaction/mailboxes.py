@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rocksdict import ReadOptions
 
 from motorcade.storage import tables
-from motorcade.storage.files import Tables, scan
-from motorcade.storage.notes import Notes
+from motorcade.storage.deltas import Deltas
+from motorcade.storage.files import RocksTables, scan
 from motorcade.storage.ports import MailboxInfo
 from motorcade.storage.tables import Head, after_prefix
 from motorcade.storage.transaction.shares import Shares
@@ -137,7 +137,7 @@ class Mailboxes(Shares):
                 return removed, up_to, True
             self._unset("tokens", key)
         self._heads.pop(owner, None)
-        self._noted[b"h" + head.prefix[:-1]] = None
+        self._deltas[b"h" + head.prefix[:-1]] = None
         state = self._state
         if head.is_there:
             state.floor = max(state.floor, head.last, head.generation)
@@ -265,7 +265,7 @@ class Mailboxes(Shares):
     def _head(self, owner: str) -> Head:
         head = self._state.heads.get(owner)
         if head is None:
-            head = load_head(self._tables, self._state.notes, owner, self._state.floor)
+            head = load_head(self._tables, self._state.deltas, owner, self._state.floor)
             self._state.heads.put(owner, head)
         return head
 
@@ -288,10 +288,10 @@ def _row_known(head: Head, position: int, seen: list[tuple[int, bytes]] | None) 
     return None
 
 
-def load_head(opened: Tables, notes: Notes, owner: str, floor: int = 0) -> Head:
+def load_head(opened: RocksTables, deltas: Deltas, owner: str, floor: int = 0) -> Head:
     """A head as it was noted, with the entries that came since; a new one above the floor if there is none."""
     where = tables.name(owner)
-    row = notes.get_from(opened.heads, b"h" + where)
+    row = deltas.get_from(opened.heads, b"h" + where)
     if row is None:
         return tables.new_head(owner, where + b"\0", floor)
     head = Head(owner, where + b"\0", keyed=-1, made=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rocksdict import WriteBatch
 
 from motorcade.storage import tables
-from motorcade.storage.files import Tables
-from motorcade.storage.notes import Noting
+from motorcade.storage.deltas import DeltaWrite
+from motorcade.storage.files import RocksTables
 from motorcade.storage.ports import Appended
 from motorcade.storage.tables import Head
-from motorcade.storage.transaction.state import BlobInfo, Message, State, StreamHead
+from motorcade.storage.transaction.state import BlobInfo, SharedMessage, StreamHead, WriterState
 
 #: Tables with rows that a transaction looks up again.
 _OVERLAID = ("keys", "tokens", "records", "streams", "leases", "endings")
@@ -21,7 +21,7 @@ _pack_head = tables.HEAD.pack
 class Rows:
     """Begins and ends a transaction, and finds its rows."""
 
-    def __init__(self, opened: Tables, state: State) -> None:
+    def __init__(self, opened: RocksTables, state: WriterState) -> None:
         self.opened = opened
         # Heads name their user by number: they outlive it, and an object would keep its rows and tables alive.
         self._number = state.next_transaction()
@@ -37,14 +37,14 @@ class Rows:
         self._bulk: list[tuple[list[Appended], bytes, bytes]] = []  #: appended, but not in the overlay yet; row, key
         self._bulk_keys: set[bytes] = set()  #: the compaction keys in it
         self._settled = 0  #: answers of the last in `_bulk` that are in the overlay
-        self._noted: dict[bytes, bytes | None] = {}  #: to be noted, beside the next three
+        self._deltas: dict[bytes, bytes | None] = {}  #: to be noted, beside the next three
         self._heads: dict[str, Head] = {}
         self._forgotten: list[Head] = []  #: of owners that begin again
         self._blobs: dict[bytes, BlobInfo] = {}
-        self._messages: dict[int, Message] = {}
+        self._messages: dict[int, SharedMessage] = {}
         self._streams: dict[str, StreamHead] = {}  #: to be written
         self.grown: dict[str, int] | None = None  #: streams that were appended to: their last offset
-        self._noting: Noting | None = None
+        self._delta_write: DeltaWrite | None = None
         self._size_bytes = 0  #: of all that is written
         self.swept = 0
         state.heads.trim()
@@ -53,7 +53,7 @@ class Rows:
 
     def finish(self) -> WriteBatch:
         """Everything of this transaction, to be written as a whole."""
-        noted = self._noted
+        noted = self._deltas
         for head in self._heads.values():
             noted[b"h" + head.prefix[:-1]] = _pack_head(
                 head.last, head.count, head.size_bytes, head.first, head.droppable, head.generation
@@ -67,15 +67,15 @@ class Rows:
             row = tables.STREAM.pack(ends.first, ends.last, ends.records, ends.size_bytes, ends.time)
             self._put(tables.name(stream), row, self._handles["streams"])
         if noted or len(self._batch):
-            noted[tables.TOTALS_NOTE] = self._state.totals()
-            self._noting = self._state.notes.write(self._tables, self._batch, noted)
+            noted[tables.TOTALS_DELTA] = self._state.totals()
+            self._delta_write = self._state.deltas.write(self._tables, self._batch, noted)
         self._size_bytes = self._batch.size_in_bytes()
         return self._batch
 
     def written(self) -> None:
         """It is in the tables: let readers know what is certain now."""
-        if self._noting is not None:
-            self._state.notes.written(self._noting)
+        if self._delta_write is not None:
+            self._state.deltas.written(self._delta_write)
         if self._rows:
             self._state.keep_in_mind(self._rows, self._size_bytes)
         for head in self._heads.values():

@@ -6,9 +6,9 @@ import hashlib
 
 from motorcade.storage import tables
 from motorcade.storage.ports import Draft, StoreDamagedError
-from motorcade.storage.tables import Kind
+from motorcade.storage.tables import EndingKind
 from motorcade.storage.transaction.rows import Rows
-from motorcade.storage.transaction.state import BlobInfo, Message
+from motorcade.storage.transaction.state import BlobInfo, SharedMessage
 
 _pack = tables.NUMBER.pack
 _unpack_entry = tables.ENTRY.unpack_from
@@ -36,7 +36,7 @@ class Shares(Rows):
         if blob is not None:
             blob.holders += 1
         size_bytes = len(body) + size
-        message = Message(
+        message = SharedMessage(
             self._state.serial(),
             entries,
             key,
@@ -56,7 +56,7 @@ class Shares(Rows):
         _, _, flags, _, _, body, payload = _unpack_entry(row)
         return int(body) + (self._release(row[-32:]) if flags & tables.BLOB else int(payload))
 
-    def _let_go(self, message: Message) -> int:
+    def _let_go(self, message: SharedMessage) -> int:
         """One reference less; bytes given back."""
         message.holders -= 1
         if message.holders:
@@ -65,22 +65,22 @@ class Shares(Rows):
         number = _pack(message.number)
         self._messages.pop(message.number, None)
         self._delete(number, self._handles["shared"])
-        self._noted[b"n" + number] = None
+        self._deltas[b"n" + number] = None
         self._state.shared -= 1
         return message.size_bytes + (self._release(message.digest) if message.digest else 0)
 
-    def _message(self, number: int) -> Message:
+    def _message(self, number: int) -> SharedMessage:
         """A shared message that an entry refers to."""
         message = self._state.messages.get(number)
         if message is None:
             where = _pack(number)
-            holders = self._state.notes.get(self._tables, b"n" + where)
+            holders = self._state.deltas.get(self._tables, b"n" + where)
             row = self._tables.shared.get(where)
             if holders is None or row is None:
                 raise StoreDamagedError(f"message {number} is missing though entries refer to it; bring back a backup")
             entry = tables.parse_entry(row)
             blob = entry.flags & tables.BLOB
-            message = Message(
+            message = SharedMessage(
                 number,
                 tables.NUMBER.unpack(holders)[0],
                 entry.key,
@@ -97,7 +97,7 @@ class Shares(Rows):
         digest = hashlib.sha256(data).digest()
         info = self._blob_of(digest, data)
         info.keep_until = max(info.keep_until, keep_until)
-        self._set("endings", tables.ending(info.keep_until, Kind.BLOB, digest), b"")
+        self._set("endings", tables.ending(info.keep_until, EndingKind.BLOB, digest), b"")
         return digest
 
     def _blob_of(self, digest: bytes, data: bytes) -> BlobInfo:
@@ -123,7 +123,7 @@ class Shares(Rows):
     def _info(self, digest: bytes) -> BlobInfo | None:
         info = self._blobs.get(digest) or self._state.blobs.get(digest)
         if info is None:
-            row = self._state.notes.get(self._tables, b"b" + digest)
+            row = self._state.deltas.get(self._tables, b"b" + digest)
             if row is None:
                 return None
             info = BlobInfo(*tables.BLOBINFO.unpack(row))
@@ -138,7 +138,7 @@ class Shares(Rows):
             return 0
         if info.keep_until:
             # Its turn may have come while entries held it.
-            self._set("endings", tables.ending(info.keep_until, Kind.BLOB, digest), b"")
+            self._set("endings", tables.ending(info.keep_until, EndingKind.BLOB, digest), b"")
             return 0
         return self._drop_blob(digest, info)
 
@@ -147,7 +147,7 @@ class Shares(Rows):
         self._state.blob_count -= 1
         self._state.blob_octets -= size
         self._delete(digest, self._handles["blobs"])
-        self._noted[b"b" + digest] = None
+        self._deltas[b"b" + digest] = None
         self._blobs.pop(digest, None)
         info.size = -1  # dead, for whoever finds it in the cache
         return size

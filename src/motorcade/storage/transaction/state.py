@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from motorcade.storage import tables
-from motorcade.storage.files import Tables
-from motorcade.storage.notes import Notes
+from motorcade.storage.deltas import Deltas
+from motorcade.storage.files import RocksTables
 from motorcade.storage.ports import FeedEnd, Fence
 from motorcade.storage.tables import Head
 
@@ -85,7 +85,7 @@ class BlobInfo:
         self.size = size
 
 
-class Message:
+class SharedMessage:
     """What is known of a shared message without its body."""
 
     __slots__ = ("digest", "holders", "key", "number", "size_bytes")
@@ -111,13 +111,13 @@ class StreamHead:
         self.time = time
 
 
-class State:
+class WriterState:
     """What the writer keeps between transactions."""
 
     def __init__(self, max_heads: int = MAX_HEADS) -> None:
         self.heads: Recent[str, Head] = Recent(max_heads)
         self.blobs: Recent[bytes, BlobInfo] = Recent(MAX_BLOBINFO)
-        self.messages: Recent[int, Message] = Recent(MAX_MESSAGES)
+        self.messages: Recent[int, SharedMessage] = Recent(MAX_MESSAGES)
         #: Rows that readers found, oldest first. By head, not by owner: who is forgotten gets another head, and what
         #: was read before tells nothing of the new entries. Only the event loop's thread puts, and keeps the bound.
         self.seen: Recent[Head, list[tuple[int, bytes]]] = Recent(MAX_SEEN)
@@ -125,7 +125,7 @@ class State:
         self.known: dict[bytes, bytes | None] = {}
         self.known_before: dict[bytes, bytes | None] = {}
         self._known_bytes = 0
-        self.notes = Notes()
+        self.deltas = Deltas()
         self.attached: dict[str, tuple[str, Fence]] = {}  #: home: member; as many as are attached
         self.entries = 0
         self.blob_count = 0
@@ -137,21 +137,21 @@ class State:
         self._serial = 0
         self._transactions = 0
 
-    def load(self, opened: Tables, boot: int | None = None) -> None:
+    def load(self, opened: RocksTables, boot: int | None = None) -> None:
         """Begin; or, without `boot`, begin again with tables that were opened again."""
         if boot is not None:
             # 2^20 openings and 2^32 numbers in each stay below what a double can count.
             self._serial = boot << 32
-        self.notes.load(opened)
+        self.deltas.load(opened)
         self.forget(opened)
 
-    def forget(self, opened: Tables) -> None:
-        """Nothing in the caches is certain; the notes and the tables are."""
+    def forget(self, opened: RocksTables) -> None:
+        """Nothing in the caches is certain; the deltas and the tables are."""
         self.heads.clear()
         self.blobs.clear()
         self.messages.clear()
         self.known, self.known_before, self._known_bytes = {}, {}, 0
-        totals = tables.parse_totals(self.notes.get(opened, tables.TOTALS_NOTE))
+        totals = tables.parse_totals(self.deltas.get(opened, tables.TOTALS_DELTA))
         self.entries, self.blob_count, self.blob_octets, self.records, self.shared, self.floor = totals
         self.feed = feed_end(opened).number
 
@@ -177,7 +177,7 @@ class State:
         return self._serial
 
 
-def feed_end(opened: Tables) -> FeedEnd:
+def feed_end(opened: RocksTables) -> FeedEnd:
     """Return the last note of the feed."""
     cursor = opened.feed.iter()
     cursor.seek_to_last()

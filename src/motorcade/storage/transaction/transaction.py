@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from motorcade.storage import runs, tables
+from motorcade.storage import packed_rows, tables
 from motorcade.storage.files import scan
 from motorcade.storage.homes import home_of_owner, records_of
 from motorcade.storage.ports import (
@@ -21,7 +21,7 @@ from motorcade.storage.ports import (
     StoreFencedError,
     Swept,
 )
-from motorcade.storage.tables import Kind, after_prefix
+from motorcade.storage.tables import EndingKind, after_prefix
 from motorcade.storage.transaction.appends import Appends
 from motorcade.storage.transaction.state import StreamHead
 
@@ -55,7 +55,7 @@ class Transaction(Appends):
         old = tables.EXPIRES.unpack_from(before)[0] if before is not None else 0.0
         if expires_at and not 0 < old <= expires_at:
             # A record that is prolonged again and again needs no second row: the sweep moves the first one on.
-            self._set("endings", tables.ending(expires_at, Kind.RECORD, where), b"")
+            self._set("endings", tables.ending(expires_at, EndingKind.RECORD, where), b"")
         self._set("records", where, tables.EXPIRES.pack(expires_at) + value)
 
     def delete_record(self, collection: str, key: str) -> bool:
@@ -75,7 +75,7 @@ class Transaction(Appends):
         head = self._stream(stream) or StreamHead()
         head.time = max(head.time, now)
         offsets = list(range(head.last + 1, head.last + 1 + len(values)))
-        for offset, row, size_bytes in runs.rows_of(head.last + 1, head.time, values):
+        for offset, row, size_bytes in packed_rows.rows_of(head.last + 1, head.time, values):
             self._put(prefix + _pack(offset), row, self._handles["rows"])
             head.size_bytes += size_bytes
         head.last = offsets[-1]
@@ -113,8 +113,8 @@ class Transaction(Appends):
         """Offset, time and bytes of the records of a stream, oldest first; the last one of a row has the row's key."""
         for key, row in scan(self._tables.rows, prefix + _pack(first), after_prefix(prefix)):
             last = tables.NUMBER.unpack(key[-8:])[0]
-            time, _ = runs.extent(row)
-            sizes = runs.sizes(row)
+            time, _ = packed_rows.extent(row)
+            sizes = packed_rows.sizes(row)
             offset = last - len(sizes) + 1
             for size in sizes:
                 if offset >= first:
@@ -247,12 +247,12 @@ class Transaction(Appends):
     ) -> tuple[int, int, int]:
         """What one ending removed, gave back, and how much it looked at; entries are noted in `expired`."""
         kind, what = key[8], key[9:]
-        if kind == Kind.ENTRIES:
+        if kind == EndingKind.ENTRIES:
             return self._ended_entries(key, *_decode_entries(row), now, budget, expired)
-        if kind == Kind.TOKENS:
+        if kind == EndingKind.TOKENS:
             return self._ended_tokens(key, *_decode_tokens(row), now, budget)
         self._unset("endings", key)
-        if kind == Kind.RECORD:
+        if kind == EndingKind.RECORD:
             return (*self._ended_record(what, now), 1)
         return (*self._ended_blob(what, now), 1)
 
@@ -304,7 +304,7 @@ class Transaction(Appends):
         if not expires_at:
             return 0, 0
         if expires_at > now:
-            self._set("endings", tables.ending(expires_at, Kind.RECORD, where), b"")
+            self._set("endings", tables.ending(expires_at, EndingKind.RECORD, where), b"")
             return 0, 0
         self._unset("records", where)
         self._state.records -= 1

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from motorcade.core.errors import StoreError
-from motorcade.redis.resp import Access, Address
+from motorcade.redis.resp import Access, ServerAddress
 
 PORT: Final = 6379
 
@@ -44,16 +44,16 @@ class RedisOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RedisUrl:
     """Where the servers are and how to get in."""
 
-    addresses: list[Address]
+    addresses: list[ServerAddress]
     clustered: bool
     access: Access
     options: RedisOptions
 
 
-def parse_url(url: str, options: RedisOptions) -> Place:
+def parse_url(url: str, options: RedisOptions) -> RedisUrl:
     """Options in the URL win. Errors never show the part with the password."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in {"redis", "rediss", "redis+cluster", "rediss+cluster"}:
@@ -78,10 +78,10 @@ def parse_url(url: str, options: RedisOptions) -> Place:
         tls=_tls(files) if scheme.startswith("rediss") else None,
         reply_timeout=min(LONGEST_SILENCE, max(SHORTEST_SILENCE, options.patience / 3)),
     )
-    return Place(addresses, clustered, access, options)
+    return RedisUrl(addresses, clustered, access, options)
 
 
-def _address(text: str) -> Address:
+def _address(text: str) -> ServerAddress:
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
         port = port.removeprefix(":")
@@ -89,7 +89,7 @@ def _address(text: str) -> Address:
         host, _, port = text.partition(":")
     if not host or not (port or "0").isdigit():
         raise StoreError("a Redis URL needs hosts with numeric ports: redis://HOST:PORT")
-    return Address(host, int(port or PORT))
+    return ServerAddress(host, int(port or PORT))
 
 
 def _database(path: str, clustered: bool) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from motorcade.redis.place import RedisOptions, parse_url
-from motorcade.redis.resp import Address
+from motorcade.redis.resp import ServerAddress
+from motorcade.redis.url import RedisOptions, parse_url
 from motorcade.storage.ports import StoreError
 
 
@@ -18,7 +18,7 @@ def test_where_the_servers_are_and_how_to_get_in() -> None:
         ("rediss://a", [("a", 6379)], False),
     ):
         place = parse_url(url, RedisOptions())
-        assert [Address(*address) for address in addresses] == place.addresses, url
+        assert [ServerAddress(*address) for address in addresses] == place.addresses, url
         assert clustered == place.clustered, url
         assert url.startswith("rediss") == (place.access.tls is not None), url
     for url, user, password, database in (

@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from motorcade.storage import runs
+from motorcade.storage import packed_rows
 from motorcade.storage.ports import Formed, StreamRecord
 
 NOW = 1_000_000.5
 
 
 def rows(values: list[bytes] | Formed, time: float = NOW) -> list[tuple[int, bytes, int]]:
-    return list(runs.rows_of(11, time, values))
+    return list(packed_rows.rows_of(11, time, values))
 
 
 def test_rows_hold_what_was_given() -> None:
@@ -21,19 +21,19 @@ def test_rows_hold_what_was_given() -> None:
         values = [b"%d" % number * (number % 3) for number in range(count)]
         given = Formed([0], [values]) if formed else values
         made = rows(given, time)
-        found = [record for last, row, _ in made for record in runs.records(last, row, 0, 9999)]
+        found = [record for last, row, _ in made for record in packed_rows.records(last, row, 0, 9999)]
         assert [StreamRecord(11 + number, time, value) for number, value in enumerate(values)] == found
-        assert list(map(len, values)) == [size for _, row, _ in made for size in runs.sizes(row)]
+        assert list(map(len, values)) == [size for _, row, _ in made for size in packed_rows.sizes(row)]
         assert sum(map(len, values)) == sum(size_bytes for _, _, size_bytes in made)
-        assert {time} == {runs.extent(row)[0] for _, row, _ in made}
-        assert count == sum(runs.extent(row)[1] for _, row, _ in made)
+        assert {time} == {packed_rows.extent(row)[0] for _, row, _ in made}
+        assert count == sum(packed_rows.extent(row)[1] for _, row, _ in made)
         assert (count + 255) // 256 == len(made)
 
 
 def test_large_values_share_no_row() -> None:
-    large = bytes(runs.MAX_BYTES)
+    large = bytes(packed_rows.MAX_BYTES)
     assert [11, 12, 14, 15] == [last for last, _, _ in rows([large, large, b"1", large, b"2"])]
-    assert [1, 1, 2, 1] == [runs.extent(row)[1] for _, row, _ in rows([large, large, b"1", large, b"2"])]
+    assert [1, 1, 2, 1] == [packed_rows.extent(row)[1] for _, row, _ in rows([large, large, b"1", large, b"2"])]
 
 
 def test_a_reader_gets_the_part_it_wants() -> None:
@@ -43,7 +43,7 @@ def test_a_reader_gets_the_part_it_wants() -> None:
         assert 30 == last
         for start, limit in itertools.product(range(1, 31), (1, 5, 20, 99)):
             wanted = values[max(start - 11, 0) :][:limit]
-            assert wanted == [record.value for record in runs.records(last, row, start, limit)]
+            assert wanted == [record.value for record in packed_rows.records(last, row, start, limit)]
 
 
 def test_what_is_common_is_stored_once() -> None:

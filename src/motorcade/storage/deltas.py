@@ -1,4 +1,4 @@
-"""Small rows that change often: noted in a log first, put in place later.
+"""Small rows that change often: logged as deltas first, put in place later.
 
     transaction ─▶ one row of `notes` with all that it changed ─▶ young ─▶ old ─▶ heads, holders, blobinfo, totals
                                                                   in memory        a few with each transaction
@@ -9,7 +9,7 @@ all of them, and what did not change for a while is put in place behind it.
 
 Rule 1: what is in memory here has been written; a transaction that fails leaves no trace. `get` may be asked by any
         thread: what it finds is in memory until after it is in its table.
-Rule 2: notes come in two generations. While the young one grows, the old one is put in place, a little faster; when
+Rule 2: deltas come in two generations. While the young one grows, the old one is put in place, a little faster; when
         that is done, its rows of the log go, and the young one becomes the old one if it is large enough. So the log is
         bounded, and with it the time that opening takes.
 """
@@ -23,14 +23,14 @@ import msgspec
 from rocksdict import Rdict, WriteBatch
 
 from motorcade.storage import tables
-from motorcade.storage.files import Tables, scan
+from motorcade.storage.files import RocksTables, scan
 
-#: A generation ends with so many rows noted, transactions, or bytes in the log.
-MAX_NOTED = 32_768
+#: A generation ends with so many rows changed, transactions, or bytes in the log.
+MAX_CHANGED = 32_768
 MAX_ROWS = 1_024
 MAX_BYTES = 8 * 2**20
 
-#: Rows put in place by a transaction beyond as many as it notes.
+#: Rows put in place by a transaction beyond as many as it changes.
 STEP: Final = 8
 
 _pack = tables.NUMBER.pack
@@ -39,8 +39,8 @@ _decode = msgspec.msgpack.Decoder(dict[bytes, bytes | None]).decode
 _MISSING: Final = b"missing"  #: no value is that short
 
 
-class Notes:
-    """All notes of a store. The key of a note is one byte for the table (`tables.NOTED`), then the key there."""
+class Deltas:
+    """All deltas of a store. A key is one byte for the table (`tables.DELTA_TABLES`), then the key there."""
 
     def __init__(self) -> None:
         self._young: dict[bytes, bytes | None] = {}  #: None: there is no such row
@@ -50,7 +50,7 @@ class Notes:
         self._young_from = 1  #: number of the first row of the young generation
         self._size_bytes = 0  #: of its rows
 
-    def load(self, opened: Tables) -> None:
+    def load(self, opened: RocksTables) -> None:
         """Begin with what the log has."""
         self._young, self._old, self._waiting = {}, {}, []
         self._next = self._young_from = 1
@@ -60,9 +60,9 @@ class Notes:
             self._next = tables.NUMBER.unpack(number)[0] + 1
             self._size_bytes += len(row)
 
-    def get(self, opened: Tables, key: bytes) -> bytes | None:
-        """A row as of now, noted or in place."""
-        return self.get_from(getattr(opened, tables.NOTED[key[:1]]), key)
+    def get(self, opened: RocksTables, key: bytes) -> bytes | None:
+        """Return a row as of now, logged or in place."""
+        return self.get_from(getattr(opened, tables.DELTA_TABLES[key[:1]]), key)
 
     def get_from(self, table: Rdict, key: bytes) -> bytes | None:
         """The same from a table at hand."""
@@ -74,20 +74,20 @@ class Notes:
         return found
 
     def all(self) -> dict[bytes, bytes | None]:
-        """Everything noted."""
+        """Return all rows that are logged and not yet in place."""
         return {**self._old, **self._young}
 
-    def scan(self, opened: Tables, table: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All rows of a table that is noted, those in place first; only where nobody writes."""
-        noted = {key[1:]: value for key, value in self.all().items() if key[:1] == table}
-        for key, row in scan(getattr(opened, tables.NOTED[table]), b"", b""):
-            if key not in noted:
+    def scan(self, opened: RocksTables, table: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all rows of a table, those in place first; only while nothing is written."""
+        logged = {key[1:]: value for key, value in self.all().items() if key[:1] == table}
+        for key, row in scan(getattr(opened, tables.DELTA_TABLES[table]), b"", b""):
+            if key not in logged:
                 yield key, row
-        yield from ((key, value) for key, value in noted.items() if value is not None)
+        yield from ((key, value) for key, value in logged.items() if value is not None)
 
     # -- the writer's thread
 
-    def write(self, opened: Tables, batch: WriteBatch, changes: Mapping[bytes, bytes | None]) -> Noting:
+    def write(self, opened: RocksTables, batch: WriteBatch, changes: Mapping[bytes, bytes | None]) -> DeltaWrite:
         """Add to a transaction what it changes, and what is put in place with it."""
         row = _encode(changes)
         batch.put(_pack(self._next), row, opened.handles["notes"])
@@ -98,25 +98,25 @@ class Notes:
                 continue  # changed again since
             value = old[key]
             if value is None:
-                batch.delete(key[1:], handles[tables.NOTED[key[:1]]])
+                batch.delete(key[1:], handles[tables.DELTA_TABLES[key[:1]]])
             else:
-                batch.put(key[1:], value, handles[tables.NOTED[key[:1]]])
+                batch.put(key[1:], value, handles[tables.DELTA_TABLES[key[:1]]])
         done = len(placed) == len(self._waiting)
         if done and self._old:
             batch.delete_range(_pack(0), _pack(self._young_from), handles["notes"])
-        return Noting(changes, placed, len(row), done)
+        return DeltaWrite(changes, placed, len(row), done)
 
-    def written(self, noting: Noting) -> None:
+    def written(self, delta: DeltaWrite) -> None:
         """It is in the tables."""
-        self._young.update(noting.changes)
+        self._young.update(delta.changes)
         self._next += 1
-        self._size_bytes += noting.size_bytes
-        if noting.placed:
-            del self._waiting[-len(noting.placed) :]
-        if noting.done:
+        self._size_bytes += delta.size_bytes
+        if delta.placed:
+            del self._waiting[-len(delta.placed) :]
+        if delta.done:
             self._old = {}
             if (
-                len(self._young) >= MAX_NOTED
+                len(self._young) >= MAX_CHANGED
                 or self._size_bytes >= MAX_BYTES
                 or self._next - self._young_from >= MAX_ROWS
             ):
@@ -125,8 +125,8 @@ class Notes:
                 self._young_from, self._size_bytes = self._next, 0
 
 
-class Noting:
-    """What one transaction notes and puts in place."""
+class DeltaWrite:
+    """What one transaction logs and puts in place."""
 
     __slots__ = ("changes", "done", "placed", "size_bytes")
 
