@@ -37,9 +37,9 @@ from motorcade.core.message import Message
 from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.pipelines import audience, report, schema
 from motorcade.pipelines import ingest as ingests
-from motorcade.pipelines.ingest_run import Ingestion, Source
+from motorcade.pipelines.ingest_run import Ingestion, IngestSource
 from motorcade.pipelines.receipts import COLUMNS, receipts
-from motorcade.pipelines.runner import Folder, Trigger, follow
+from motorcade.pipelines.runner import RunDir, Trigger, follow
 from motorcade.platform.orders import Order
 from motorcade.storage import open_store
 from motorcade.storage.ports import Durability
@@ -244,8 +244,10 @@ def spark_ingest(spark: SparkSession, url: str, place: Path) -> Measured:
     types = schema.read(place / "schema.toml")
     begun = time.perf_counter()
     with (
-        Folder(place / "run", "ingest", {}) as folder,
-        Ingestion(spark, folder, place / "lake", Source(url, "stream", "telemetry"), types, ingests.Options()) as one,
+        RunDir(place / "run", "ingest", {}) as folder,
+        Ingestion(
+            spark, folder, place / "lake", IngestSource(url, "stream", "telemetry"), types, ingests.Options()
+        ) as one,
     ):
         one.open({"stream": "telemetry"})
         outcome = follow(one.writer(), folder, Trigger(), one.shown(lambda _batch: None))

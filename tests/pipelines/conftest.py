@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from motorcade.cli import _pipeline, app
 from motorcade.pipelines import runner, session
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.sources.store_cache import store_cache
 from tests.pipelines import queries
 from tests.support.redis import RedisCluster, RedisServer
 
@@ -78,7 +78,7 @@ def command(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def _put_back() -> Iterator[None]:
     """Close the stores that this process has opened for reading."""
     yield
-    shelf.close()
+    store_cache.close()
 
 
 @pytest.fixture(scope="session")

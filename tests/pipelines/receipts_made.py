@@ -15,9 +15,9 @@ from motorcade.core import record
 from motorcade.core.message import Message
 from motorcade.pipelines import audit, receipts
 from motorcade.pipelines.sources import columns
-from motorcade.pipelines.sources.bodies import Bodies
 from motorcade.pipelines.sources.datasource import columns_of
-from motorcade.pipelines.sources.options import Kind
+from motorcade.pipelines.sources.json_payloads import JsonPayloads
+from motorcade.pipelines.sources.options import SourceKind
 from tests.pipelines.lake import Lake
 
 #: The beginning of an hour, in seconds since the epoch.
@@ -68,7 +68,7 @@ def stream(spark: SparkSession, rows: Iterable[dict[str, Any] | bytes], first: i
     schema = StructType.fromDDL(receipts.COLUMNS)
     assert isinstance(schema, StructType)
     payloads = pa.array([payload for _, _, payload in made], pa.binary())
-    parsed = Bodies(columns_of(Kind.STREAM, schema).json).column(payloads)
+    parsed = JsonPayloads(columns_of(SourceKind.STREAM, schema).json).column(payloads)
     return _frame(spark, [row[:2] for row in made], "offset LONG, topic STRING", json=parsed)
 
 

@@ -29,8 +29,8 @@ from pyspark.sql import SparkSession
 from motorcade.core import record
 from motorcade.core.vin import make_vin
 from motorcade.pipelines import PipelineError, audience, audit, failures, runner, session
-from motorcade.pipelines.folder import Folder
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.rundir import RunDir
+from motorcade.pipelines.sources.store_cache import store_cache
 from motorcade.pipelines.tables import tables_of
 from motorcade.platform.orders import Order
 from motorcade.storage.readers import open_reader
@@ -113,17 +113,17 @@ def new_receipts(node: NodeProcess) -> Iterator[Callable[[], bool]]:
         reader.close()
 
 
-def plan(spark: SparkSession, folder: Folder, what: Order, fleet: Path, sql: str = SQL) -> audience.Counts:
+def plan(spark: SparkSession, folder: RunDir, what: Order, fleet: Path, sql: str = SQL) -> audience.AudienceCounts:
     """With this rate a file has ten batches."""
     return audience.plan(spark, folder, what, tables_of([f"fleet={fleet}"], []), sql, size=20, rate=20.0)
 
 
-def send(spark: SparkSession, folder: Folder, node: NodeProcess, **more: Any) -> runner.Outcome:
+def send(spark: SparkSession, folder: RunDir, node: NodeProcess, **more: Any) -> runner.RunOutcome:
     query = audience.sending(spark, folder, {"fanout": f"mqtt://{node.mqtt}", "patience": "20"}, **more)
     return runner.follow(query, folder, runner.Trigger())
 
 
-def counts_of_the_table() -> audience.Counts:
+def counts_of_the_table() -> audience.AudienceCounts:
     """In plain Python, from the rows."""
     rows = [vin for vin, _ in SINCE_2022]
     invalid = {
@@ -131,7 +131,7 @@ def counts_of_the_table() -> audience.Counts:
         "wrong_character": sum(vin in {VINS[0].lower(), VINS[1][:-1] + "I", "NOVIN", "x" * 1000} for vin in rows),
         "wrong_length": rows.count(VINS[2] + "0"),
     }
-    return audience.Counts(
+    return audience.AudienceCounts(
         rows=len(rows),
         vehicles=len(CHOSEN),
         duplicates=sum(vin in CHOSEN for vin in rows) - len(CHOSEN),
@@ -140,7 +140,7 @@ def counts_of_the_table() -> audience.Counts:
     )
 
 
-def same(expected: audience.Counts, found: audience.Counts) -> bool:
+def same(expected: audience.AudienceCounts, found: audience.AudienceCounts) -> bool:
     names = ("rows", "vehicles", "duplicates", "invalid", "batches")
     return [getattr(expected, name) for name in names] == [getattr(found, name) for name in names]
 
@@ -169,7 +169,7 @@ def test_vehicles_of_a_table_are_sent_to(spark: SparkSession, node: NodeProcess,
         with audience.registered(spark, tables_of([f"fleet={place}"], [])):
             found = audience.counted(audience.planned(audience.chosen(spark, SQL), what, size=20, partitions=1))
         assert same(counts_of_the_table(), found), (place, found)
-    with Folder(tmp_path / "run", "audience", {}) as folder:
+    with RunDir(tmp_path / "run", "audience", {}) as folder:
         counts = audience.plan(spark, folder, what, tables_of([f"fleet={fleet}"], []), SQL, size=20)
         assert same(counts_of_the_table(), counts), counts
         outcome = send(spark, folder, node)
@@ -292,18 +292,18 @@ def test_a_line_that_cannot_be_read_is_told_or_left_out(spark: SparkSession, tmp
 
 def test_a_query_that_fails_leaves_a_folder_for_another_one(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:
     tables = tables_of([f"fleet={fleet}"], [])
-    with Folder(tmp_path / "run", "audience", {"sql": "wrong"}) as folder:
+    with RunDir(tmp_path / "run", "audience", {"sql": "wrong"}) as folder:
         with pytest.raises(PySparkException):
             audience.plan(spark, folder, order(), tables, "SELECT string(raise_error('no')) AS vin FROM fleet")
         assert not folder.part("planning").exists()
-    with Folder(tmp_path / "run", "audience", {"sql": "right"}):
+    with RunDir(tmp_path / "run", "audience", {"sql": "right"}):
         pass
 
 
 def test_nobody_is_an_audience_too(spark: SparkSession, fleet: Path, tmp_path: Path) -> None:
-    with Folder(tmp_path / "run", "audience", {}) as folder:
+    with RunDir(tmp_path / "run", "audience", {}) as folder:
         counts = plan(spark, folder, order(), fleet, f"{EVERYBODY} WHERE year > 3000")
-        assert audience.Counts() == counts
+        assert audience.AudienceCounts() == counts
         query = audience.sending(spark, folder, {"fanout": "mqtt://127.0.0.1:1"})
         assert runner.follow(query, folder, runner.Trigger()).done
 
@@ -319,14 +319,14 @@ def test_a_plan_is_made_once_and_reaches_nobody_twice(
     Then Spark forgets the last micro-batch, as if the driver was killed before it could note it.
     """
     what = order()
-    with Folder(tmp_path / "run", "audience", {}) as folder:
+    with RunDir(tmp_path / "run", "audience", {}) as folder:
         left = folder.part("planning") / "kind=batch"
         left.mkdir(parents=True)
         (left / "part-00000.parquet").write_bytes(b"half of a file")
         counts = plan(spark, folder, what, fleet)
         assert not folder.part("planning").exists()
     copy = tmp_path / "fleet.parquet"  # other rows, and nobody reads them
-    with Folder(tmp_path / "run", "audience", {}) as folder:
+    with RunDir(tmp_path / "run", "audience", {}) as folder:
         before = {file.name: file.read_bytes() for file in folder.part("plan").glob("*.parquet")}
         pq.write_table(pa.table({"vin": [make_vin(77)], "year": [2024]}), copy)
         assert counts == plan(spark, folder, what, copy)
@@ -348,7 +348,7 @@ def test_stopped_in_the_middle_and_started_again(
     spark: SparkSession, node: NodeProcess, fleet: Path, tmp_path: Path
 ) -> None:
     what = order()
-    with Folder(tmp_path / "run", "audience", {}) as folder:
+    with RunDir(tmp_path / "run", "audience", {}) as folder:
         counts = plan(spark, folder, what, fleet)
         # Slow enough to be stopped: each of the two tasks has its whole share of the plan before it.
         sending = audience.sending(spark, folder, {"fanout": f"mqtt://{node.mqtt}"}, rate=40.0, connections=2)
@@ -371,7 +371,7 @@ def test_a_refusal_stops_the_run_and_the_rest_stays_in_the_plan(
 ) -> None:
     """The node takes fewer vehicles in a batch than the plan has; then its configuration is put right."""
     what = order()
-    with Folder(tmp_path / "run", "audience", {}) as folder:
+    with RunDir(tmp_path / "run", "audience", {}) as folder:
         plan(spark, folder, what, fleet)
         with (
             NodeProcess(config="[plugins.fanout]\nmax_vins = 19\n", data=tmp_path / "data") as small,
@@ -380,7 +380,7 @@ def test_a_refusal_stops_the_run_and_the_rest_stays_in_the_plan(
             send(spark, folder, small)
         with NodeProcess(data=tmp_path / "data") as node:
             assert send(spark, folder, node).done
-            shelf.close()
+            store_cache.close()
             assert Counter(CHOSEN) == accepted(node, what.request_id)
 
 

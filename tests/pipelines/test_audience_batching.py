@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from motorcade.core.vin import ALPHABET, VinError, check_digit_of, check_vin, make_vin
 from motorcade.pipelines import PipelineError
-from motorcade.pipelines.batching import Found, Tally, Wrong, batches, reason_of, right
+from motorcade.pipelines.batching import CountedVins, VinTally, Wrong, batches, reason_of, right
 from motorcade.platform.orders import Order
 from motorcade.plugins.fanout.batch import parse
 from motorcade.plugins.fanout.options import FanoutConfig
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_told() -> None:
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.one_of(st.none(), st.sampled_from("abcdefgh")), max_size=60), st.integers(1, 20))
 def test_each_is_there_once_and_counted(texts: list[str | None], gathered: int) -> None:
-    tally = Tally(gathered=gathered)
+    tally = VinTally(gathered=gathered)
     for start in range(0, len(texts), 3):
         tally.add(pa.array(texts[start : start + 3], pa.string()))
     found = tally.found()
@@ -82,7 +82,7 @@ def test_each_is_there_once_and_counted(texts: list[str | None], gathered: int) 
 
 
 def test_a_task_holds_a_bounded_number() -> None:
-    tally = Tally(most=3, gathered=2)
+    tally = VinTally(most=3, gathered=2)
     tally.add(pa.array(["a", "b", "a", "b"]))
     tally.add(pa.array(["c", "c"]))
     with pytest.raises(PipelineError, match=r"more than 3 different VINs.*--partitions"):
@@ -95,7 +95,7 @@ def test_batches_say_what_a_plain_encoder_would(count: int, size: int, several: 
     vins = [make_vin(number) for number in range(count + skipped)]
     times = [number % 3 + 1 for number in range(count)]
     column = pa.array(vins, pa.string())[skipped:]
-    made = list(batches(Found(column, pa.array(times, pa.int64()).to_numpy()), ORDER, size, "r-7-", several))
+    made = list(batches(CountedVins(column, pa.array(times, pa.int64()).to_numpy()), ORDER, size, "r-7-", several))
     ids = [one for some in made for one in some.ids]
     messages = [one for some in made for one in some.messages]
     expected = [vins[skipped + start : skipped + start + size] for start in range(0, count, size)]
@@ -109,7 +109,7 @@ def test_batches_say_what_a_plain_encoder_would(count: int, size: int, several: 
 
 def test_the_node_understands_them() -> None:
     vins = [make_vin(number) for number in random.sample(range(10**6), 7)]
-    found = Found(pa.array(vins), pa.array([1] * 7, pa.int64()).to_numpy())
+    found = CountedVins(pa.array(vins), pa.array([1] * 7, pa.int64()).to_numpy())
     order = Order('a "quoted" täsk', b"\xff" * 10, {"priority": 3, "expires_in": 0.5})
     for some in batches(found, order, 200, "run-0-"):
         for message in some.messages:

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from motorcade.cli.pipeline import _tell_verdict
 from motorcade.core.receipt import FINAL
-from motorcade.pipelines.audit import Problem, Verdict, audit, judged, run
+from motorcade.pipelines.audit import AuditVerdict, Problem, audit, judged, run
 from tests.pipelines.lake import Lake
 from tests.pipelines.receipts_made import mailboxes, moment, store, stream, told
 
@@ -119,7 +119,7 @@ def test_beside_a_model(spark: SparkSession, seed: int) -> None:
 
 def test_a_verdict_is_told() -> None:
     finding = {"problem": "lost", "delivery_id": "A.1", "request_id": "r1", "finals": [], "offset": 3}
-    bad = Verdict({"acked": 5, "pending": 1, "unjudged": 2, "lost": 3}, [finding])
+    bad = AuditVerdict({"acked": 5, "pending": 1, "unjudged": 2, "lost": 3}, [finding])
     assert [
         "11 deliveries: 5 acked, 1 pending, 2 unjudged, 3 lost",
         "lost: A.1 of r1: no final receipt, and not in the vehicle's mailbox",
@@ -128,10 +128,10 @@ def test_a_verdict_is_told() -> None:
         "not clean: 3 wrong",
     ] == list(bad.lines())
     assert (1, False, 2) == (bad.exit_code, bad.as_dict()["clean"], bad.as_dict()["not_listed"])
-    good = Verdict({"acked": 5})
+    good = AuditVerdict({"acked": 5})
     assert ["5 deliveries: 5 acked", "clean"] == list(good.lines())
     assert 0 == good.exit_code
-    assert ["0 deliveries: none", "clean"] == list(Verdict({}).lines())
+    assert ["0 deliveries: none", "clean"] == list(AuditVerdict({}).lines())
     unreadable: dict[str, Any] = {
         "problem": "unreadable",
         "delivery_id": None,
@@ -139,7 +139,7 @@ def test_a_verdict_is_told() -> None:
         "finals": [],
         "offset": 9,
     }
-    worst = Verdict({"unreadable": 1}, [unreadable])
+    worst = AuditVerdict({"unreadable": 1}, [unreadable])
     assert "unreadable: offset 9: a record that is no receipt" in list(worst.lines())
     assert 0 == worst.as_dict()["deliveries"]
 

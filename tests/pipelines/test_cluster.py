@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from motorcade.cli import _report
 from motorcade.pipelines import audit
 from motorcade.pipelines.receipts import COLUMNS, receipts
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.sources.store_cache import store_cache
 from tests.chaos import spark_judge as judge
 from tests.chaos.spark_feed import NODE, SCHEMA, STREAM, Feed, Fleet
 from tests.scenarios.witness import wait_until
@@ -68,7 +68,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
     yield
-    shelf.close()
+    store_cache.close()
 
 
 class Desk:

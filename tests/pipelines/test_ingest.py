@@ -19,9 +19,9 @@ from motorcade.core.message import Message
 from motorcade.core.vin import make_vin
 from motorcade.pipelines import PipelineError, ingest, schema, status
 from motorcade.pipelines import lake as lakes
-from motorcade.pipelines.ingest_run import Ingestion, Source
+from motorcade.pipelines.ingest_run import Ingestion, IngestSource
 from motorcade.pipelines.lake import Disk
-from motorcade.pipelines.runner import Batch, Folder, Outcome, Trigger, follow
+from motorcade.pipelines.runner import BatchProgress, RunDir, RunOutcome, Trigger, follow
 from tests.pipelines.conftest import Command
 from tests.pipelines.lake import NOW, Lake
 from tests.support.flows import publish_many
@@ -204,13 +204,13 @@ class Frail(Disk):
 
 @contextmanager
 def ingestion(
-    spark: SparkSession, place: Path, source: Source, text: str = SCHEMA, disk: Disk | None = None, **bounds: Any
-) -> Iterator[tuple[Ingestion, Folder]]:
+    spark: SparkSession, place: Path, source: IngestSource, text: str = SCHEMA, disk: Disk | None = None, **bounds: Any
+) -> Iterator[tuple[Ingestion, RunDir]]:
     (place / "schema.toml").write_text(text)
     types = schema.read(place / "schema.toml")
     reads = {"store": "here", source.kind: source.name}
     with (
-        Folder(place / "run", "ingest", {}) as folder,
+        RunDir(place / "run", "ingest", {}) as folder,
         Ingestion(spark, folder, place / "lake", source, types, ingest.Options(**bounds)) as one,
     ):
         if disk is not None:
@@ -219,8 +219,8 @@ def ingestion(
         yield one, folder
 
 
-def run(spark: SparkSession, place: Path, source: Source, **more: Any) -> tuple[Outcome, list[Batch]]:
-    seen: list[Batch] = []
+def run(spark: SparkSession, place: Path, source: IngestSource, **more: Any) -> tuple[RunOutcome, list[BatchProgress]]:
+    seen: list[BatchProgress] = []
     with ingestion(spark, place, source, **more) as (one, folder):
         return follow(one.writer(), folder, Trigger(), one.shown(seen.append)), seen
 
@@ -240,7 +240,7 @@ def numbers_in(lake: Path) -> list[int]:
 
 def test_a_run_that_fails_anywhere_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """The disk is full at each step of a batch in turn; Spark's note that a batch is done is lost."""
-    source = Source(f"rocksdb://{tmp_path / 'store'}", "stream", "s", {"max_rows": "100"})
+    source = IngestSource(f"rocksdb://{tmp_path / 'store'}", "stream", "s", {"max_rows": "100"})
     with Lake(f"rocksdb://{tmp_path / 'store'}") as lake:
         append(lake, range(150))
         # Nothing decided; decided, nothing moved; in the second batch. The tests of the lake die at every step.
@@ -262,7 +262,7 @@ def test_a_run_that_fails_anywhere_goes_on(spark: SparkSession, tmp_path: Path) 
 
 
 def test_duplicates_are_known_across_batches_and_runs_for_a_while(spark: SparkSession, tmp_path: Path) -> None:
-    source = Source(f"rocksdb://{tmp_path / 'store'}", "stream", "s", {"max_rows": "50"})
+    source = IngestSource(f"rocksdb://{tmp_path / 'store'}", "stream", "s", {"max_rows": "50"})
     more: dict[str, Any] = {"text": SCHEMA.replace('key = ["vin", "at"]', 'key = ["vin"]'), "dedupe_within": 60.0}
     with Lake(f"rocksdb://{tmp_path / 'store'}") as lake:
         append(lake, [*range(50), *range(40, 60), *range(5), *range(5)])
@@ -281,7 +281,7 @@ def test_duplicates_are_known_across_batches_and_runs_for_a_while(spark: SparkSe
 
 
 def test_a_schema_may_grow_and_not_change(spark: SparkSession, tmp_path: Path) -> None:
-    source = Source(f"rocksdb://{tmp_path / 'store'}", "stream", "s")
+    source = IngestSource(f"rocksdb://{tmp_path / 'store'}", "stream", "s")
     with Lake(f"rocksdb://{tmp_path / 'store'}") as lake:
         append(lake, range(3))
         run(spark, tmp_path, source)
@@ -304,7 +304,7 @@ def test_many_files_of_a_day_are_merged_by_themselves(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("motorcade.pipelines.ingest_run.MANY_FILES", 3)
-    source = Source(f"rocksdb://{tmp_path / 'store'}", "stream", "s", {"max_rows": "10"})
+    source = IngestSource(f"rocksdb://{tmp_path / 'store'}", "stream", "s", {"max_rows": "10"})
     with Lake(f"rocksdb://{tmp_path / 'store'}") as lake:
         append(lake, range(40))
         run(spark, tmp_path, source, dedupe_within=0.0)
@@ -322,7 +322,7 @@ def test_processed_messages_of_a_redis_stream(spark: SparkSession, redis_server:
         redis_server.client.xadd("messages:processed", entry)
     redis_server.client.xadd("messages:processed", {"id": "bad", "payload": "-"})
     redis_server.client.xadd("messages:processed", {"id": "none"})
-    source = Source(redis_server.url, "redis_stream", "messages:processed", {"max_rows": "150"})
+    source = IngestSource(redis_server.url, "redis_stream", "messages:processed", {"max_rows": "150"})
     text = '[types.processed]\nfields = "n INT NOT NULL"\n'
     outcome, _ = run(spark, tmp_path, source, text=text)
     assert 204 == outcome.rows
@@ -337,7 +337,7 @@ def test_processed_messages_of_a_redis_stream(spark: SparkSession, redis_server:
 
 
 def test_a_stream_is_not_brought_twice_by_a_new_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    source = Source(f"rocksdb://{tmp_path / 'store'}", "stream", "s")
+    source = IngestSource(f"rocksdb://{tmp_path / 'store'}", "stream", "s")
     with Lake(f"rocksdb://{tmp_path / 'store'}") as lake:
         append(lake, range(3))
         run(spark, tmp_path, source, dedupe_within=0.0)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motorcade.pipelines import PipelineError, lake
-from motorcade.pipelines.lake import Counts, Disk, Group, Lake, LakeError
-from motorcade.pipelines.lake_files import Made, Sorter, Table, merge, write
+from motorcade.pipelines.lake import Disk, FileGroup, Lake, LakeCounts, LakeError
+from motorcade.pipelines.lake_files import LakeTable, Made, Sorter, merge, write
 
 READS = {"store": "rocksdb://x", "stream": "s"}
 RUN = "0123456789ab"
@@ -313,7 +313,7 @@ def sized(root: Path, sizes: dict[str, int]) -> Lake:
     return Lake(root, RUN)
 
 
-def names(groups: list[Group]) -> list[list[str]]:
+def names(groups: list[FileGroup]) -> list[list[str]]:
     return [sorted(name.rpartition("/")[2] for name in group.names) for group in groups]
 
 
@@ -364,9 +364,9 @@ def test_sorted_rows_are_in_the_file_of_their_table_and_day(
 ) -> None:
     folder = tmp_path_factory.mktemp("sorted")
     tables = [
-        Table("a", {"n": "n"}),
-        Table("b", {"x": "1.x", "n": "n"}),
-        Table("dead_letters", {"n": "n", "reason": "2.reason"}, dead=True),
+        LakeTable("a", {"n": "n"}),
+        LakeTable("b", {"x": "1.x", "n": "n"}),
+        LakeTable("dead_letters", {"n": "n", "reason": "2.reason"}, dead=True),
     ]
     batches = []
     for start in range(0, len(rows), split):
@@ -394,7 +394,7 @@ def test_sorted_rows_are_in_the_file_of_their_table_and_day(
     assert sum(row[2] for row in rows) == sum(one.late for one in made)
     assert sum(row[0] == 2 for row in rows) == sum(sum(one.reasons.values()) for one in made)
     assert all(one.rows == pq.read_metadata(folder / one.name).num_rows for one in made)
-    counts = Counts.of(made)
+    counts = LakeCounts.of(made)
     assert len(rows) == counts.rows
 
 
@@ -420,7 +420,7 @@ def test_files_that_cannot_be_merged_are_named(tmp_path: Path) -> None:
 
 
 def test_counts_add_up() -> None:
-    one = Counts({"a": 1, "b": 2}, {"no_type": 1}, 1)
-    two = Counts({"b": 2, "c": 3}, {"no_type": 1, "not_json": 5}, 2)
-    assert Counts({"a": 1, "b": 4, "c": 3}, {"no_type": 2, "not_json": 5}, 3) == one + two
+    one = LakeCounts({"a": 1, "b": 2}, {"no_type": 1}, 1)
+    two = LakeCounts({"b": 2, "c": 3}, {"no_type": 1, "not_json": 5}, 2)
+    assert LakeCounts({"a": 1, "b": 4, "c": 3}, {"no_type": 2, "not_json": 5}, 3) == one + two
     assert 15 == (one + two).rows

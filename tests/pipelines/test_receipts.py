@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from motorcade.pipelines.receipts import Tables, latency, parse, read, receipts
+from motorcade.pipelines.receipts import ReceiptTables, latency, parse, read, receipts
 from tests.pipelines.receipts_made import START, moment, stream, told, unparsed
 
 pytestmark = pytest.mark.timeout(240)
@@ -69,7 +69,7 @@ STORY: list[dict[str, Any] | bytes] = [
 
 
 @pytest.fixture(scope="module")
-def tables(spark_session: SparkSession) -> Iterator[Tables]:
+def tables(spark_session: SparkSession) -> Iterator[ReceiptTables]:
     made = receipts(stream(spark_session, STORY))
     with made.kept():
         yield made
@@ -94,7 +94,7 @@ def test_what_is_no_receipt_is_left_out(spark: SparkSession) -> None:
     assert 3 == parse(stream(spark, STORY), "r2").count()
 
 
-def test_deliveries(spark: SparkSession, tables: Tables) -> None:
+def test_deliveries(spark: SparkSession, tables: ReceiptTables) -> None:
     found = rows(tables.deliveries, "delivery_id")
     assert {
         "A.1": ("acked", "", 1, 0), "A.2": ("acked", "", 1, 0), "B.1": ("acked", "slow_retry", 3, 2),
@@ -112,7 +112,7 @@ def test_deliveries(spark: SparkSession, tables: Tables) -> None:
     assert {"qos0"} == {row.reason for row in found.values() if row.vin == "I"}
 
 
-def test_the_funnel(spark: SparkSession, tables: Tables) -> None:
+def test_the_funnel(spark: SparkSession, tables: ReceiptTables) -> None:
     found = rows(tables.funnel, "request_id")
     assert {"r1", "r2"} == set(found)
     first = found["r1"].asDict()
@@ -123,7 +123,7 @@ def test_the_funnel(spark: SparkSession, tables: Tables) -> None:
     assert (START, START + 7200) == (first["first_at"].timestamp(), first["last_at"].timestamp())
 
 
-def test_stragglers(spark: SparkSession, tables: Tables) -> None:
+def test_stragglers(spark: SparkSession, tables: ReceiptTables) -> None:
     """With how long they have waited: until their end, or until the newest receipt, or until a time that is given."""
     ages = {row.delivery_id: (row.why, row.age) for row in tables.stragglers.collect()}
     ended = {
@@ -139,7 +139,7 @@ def test_stragglers(spark: SparkSession, tables: Tables) -> None:
     }
 
 
-def test_counts_by_reason_node_and_hour(spark: SparkSession, tables: Tables) -> None:
+def test_counts_by_reason_node_and_hour(spark: SparkSession, tables: ReceiptTables) -> None:
     reasons = Counter({(row.request_id, row.state, row.why): row["count"] for row in tables.reasons.collect()})
     assert 10 - 1 == reasons.total()  # only A.1 has none
     assert 1 == reasons["r1", "failed", "no_ack"]

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from motorcade.cli import _files, _report, app
 from motorcade.pipelines import report, status
-from motorcade.pipelines.folder import Folder
 from motorcade.pipelines.receipts import receipts
+from motorcade.pipelines.rundir import RunDir
 from motorcade.storage.ports import StoreError
 from tests.pipelines import receipts_made
 from tests.pipelines.conftest import Command
@@ -167,7 +167,7 @@ def test_a_report_of_one_request(
 
 def left_by_others(out: Path, store: str) -> None:
     """What runs before have left in the folder of a run: an old edition, the newest, and one that is not finished."""
-    with Folder(out, "receipts", {"store": store}):
+    with RunDir(out, "receipts", {"store": store}):
         for left in ("00000006/old", "00000007/newest", "00000008/deliveries/unfinished"):
             (out / "editions" / left).mkdir(parents=True)
     (out / "current").symlink_to("editions/00000007")

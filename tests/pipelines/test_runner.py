@@ -27,8 +27,8 @@ from structlog.testing import capture_logs
 
 from motorcade.cli import _pipeline, _progress
 from motorcade.pipelines import PipelineError, failures, runner, status
-from motorcade.pipelines.folder import Folder
-from motorcade.pipelines.runner import Batch, Kind, Trigger
+from motorcade.pipelines.rundir import RunDir
+from motorcade.pipelines.runner import BatchProgress, Trigger, TriggerKind
 from tests.pipelines.lake import Lake
 from tests.support.cases import refusal
 from tests.support.redis import RedisServer
@@ -43,18 +43,18 @@ ONCE = Trigger()
 
 def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:
     """A second run is told who has it, and gets it afterwards."""
-    with Folder(tmp_path / "run", "copy", {}):
+    with RunDir(tmp_path / "run", "copy", {}):
         with pytest.raises(PipelineError, match=rf"run is in use by process {os.getpid()} on .*: stop that one"):
-            Folder(tmp_path / "run", "copy", {}).__enter__()
+            RunDir(tmp_path / "run", "copy", {}).__enter__()
         assert status.look(tmp_path / "run")["running"] is True
     assert status.look(tmp_path / "run")["running"] is False
-    with Folder(tmp_path / "run", "copy", {}):
+    with RunDir(tmp_path / "run", "copy", {}):
         pass
 
 
 def test_a_folder_belongs_to_what_it_was_begun_with(tmp_path: Path) -> None:
     place = tmp_path / "run"
-    with Folder(place, "copy", {"stream": "log", "lake": "here"}) as folder:
+    with RunDir(place, "copy", {"stream": "log", "lake": "here"}) as folder:
         Path(folder.spark).mkdir()
     for pipeline, identity, words in (
         ("ingest", {}, "belongs to the pipeline 'copy', not 'ingest'; name another folder"),
@@ -62,28 +62,28 @@ def test_a_folder_belongs_to_what_it_was_begun_with(tmp_path: Path) -> None:
         ("copy", {"stream": "log"}, "was begun with lake 'here', and now it is unset"),
         ("copy", {"stream": "log", "lake": "here", "days": "3"}, "was begun with days unset, and now it is '3'"),
     ):
-        with pytest.raises(PipelineError, match=words), Folder(place, pipeline, identity):
+        with pytest.raises(PipelineError, match=words), RunDir(place, pipeline, identity):
             pass
-    with Folder(place, "copy", {"lake": "here", "stream": "log"}):  # refusals leave no lock behind
+    with RunDir(place, "copy", {"lake": "here", "stream": "log"}):  # refusals leave no lock behind
         pass
 
 
 def test_a_folder_in_which_nothing_was_made_may_be_begun_otherwise(tmp_path: Path) -> None:
     """A command with a mistake in it is given again, without it."""
     place = tmp_path / "run"
-    with Folder(place, "copy", {"sql": "SELEC"}) as folder:
+    with RunDir(place, "copy", {"sql": "SELEC"}) as folder:
         folder.note(state="failed", error="Syntax error")
         folder.log.write_text("what Java says")
-    with Folder(place, "copy", {"sql": "SELECT"}) as folder:
+    with RunDir(place, "copy", {"sql": "SELECT"}) as folder:
         folder.part("plan").mkdir()
     assert {"sql": "SELECT"} == status.look(place)["identity"]
-    with pytest.raises(PipelineError, match="was begun with sql 'SELECT'"), Folder(place, "copy", {"sql": "SELEC"}):
+    with pytest.raises(PipelineError, match="was begun with sql 'SELECT'"), RunDir(place, "copy", {"sql": "SELEC"}):
         pass
 
 
 def test_what_spark_fails_at_before_there_is_a_query_is_noted(spark: SparkSession, tmp_path: Path) -> None:
     with (
-        Folder(tmp_path / "run", "copy", {}) as folder,
+        RunDir(tmp_path / "run", "copy", {}) as folder,
         pytest.raises(ParseException),
         _pipeline.noting(folder),
     ):
@@ -96,11 +96,11 @@ def test_what_spark_fails_at_before_there_is_a_query_is_noted(spark: SparkSessio
 def test_what_is_no_folder_of_a_run_is_left_alone(tmp_path: Path) -> None:
     for place in ("hdfs://host/run", "s3a://bucket/run", "file:/tmp/run", ""):
         with pytest.raises(PipelineError, match="folder"):
-            Folder(place, "copy", {})
+            RunDir(place, "copy", {})
     (tmp_path / "letter").write_text("dear")
-    with pytest.raises(PipelineError, match=r"has other files in it \(letter\)"), Folder(tmp_path, "copy", {}):
+    with pytest.raises(PipelineError, match=r"has other files in it \(letter\)"), RunDir(tmp_path, "copy", {}):
         pass
-    with pytest.raises(PipelineError, match="Not a directory"), Folder(tmp_path / "letter" / "run", "copy", {}):
+    with pytest.raises(PipelineError, match="Not a directory"), RunDir(tmp_path / "letter" / "run", "copy", {}):
         pass
     for manifest, words in (
         ("{", "is no JSON"),
@@ -108,21 +108,21 @@ def test_what_is_no_folder_of_a_run_is_left_alone(tmp_path: Path) -> None:
         ('{"v": 99, "pipeline": "copy"}', "is of version 99"),
     ):
         (tmp_path / "pipeline.json").write_text(manifest)
-        with pytest.raises(PipelineError, match=words), Folder(tmp_path, "copy", {}):
+        with pytest.raises(PipelineError, match=words), RunDir(tmp_path, "copy", {}):
             pass
 
 
 def test_a_run_that_was_killed_before_it_wrote_anything_is_no_obstacle(tmp_path: Path) -> None:
     for left in ("lock", "lock.java", "spark.log", "spark.out", ".pipeline.json.1a2b3c4d"):
         (tmp_path / left).write_text("")
-    with Folder(tmp_path, "copy", {}):
+    with RunDir(tmp_path, "copy", {}):
         pass
     assert "copy" == status.look(tmp_path)["pipeline"]
 
 
 def test_notes_stay_until_the_next(tmp_path: Path) -> None:
     """From several threads, as those of Spark; and the file is whole whenever it is read."""
-    with Folder(tmp_path, "copy", {}) as folder:
+    with RunDir(tmp_path, "copy", {}) as folder:
 
         def note(name: str) -> None:
             for number in range(50):
@@ -135,7 +135,7 @@ def test_notes_stay_until_the_next(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert (49, 49) == (folder.status["a"], folder.status["b"])
-    with Folder(tmp_path, "copy", {}) as folder:
+    with RunDir(tmp_path, "copy", {}) as folder:
         assert 49 == folder.status["a"]
     assert ["lock", "pipeline.json", "status.json"] == sorted(entry.name for entry in tmp_path.iterdir())
 
@@ -160,8 +160,8 @@ def test_a_query_is_followed_to_its_end_and_gone_on_with(spark: SparkSession, st
     identity = {"store": store, "stream": "log"}
     lake, place = str(tmp_path / "lake"), tmp_path / "run"
     files = rows(spark, store, max_rows=200).writeStream.format("parquet").option("path", lake)
-    seen: list[Batch] = []
-    with Folder(place, "copy", identity) as folder:
+    seen: list[BatchProgress] = []
+    with RunDir(place, "copy", identity) as folder:
         outcome = runner.follow(files, folder, ONCE, seen.append)
     assert (True, 3, 500, 0) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
     assert [(0, 200, 300), (1, 200, 100), (2, 100, 0)] == [(batch.number, batch.rows, batch.behind) for batch in seen]
@@ -174,7 +174,7 @@ def test_a_query_is_followed_to_its_end_and_gone_on_with(spark: SparkSession, st
     )
     assert [500] == [place["offset"] for place in found["offsets"]]
     assert (3, 500, 100) == tuple(found[name] for name in ("batches", "rows", "rows_last"))
-    with Folder(place, "copy", identity) as folder:
+    with RunDir(place, "copy", identity) as folder:
         again = runner.follow(files, folder, ONCE)
     assert (1, 50) == (again.batches, again.rows)
     assert 550 == spark.read.parquet(lake).select("offset").distinct().count() == spark.read.parquet(lake).count()
@@ -184,7 +184,7 @@ def test_a_query_is_followed_to_its_end_and_gone_on_with(spark: SparkSession, st
 def test_a_query_may_be_followed_in_any_thread(spark: SparkSession, store: str, tmp_path: Path) -> None:
     """Spark looks for sources in the session that is active in a thread; signals are left to the main one."""
     query = rows(spark, store).writeStream.format("noop")
-    with Folder(tmp_path / "run", "copy", {}) as folder, ThreadPoolExecutor(1) as thread:
+    with RunDir(tmp_path / "run", "copy", {}) as folder, ThreadPoolExecutor(1) as thread:
         assert 500 == thread.submit(runner.follow, query, folder, ONCE).result().rows
 
 
@@ -196,7 +196,7 @@ def test_the_lag_behind_a_redis_stream_is_a_number_of_entries(
     for _ in range(3):
         redis_server.command(*add)
     source = spark.readStream.format("motorcade").options(store=redis_server.url, redis_stream="jobs")
-    with Folder(tmp_path, "copy", {"store": redis_server.url, "redis_stream": "jobs"}) as folder:
+    with RunDir(tmp_path, "copy", {"store": redis_server.url, "redis_stream": "jobs"}) as folder:
         outcome = runner.follow(source.load().writeStream.format("noop"), folder, ONCE)
     assert 3 == outcome.rows
     redis_server.command(*add)
@@ -231,17 +231,17 @@ def test_a_signal_lets_a_query_go_without_harm(spark: SparkSession, store: str, 
     query = rows(spark, store, max_rows=100).writeStream.foreachBatch(hold)
     for number, trigger, code in (
         (signal.SIGINT, ONCE, 130),
-        (signal.SIGTERM, Trigger(Kind.INTERVAL, 0.1), 0),
-        (signal.SIGTERM, Trigger(Kind.CONTINUOUS), 0),
+        (signal.SIGTERM, Trigger(TriggerKind.INTERVAL, 0.1), 0),
+        (signal.SIGTERM, Trigger(TriggerKind.CONTINUOUS), 0),
     ):
         inside, handler = threading.Event(), signal.getsignal(number)
         later(partial(os.kill, os.getpid(), number), inside)
-        with Folder(tmp_path / "run", "copy", {}) as folder:
+        with RunDir(tmp_path / "run", "copy", {}) as folder:
             outcome = runner.follow(query, folder, trigger)
         assert (False, 1, 100, code) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code), trigger
         assert handler is signal.getsignal(number)
         assert "stopped" == status.look(tmp_path / "run")["state"]
-    with Folder(tmp_path / "run", "copy", {}) as folder:
+    with RunDir(tmp_path / "run", "copy", {}) as folder:
         assert 200 == runner.follow(query, folder, ONCE).rows
     assert {1, 2, 3} == held
     written = spark.read.parquet(f"{lake}/*")
@@ -298,7 +298,7 @@ FAILURES: dict[str, tuple[Making, str]] = {
 
 def test_a_failure_is_told_in_the_innermost_words(spark: SparkSession, store: str, tmp_path: Path) -> None:
     for name, (make, words) in FAILURES.items():
-        with Folder(tmp_path / name, "copy", {}) as folder:
+        with RunDir(tmp_path / name, "copy", {}) as folder:
             said = refusal(PipelineError, runner.follow, make(spark, store, tmp_path), folder, ONCE)
         assert said.startswith(f"the pipeline copy failed: {words}"), (name, said)
         assert not [
@@ -316,7 +316,7 @@ def test_a_query_that_the_machine_was_too_busy_for_is_started_again(
     monkeypatch.setattr(runner, "STARTS", 3)
     for failing in (runner.STARTS - 1, runner.STARTS):
         started: list[bool] = []
-        with Folder(tmp_path / str(failing), "copy", {}) as folder, capture_logs() as said:
+        with RunDir(tmp_path / str(failing), "copy", {}) as folder, capture_logs() as said:
             start = partial(_too_busy, spark, folder, tmp_path, failing, started)
             if failing < runner.STARTS:
                 assert runner.follow(start, folder, ONCE).done
@@ -327,7 +327,7 @@ def test_a_query_that_the_machine_was_too_busy_for_is_started_again(
         assert ["pipeline_starts_again"] * (runner.STARTS - 1) == [entry["event"] for entry in said]
 
 
-def _too_busy(spark: SparkSession, folder: Folder, place: Path, failing: int, started: list[bool]) -> Any:
+def _too_busy(spark: SparkSession, folder: RunDir, place: Path, failing: int, started: list[bool]) -> Any:
     """Start a query that fails so often."""
 
     def batch(frame: DataFrame, _number: int) -> None:
@@ -347,7 +347,7 @@ def test_a_column_that_is_not_there_is_told_without_the_plan(spark: SparkSession
     def start() -> Any:
         return frame.select("colour").writeStream.start()
 
-    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
+    with RunDir(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
         runner.follow(start, folder, ONCE)
     assert "`colour` cannot be resolved" in str(failure.value)
     assert store not in str(failure.value)
@@ -358,7 +358,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(spark: SparkSession, tmp_path: Pa
     def start() -> Any:
         raise KeyError("mistake")
 
-    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(KeyError):
+    with RunDir(tmp_path / "run", "copy", {}) as folder, pytest.raises(KeyError):
         runner.follow(start, folder, ONCE)
     assert "failed" == status.look(tmp_path / "run")["state"]
 
@@ -395,7 +395,7 @@ def test_a_process_of_sparks_that_is_gone_is_told(spark: SparkSession, store: st
                     process.kill()
 
     query = rows(spark, store, max_rows=100).writeStream.foreachBatch(kill)
-    with Folder(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
+    with RunDir(tmp_path / "run", "copy", {}) as folder, pytest.raises(PipelineError) as failure:
         runner.follow(query, folder, ONCE)
     assert str(failure.value).startswith(f"the pipeline copy failed after 1 batches: {failures.HELPER_GONE}")
 
@@ -410,9 +410,9 @@ def test_work_that_is_no_query_is_repeated_until_it_is_stopped_or_enough(tmp_pat
             raise KeyboardInterrupt
         return times, {"made": times}
 
-    seen: list[Batch] = []
-    with Folder(tmp_path, "copy", {}) as folder:
-        outcome = runner.repeat(work, folder, Trigger(Kind.INTERVAL, 0.01), seen.append)
+    seen: list[BatchProgress] = []
+    with RunDir(tmp_path, "copy", {}) as folder:
+        outcome = runner.repeat(work, folder, Trigger(TriggerKind.INTERVAL, 0.01), seen.append)
         assert (False, 3, 3, 0) == (outcome.done, outcome.batches, outcome.rows, outcome.exit_code)
         assert [1, 2, 3] == [batch.counts["made"] for batch in seen]
         times = 0
@@ -422,14 +422,14 @@ def test_work_that_is_no_query_is_repeated_until_it_is_stopped_or_enough(tmp_pat
         assert 130 == runner.repeat(work, folder, ONCE).exit_code
         assert "stopped" == folder.status["state"]
         times = 0
-        enough = runner.repeat(work, folder, Trigger(Kind.INTERVAL, 0.001), enough=lambda: times == 2)
+        enough = runner.repeat(work, folder, Trigger(TriggerKind.INTERVAL, 0.001), enough=lambda: times == 2)
         assert (True, 2, 2, 0) == (enough.done, enough.batches, enough.rows, enough.exit_code)
         assert ({"made": 2}, "done") == (folder.status["counts"], folder.status["state"])
 
 
 # -- progress
 
-BATCH = Batch(7, 20_000, 1.25, 70_000, 0.0, counts={"written": {"position": 19_985}, "dead": {}, "late": 2})
+BATCH = BatchProgress(7, 20_000, 1.25, 70_000, 0.0, counts={"written": {"position": 19_985}, "dead": {}, "late": 2})
 
 
 def test_a_line_per_batch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,8 +448,8 @@ def test_a_display_that_changes() -> None:
     live = _progress.Live(Console(file=shown, force_terminal=True, width=200))
     live.tell("starting Spark")
     live.batch(BATCH)
-    live.batch(Batch(8, 70_000, 1.0, 0, 0.0))
-    live.batch(Batch(9, 1, 1.0, None, 0.0))
+    live.batch(BatchProgress(8, 70_000, 1.0, 0, 0.0))
+    live.batch(BatchProgress(9, 1, 1.0, None, 0.0))
     live.close()
     text = shown.getvalue()
     for part in ("starting Spark …", "20000 rows, 70000 behind", "100%", "90001 rows; batch 9"):

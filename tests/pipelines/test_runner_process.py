@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_stopped_and_begun_again_loses_and_doubles_nothing(
     found = status.look(place)
     assert ("running", f"process {first.pid} on {os.uname().nodename}") == (found["state"], found["by"])
     with pytest.raises(PipelineError, match=f"in use by process {first.pid}"):
-        runner.Folder(place, "copy", {}).__enter__()
+        runner.RunDir(place, "copy", {}).__enter__()
     first.kill()
     # Ctrl-C: it says what was done, and how to go on.
     second = begin("once")

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from motorcade.pipelines import PipelineError
-from motorcade.pipelines.sources.appends import PART_ROWS, REMEMBERED, STAGED_FOR, Appends, beside, entries_of
+from motorcade.pipelines.sources.appends import PART_ROWS, REMEMBERED, STAGED_FOR, RedisStreamWriter, beside, entries_of
 from motorcade.pipelines.sources.datasource import MotorcadeDataSource
 from motorcade.pipelines.sources.options import OptionError
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.sources.store_cache import store_cache
 from motorcade.redis.slots import slot_of
 from motorcade.storage.redis_reader import Asking
 from tests.pipelines.lake import Lake
@@ -48,7 +48,7 @@ def left(server: RedisServer) -> set[bytes]:
 
 
 def test_rows_of_all_tasks_land_together(server: RedisServer) -> None:
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     some = range(3 * PART_ROWS + 7)
     staged = [appends.stage(numbers(*some)), appends.stage(numbers()), appends.stage(numbers(9000, 9001))]
     assert [] == stream(server), "nobody sees half of a batch before it is whole"
@@ -59,7 +59,7 @@ def test_rows_of_all_tasks_land_together(server: RedisServer) -> None:
 
 def test_a_batch_lands_once(server: RedisServer) -> None:
     """Spark runs the last batch again if it does not know that it was done; its tasks stage anew."""
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     appends.land([appends.stage(numbers(1, 2))], 0)
     appends.land([appends.stage(numbers(3))], 1)
     assert 0 == appends.land([appends.stage(numbers(3))], 1)
@@ -72,7 +72,7 @@ def test_a_batch_lands_once(server: RedisServer) -> None:
 def test_a_key_that_is_no_stream_is_told_before_anything_is_staged(server: RedisServer) -> None:
     server.command("SET", KEY, "something else")
     with pytest.raises(PipelineError, match=f"the key '{KEY}' is a string, not a stream"):
-        Appends(server.url, KEY, "q").stage(numbers(1))
+        RedisStreamWriter(server.url, KEY, "q").stage(numbers(1))
     assert set() == left(server)
 
 
@@ -99,13 +99,13 @@ def test_a_driver_may_die_anywhere(server: RedisServer, monkeypatch: pytest.Monk
     first = [*range(2 * PART_ROWS)]
     for calls in range(1, 14):
         server.empty()
-        appends = Appends(server.url, KEY, "q")
+        appends = RedisStreamWriter(server.url, KEY, "q")
         staged = [appends.stage(numbers(*first[:300])), appends.stage(numbers(*first[300:]))]
         with monkeypatch.context() as patch:
-            crash_after(shelf.take(server.url, Asking), calls, patch)
+            crash_after(store_cache.take(server.url, Asking), calls, patch)
             with suppress(CrashedError):
                 appends.land(staged, 0)
-        again = Appends(server.url, KEY, "q")
+        again = RedisStreamWriter(server.url, KEY, "q")
         again.land([again.stage(numbers(*reversed(first)))], 0)
         assert first == sorted(stream(server)), calls
         appends.land([appends.stage(numbers(9999))], 1)
@@ -114,14 +114,14 @@ def test_a_driver_may_die_anywhere(server: RedisServer, monkeypatch: pytest.Monk
 
 def test_nothing_that_is_staged_stays_for_ever(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of a write that was killed anywhere go by themselves; those that are used get their time again."""
-    staged = Appends(server.url, KEY, "q", 1000).stage(numbers(*range(3 * PART_ROWS)))
+    staged = RedisStreamWriter(server.url, KEY, "q", 1000).stage(numbers(*range(3 * PART_ROWS)))
     assert 0 < server.client.ttl(staged.key) <= STAGED_FOR
     for calls in range(1, 5):
-        appends = Appends(server.url, KEY, f"q{calls}", 1000)
+        appends = RedisStreamWriter(server.url, KEY, f"q{calls}", 1000)
         staged = appends.stage(numbers(*range(20 * PART_ROWS)))
         server.command("EXPIRE", staged.key, 900)
         with monkeypatch.context() as patch:
-            crash_after(shelf.take(server.url, Asking), calls, patch)
+            crash_after(store_cache.take(server.url, Asking), calls, patch)
             with pytest.raises(CrashedError):
                 appends.land([staged], 0)
         assert all(0 < server.client.ttl(key) <= STAGED_FOR for key in left(server))
@@ -130,7 +130,7 @@ def test_nothing_that_is_staged_stays_for_ever(server: RedisServer, monkeypatch:
 
 def test_rows_that_vanish_before_they_land_fail_the_write(server: RedisServer) -> None:
     """Expired, evicted, lost in a fail-over; nothing has landed, so the batch is written again."""
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     for vanish in (
         lambda one: server.command("DEL", one.key),
         lambda one: server.command("HDEL", one.key, "1"),
@@ -148,10 +148,10 @@ def test_rows_that_vanish_before_they_land_fail_the_write(server: RedisServer) -
 
 def test_rows_that_vanish_while_they_land_fail_the_write(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a batch is never taken for a whole one, however often it is repeated; the operator has the last word."""
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     staged = appends.stage(numbers(*range(9000)))
     with monkeypatch.context() as patch:
-        crash_after(shelf.take(server.url, Asking), 3, patch)
+        crash_after(store_cache.take(server.url, Asking), 3, patch)
         with pytest.raises(CrashedError):
             appends.land([staged], 0)
     there = len(stream(server))
@@ -173,10 +173,10 @@ def test_rows_that_vanish_while_they_land_fail_the_write(server: RedisServer, mo
 
 def test_an_abort_does_not_remove_what_was_decided_on(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark aborts a write whose commit has failed, and runs the batch again."""
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     staged = [appends.stage(numbers(*range(5000)))]
     with monkeypatch.context() as patch:
-        crash_after(shelf.take(server.url, Asking), 3, patch)
+        crash_after(store_cache.take(server.url, Asking), 3, patch)
         with pytest.raises(CrashedError):
             appends.land(staged, 0)
     appends.forget(staged)
@@ -188,7 +188,7 @@ def test_an_abort_does_not_remove_what_was_decided_on(server: RedisServer, monke
 
 def test_a_new_checkpoint_under_an_old_name_is_refused(server: RedisServer) -> None:
     """Its first batch has the number of one that is in the stream; it is not lost in silence."""
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     appends.land([appends.stage(numbers(1, 2), "first")], 0)
     assert 0 == appends.land([appends.stage(numbers(1, 2), "first")], 0), "the same batch again"
     for batch in (0, 1):
@@ -203,29 +203,29 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(server: RedisServer) -> N
 def test_a_ledger_of_version_0_1_0_goes_on(server: RedisServer) -> None:
     """It knows no checkpoint: the first one that comes is taken for its own. A landing cut short cannot go on."""
     server.command("HSET", beside(KEY, "q"), "batch", "3")
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     assert 0 == appends.land([appends.stage(numbers(1), "mine")], 3)
     assert 1 == appends.land([appends.stage(numbers(2), "mine")], 4)
     server.command("HSET", beside(KEY, "old"), "batch", "3", "landing", "4", "staged", "abc=2")
-    old = Appends(server.url, KEY, "old")
+    old = RedisStreamWriter(server.url, KEY, "old")
     with pytest.raises(PipelineError, match=r"batch 4 of 'old' was cut short while version 0.1.0"):
         old.land([old.stage(numbers(1), "mine")], 4)
 
 
 def test_of_two_drivers_one_lands(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was taken for dead, and wakes up when another has begun with the batch."""
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     staged = appends.stage(numbers(1, 2))
-    decide = Appends._decide
+    decide = RedisStreamWriter._decide
 
-    def overtaken(self: Appends, *args: Any) -> Any:
+    def overtaken(self: RedisStreamWriter, *args: Any) -> Any:
         monkeypatch.undo()
         found = decide(self, *args)
-        other = Appends(server.url, KEY, "q")
+        other = RedisStreamWriter(server.url, KEY, "q")
         other.land([other.stage(numbers(2, 1))], 0)
         return found
 
-    monkeypatch.setattr(Appends, "_decide", overtaken)
+    monkeypatch.setattr(RedisStreamWriter, "_decide", overtaken)
     with pytest.raises(PipelineError, match="by another driver at the same time"):
         appends.land([staged], 0)
     assert [2, 1] == stream(server)
@@ -238,10 +238,10 @@ def test_a_server_that_falls_back_in_the_middle_gets_the_rest_again(
     first = [*range(30 * PART_ROWS)]
     for restored in (16, 32):
         server.empty()
-        appends = Appends(server.url, KEY, "q")
+        appends = RedisStreamWriter(server.url, KEY, "q")
         staged = [appends.stage(numbers(*first[:6000])), appends.stage(numbers(*first[6000:]))]
         with monkeypatch.context() as patch:
-            calls = fall_back(server, shelf.take(server.url, Asking), restored, patch)
+            calls = fall_back(server, store_cache.take(server.url, Asking), restored, patch)
             appends.land(staged, 0)
         assert restored < len(calls)
         assert first == sorted(stream(server)), restored
@@ -280,7 +280,7 @@ def test_a_frame_with_a_batch_id_is_written_once(server: RedisServer, monkeypatc
     for calls in range(1, 40):
         server.empty()
         with monkeypatch.context() as patch:
-            crash_after(shelf.take(server.url, Asking), calls, patch)
+            crash_after(store_cache.take(server.url, Asking), calls, patch)
             with suppress(CrashedError):
                 write("day-1", *rows)
         write("day-1", *reversed(rows))
@@ -294,7 +294,7 @@ def test_a_frame_with_a_batch_id_is_written_once(server: RedisServer, monkeypatc
 
 
 def test_a_run_that_is_given_up_leaves_nothing(server: RedisServer) -> None:
-    appends = Appends(server.url, KEY, "q")
+    appends = RedisStreamWriter(server.url, KEY, "q")
     appends.forget([appends.stage(numbers(1)), appends.stage(numbers(2))])
     assert set() == left(server)
 
@@ -304,7 +304,7 @@ def test_keys_beside_a_stream_are_in_its_slot() -> None:
         assert slot_of(key) == slot_of(beside(key, "q")) == slot_of(beside(key, "q", "task")), key
     for key in ("a{}b", "}a{"):
         with pytest.raises(OptionError, match="has braces that leave no room"):
-            Appends("redis://h", key, "q")
+            RedisStreamWriter("redis://h", key, "q")
 
 
 def test_entries_are_made_of_columns_or_of_one_map() -> None:

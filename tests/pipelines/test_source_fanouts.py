@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from motorcade.pipelines import PipelineError
-from motorcade.pipelines.sources.brokers import Sent, noted
+from motorcade.pipelines.sources.brokers import SendCounts, noted
 from motorcade.pipelines.sources.datasource import BatchSender, MotorcadeDataSource, StreamSender
 from motorcade.pipelines.sources.fanouts import Fanouts
 from motorcade.pipelines.sources.publishes import Publishes
@@ -112,7 +112,7 @@ def test_vehicles_are_sent_to_in_batches_and_by_a_task_that_runs_again_once(node
     """Even if its rows come in another order. Another write is another one."""
     request, targets = request_name(), fresh(25)
     task = fanout(node, request, batch=10)
-    assert Sent(3, Figures(batches=3, accepted=25)) == task.send(vins(targets[:7], targets[7:] + targets[:2]))
+    assert SendCounts(3, Figures(batches=3, accepted=25)) == task.send(vins(targets[:7], targets[7:] + targets[:2]))
     again = task.send(vins(targets[12:], list(reversed(targets[:12]))))
     assert Figures(batches=3, accepted=25, repeated=3) == again.figures
     assert Counter(targets) == accepted(desk, request)
@@ -201,18 +201,18 @@ def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(node: NodeProcess)
 
 def test_the_driver_notes_what_tasks_have_sent(tmp_path: Path) -> None:
     task = Fanouts.parse({"fanout": "mqtt://h", "figures": str(tmp_path / "f")}, MESSAGES, streaming=True)
-    one = Sent(2, Figures(batches=2, accepted=9), reconnected=1, sent_again=3)
+    one = SendCounts(2, Figures(batches=2, accepted=9), reconnected=1, sent_again=3)
     task.line.note([one, one], 0)
     task.line.note([one], 1)
     task.line.note([one], 1)  # the batch was run again
-    assert Sent(6, Figures(batches=6, accepted=27), 3, 9) == noted(tmp_path / "f")
-    assert Sent() == noted(tmp_path / "nowhere")
+    assert SendCounts(6, Figures(batches=6, accepted=27), 3, 9) == noted(tmp_path / "f")
+    assert SendCounts() == noted(tmp_path / "nowhere")
 
 
 # -- topics
 
 
-def publish(node: NodeProcess, rows: dict[str, Any], schema: StructType, **options: str) -> Sent:
+def publish(node: NodeProcess, rows: dict[str, Any], schema: StructType, **options: str) -> SendCounts:
     task = Publishes.parse({"publish": url(node)} | options, schema)
     batch = pa.RecordBatch.from_pydict(rows)
     return task.send(iter([batch.slice(0, 1), batch.slice(1)]))
@@ -231,7 +231,7 @@ def test_rows_are_published_to_a_stream(node: NodeProcess, desk: Operator) -> No
         ),
     }
     schema = columns(topic=TEXT, payload=OCTETS, content_type=TEXT, user_properties=PAIRS)
-    assert Sent(1200) == publish(node, rows, schema)
+    assert SendCounts(1200) == publish(node, rows, schema)
     found = [*desk.read("streams", name, limit=1000)]
     found += desk.read("streams", name, after=found[-1]["position"], limit=1000)
     assert rows["topic"] == [message["topic"] for message in found]

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from motorcade.pipelines.sources import columns
 from motorcade.pipelines.sources.columns import Wanted
 from motorcade.pipelines.sources.datasource import COLUMNS, MotorcadeDataSource, columns_of, schema_of
-from motorcade.pipelines.sources.options import Edge, Kind, Lost, Missing, Moment, OptionError, ReadOptions
+from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, OptionError, ReadOptions, SourceKind
 from tests.support.cases import refusal, unlike
 
 TEXT, OCTETS, NUMBER = StringType(), BinaryType(), IntegerType()
@@ -36,7 +36,7 @@ REDIS = {"store": "redis://127.0.0.1"}
 def test_what_is_left_out_has_a_default() -> None:
     expected = ReadOptions(
         store="rocksdb:///data/store",
-        kind=Kind.STREAM,
+        kind=SourceKind.STREAM,
         name="receipts",
         starting=Edge.EARLIEST,
         ending=Edge.LATEST,
@@ -109,14 +109,14 @@ def test_mailboxes_and_reads_with_an_end_cannot_be_followed() -> None:
 
 def test_the_types_are_those_that_spark_wants() -> None:
     """Spark compares the schema of the first batch with its own and refuses the slightest difference."""
-    for kind in Kind:
+    for kind in SourceKind:
         made = pa.schema([(name, columns.TYPES[name]) for name in COLUMNS[kind]])
         assert to_arrow_schema(schema_of(kind), timezone="UTC").equals(made), kind
 
 
 def test_a_schema_chooses_columns() -> None:
     schema = StructType([StructField("topic", TEXT), StructField("offset", LongType())])
-    assert Wanted(["topic", "offset"]) == columns_of(Kind.STREAM, schema)
+    assert Wanted(["topic", "offset"]) == columns_of(SourceKind.STREAM, schema)
 
 
 def test_a_schema_says_what_the_payload_becomes() -> None:
@@ -124,7 +124,7 @@ def test_a_schema_says_what_the_payload_becomes() -> None:
     place = StructType().add("lat", DoubleType())
     body = StructType().add("vin", TEXT).add("at", place).add("doors", ArrayType(BooleanType()))
     schema = StructType().add("json", body).add("offset", LongType())
-    wanted = columns_of(Kind.STREAM, schema)
+    wanted = columns_of(SourceKind.STREAM, schema)
     assert ["json", "offset"] == wanted.names
     assert ["offset", "payload"] == wanted.stored()
     assert to_arrow_schema(schema, timezone="UTC").field("json").type == wanted.json
@@ -142,11 +142,15 @@ def test_a_schema_that_cannot_be_read_is_told() -> None:
         (StructType().add("a", FloatType()), r"json\.a: the payload can be"),
         (StructType().add("a", CharType(3)), "CharType"),
     ]
-    cases = [(Kind.STREAM, StructType().add("json", body), says) for body, says in bodies] + [
-        (Kind.STREAM, StructType().add("speed", LongType()), "no column 'speed'; stream has offset, time, topic"),
-        (Kind.STREAM, StructType().add("offset", TEXT), "'offset' is bigint, not string; a schema chooses columns"),
+    cases = [(SourceKind.STREAM, StructType().add("json", body), says) for body, says in bodies] + [
+        (SourceKind.STREAM, StructType().add("speed", LongType()), "no column 'speed'; stream has offset, time, topic"),
         (
-            Kind.REDIS_STREAM,
+            SourceKind.STREAM,
+            StructType().add("offset", TEXT),
+            "'offset' is bigint, not string; a schema chooses columns",
+        ),
+        (
+            SourceKind.REDIS_STREAM,
             StructType().add("json", StructType().add("a", LongType())),
             "no column 'json'; redis_stream has offset",
         ),

@@ -24,10 +24,10 @@ from structlog.testing import capture_logs
 
 from motorcade.core import record
 from motorcade.pipelines import PipelineError
-from motorcade.pipelines.sources import columns, messages, natives
+from motorcade.pipelines.sources import columns, messages, redis_streams
 from motorcade.pipelines.sources.datasource import BatchReader, MotorcadeDataSource, StreamReader
 from motorcade.pipelines.sources.messages import MAX_PARTITIONS, TrimmedError
-from motorcade.pipelines.sources.shelf import MAX_OPEN, Shelf, shelf
+from motorcade.pipelines.sources.store_cache import MAX_OPEN, StoreCache, store_cache
 from motorcade.storage.ports import Draft, StoreError
 from motorcade.storage.redis_reader import EntryId
 from tests.pipelines.lake import NOW, Lake, message
@@ -54,7 +54,7 @@ def every_lake(url: str) -> Iterator[Lake]:
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers look at the store whenever they are asked."""
     monkeypatch.setattr(messages, "FRESH", 0.0)
-    monkeypatch.setattr(natives, "FRESH", 0.0)
+    monkeypatch.setattr(redis_streams, "FRESH", 0.0)
 
 
 fresh = pytest.mark.usefixtures("_fresh")
@@ -199,7 +199,7 @@ def test_a_stream_that_was_created_is_empty_before_its_first_record(tmp_path: Pa
         desk.create("streams", "s", topics=["s/#"])
         assert {"offset": 0} == stream_reader(store).initialOffset()
         desk.delete("streams", "s")
-        shelf.close()
+        store_cache.close()
         with pytest.raises(PipelineError, match="the stream 's' has no record in this store"):
             stream_reader(store).initialOffset()
 
@@ -252,7 +252,7 @@ def test_a_batch_is_the_same_after_a_restart(lake: Lake) -> None:
     end = first.latestOffset(start, first.getDefaultReadLimit())
     parts = first.partitions(start, end)
     lake.fill("s", 300, first=301)
-    shelf.close()
+    store_cache.close()
     again = stream_reader(lake.url, rows_per_partition="100", max_rows="10")
     same = again.partitions(start, end)
     assert [part.value for part in parts] == [part.value for part in same]
@@ -304,7 +304,7 @@ def test_a_trim_between_planning_and_reading_is_noticed(every_lake: Lake) -> Non
     start = reader.initialOffset()
     first, second = reader.partitions(start, reader.latestOffset(start, ALL))
     lake.trim("s", records=30)
-    shelf.close()  # an executor is another process
+    store_cache.close()  # an executor is another process
     with pytest.raises(TrimmedError, match="offsets 1 to 50"):
         rows_of(reader, [first])
     with pytest.raises(TrimmedError, match="offsets 51 to 70"):
@@ -546,7 +546,7 @@ def test_an_id_too_large_for_an_offset_is_told() -> None:
 @given(st.integers(0, 2**42), st.integers(0, 2**30), st.integers(1, 50), st.integers(0, 9))
 def test_a_split_by_time_is_whole(first: int, span: int, parts: int, sequence: int) -> None:
     after, last = EntryId(first, sequence), EntryId(first + span, sequence + 1)
-    ranges = natives.split(after, last, parts)
+    ranges = redis_streams.split(after, last, parts)
     assert after == ranges[0][0]
     assert last == ranges[-1][1]
     assert len(ranges) <= parts
@@ -575,7 +575,7 @@ class Thing:
 
 
 def test_the_shelf_is_bounded() -> None:
-    kept = Shelf()
+    kept = StoreCache()
     things = [kept.take(str(number), Thing) for number in range(MAX_OPEN)]
     assert things[0] is kept.take("0", Thing)
     kept.take("more", Thing)
@@ -593,7 +593,7 @@ def test_a_worker_sets_aside_what_is_imported_once(tmp_path: Path) -> None:
         assert frozen == gc.get_freeze_count()
     program = """
 import gc
-from motorcade.pipelines.sources.shelf import settle
+from motorcade.pipelines.sources.store_cache import settle
 settle()
 first = gc.get_freeze_count()
 kept = [[] for _ in range(1000)]

@@ -17,7 +17,7 @@ from motorcade.core.message import Message
 from motorcade.core.record import Record
 from motorcade.pipelines.sources import columns, unpack
 from motorcade.pipelines.sources.columns import Wanted
-from motorcade.pipelines.sources.messages import Messages
+from motorcade.pipelines.sources.messages import StoredStreamReader
 from motorcade.pipelines.sources.options import ReadOptions
 from motorcade.storage.readers import StreamPage
 
@@ -82,8 +82,10 @@ values = st.lists(
 )
 
 
-def messages(names: list[str], **options: str) -> Messages:
-    return Messages(ReadOptions.parse({"store": "rocksdb://nowhere", "stream": "s", **options}), Wanted(names))
+def messages(names: list[str], **options: str) -> StoredStreamReader:
+    return StoredStreamReader(
+        ReadOptions.parse({"store": "rocksdb://nowhere", "stream": "s", **options}), Wanted(names)
+    )
 
 
 def page_of(found: list[bytes], step: int = 1) -> StreamPage:

@@ -25,7 +25,7 @@ from motorcade.core.errors import MotorcadeError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from motorcade.pipelines.audience import Counts
+    from motorcade.pipelines.audience import AudienceCounts
     from motorcade.platform.orders import Order
 
 REQUEST: Final = "task_brakes_7"
@@ -151,7 +151,7 @@ def _spark(place: Place) -> Iterator[_Thread]:
         thread.stop()
 
 
-async def _send(thread: _Thread, place: Place, table: Path, say: Say) -> Counts:
+async def _send(thread: _Thread, place: Place, table: Path, say: Say) -> AudienceCounts:
     from motorcade.platform.orders import Order
 
     say(f'$ motorcade pipeline run audience --table fleet=… --sql "{SQL}" --request {REQUEST} …')
@@ -168,12 +168,12 @@ async def _send(thread: _Thread, place: Place, table: Path, say: Say) -> Counts:
     return counts
 
 
-def _address(spark: SparkSession, place: Place, table: Path, order: Order) -> tuple[Counts, int]:
+def _address(spark: SparkSession, place: Place, table: Path, order: Order) -> tuple[AudienceCounts, int]:
     from motorcade.pipelines import audience, runner
-    from motorcade.pipelines.tables import Table
+    from motorcade.pipelines.tables import QueryTable
 
-    fleet = Table("fleet", str(table), "parquet")
-    with runner.Folder(place.work / "audience", "audience", {"request": REQUEST, "sql": SQL}) as folder:
+    fleet = QueryTable("fleet", str(table), "parquet")
+    with runner.RunDir(place.work / "audience", "audience", {"request": REQUEST, "sql": SQL}) as folder:
         counts = audience.plan(spark, folder, order, [fleet], SQL)
         broker = {"fanout": f"mqtt://127.0.0.1:{place.port}", "request": REQUEST}
         runner.follow(audience.sending(spark, folder, broker), folder, runner.Trigger())

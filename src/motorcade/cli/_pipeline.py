@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from motorcade.cli._progress import Display
     from motorcade.cli.store import Where
-    from motorcade.pipelines.runner import Folder, Outcome, Trigger
+    from motorcade.pipelines.runner import RunDir, RunOutcome, Trigger
 
 _MASTERS = ("local", "local[N]", "local[*]", "spark://HOST:PORT", "yarn", "k8s://URL")
 _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\]|-cluster\[\d+, *\d+, *\d+\])?|spark://.+|yarn|k8s://.+")
@@ -61,10 +61,10 @@ def _master(text: str) -> str:
 
 
 def _trigger(text: str) -> str:
-    from motorcade.pipelines.runner import Kind
+    from motorcade.pipelines.runner import TriggerKind
 
-    if text not in list(Kind):
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(Kind)}")
+    if text not in list(TriggerKind):
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(TriggerKind)}")
     return text
 
 
@@ -83,7 +83,7 @@ def _setting(text: str) -> str:
 
 
 def folder(text: str) -> Path:
-    from motorcade.pipelines.folder import check_place
+    from motorcade.pipelines.rundir import check_place
 
     try:
         return check_place(text)
@@ -112,7 +112,7 @@ Checkpoint = Annotated[
         "--checkpoint",
         parser=folder,
         metavar="DIR",
-        help="Folder of this run: the same command goes on from here. All machines must see it.",
+        help="RunDir of this run: the same command goes on from here. All machines must see it.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
@@ -132,9 +132,9 @@ def store_url(where: Where) -> str:
 
 def trigger_of(kind: str, every: float) -> Trigger:
     """`--trigger` and `--every` together."""
-    from motorcade.pipelines.runner import Kind, Trigger
+    from motorcade.pipelines.runner import Trigger, TriggerKind
 
-    return Trigger(Kind(kind), every)
+    return Trigger(TriggerKind(kind), every)
 
 
 def settings_of(options: list[str] | None) -> dict[str, str]:
@@ -151,14 +151,14 @@ class Running:
     """A session, the folder of the run, and who is shown what is done."""
 
     spark: SparkSession
-    folder: Folder
+    folder: RunDir
     display: Display
 
     def tell(self, words: str) -> None:
         """What is being done, for a person who watches."""
         self.display.tell(words)
 
-    def follow(self, start: Callable[[], StreamingQuery] | DataStreamWriter, trigger: Trigger) -> Outcome:
+    def follow(self, start: Callable[[], StreamingQuery] | DataStreamWriter, trigger: Trigger) -> RunOutcome:
         """`runner.follow` with the progress of this command."""
         from motorcade.pipelines import runner
 
@@ -183,7 +183,7 @@ def running(
     name = f"motorcade pipeline {pipeline}"
     with (
         _interruptible(stopped),
-        runner.Folder(checkpoint, pipeline, identity) as folder,
+        runner.RunDir(checkpoint, pipeline, identity) as folder,
         noting(folder),
         _progress.display(quiet) as display,
         _session(master, settings, name, folder.log, display) as spark,
@@ -193,7 +193,7 @@ def running(
 
 
 @contextmanager
-def noting(folder: Folder) -> Iterator[None]:
+def noting(folder: RunDir) -> Iterator[None]:
     """Let `pipeline status` know what has ended a run, whoever has raised it."""
     from motorcade.pipelines import failures
 
@@ -289,7 +289,7 @@ def _interruptible(words: str) -> Iterator[None]:
 # -- the end
 
 
-def ended(outcome: Outcome, as_json: bool) -> None:
+def ended(outcome: RunOutcome, as_json: bool) -> None:
     """Say how a run has ended, and end with its exit code."""
     from motorcade.cli import _progress
 

@@ -21,9 +21,9 @@ from motorcade.pipelines import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from motorcade.pipelines.audience import Counts
-    from motorcade.pipelines.runner import Batch, Outcome
-    from motorcade.pipelines.tables import Table
+    from motorcade.pipelines.audience import AudienceCounts
+    from motorcade.pipelines.runner import BatchProgress, RunOutcome
+    from motorcade.pipelines.tables import QueryTable
     from motorcade.platform.address import Address
     from motorcade.platform.orders import Order
 
@@ -45,7 +45,7 @@ def audience(
             "--checkpoint",
             parser=_pipeline.folder,
             metavar="DIR",
-            help="Folder of this run: the same command goes on from here. All machines must see it.",
+            help="RunDir of this run: the same command goes on from here. All machines must see it.",
         ),
     ] = None,
     sql: Annotated[
@@ -170,7 +170,7 @@ def _given(option: str, read: Callable[[], _Read]) -> _Read:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _query(sql: str | None, tables: list[Table]) -> str:
+def _query(sql: str | None, tables: list[QueryTable]) -> str:
     if sql is None:
         if len(tables) != 1:
             raise typer.BadParameter("with several tables it says who gets it", param_hint="--sql")
@@ -184,7 +184,7 @@ def _query(sql: str | None, tables: list[Table]) -> str:
         raise typer.BadParameter(f"cannot read {sql[1:]}: {why}", param_hint="--sql") from error
 
 
-def _identity(order: Order, tables: list[Table], sql: str, size: int, check_digit: bool) -> dict[str, str]:
+def _identity(order: Order, tables: list[QueryTable], sql: str, size: int, check_digit: bool) -> dict[str, str]:
     """What makes this run another one than the next: all that a plan depends on."""
     return {
         "request": order.request_id,
@@ -211,14 +211,18 @@ def _reach(address: Address) -> None:
 
 
 def _send(
-    running: _pipeline.Running, counts: Counts, writer: Mapping[str, str], rate: float | None, connections: int | None
-) -> Outcome:
+    running: _pipeline.Running,
+    counts: AudienceCounts,
+    writer: Mapping[str, str],
+    rate: float | None,
+    connections: int | None,
+) -> RunOutcome:
     from motorcade.pipelines import audience as audiences
     from motorcade.pipelines import runner
 
     folder = running.folder
 
-    def show(batch: Batch) -> None:
+    def show(batch: BatchProgress) -> None:
         told = audiences.progress(folder, counts)
         folder.note(counts=told)
         running.display.batch(replace(batch, behind=told["batches"] - told["acknowledged"], counts=told))
@@ -237,7 +241,7 @@ def _send(
     return replace(outcome, counts=told)
 
 
-def _ended(outcome: Outcome, checkpoint: Path, request: str, as_json: bool) -> None:
+def _ended(outcome: RunOutcome, checkpoint: Path, request: str, as_json: bool) -> None:
     counts = outcome.counts
     if outcome.done and not as_json:
         also = [f"{counts[name]} {name}" for name in ("duplicates", "replaced") if counts[name]]
@@ -279,7 +283,7 @@ def _store(store: str | None, config: Path | None, data: str | None) -> tuple[st
 def _dry_run(
     spark: SparkSession,
     order: Order,
-    tables: list[Table],
+    tables: list[QueryTable],
     sql: str,
     size: int,
     check_digit: bool,

@@ -115,10 +115,10 @@ def ingest(
     identity = reads | {"lake": str(lake), "duplicates": "looked for" if dedupe_within else "kept"}
     with _pipeline.running(checkpoint, "ingest", identity, master, settings, quiet=quiet) as running:
         from motorcade.pipelines import ingest as ingests  # not without Spark, and `running` says what to do then
-        from motorcade.pipelines.ingest_run import Ingestion, Source
+        from motorcade.pipelines.ingest_run import Ingestion, IngestSource
 
         bounds = ingests.Options(max_lateness, max_ahead, max_payload, dedupe_within)
-        source = Source(url, kind, name, more)
+        source = IngestSource(url, kind, name, more)
         with Ingestion(running.spark, running.folder, lake, source, types, bounds) as ingestion:
             ingestion.open(reads, again=again)
             shown = ingestion.shown(running.display.batch)

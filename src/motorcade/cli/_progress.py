@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from motorcade.pipelines.runner import Batch
+    from motorcade.pipelines.runner import BatchProgress
 
 
 class Display(Protocol):
@@ -26,7 +26,7 @@ class Display(Protocol):
     def tell(self, words: str) -> None:
         """What is being done now, in a few words."""
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: BatchProgress) -> None:
         """A batch is done."""
 
 
@@ -36,14 +36,14 @@ class Silent:
     def tell(self, words: str) -> None:
         pass
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: BatchProgress) -> None:
         pass
 
 
 class Lines(Silent):
     """A line per batch: what is left of a display in a file."""
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: BatchProgress) -> None:
         print(line(batch), file=sys.stderr, flush=True)
 
 
@@ -65,7 +65,7 @@ class Live:
             self._status.start()
         self._status.update(f"{words} …")
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: BatchProgress) -> None:
         self._rows += batch.rows
         if batch.behind is None:
             self.tell(f"{self._rows} rows; {line(batch)}")
@@ -129,7 +129,7 @@ def display(quiet: bool) -> Iterator[Display]:
             live.close()
 
 
-def line(batch: Batch) -> str:
+def line(batch: BatchProgress) -> str:
     """`batch 7: 20000 rows in 1.2 s (16667/s), 5000 behind; dead 3`."""
     speed = f" ({batch.rows / batch.seconds:.0f}/s)" if batch.seconds else ""
     behind = f", {batch.behind} behind" if batch.behind is not None else ""

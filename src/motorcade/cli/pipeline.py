@@ -19,7 +19,7 @@ from motorcade.cli.serve import ConfigFile
 from motorcade.cli.store import Data, Url, _shown, _where
 
 if TYPE_CHECKING:
-    from motorcade.pipelines.audit import Verdict
+    from motorcade.pipelines.audit import AuditVerdict
 
 app = typer.Typer(no_args_is_help=True, help="Run data pipelines on Spark, and see how far they are.")
 run = typer.Typer(no_args_is_help=True, help="Run a pipeline: on this machine, or on a cluster.")
@@ -110,7 +110,7 @@ def audit(
     where = _where(store, config, data, None, None, ask=False, told=False)
     url = _pipeline.store_url(where)
     identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
-    verdicts: list[Verdict] = []
+    verdicts: list[AuditVerdict] = []
     with (
         _pipeline.folder_or_none(checkpoint) as place,
         _pipeline.running(place, "audit", identity, master, settings, quiet=quiet, stopped=_STOPPED) as running,
@@ -134,7 +134,7 @@ def audit(
         raise typer.Exit(outcome.exit_code)
 
 
-def _tell_verdict(verdict: Verdict, store: str, as_json: bool) -> None:
+def _tell_verdict(verdict: AuditVerdict, store: str, as_json: bool) -> None:
     if as_json:
         _output.print_json({"store": store, **verdict.as_dict()})
     else:

@@ -44,10 +44,10 @@ from pyspark.sql.types import StringType
 
 from motorcade.core.vin import make_vin
 from motorcade.pipelines import PipelineError, failures
-from motorcade.pipelines.batching import MAX_DIFFERENT, Found, Tally, batches, reason_of, right
-from motorcade.pipelines.folder import Folder
-from motorcade.pipelines.sources.brokers import Sent, noted
-from motorcade.pipelines.tables import Table
+from motorcade.pipelines.batching import MAX_DIFFERENT, CountedVins, VinTally, batches, reason_of, right
+from motorcade.pipelines.rundir import RunDir
+from motorcade.pipelines.sources.brokers import SendCounts, noted
+from motorcade.pipelines.tables import QueryTable
 from motorcade.platform.orders import BATCH, Order
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.record import RecordError, decode_entry
@@ -172,7 +172,7 @@ def _share(
     columns: Iterator[pa.RecordBatch], order: Order, size: int, check_digit: bool, run: str
 ) -> Iterator[pa.RecordBatch]:
     """In a task: all rows whose VINs have fallen to it."""
-    tally = Tally(MAX_DIFFERENT)
+    tally = VinTally(MAX_DIFFERENT)
     for batch in columns:
         tally.add(batch.column(0))
     found = tally.found()
@@ -191,11 +191,11 @@ def _share(
     wrong = found.filter(~good)
     for start in range(0, len(wrong.texts), _WRONG_ROWS):
         yield _wrong(
-            Found(wrong.texts[start : start + _WRONG_ROWS], wrong.times[start : start + _WRONG_ROWS]), check_digit
+            CountedVins(wrong.texts[start : start + _WRONG_ROWS], wrong.times[start : start + _WRONG_ROWS]), check_digit
         )
 
 
-def _wrong(found: Found, check_digit: bool) -> pa.RecordBatch:
+def _wrong(found: CountedVins, check_digit: bool) -> pa.RecordBatch:
     texts = found.texts.to_pylist()
     why = [reason_of(text, check_digit=check_digit) or ("", "") for text in texts]
     return _record(
@@ -216,7 +216,7 @@ def _record(**columns: Any) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class Counts:
+class AudienceCounts:
     """What an audience comes to."""
 
     rows: int = 0  #: of the query
@@ -232,7 +232,7 @@ class Counts:
         return sum(self.invalid.values())
 
 
-def counted(plan: DataFrame) -> Counts:
+def counted(plan: DataFrame) -> AudienceCounts:
     """What a plan (`planned`) comes to."""
     found = (
         plan.groupBy("kind", "reason")
@@ -250,8 +250,8 @@ def counted(plan: DataFrame) -> Counts:
         row["reason"]: row["rows"] for row in sorted(found, key=lambda row: row["reason"] or "") if row["reason"]
     }
     if good is None:
-        return Counts(rows=sum(invalid.values()), invalid=invalid)
-    return Counts(
+        return AudienceCounts(rows=sum(invalid.values()), invalid=invalid)
+    return AudienceCounts(
         rows=good["rows"] + sum(invalid.values()),
         vehicles=good["vehicles"],
         duplicates=good["rows"] - good["vehicles"],
@@ -262,7 +262,7 @@ def counted(plan: DataFrame) -> Counts:
     )
 
 
-def dry_run(order: Order, counts: Counts, pending: int | None) -> dict[str, Any]:
+def dry_run(order: Order, counts: AudienceCounts, pending: int | None) -> dict[str, Any]:
     """What sending it would come to; `pending` as `pending_of` counts it, None if nobody has looked."""
     published = order.octets(counts.batches, counts.octets, copies=max(1, counts.tasks))
     topic = len(FanoutConfig().topic_of(make_vin(0), order.request_id).encode())
@@ -319,16 +319,16 @@ def _request(body: bytes) -> str | None:
 
 def plan(
     spark: SparkSession,
-    folder: Folder,
+    folder: RunDir,
     order: Order,
-    tables: Sequence[Table],
+    tables: Sequence[QueryTable],
     sql: str,
     *,
     size: int = BATCH,
     check_digit: bool = False,
     partitions: int = PARTITIONS,
     rate: float | None = None,
-) -> Counts:
+) -> AudienceCounts:
     """Make the plan of a folder, or find it made."""
     place, under_way = folder.part("plan"), folder.part("planning")
     _remove(under_way)
@@ -377,7 +377,7 @@ def _settings_kept(spark: SparkSession) -> Iterator[None]:
 
 
 @contextmanager
-def registered(spark: SparkSession, tables: Sequence[Table]) -> Iterator[None]:
+def registered(spark: SparkSession, tables: Sequence[QueryTable]) -> Iterator[None]:
     """Tables that queries of the session can name, for as long as the context lasts."""
     try:
         for table in tables:
@@ -388,20 +388,20 @@ def registered(spark: SparkSession, tables: Sequence[Table]) -> Iterator[None]:
             spark.catalog.dropTempView(table.name)
 
 
-def _planned_before(place: Path) -> Counts:
+def _planned_before(place: Path) -> AudienceCounts:
     try:
-        return Counts(**json.loads((place / "_plan.json").read_bytes()))
+        return AudienceCounts(**json.loads((place / "_plan.json").read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise PipelineError(f"{place} is no plan ({error}); begin in another folder") from error
 
 
-def _counts_of(spark: SparkSession, place: Path) -> Counts:
+def _counts_of(spark: SparkSession, place: Path) -> AudienceCounts:
     if not any(place.glob("kind=*")):
-        return Counts()
+        return AudienceCounts()
     return counted(spark.read.schema(SCHEMA).parquet(str(place)))
 
 
-def _keep_invalid(spark: SparkSession, found: Path, folder: Folder) -> None:
+def _keep_invalid(spark: SparkSession, found: Path, folder: RunDir) -> None:
     """What is no VIN, in one file, for people to look at."""
     place = folder.part("invalid")
     _remove(place)
@@ -430,7 +430,7 @@ def _flush(places: Sequence[Path]) -> None:
 
 def sending(
     spark: SparkSession,
-    folder: Folder,
+    folder: RunDir,
     broker: Mapping[str, str],
     *,
     rate: float | None = None,
@@ -455,9 +455,9 @@ def sending(
     return frame.writeStream.format("motorcade").outputMode("append").options(**options)
 
 
-def progress(folder: Folder, counts: Counts) -> dict[str, int]:
+def progress(folder: RunDir, counts: AudienceCounts) -> dict[str, int]:
     """How far the sending of a plan is, by what the broker has answered."""
-    sent: Sent = noted(folder.part("figures"))
+    sent: SendCounts = noted(folder.part("figures"))
     figures = sent.figures
     return {
         "vehicles": counts.vehicles,

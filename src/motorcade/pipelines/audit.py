@@ -182,7 +182,7 @@ def _or_none(column: str) -> Column:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditVerdict:
     """What an audit has found."""
 
     outcomes: dict[str, int]  #: deliveries by outcome
@@ -253,7 +253,7 @@ def run(
     request: str | None = None,
     max_listed: int = MAX_LISTED,
     pause: float = PAUSE,
-) -> Verdict:
+) -> AuditVerdict:
     """Audit a store, whose nodes may be running."""
     span = _span(store)
     first = _look(spark, store, request, span)
@@ -301,11 +301,11 @@ def _reading(spark: SparkSession, store: str) -> DataFrameReader:
     return spark.read.format("motorcade").option("store", store)
 
 
-def _verdict(frame: DataFrame, request: str | None, upto: int, max_listed: int) -> Verdict:
+def _verdict(frame: DataFrame, request: str | None, upto: int, max_listed: int) -> AuditVerdict:
     counts = {row["outcome"]: row["count"] for row in frame.groupBy("outcome").count().collect()}
     order = [*_FINAL, PENDING, UNJUDGED, *(problem.value for problem in Problem)]
     listed = problems(frame).orderBy("outcome", "delivery_id", "offset").limit(max_listed).collect()
-    return Verdict(
+    return AuditVerdict(
         outcomes={outcome: counts[outcome] for outcome in order if outcome in counts},
         findings=[_finding(row.asDict()) for row in listed],
         upto=upto,

@@ -1,6 +1,6 @@
 """Columns of VINs: which are right, each once, and the bytes of their fan-out batches. Arrow and numpy, no Spark.
 
-    VINs of a partition ─▶ Tally: each once, how often it was there ─▶ right? ─▶ matrix of n × 17 octets ─▶ batches
+    VINs of a partition ─▶ VinTally: each once, how often it was there ─▶ right? ─▶ matrix of n × 17 octets ─▶ batches
                                                                         └─▶ wrong: reason and words of core.vin
 
 Rule 1: what is frequent costs no Python: VINs are looked at, and batches are made of them, a partition at a time. Only
@@ -41,17 +41,17 @@ class Wrong(StrEnum):
     WRONG_CHECK_DIGIT = auto()
 
 
-class Found(NamedTuple):
+class CountedVins(NamedTuple):
     """Texts, each once, and how often each was there."""
 
     texts: pa.StringArray
     times: npt.NDArray[np.int64]
 
-    def filter(self, mask: npt.NDArray[np.bool_]) -> Found:
-        return Found(self.texts.filter(pa.array(mask)), self.times[mask])
+    def filter(self, mask: npt.NDArray[np.bool_]) -> CountedVins:
+        return CountedVins(self.texts.filter(pa.array(mask)), self.times[mask])
 
 
-class Tally:
+class VinTally:
     """Counts texts as they come; holds each once, and those that came since."""
 
     def __init__(self, most: int = MAX_DIFFERENT, gathered: int = GATHERED) -> None:
@@ -68,14 +68,14 @@ class Tally:
         if self._rows >= max(self._gathered, self._counted.num_rows if self._counted is not None else 0):
             self._count()
 
-    def found(self) -> Found:
+    def found(self) -> CountedVins:
         if self._waiting or self._counted is None:
             self._count()
         assert self._counted is not None  # noqa: S101
         texts = self._counted.column("text").combine_chunks()
         if isinstance(texts, pa.ChunkedArray):  # what is empty has no chunk to combine
             texts = pa.array([], pa.string())
-        return Found(texts, self._counted.column("times").to_numpy().astype(np.int64))
+        return CountedVins(texts, self._counted.column("times").to_numpy().astype(np.int64))
 
     def _count(self) -> None:
         fresh = pc.value_counts(pa.chunked_array(self._waiting, pa.string()))
@@ -169,7 +169,7 @@ class Batches(NamedTuple):
     rows: list[int]  #: that their vehicles had
 
 
-def batches(found: Found, order: Order, size: int, prefix: str, several: int = 1000) -> Iterator[Batches]:
+def batches(found: CountedVins, order: Order, size: int, prefix: str, several: int = 1000) -> Iterator[Batches]:
     """The batches of VINs that are right and different, with ids that begin with `prefix`; `several` at a time."""
     matrix = octets(found.texts)
     middle, tail = order.middle(prefix), order.tail

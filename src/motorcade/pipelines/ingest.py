@@ -44,8 +44,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from motorcade.pipelines.lake import Group, Lake
-from motorcade.pipelines.lake_files import Made, Sorter, Table, merge
+from motorcade.pipelines.lake import FileGroup, Lake
+from motorcade.pipelines.lake_files import LakeTable, Made, Sorter, merge
 from motorcade.pipelines.schema import DEAD_LETTERS, UNITS, Type
 
 #: Seconds.
@@ -471,7 +471,7 @@ def _place(number: int, place: int) -> str:
     return f"field_{number}_{place}"
 
 
-def _tables(types: Sequence[Type]) -> list[Table]:
+def _tables(types: Sequence[Type]) -> list[LakeTable]:
     """Which of these columns are whose."""
     extra = {f"_{name}": name for name in _COMMON}
     dead = {name: name if name in _COMMON else f"dead_{name}" for name in DEAD}
@@ -480,8 +480,8 @@ def _tables(types: Sequence[Type]) -> list[Table]:
         for number, one in enumerate(types)
     )
     return [
-        *(Table(one.name, own | extra) for one, own in zip(types, fields, strict=True)),
-        Table(DEAD_LETTERS, dead, dead=True),
+        *(LakeTable(one.name, own | extra) for one, own in zip(types, fields, strict=True)),
+        LakeTable(DEAD_LETTERS, dead, dead=True),
     ]
 
 
@@ -496,7 +496,7 @@ def drain(frame: DataFrame) -> None:
 MERGED_TOGETHER: Final = 64
 
 
-def compact(spark: SparkSession, lake: Lake, groups: Sequence[Group]) -> int:
+def compact(spark: SparkSession, lake: Lake, groups: Sequence[FileGroup]) -> int:
     """Make one file of each group; how many files there are less now."""
     for start in range(0, len(groups), MERGED_TOGETHER):
         some = groups[start : start + MERGED_TOGETHER]

@@ -23,16 +23,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from motorcade.pipelines import PipelineError, ingest, schema, status
-from motorcade.pipelines.folder import Folder
-from motorcade.pipelines.lake import MANY_FILES, Counts, Lake
-from motorcade.pipelines.runner import Batch, Show
+from motorcade.pipelines.lake import MANY_FILES, Lake, LakeCounts
+from motorcade.pipelines.rundir import RunDir
+from motorcade.pipelines.runner import BatchProgress, Show
 
 #: The name of the file that has the name of the run.
 _RUN: Final = "run"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class IngestSource:
     """What is read; options as those of the source `motorcade`."""
 
     store: str
@@ -52,9 +52,9 @@ class Ingestion:
     def __init__(
         self,
         spark: SparkSession,
-        folder: Folder,
+        folder: RunDir,
         place: Path,
-        source: Source,
+        source: IngestSource,
         types: tuple[schema.Type, ...],
         options: ingest.Options,
     ) -> None:
@@ -64,7 +64,7 @@ class Ingestion:
         self._folder = folder
         self._source = source
         self._options = options
-        self._placed: dict[int, Counts] = {}  #: what has become of batches that were not shown yet
+        self._placed: dict[int, LakeCounts] = {}  #: what has become of batches that were not shown yet
         self._set: list[str] = []  #: settings that the session did not have
         self._busy = threading.Lock()  # a batch is placed by a thread of Spark's
         self._closed = False
@@ -137,11 +137,11 @@ class Ingestion:
 
     def shown(self, show: Show) -> Show:
         """Show what has become of each batch; note what has become of all of this run."""
-        read, duplicates, total = 0, 0, Counts()
+        read, duplicates, total = 0, 0, LakeCounts()
 
-        def shown(batch: Batch) -> None:
+        def shown(batch: BatchProgress) -> None:
             nonlocal read, duplicates, total
-            placed = self._placed.pop(batch.number, Counts())
+            placed = self._placed.pop(batch.number, LakeCounts())
             again = batch.rows - placed.rows
             read, duplicates, total = read + batch.rows, duplicates + again, total + placed
             self._folder.note(counts=_figures(read, total, duplicates))
@@ -151,7 +151,7 @@ class Ingestion:
         return shown
 
 
-def _figures(read: int, counts: Counts, duplicates: int) -> dict[str, Any]:
+def _figures(read: int, counts: LakeCounts, duplicates: int) -> dict[str, Any]:
     """Rows that were read are written, dead or duplicates."""
     return {
         "read": read,
@@ -162,7 +162,7 @@ def _figures(read: int, counts: Counts, duplicates: int) -> dict[str, Any]:
     }
 
 
-def _run(folder: Folder) -> str:
+def _run(folder: RunDir) -> str:
     """The name of the run, made with its folder; files in the lake have it in theirs."""
     path = folder.part(_RUN)
     if not path.exists():

@@ -103,7 +103,7 @@ class Disk:
             os.close(handle)
 
 
-class Counts(msgspec.Struct, frozen=True):
+class LakeCounts(msgspec.Struct, frozen=True):
     """What has become of rows."""
 
     written: dict[str, int] = {}  #: by type
@@ -111,7 +111,7 @@ class Counts(msgspec.Struct, frozen=True):
     late: int = 0  #: of those written: of a day before the one on which they were recorded
 
     @classmethod
-    def of(cls, made: Iterable[Made]) -> Counts:
+    def of(cls, made: Iterable[Made]) -> LakeCounts:
         written: Counter[str] = Counter()
         dead: Counter[str] = Counter()
         late = 0
@@ -123,8 +123,8 @@ class Counts(msgspec.Struct, frozen=True):
                 late += one.late
         return cls(dict(written), dict(dead), late)
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: LakeCounts) -> LakeCounts:
+        return LakeCounts(
             dict(Counter(self.written) + Counter(other.written)),
             dict(Counter(self.dead) + Counter(other.dead)),
             self.late + other.late,
@@ -143,10 +143,10 @@ class Ledger(msgspec.Struct, frozen=True):
     change: int = 0  #: how many changes there were
     moves: list[tuple[str, str]] = []  #: from staging, to a table; relative to the lake
     removes: list[str] = []
-    counts: Counts = Counts()  #: what has become of the rows of that batch
+    counts: LakeCounts = LakeCounts()  #: what has become of the rows of that batch
 
 
-class Group(NamedTuple):
+class FileGroup(NamedTuple):
     """Files of one day that are to become one."""
 
     table: str
@@ -282,7 +282,7 @@ class Lake:
             self._disk.make(folder)
             return folder
 
-    def place(self, batch: int, made: Sequence[Made], folder: Path, mark: str = "") -> Counts:
+    def place(self, batch: int, made: Sequence[Made], folder: Path, mark: str = "") -> LakeCounts:
         """Put the files of a batch into their tables."""
         if self.has(batch, mark):
             raise LakeError(f"{self.root} has batch {batch} already")
@@ -293,7 +293,7 @@ class Lake:
             (str(staged / one.name), f"{one.table}/{DAY}={one.day}/batch-{batch:08}-{self.run}-{number:04}.parquet")
             for number, one in enumerate(order)
         ]
-        counts = Counts.of(made)
+        counts = LakeCounts.of(made)
         self._change(batch=batch, mark=mark, moves=moves, counts=counts)
         return counts
 
@@ -352,7 +352,7 @@ class Lake:
         found = self.root.glob(f"[!._]*/{DAY}=*")
         return sorted((folder.parent.name, folder.name.removeprefix(f"{DAY}=")) for folder in found)
 
-    def crowded(self, days: Iterable[tuple[str, str]], *, least: int = 2, similar: bool = False) -> list[Group]:
+    def crowded(self, days: Iterable[tuple[str, str]], *, least: int = 2, similar: bool = False) -> list[FileGroup]:
         """Small files of this run that may become larger ones: `least` of them in a day, and of similar size."""
         found = []
         for table, day in days:
@@ -363,7 +363,7 @@ class Lake:
                     tiers.setdefault(_tier(size) if similar else 0, []).append((size, name))
             for some in tiers.values():
                 if len(some) >= least:
-                    found += [Group(table, day, *group) for group in _groups(some)]
+                    found += [FileGroup(table, day, *group) for group in _groups(some)]
         return found
 
     def _own(self, table: str, day: str) -> list[tuple[int, str]]:
@@ -377,7 +377,7 @@ class Lake:
                 if mine.fullmatch(entry.name)
             )
 
-    def replace(self, merged: Sequence[tuple[Group, str]], folder: Path) -> None:
+    def replace(self, merged: Sequence[tuple[FileGroup, str]], folder: Path) -> None:
         """Put merged files, by their names in `folder`, in the place of those that they were made of."""
         staged = folder.relative_to(self.root)
         change = self.ledger.change + 1

@@ -50,7 +50,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LakeTable:
     """A table, and which columns of a batch are its own."""
 
     name: str
@@ -61,7 +61,7 @@ class Table:
 class Sorter:
     """Rows on their way into files, of one task."""
 
-    def __init__(self, folder: Path, tables: Sequence[Table], buffer: int = BUFFER_BYTES) -> None:
+    def __init__(self, folder: Path, tables: Sequence[LakeTable], buffer: int = BUFFER_BYTES) -> None:
         self._folder = folder
         self._tables = tables
         self._buffer = buffer

@@ -56,7 +56,7 @@ _DELIVERY: Final = ("request_id", "vin", "delivery_id")
 
 
 @dataclass(frozen=True)
-class Tables:
+class ReceiptTables:
     """What receipts tell, as frames; docs/pipelines.md has the columns."""
 
     once: DataFrame
@@ -87,14 +87,14 @@ class Tables:
 
 def receipts(
     frame: DataFrame, *, request: str | None = None, now: datetime | None = None, slow_after: float = SLOW_AFTER
-) -> Tables:
+) -> ReceiptTables:
     """All tables from records of the stream `receipts`; of one request, or of all.
 
     `now` is up to when those that are still pending have waited: the time of the newest receipt, if it is not given.
     """
     single = once(parse(frame, request))
     known = deliveries(single, slow_after=slow_after)
-    return Tables(
+    return ReceiptTables(
         once=single,
         deliveries=known,
         funnel=funnel(known),

@@ -1,6 +1,6 @@
 """What became of a request, for eyes and for dashboards: data, text, a picture, a page.
 
-    Tables ─ collect ─▶ data: plain values, bounded ─┬─▶ JSON    for dashboards, as it is
+    ReceiptTables ─ collect ─▶ data: plain values, bounded ─┬─▶ JSON    for dashboards, as it is
                                                      ├─▶ text    for a terminal
                                                      ├─▶ png     a picture of one request
                                                      └─▶ html    a page that needs nothing else, pictures inside
@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever Spark is used
 
 from motorcade.core.receipt import State
-from motorcade.pipelines.receipts import PERCENTILES, STAGES, Tables
+from motorcade.pipelines.receipts import PERCENTILES, STAGES, ReceiptTables
 
 VERSION: Final = 1
 
@@ -68,7 +68,7 @@ _COLOURS: Final = {
 
 
 def collect(
-    tables: Tables,
+    tables: ReceiptTables,
     *,
     now: float | None = None,
     max_requests: int = MAX_REQUESTS,

@@ -1,6 +1,6 @@
 """Running a streaming query until it is done, somebody stops it, or it fails.
 
-    Folder ──▶ follow(start, folder, trigger, show) ──▶ Outcome, or PipelineError with the innermost words
+    RunDir ──▶ follow(start, folder, trigger, show) ──▶ RunOutcome, or PipelineError with the innermost words
                  │  every POLL seconds: new micro-batches ──▶ show(batch), folder.note(…)
                  └─ SIGINT, SIGTERM ──▶ the query is let go: its batch is not finished, the next run does it again
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from motorcade.pipelines import PipelineError, failures
-from motorcade.pipelines.folder import Folder
+from motorcade.pipelines.rundir import RunDir
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("motorcade.pipelines")
 
-__all__ = ["Batch", "Folder", "Kind", "Outcome", "Show", "Trigger", "follow", "repeat"]
+__all__ = ["BatchProgress", "RunDir", "RunOutcome", "Show", "Trigger", "TriggerKind", "follow", "repeat"]
 
 #: Seconds between two looks at a query.
 POLL: Final = 0.25
@@ -49,7 +49,7 @@ STARTS: Final = 3
 INTERRUPTED: Final = 130
 
 
-class Kind(StrEnum):
+class TriggerKind(StrEnum):
     """When there is a next micro-batch."""
 
     ONCE = auto()  #: what is there at the start, in as many batches as it takes; then the run ends
@@ -61,27 +61,27 @@ class Kind(StrEnum):
 class Trigger:
     """When batches are made."""
 
-    kind: Kind = Kind.ONCE
+    kind: TriggerKind = TriggerKind.ONCE
     every: float = 60.0  #: seconds, of an interval
 
     def options(self) -> dict[str, Any]:
         """As `DataStreamWriter.trigger` takes it."""
-        if self.kind is Kind.ONCE:
+        if self.kind is TriggerKind.ONCE:
             return {"availableNow": True}
-        seconds = self.every if self.kind is Kind.INTERVAL else 0.0
+        seconds = self.every if self.kind is TriggerKind.INTERVAL else 0.0
         return {"processingTime": f"{round(seconds * 1000)} milliseconds"}
 
     @property
     def ends(self) -> bool:
         """Whether a run ends by itself."""
-        return self.kind is Kind.ONCE
+        return self.kind is TriggerKind.ONCE
 
     def __str__(self) -> str:
-        return f"every {self.every:g} s" if self.kind is Kind.INTERVAL else self.kind.value
+        return f"every {self.every:g} s" if self.kind is TriggerKind.INTERVAL else self.kind.value
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchProgress:
     """A micro-batch that is done."""
 
     number: int
@@ -93,11 +93,11 @@ class Batch:
     counts: Mapping[str, Any] = field(default_factory=dict)  #: what the pipeline has noted as `counts`
 
 
-Show = Callable[[Batch], None]
+Show = Callable[[BatchProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run has ended."""
 
     pipeline: str
@@ -122,12 +122,12 @@ class Outcome:
 
 def follow(
     start: Callable[[], StreamingQuery] | DataStreamWriter,
-    folder: Folder,
+    folder: RunDir,
     trigger: Trigger,
     show: Show = lambda _batch: None,
     *,
     poll: float = POLL,
-) -> Outcome:
+) -> RunOutcome:
     """Start a query and stay with it to its end.
 
     `start` starts it with the trigger and the checkpoint `folder.spark`; a writer gets both from here.
@@ -149,7 +149,7 @@ def follow(
     if failed is not None and not stopped:
         raise _failed(folder, seen.batches, failed)
     folder.note(state="stopped" if stopped else "done", ended_at=time.time())
-    return Outcome(
+    return RunOutcome(
         folder.pipeline,
         not stopped,
         seen.batches,
@@ -179,12 +179,12 @@ def _run(
 
 def repeat(
     work: Callable[[], tuple[int, Mapping[str, Any]]],
-    folder: Folder,
+    folder: RunDir,
     trigger: Trigger,
     show: Show = lambda _batch: None,
     *,
     enough: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> RunOutcome:
     """Do something that is no query, once or again and again; it returns how many rows it has read, and other counts.
 
     `enough` ends it where the trigger would not. A KeyboardInterrupt ends it too, also in the middle of its work, which
@@ -200,7 +200,7 @@ def repeat(
             begun = time.time()
             rows, counts = work()
             now = time.time()
-            batch = Batch(times, rows, now - begun, None, now, counts=counts)
+            batch = BatchProgress(times, rows, now - begun, None, now, counts=counts)
             times += 1
             folder.note(
                 batch=batch.number,
@@ -214,14 +214,14 @@ def repeat(
             show(batch)
             if trigger.ends or enough():
                 break
-            time.sleep(max(0.0, begun + trigger.every - now) if trigger.kind is Kind.INTERVAL else 0.0)
+            time.sleep(max(0.0, begun + trigger.every - now) if trigger.kind is TriggerKind.INTERVAL else 0.0)
     except KeyboardInterrupt:
         stopped = True
     except Exception as error:  # noqa: BLE001 - raised, in a way
         raise _failed(folder, times, error)  # noqa: B904 - it knows its cause
     folder.note(state="stopped" if stopped else "done", ended_at=time.time())
     code = INTERRUPTED if stopped and trigger.ends else 0
-    return Outcome(folder.pipeline, not stopped, times, rows, time.time() - began, code, counts)
+    return RunOutcome(folder.pipeline, not stopped, times, rows, time.time() - began, code, counts)
 
 
 def _active(start: Callable[[], StreamingQuery] | DataStreamWriter) -> SparkSession:
@@ -234,7 +234,7 @@ def _active(start: Callable[[], StreamingQuery] | DataStreamWriter) -> SparkSess
     return spark
 
 
-def _started(writer: DataStreamWriter, folder: Folder, trigger: Trigger) -> StreamingQuery:
+def _started(writer: DataStreamWriter, folder: RunDir, trigger: Trigger) -> StreamingQuery:
     return writer.option("checkpointLocation", folder.spark).trigger(**trigger.options()).start()
 
 
@@ -247,7 +247,7 @@ def _watch(query: StreamingQuery, seen: _Seen, stop: threading.Event, poll: floa
 class _Seen:
     """The batches of a query, each once."""
 
-    def __init__(self, folder: Folder, show: Show) -> None:
+    def __init__(self, folder: RunDir, show: Show) -> None:
         self._folder = folder
         self._show = show
         self._last = -1
@@ -286,10 +286,10 @@ def _is_batch(progress: Any) -> bool:
     return "addBatch" in progress["durationMs"]
 
 
-def _batch(progress: Any, counts: Mapping[str, Any]) -> Batch:
+def _batch(progress: Any, counts: Mapping[str, Any]) -> BatchProgress:
     source: Mapping[str, Any] = progress["sources"][0] if progress["sources"] else {}
     end = _offset(source.get("endOffset"))
-    return Batch(
+    return BatchProgress(
         number=progress["batchId"],
         rows=progress["numInputRows"],
         seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
@@ -317,7 +317,7 @@ def behind(read: Mapping[str, Any], newest: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _failed(folder: Folder, batches: int, error: Exception) -> Exception:
+def _failed(folder: RunDir, batches: int, error: Exception) -> Exception:
     """What to raise: a sentence, or a mistake of ours as it is, since of that the place matters."""
     said = failures.words(error)
     folder.note(state="failed", ended_at=time.time(), error=said)

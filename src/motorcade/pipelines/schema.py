@@ -53,7 +53,7 @@ class SchemaError(PipelineError):
     """A schema file cannot be used as it is."""
 
 
-class _Table(msgspec.Struct, kw_only=True):
+class _TypeTable(msgspec.Struct, kw_only=True):
     """A type as it is written."""
 
     fields: str
@@ -128,10 +128,10 @@ def _type(path: Path, name: str, table: Any) -> Type:
             f"{where}: is the name of a folder too: up to 64 small letters, digits, _ and -, not {DEAD_LETTERS!r}"
         )
     for key in table:
-        if key not in _Table.__struct_fields__:
-            raise SchemaError(f"{where} {key}: there is no such key{nearest(key, _Table.__struct_fields__)}")
+        if key not in _TypeTable.__struct_fields__:
+            raise SchemaError(f"{where} {key}: there is no such key{nearest(key, _TypeTable.__struct_fields__)}")
     try:
-        said = msgspec.convert(table, _Table)
+        said = msgspec.convert(table, _TypeTable)
     except msgspec.ValidationError as error:
         problem, _, key = str(error).partition(" - at `$.")
         place = f" {key.rstrip('`')}:" if key else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from motorcade.core.errors import MotorcadeError
-from motorcade.pipelines import folder
+from motorcade.pipelines import rundir
 from motorcade.pipelines.runner import behind
 
 #: What a run notes, in the order in which it is shown.
@@ -23,7 +23,7 @@ _NOTED: Final = (
 
 def look(path: str | Path, store: str | None = None) -> dict[str, Any]:
     """Everything that can be told about a run; `store` is the URL of its store, if the folder's lacks a password."""
-    found = folder.look(path)
+    found = rundir.look(path)
     noted: Mapping[str, Any] = found["status"]
     batch, offsets = committed(Path(found["folder"]) / "spark")
     identity: Mapping[str, str] = found["identity"]

@@ -45,7 +45,7 @@ _DEFAULTS: Final[dict[str, dict[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Table:
+class QueryTable:
     """A table, by the name that a query calls it."""
 
     name: str
@@ -73,7 +73,7 @@ class Table:
         return " ".join([f"{self.name}={self.place}", *(f"{key}={value}" for key, value in sorted(said.items()))])
 
 
-def tables_of(named: Iterable[str], options: Iterable[str]) -> list[Table]:
+def tables_of(named: Iterable[str], options: Iterable[str]) -> list[QueryTable]:
     """`NAME=PLACE` and `NAME.OPTION=VALUE`; `PipelineError` says what is wrong."""
     places: dict[str, str] = {}
     for text in named:
@@ -95,14 +95,14 @@ def tables_of(named: Iterable[str], options: Iterable[str]) -> list[Table]:
     return [_table(name, place, chosen[name]) for name, place in places.items()]
 
 
-def _table(name: str, place: str, options: dict[str, str]) -> Table:
+def _table(name: str, place: str, options: dict[str, str]) -> QueryTable:
     if place.startswith("jdbc:"):
         if _SECRET.search(place):
             raise PipelineError(
                 f"the URL of table {name!r} has a password in it, and URLs are shown; give it as {name}.password=@FILE"
             )
         query = {} if "query" in options or "dbtable" in options else {"dbtable": name}
-        return Table(name, place, JDBC, {"url": place, **query, **options})
+        return QueryTable(name, place, JDBC, {"url": place, **query, **options})
     kind = options.pop("format", "") or _format(place)
     if kind not in FORMATS or kind == JDBC:
         raise PipelineError(f"table {name!r} has the format {kind!r}, which is none of {', '.join(FORMATS[:-1])}")
@@ -111,7 +111,7 @@ def _table(name: str, place: str, options: dict[str, str]) -> Table:
             raise PipelineError(f"table {name!r}: there is no file or folder {place}")
         place = str(Path(place).absolute())
     tabs = {"sep": "\t"} if place.endswith((".tsv", ".tsv.gz")) else {}
-    return Table(name, place, kind, _DEFAULTS.get(kind, {}) | tabs | options)
+    return QueryTable(name, place, kind, _DEFAULTS.get(kind, {}) | tabs | options)
 
 
 def _format(place: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from motorcade.pipelines.folder import Folder
+from motorcade.pipelines.rundir import RunDir
 from tests.support.commands import COMMAND_TREE, run
 from tests.support.node import ROOT, NodeProcess
 from tests.support.redis import RedisServer
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "good.csv").write_text("vin,city\nLMCAAAAA4RA000000,x\nLMCAAAAA6RA000001,y\n")
     (tmp_path / "types.toml").write_text('[types.position]\ntopics = ["ecp/+/position"]\nfields = "vin STRING"\n')
     (tmp_path / "empty").mkdir()
-    with Folder(tmp_path / "run", "receipts", {"store": "rocksdb://nowhere"}):
+    with RunDir(tmp_path / "run", "receipts", {"store": "rocksdb://nowhere"}):
         pass  # that was all
     (tmp_path / "bad-profile.toml").write_text("[city]\nanser = [1, 2]\n")
     (tmp_path / "bad.vins").write_text("LMCAAAAA9RA000001\nLMCAAAAA9RA00000O\n")

@@ -1,16 +1,18 @@
 """The data source `motorcade` (Python Data Source API of Spark 4.2 and newer).
 
-    datasource.py   what Spark calls
-    options.py      what its users may say
-    messages.py     a stream of Motorcade: planning and reading
-    natives.py      a stream of Redis
-    mailboxes.py    what waits in mailboxes
-    appends.py      frames into a stream of Redis
-    fanouts.py      frames to vehicles
-    publishes.py    frames to topics
-    brokers.py      what these two have in common
-    columns.py      schemas, and pages of a store as Arrow columns
-    shelf.py        open stores that a process keeps
+    datasource.py     the entry points that Spark calls
+    options.py        options of readers and writers
+    messages.py       reads a stream of Motorcade: planning and pages
+    redis_streams.py  reads a stream of Redis
+    mailboxes.py      reads the backlog of mailboxes
+    appends.py        appends frames to a stream of Redis
+    fanouts.py        sends frames to vehicles
+    publishes.py      publishes frames to topics
+    brokers.py        the connection that these two share
+    columns.py        schemas, and pages of a store as Arrow columns
+    json_payloads.py  parses JSON payloads into columns
+    unpack.py         decodes MessagePack records into columns
+    store_cache.py    open stores that a process reuses
 
     driver:    initialOffset ─▶ latestOffset ─▶ partitions(start, end)      a process of its own, beside the JVM
     executor:  read(partition) ─▶ pages of the store ─▶ Arrow batches       worker processes that live for many tasks

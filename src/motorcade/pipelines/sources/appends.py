@@ -36,7 +36,7 @@ import pyarrow as pa
 
 from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources.options import OptionError
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.sources.store_cache import store_cache
 from motorcade.redis.resp import Argument
 from motorcade.redis.scripts import script_of
 from motorcade.redis.slots import slot_of
@@ -102,7 +102,7 @@ def beside(key: str, *rest: str) -> str:
     return found
 
 
-class Appends:
+class RedisStreamWriter:
     """One frame, or one query, on its way into one stream."""
 
     def __init__(self, store: str, key: str, run: str, lasts: int = 0) -> None:
@@ -317,7 +317,7 @@ class Appends:
         return answer
 
     def _asking(self) -> Asking:
-        return shelf.take(self._store, Asking)
+        return store_cache.take(self._store, Asking)
 
 
 def entries_of(batch: pa.RecordBatch) -> list[list[bytes]]:

@@ -32,7 +32,7 @@ CONNECTION: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendCounts:
     """What a task has sent."""
 
     messages: int = 0
@@ -40,8 +40,8 @@ class Sent:
     reconnected: int = 0  #: times that a connection was lost
     sent_again: int = 0  #: messages that were in flight then
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(
+    def __add__(self, other: SendCounts) -> SendCounts:
+        return SendCounts(
             self.messages + other.messages,
             self.figures + other.figures,
             self.reconnected + other.reconnected,
@@ -55,7 +55,7 @@ class Sender(Protocol):
     @property
     def line(self) -> Line: ...
 
-    def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
+    def send(self, batches: Iterator[pa.RecordBatch]) -> SendCounts:
         """In a task: until all is acknowledged."""
         ...
 
@@ -68,15 +68,15 @@ class Line:
     options: CourierOptions = field(default_factory=CourierOptions)
     figures: str = ""  #: a folder on the driver, for what tasks have sent
 
-    def run(self, courier: Courier, posts: AsyncIterator[Post], sent: Sent) -> Sent:
+    def run(self, courier: Courier, posts: AsyncIterator[Post], sent: SendCounts) -> SendCounts:
         asyncio.run(courier.send(posts))
         return replace(sent, reconnected=courier.reconnected, sent_again=courier.sent_again)
 
-    def note(self, sent: Sequence[Sent], batch: int) -> None:
+    def note(self, sent: Sequence[SendCounts], batch: int) -> None:
         """On the driver: what a batch has come to; the same file if it is done again."""
         if not self.figures:
             return
-        total = sum(sent, Sent())
+        total = sum(sent, SendCounts())
         place = Path(self.figures)
         place.mkdir(parents=True, exist_ok=True)
         partial = place / f".batch-{batch:010}"
@@ -87,12 +87,12 @@ class Line:
         partial.replace(place / f"batch-{batch:010}.json")
 
 
-def noted(place: str | Path) -> Sent:
+def noted(place: str | Path) -> SendCounts:
     """The sum of all that was noted in a folder."""
-    total = Sent()
+    total = SendCounts()
     for file in sorted(Path(place).glob("batch-*.json")):
         found = json.loads(file.read_bytes())
-        total += Sent(**(found | {"figures": Figures(**found["figures"])}))
+        total += SendCounts(**(found | {"figures": Figures(**found["figures"])}))
     return total
 
 

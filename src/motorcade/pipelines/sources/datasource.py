@@ -39,22 +39,22 @@ from pyspark.sql.types import (
 )
 
 from motorcade.pipelines.sources import columns
-from motorcade.pipelines.sources.appends import FIELDS, REMEMBERED, STAGED_FOR, Appends, Staged
-from motorcade.pipelines.sources.bodies import unfit
-from motorcade.pipelines.sources.brokers import Sender, Sent
+from motorcade.pipelines.sources.appends import FIELDS, REMEMBERED, STAGED_FOR, RedisStreamWriter, Staged
+from motorcade.pipelines.sources.brokers import SendCounts, Sender
 from motorcade.pipelines.sources.columns import Wanted
 from motorcade.pipelines.sources.fanouts import Fanouts
-from motorcade.pipelines.sources.mailboxes import Mailboxes
-from motorcade.pipelines.sources.messages import Messages, Offset
-from motorcade.pipelines.sources.natives import Natives
-from motorcade.pipelines.sources.options import Kind, OptionError, ReadOptions, WriteOptions
+from motorcade.pipelines.sources.json_payloads import unfit
+from motorcade.pipelines.sources.mailboxes import MailboxReader
+from motorcade.pipelines.sources.messages import Offset, StoredStreamReader
+from motorcade.pipelines.sources.options import OptionError, ReadOptions, SourceKind, WriteOptions
 from motorcade.pipelines.sources.publishes import Publishes
-from motorcade.pipelines.sources.shelf import settle
+from motorcade.pipelines.sources.redis_streams import RedisStreamReader
+from motorcade.pipelines.sources.store_cache import settle
 
 COLUMNS: Final = {
-    Kind.STREAM: columns.MESSAGES,
-    Kind.REDIS_STREAM: columns.ENTRIES,
-    Kind.MAILBOXES: columns.WAITING,
+    SourceKind.STREAM: columns.MESSAGES,
+    SourceKind.REDIS_STREAM: columns.ENTRIES,
+    SourceKind.MAILBOXES: columns.WAITING,
 }
 
 #: The property in which Spark tells tasks the id of their query. It is made with the checkpoint and kept there.
@@ -73,16 +73,16 @@ _TYPES: Final[dict[pa.DataType, DataType]] = {
 }
 
 
-def schema_of(kind: Kind) -> StructType:
+def schema_of(kind: SourceKind) -> StructType:
     return StructType([StructField(name, _TYPES[columns.TYPES[name]]) for name in COLUMNS[kind]])
 
 
-def columns_of(kind: Kind, schema: StructType) -> Wanted:
+def columns_of(kind: SourceKind, schema: StructType) -> Wanted:
     """The columns that somebody wants: all, or those of a schema that was given."""
     known = {field.name: field.dataType for field in schema_of(kind).fields}
     parsed = None
     for field in schema.fields:
-        if field.name == columns.JSON and kind is Kind.STREAM:
+        if field.name == columns.JSON and kind is SourceKind.STREAM:
             parsed = _parsed(field)
         elif field.name not in known:
             raise OptionError(f"there is no column {field.name!r}; {kind.value} has {', '.join(known)}")
@@ -126,7 +126,7 @@ class MotorcadeDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         options = ReadOptions.parse(self.options)
-        if options.kind is Kind.MAILBOXES:
+        if options.kind is SourceKind.MAILBOXES:
             raise OptionError("mailboxes can be read (spark.read), not followed (spark.readStream)")
         if "ending" in {name.lower() for name in self.options}:
             raise OptionError(
@@ -144,7 +144,9 @@ class MotorcadeDataSource(DataSource):
         # `query` has named a frame until version 0.1.0; it is forgotten when the frame is written.
         run = f"frame-{options.batch_id or options.query or uuid.uuid4().hex}"
         lasts = REMEMBERED if options.batch_id else STAGED_FOR
-        return BatchAppender(Appends(options.store, options.redis_stream, run, lasts), remember=bool(options.batch_id))
+        return BatchAppender(
+            RedisStreamWriter(options.store, options.redis_stream, run, lasts), remember=bool(options.batch_id)
+        )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         sender = _sender(self.options, schema, overwrite, streaming=True)
@@ -156,11 +158,15 @@ class MotorcadeDataSource(DataSource):
             raise OptionError("option query: a name is needed, by which the query is known when it is started again")
         if options.batch_id:
             raise OptionError("option batch_id: it names a frame (write); a streaming query has the option `query`")
-        return StreamAppender(Appends(options.store, options.redis_stream, options.query))
+        return StreamAppender(RedisStreamWriter(options.store, options.redis_stream, options.query))
 
 
-def feed(options: ReadOptions, wanted: Wanted) -> Messages | Natives:
-    return Natives(options, wanted.names) if options.kind is Kind.REDIS_STREAM else Messages(options, wanted)
+def feed(options: ReadOptions, wanted: Wanted) -> StoredStreamReader | RedisStreamReader:
+    return (
+        RedisStreamReader(options, wanted.names)
+        if options.kind is SourceKind.REDIS_STREAM
+        else StoredStreamReader(options, wanted)
+    )
 
 
 class BatchReader(DataSourceReader):
@@ -171,8 +177,8 @@ class BatchReader(DataSourceReader):
         self._wanted = wanted
 
     def partitions(self) -> list[InputPartition]:
-        if self._options.kind is Kind.MAILBOXES:
-            return [InputPartition(part) for part in Mailboxes(self._options, self._wanted.names).ranges()]
+        if self._options.kind is SourceKind.MAILBOXES:
+            return [InputPartition(part) for part in MailboxReader(self._options, self._wanted.names).ranges()]
         source = feed(self._options, self._wanted)
         start = source.begin()
         return [InputPartition(part) for part in source.ranges(start, source.end(start))]
@@ -189,10 +195,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, wanted: Wanted) -> None:
         self._options = options
         self._wanted = wanted
-        self._made: Messages | Natives | None = None  #: on the driver
+        self._made: StoredStreamReader | RedisStreamReader | None = None  #: on the driver
         self._target: Offset | None = None  #: beyond which a backfill does not go
 
-    def _feed(self) -> Messages | Natives:
+    def _feed(self) -> StoredStreamReader | RedisStreamReader:
         if self._made is None:
             self._made = feed(self._options, self._wanted)
         return self._made
@@ -228,7 +234,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _read(options: ReadOptions, wanted: Wanted, part: Any) -> Iterator[pa.RecordBatch]:
-    source = Mailboxes(options, wanted.names) if options.kind is Kind.MAILBOXES else feed(options, wanted)
+    source = MailboxReader(options, wanted.names) if options.kind is SourceKind.MAILBOXES else feed(options, wanted)
     yield from source.read(part)
     if TaskContext.get() is not None:
         settle()
@@ -249,7 +255,7 @@ def _check_entries(schema: StructType, overwrite: bool) -> None:
             )
 
 
-class Written(WriterCommitMessage):
+class StagedCommit(WriterCommitMessage):
     """What a task tells the driver."""
 
     def __init__(self, staged: Staged) -> None:
@@ -257,18 +263,18 @@ class Written(WriterCommitMessage):
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [message.staged for message in messages if isinstance(message, Written)]
+    return [message.staged for message in messages if isinstance(message, StagedCommit)]
 
 
 class BatchAppender(DataSourceArrowWriter):
     """A frame into a Redis stream; all of it or nothing."""
 
-    def __init__(self, appends: Appends, *, remember: bool) -> None:
+    def __init__(self, appends: RedisStreamWriter, *, remember: bool) -> None:
         self._appends = appends
         self._remember = remember  #: it may be written again under the same name
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Written(self._appends.stage(iterator))
+        return StagedCommit(self._appends.stage(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._appends.land(_staged(messages), 0)
@@ -282,13 +288,13 @@ class BatchAppender(DataSourceArrowWriter):
 class StreamAppender(DataSourceStreamArrowWriter):
     """A query into a Redis stream; each batch once."""
 
-    def __init__(self, appends: Appends) -> None:
+    def __init__(self, appends: RedisStreamWriter) -> None:
         self._appends = appends
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         checkpoint = context.getLocalProperty(QUERY_ID) if context is not None else None
-        return Written(self._appends.stage(iterator, checkpoint or ""))
+        return StagedCommit(self._appends.stage(iterator, checkpoint or ""))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._appends.land(_staged(messages), batchId)
@@ -317,11 +323,11 @@ def _sender(options: Mapping[str, str], schema: StructType, overwrite: bool, *, 
 class Acknowledged(WriterCommitMessage):
     """What a task tells the driver when the broker has taken everything."""
 
-    def __init__(self, sent: Sent) -> None:
+    def __init__(self, sent: SendCounts) -> None:
         self.sent = sent
 
 
-def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
+def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[SendCounts]:
     return [message.sent for message in messages if isinstance(message, Acknowledged)]
 
 

@@ -28,8 +28,18 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 
 from motorcade.core.reasons import ReasonCode
 from motorcade.pipelines import PipelineError
-from motorcade.pipelines.batching import Found, Tally, batches, reason_of, right
-from motorcade.pipelines.sources.brokers import CONNECTION, Line, Sent, flag, line_of, lowered, number, rows, whole
+from motorcade.pipelines.batching import CountedVins, VinTally, batches, reason_of, right
+from motorcade.pipelines.sources.brokers import (
+    CONNECTION,
+    Line,
+    SendCounts,
+    flag,
+    line_of,
+    lowered,
+    number,
+    rows,
+    whole,
+)
 from motorcade.pipelines.sources.options import OptionError
 from motorcade.platform.courier import Courier, Post, SendError, pulled
 from motorcade.platform.orders import BATCH, NO_FANOUT, Figures, Order, OrderError
@@ -95,7 +105,7 @@ class Fanouts:
             uuid.uuid4().hex[:16],
         )
 
-    def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
+    def send(self, batches: Iterator[pa.RecordBatch]) -> SendCounts:
         figures = Figures()
 
         def accept(post: Post, reason: ReasonCode, answers: Mapping[str, str]) -> None:
@@ -111,7 +121,7 @@ class Fanouts:
         first = [Post(self.order.data_topic, self.order.data, name="the payload")] if self.publishes else []
         courier = Courier(self.line.address, accept, self.line.options, first=first, name="motorcade-fanout")
         posts = self._encoded(batches) if self.encoded else self._made(batches)
-        sent = self.line.run(courier, posts, Sent())
+        sent = self.line.run(courier, posts, SendCounts())
         return replace(sent, messages=figures.batches, figures=figures)
 
     async def _encoded(self, batches: Iterator[pa.RecordBatch]) -> AsyncIterator[Post]:
@@ -121,19 +131,19 @@ class Fanouts:
             yield _post(message, name or "", vehicles or 0)
 
     async def _made(self, columns: Iterator[pa.RecordBatch]) -> AsyncIterator[Post]:
-        tally = Tally()
+        tally = VinTally()
         async for batch in pulled(columns):
             tally.add(batch.column(0))
         found = tally.found()
         self._check(found)
-        found = Found(found.texts.take(pc.sort_indices(found.texts)), found.times)
+        found = CountedVins(found.texts.take(pc.sort_indices(found.texts)), found.times)
         context = TaskContext.get()
         prefix = f"{self.write}-{context.partitionId() if context is not None else 0}-"
         for some in batches(found, self.order, self.size, prefix):
             for name, message, vehicles in zip(some.ids, some.messages, some.vehicles, strict=True):
                 yield _post(message, name, vehicles)
 
-    def _check(self, found: Found) -> None:
+    def _check(self, found: CountedVins) -> None:
         good = right(found.texts, check_digit=self.check_digit)
         if good.all():
             return

@@ -13,14 +13,14 @@ import pyarrow as pa
 from motorcade.pipelines.sources import columns
 from motorcade.pipelines.sources.messages import Range, split
 from motorcade.pipelines.sources.options import ReadOptions
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.sources.store_cache import store_cache
 from motorcade.storage.readers import StoreReader, open_reader
 
 #: Cells that one task reads.
 PARTS_PER_TASK: Final = 8
 
 
-class Mailboxes:
+class MailboxReader:
     """Plans and reads."""
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
@@ -39,4 +39,4 @@ class Mailboxes:
                     yield columns.waiting(self._names, page)
 
     def _reader(self) -> StoreReader:
-        return shelf.take(self._options.store, open_reader)
+        return store_cache.take(self._options.store, open_reader)

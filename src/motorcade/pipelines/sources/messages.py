@@ -18,10 +18,10 @@ import structlog
 from motorcade.core.record import Record, RecordError, decode
 from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources import columns
-from motorcade.pipelines.sources.bodies import Bodies
 from motorcade.pipelines.sources.columns import JSON, Wanted
+from motorcade.pipelines.sources.json_payloads import JsonPayloads
 from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, Place, ReadOptions
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.sources.store_cache import store_cache
 from motorcade.pipelines.sources.unpack import unpack
 from motorcade.storage.readers import Extent, StoreReader, StreamPage, open_reader
 
@@ -51,14 +51,14 @@ def split(after: int, last: int, rows: int) -> list[Range]:
     return [(after + count * part // parts, after + count * (part + 1) // parts) for part in range(parts)]
 
 
-class Messages:
+class StoredStreamReader:
     """Plans and reads; made anew in every process."""
 
     def __init__(self, options: ReadOptions, wanted: Wanted) -> None:
         self._options = options
         self._wanted = wanted
         self._names = wanted.stored()
-        self._bodies = None if wanted.json is None else Bodies(wanted.json)
+        self._bodies = None if wanted.json is None else JsonPayloads(wanted.json)
         self._seen: Extent | None = None
         self._known: Offset = {}  #: the last place that was found to be as it was
         self._looked = 0.0  #: when; of the monotonic clock
@@ -260,7 +260,7 @@ class Messages:
         return kept
 
     def _reader(self) -> StoreReader:
-        return shelf.take(self._options.store, open_reader)
+        return store_cache.take(self._options.store, open_reader)
 
 
 def is_declared(reader: StoreReader, name: str) -> bool:

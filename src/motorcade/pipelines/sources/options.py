@@ -25,7 +25,7 @@ class OptionError(MotorcadeError):
     """An option of the source is missing or wrong."""
 
 
-class Kind(StrEnum):
+class SourceKind(StrEnum):
     """What is read; the name of the option that says which one."""
 
     STREAM = auto()
@@ -70,7 +70,7 @@ class ReadOptions:
     """All of them; docs/pipelines.md explains each."""
 
     store: str
-    kind: Kind
+    kind: SourceKind
     name: str  #: of the stream, key of the Redis stream, or prefix of the owners
     starting: Place = Edge.EARLIEST
     ending: Place = Edge.LATEST
@@ -86,11 +86,11 @@ class ReadOptions:
         unknown = sorted(set(options) - KNOWN)
         if unknown:
             raise OptionError(f"the source motorcade has no option {unknown[0]!r}; it knows {', '.join(sorted(KNOWN))}")
-        kinds = [kind for kind in Kind if kind in options]
+        kinds = [kind for kind in SourceKind if kind in options]
         if len(kinds) != 1:
             raise OptionError("one of the options `stream`, `redis_stream` and `mailboxes` says what to read")
         kind = kinds[0]
-        if kind is not Kind.MAILBOXES and not options[kind]:
+        if kind is not SourceKind.MAILBOXES and not options[kind]:
             raise OptionError(f"option {kind.value}: a name is needed")
         return cls(
             store=_store(options.get("store", ""), kind),
@@ -128,7 +128,7 @@ class WriteOptions:
             if set(options.get(name, "")) & set(": {}="):
                 raise OptionError(f"option {name}: {options[name]!r} has a blank, a colon, a brace or an equals sign")
         return cls(
-            _store(options.get("store", ""), Kind.REDIS_STREAM),
+            _store(options.get("store", ""), SourceKind.REDIS_STREAM),
             options["redis_stream"],
             options.get("query", ""),
             options.get("batch_id", ""),
@@ -138,33 +138,33 @@ class WriteOptions:
 #: Options that Spark hands on to every sink.
 SPARKS_OWN = {"checkpointlocation", "path"}
 
-KNOWN = {field for field in ReadOptions.__dataclass_fields__ if field not in {"kind", "name"}} | set(Kind)
+KNOWN = {field for field in ReadOptions.__dataclass_fields__ if field not in {"kind", "name"}} | set(SourceKind)
 
 
-def _store(url: str, kind: Kind) -> str:
+def _store(url: str, kind: SourceKind) -> str:
     if not url:
         raise OptionError(f"the option `store` says where to read: one of {FORMS.removeprefix(MEMORY + ', ')}")
     scheme = url.partition("://")[0]
     if not names_store(url) or url in {MEMORY, "rocksdb://"}:
         # Not the whole of it: it may hold a password.
         raise OptionError(f"option store: {scheme!r}… is none of {FORMS.removeprefix(MEMORY + ', ')}")
-    if kind is Kind.REDIS_STREAM and scheme == "rocksdb":
+    if kind is SourceKind.REDIS_STREAM and scheme == "rocksdb":
         raise OptionError("option redis_stream: the store must be redis://… or redis+cluster://…, not rocksdb://…")
     return url
 
 
-def _place(name: str, text: str, kind: Kind) -> Place:
+def _place(name: str, text: str, kind: SourceKind) -> Place:
     if text.lower() in set(Edge):
         return Edge(text.lower())
     number, dash, sequence = text.partition("-")
     if number.isdigit() and not dash and number.isascii():
         return text
-    if kind is Kind.REDIS_STREAM and number.isdigit() and sequence.isdigit() and len(number) > 4:
+    if kind is SourceKind.REDIS_STREAM and number.isdigit() and sequence.isdigit() and len(number) > 4:
         return text
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        form = "an id such as 1760000000000-0" if kind is Kind.REDIS_STREAM else "an offset"
+        form = "an id such as 1760000000000-0" if kind is SourceKind.REDIS_STREAM else "an offset"
         raise OptionError(
             f"option {name}: {text!r} is none of earliest, latest, {form} and a time such as 2026-01-31T12:00:00Z"
         ) from None

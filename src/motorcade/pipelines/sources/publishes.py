@@ -24,7 +24,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.topic import check_topic
 from motorcade.mqtt.properties import NONE, Properties
 from motorcade.pipelines import PipelineError
-from motorcade.pipelines.sources.brokers import CONNECTION, Line, Sent, line_of, lowered, rows
+from motorcade.pipelines.sources.brokers import CONNECTION, Line, SendCounts, line_of, lowered, rows
 from motorcade.pipelines.sources.options import OptionError
 from motorcade.platform.courier import Courier, Post, SendError
 
@@ -61,7 +61,7 @@ class Publishes:
             raise OptionError(f"option unrouted: {options['unrouted']!r} is none of {', '.join(Unrouted)}") from None
         return cls(line_of(options["publish"], "publish", {"window": str(WINDOW)} | options), unrouted)
 
-    def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
+    def send(self, batches: Iterator[pa.RecordBatch]) -> SendCounts:
         messages = 0
 
         def accept(post: Post, reason: ReasonCode, _answers: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ class Publishes:
             messages += 1
 
         courier = Courier(self.line.address, accept, self.line.options, name="motorcade-publish")
-        sent = self.line.run(courier, _posts(batches), Sent())
+        sent = self.line.run(courier, _posts(batches), SendCounts())
         return replace(sent, messages=messages)
 
 

@@ -51,7 +51,7 @@ _NO_PROPERTIES: Final = 0x90C0C0C0C0
 _INLINE: Final = 12
 
 
-class _Kind:
+class _Encoding:
     """How a field of some length begins: by the first octet, whether it may, and how long it is."""
 
     def __init__(self, widths: Mapping[int, int], fixed: Mapping[int, int]) -> None:
@@ -66,10 +66,10 @@ class _Kind:
 
 
 _SHORT: Final = {0xA0 | size: size for size in range(32)}
-_TEXT: Final = _Kind({0xD9: 1, 0xDA: 2, 0xDB: 4}, _SHORT)
-_TEXT_OR_NIL: Final = _Kind({0xD9: 1, 0xDA: 2, 0xDB: 4}, {_NIL: 0, **_SHORT})
-_BYTES: Final = _Kind({0xC4: 1, 0xC5: 2, 0xC6: 4}, {})
-_BYTES_OR_NIL: Final = _Kind({0xC4: 1, 0xC5: 2, 0xC6: 4}, {_NIL: 0})
+_TEXT: Final = _Encoding({0xD9: 1, 0xDA: 2, 0xDB: 4}, _SHORT)
+_TEXT_OR_NIL: Final = _Encoding({0xD9: 1, 0xDA: 2, 0xDB: 4}, {_NIL: 0, **_SHORT})
+_BYTES: Final = _Encoding({0xC4: 1, 0xC5: 2, 0xC6: 4}, {})
+_BYTES_OR_NIL: Final = _Encoding({0xC4: 1, 0xC5: 2, 0xC6: 4}, {_NIL: 0})
 
 
 class Slices(NamedTuple):
@@ -108,7 +108,7 @@ class _Walk:
             to = np.minimum(to, self.ends)
         self.at = to
 
-    def field(self, kind: _Kind) -> Slices:
+    def field(self, kind: _Encoding) -> Slices:
         """A field of some length."""
         heads = self.heads()
         first = int(heads[0]) if len(heads) else _NIL
@@ -126,7 +126,7 @@ class _Walk:
         self.move(starts + sizes)
         return Slices(starts, sizes, heads)
 
-    def _alike(self, kind: _Kind, head: int, heads: Octets) -> Slices:
+    def _alike(self, kind: _Encoding, head: int, heads: Octets) -> Slices:
         """The same in less time, where the field begins with the same octet in all records."""
         width = int(kind.widths[head])
         starts = self.at + 1 + width

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from motorcade.pipelines.sources.bodies import Bodies
+from motorcade.pipelines.sources.json_payloads import JsonPayloads
 
 KIND = pa.struct(
     [
@@ -24,7 +24,7 @@ KIND = pa.struct(
 
 
 def column(payloads: list[bytes]) -> pa.Array:
-    return Bodies(KIND).column(pa.array(payloads, pa.binary()))
+    return JsonPayloads(KIND).column(pa.array(payloads, pa.binary()))
 
 
 def became(payload: bytes) -> Any:
@@ -145,7 +145,7 @@ def _written(draw: st.DrawFn) -> bytes:
 @given(st.lists(_written(), min_size=1, max_size=8))
 @example([b'{"d": NaN, "z": Inf}'])
 def test_all_at_once_comes_to_the_same(payloads: list[bytes]) -> None:
-    bodies = Bodies(KIND)
+    bodies = JsonPayloads(KIND)
     slowly = bodies._fitted(payloads)
     assert slowly.equals(bodies.column(pa.array(payloads, pa.binary())))
 
@@ -157,6 +157,6 @@ def test_the_usual_is_done_at_once(made: list[dict[str, Any]]) -> None:
     payloads = [json.dumps(one, allow_nan=True).encode() for one in made]
     if any(word in payload for payload in payloads for word in (b"NaN", b"Infinity", b"\\ud", b"e+")):
         return
-    at_once = Bodies(KIND)._at_once(pa.array(payloads, pa.binary()))
+    at_once = JsonPayloads(KIND)._at_once(pa.array(payloads, pa.binary()))
     assert at_once is not None
-    assert at_once.equals(Bodies(KIND)._fitted(payloads))
+    assert at_once.equals(JsonPayloads(KIND)._fitted(payloads))

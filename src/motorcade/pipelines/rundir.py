@@ -69,7 +69,7 @@ def check_place(text: str) -> Path:
     return Path(text).absolute()
 
 
-class Folder:
+class RunDir:
     """A folder that this process has, for as long as the context lasts."""
 
     def __init__(self, path: str | Path, pipeline: str, identity: Mapping[str, str]) -> None:

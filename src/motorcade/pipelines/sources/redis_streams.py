@@ -26,7 +26,7 @@ from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources import columns
 from motorcade.pipelines.sources.messages import FRESH, MAX_PARTITIONS, Offset, TrimmedError
 from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, Place, ReadOptions
-from motorcade.pipelines.sources.shelf import shelf
+from motorcade.pipelines.sources.store_cache import store_cache
 from motorcade.storage.redis_reader import ORIGIN, EntryId, NativeExtent, NativeReader
 
 log = structlog.get_logger("motorcade.pipelines")
@@ -54,7 +54,7 @@ def split(after: EntryId, last: EntryId, parts: int) -> list[tuple[EntryId, Entr
     return list(pairwise(edges))
 
 
-class Natives:
+class RedisStreamReader:
     """Plans and reads; made anew in every process."""
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
@@ -201,4 +201,4 @@ class Natives:
         log.warning("stream_trimmed", stream=self._options.name, after=str(reached), at_most=gone)
 
     def _reader(self) -> NativeReader:
-        return shelf.take(self._options.store, NativeReader)
+        return store_cache.take(self._options.store, NativeReader)

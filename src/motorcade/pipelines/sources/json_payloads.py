@@ -60,7 +60,7 @@ def unfit(kind: pa.DataType, path: str = "json") -> str | None:
     return None
 
 
-class Bodies:
+class JsonPayloads:
     """Parses payloads into one type, which is a STRUCT."""
 
     def __init__(self, kind: pa.StructType) -> None:

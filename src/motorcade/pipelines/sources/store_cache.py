@@ -1,12 +1,12 @@
-"""What a process that Spark keeps has ready for its next task: open stores, and little to clean up.
+"""Cache open stores between the tasks of one Spark worker process, and keep garbage collection cheap.
 
-Spark keeps its Python processes and gives them one task after the other, each with a source made anew. Opening a store
+Spark keeps its Python processes and gives them one task after the other, each with a new source. Opening a store
 takes a fifth of a second, so what is open stays open: by process, because an open store does not survive a fork.
 
 After each task Spark collects garbage, and going over all that was imported takes 30 ms, as long as reading 50 000
 rows. So that is set aside once.
 
-Rule 1: one task at a time works in a process, so nobody closes what another one uses.
+Rule 1: one task at a time works in a process, so no task closes what another one uses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_OPEN: Final = 4
 
 
 class Closing(Protocol):
-    """What can be kept."""
+    """A store or reader that can be cached."""
 
     def close(self) -> None: ...
 
@@ -30,8 +30,8 @@ class Closing(Protocol):
 Opened = TypeVar("Opened", bound=Closing)
 
 
-class Shelf:
-    """What is open in this process."""
+class StoreCache:
+    """The open stores of this process."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[int, str, str], Closing] = OrderedDict()
@@ -55,11 +55,11 @@ class Shelf:
                 closing.close()
 
 
-#: The one of this process: tasks know nothing of each other, so nobody could hand it on.
-shelf = Shelf()
+#: The cache of this process: tasks know nothing of each other, so none could pass it on.
+store_cache = StoreCache()
 
 
-_settled = 0  #: the process that was
+_settled = 0  #: pid of the process that is settled
 
 
 def settle() -> None:
