@@ -127,7 +127,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     if told or not session.ready:
                         _pump(session)
                 if first == 0x30:
-                    if v5 and data[stop]:
+                    if (v5 and data[stop]) or (route.kept and numbers):  # it may be stored: after those before it
                         break
                     size = end - i
                     last = end
