@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -18,8 +20,16 @@ from motorcade.plugins.logs.queues.dispatcher import (
     TIMED_OUT,
 )
 from motorcade.plugins.logs.queues.options import QueueOptions
-from motorcade.plugins.logs.queues.strategy import Strategy
+from motorcade.plugins.logs.queues.strategy import LeastInflight, Random, RoundRobin
 from tests.unit.queues.rig import Rig
+
+
+@dataclass(eq=False)
+class Worker:
+    """A consumer, for a strategy alone."""
+
+    room: int = 5
+    held: int = 0
 
 
 def test_what_is_stored_is_given_in_order() -> None:
@@ -128,12 +138,7 @@ def test_least_inflight_takes_turns_among_equals() -> None:
             client.ack(*client.numbers)
     assert [4, 4, 4] == [len(client.seen) for client in clients]
 
-    @dataclass(eq=False)
-    class Worker:
-        room: int = 5
-        held: int = 0
-
-    strategy: Strategy[Worker] = Strategy("least_inflight")
+    strategy: LeastInflight[Worker] = LeastInflight()
     workers = [Worker(), Worker(), Worker()]
     for worker in workers:
         strategy.offer(worker)
@@ -147,6 +152,77 @@ def test_least_inflight_takes_turns_among_equals() -> None:
         strategy.offer(worker)
         assert workers[chosen[-1]] is strategy.those_with_room()[-1]
     assert [4, 4, 4] == [chosen.count(number) for number in range(3)]
+
+
+def test_random_gives_each_the_same_chance() -> None:
+    """Also if some are busy for a while: what happened before makes no difference."""
+    strategy: Random[Worker] = Random(random.Random(7))
+    busy = random.Random(8)
+    workers = [Worker() for _ in range(4)]
+    chosen: Counter[int] = Counter()
+    pairs: Counter[tuple[int, int]] = Counter()
+    last = 0
+    for _ in range(8000):
+        for worker in workers:
+            worker.room = 5
+            strategy.offer(worker)
+        busy.choice(workers).room = 0
+        picked = strategy.pick()
+        assert picked is not None
+        strategy.given(picked)
+        index = workers.index(picked)
+        chosen[index] += 1
+        pairs[last, index] += 1
+        last = index
+    assert all(1850 < chosen[number] < 2150 for number in range(4)), chosen
+    assert all(400 < pairs[a, b] < 600 for a in range(4) for b in range(4)), pairs
+    for worker in workers:
+        worker.room = 5
+        strategy.offer(worker)
+    assert 24 == len({tuple(strategy.those_with_room()) for _ in range(500)}), "every order comes"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [RoundRobin(), LeastInflight(), Random(random.Random(1))],
+    ids=["round_robin", "least_inflight", "random"],
+)
+def test_those_with_no_room_are_left_out_until_they_are_offered(strategy: RoundRobin[Worker]) -> None:
+    a, b = Worker(room=0), Worker()
+    strategy.offer(a)
+    strategy.offer(b)
+    assert {b} == {strategy.pick() for _ in range(20)}
+    a.room, b.room = 5, 0
+    strategy.offer(a)
+    assert {a} == {strategy.pick() for _ in range(20)}
+    assert strategy.is_alone and [a] == strategy.those_with_room()
+    strategy.discard(a)
+    assert strategy.pick() is None
+
+
+def test_least_inflight_ranks_by_what_is_held_now() -> None:
+    """Though it was not told: another queue of the same client may have changed it."""
+    strategy: LeastInflight[Worker] = LeastInflight()
+    a, b = Worker(held=1), Worker(held=2)
+    strategy.offer(a)
+    strategy.offer(b)
+    a.held = 3
+    assert [b, a] == strategy.those_with_room()
+    b.held = 4
+    assert a is strategy.pick()
+
+
+def test_what_a_deleted_queue_gave_leaves_the_counts_alone() -> None:
+    """Its consumer is one of the next queue of that name by then."""
+    rig = Rig()
+    a = rig.join("a")
+    rig.append(2)
+    rig.settle()
+    old = list(a.inflight)
+    rig.dispatcher.close()
+    for entry in old:
+        rig.dispatcher.not_taken(a.consumer, entry, "refused", rig.now)
+    assert 0 == a.consumer.sent and a.consumer.is_hungry
 
 
 # -- again

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from motorcade.plugins.logs.queues.dispatcher import QueueEntry, State
-from motorcade.plugins.logs.queues.strategy import Strategy
+from motorcade.plugins.logs.queues.strategy import Random
 from tests.unit.queues.rig import Client, Rig
 
 TIMEOUT = 10.0
@@ -42,7 +42,7 @@ class Machine(RuleBasedStateMachine):
             strategy=strategy, priorities=levels, max_attempts=attempts, ack_timeout=TIMEOUT, redispatch_delay=0.5
         )
         if strategy == "random":  # of the same chance each time, or a failure could not be repeated
-            self.rig.dispatcher._ready = Strategy("random", random.Random(0))
+            self.rig.dispatcher._ready = Random(random.Random(0))
         self.rig.confirm = False
         self.appended: set[tuple[int, int]] = set()
         self.done: set[tuple[int, int]] = set()  # acknowledged by somebody

@@ -40,7 +40,7 @@ from motorcade.mqtt.packets import (
 )
 from motorcade.mqtt.properties import Properties
 from motorcade.plugins.logs.queues.plugin import QueuesPlugin
-from motorcade.plugins.logs.queues.strategy import Strategy
+from motorcade.plugins.logs.queues.strategy import Random
 from motorcade.storage.ports import Appended, Draft
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, Guest, PluginWorld, often
@@ -216,7 +216,7 @@ class Machine(PluginWorld[Car]):
         queue = self.loaded.plugin._queues.get("q")
         assert queue is not None
         if queue.options.strategy == "random":  # of the same chance each time, or a failure could not be repeated
-            queue.dispatcher._ready = Strategy("random", random.Random(0))
+            queue.dispatcher._ready = Random(random.Random(0))
 
     # -- what is true at once
 

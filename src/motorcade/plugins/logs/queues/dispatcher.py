@@ -35,7 +35,7 @@ import msgspec
 from motorcade.core.message import Message
 from motorcade.plugins.logs.queues.options import QueueOptions
 from motorcade.plugins.logs.queues.record import MAX_HISTORY, Attempt, QueueRecord
-from motorcade.plugins.logs.queues.strategy import Strategy
+from motorcade.plugins.logs.queues.strategy import STRATEGIES, RoundRobin
 from motorcade.plugins.logs.queues.tables import mailbox_of
 
 LOW: Final = 192  #: messages in memory at which the next ones are read, unless they are large; a few consumers' windows
@@ -257,7 +257,7 @@ class Dispatcher:
         self._down = tuple(reversed(self.levels.values()))
         self.effects = effects
         self._counters = counters
-        self._ready: Strategy[Consumer] = Strategy(options.strategy)
+        self._ready: RoundRobin[Consumer] = STRATEGIES[options.strategy]()
         self._due: dict[QueueEntry, float] = {}  # sent: until when to be acknowledged; in the order of these times
         self._gave = False  # something may be given and not sent
         self._delayed: list[tuple[float, int, QueueEntry]] = []
@@ -352,9 +352,10 @@ class Dispatcher:
 
     def not_taken(self, consumer: Consumer, entry: QueueEntry, reason: str, now: float) -> None:
         """Give a message to another consumer: this one has refused it, or was not sent it."""
-        if consumer.entries.pop(entry, SENT) == SENT:
+        since = consumer.entries.pop(entry, None)  # None: its queue is gone
+        if since == SENT:
             consumer.sent -= 1
-        elif reason not in {WITHDRAWN, EXPIRED}:
+        elif since is not None and reason not in {WITHDRAWN, EXPIRED}:
             entry.attempts += 1  # it is too large for the client; or it would be tried for ever
         if entry.state is _GIVEN and entry.consumer is consumer and not self.closed:
             if reason == EXPIRED:
@@ -544,23 +545,22 @@ class Dispatcher:
         entry: QueueEntry | None
         gave = False
         while (consumer := ready.pick()) is not None and len(skipped) < MAX_SKIPPED:
-            entries: list[QueueEntry] = []
-            limit = consumer.room if ready.is_alone else 1
-            while (entry := self._next(now)) is not None:
-                if not entry.tried or consumer.may_get(entry):
-                    entries.append(entry)
-                elif other := next((each for each in ready.those_with_room() if each.may_get(entry)), None):
-                    self._give([entry], other, now)
-                    gave = True
-                else:
-                    skipped.append(entry)
-                if len(entries) == limit or len(skipped) == MAX_SKIPPED:
-                    break
-            if entries:
-                self._give(entries, consumer, now)
-                gave = True
+            entry = self._next(now)
             if entry is None:
                 break
+            if entry.tried and not consumer.may_get(entry):
+                other = next((each for each in ready.those_with_room() if each.may_get(entry)), None)
+                if other is None:
+                    skipped.append(entry)
+                    continue
+                consumer = other
+            entries = [entry]
+            if ready.is_alone:
+                room = consumer.room
+                while len(entries) < room and len(skipped) < MAX_SKIPPED and (entry := self._next(now)) is not None:
+                    (entries if not entry.tried or consumer.may_get(entry) else skipped).append(entry)
+            self._give(entries, consumer, now)
+            gave = True
         for entry in skipped:
             entry.level.put_back(entry)
         if gave or consumer is not None:
@@ -675,7 +675,7 @@ class Dispatcher:
         """Take other options; for messages that were given, from their next time on."""
         before, self.options = self.options, options
         if options.strategy != before.strategy:
-            self._ready = Strategy(options.strategy)
+            self._ready = STRATEGIES[options.strategy]()
             for consumer in self.consumers:
                 self._ready.offer(consumer)
         self.levels = {number: self.levels.get(number) or Level(self, number) for number in range(options.priorities)}

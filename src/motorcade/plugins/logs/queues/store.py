@@ -137,13 +137,15 @@ class QueueStore:
     def mark(self, entries: Sequence[QueueEntry]) -> None:
         """Store how often messages were sent, unless they are done meanwhile (rule 3)."""
         now = self.now()
-        for entry in entries:
-            level = entry.level
-            if entry.attempts > 1 or entry.history:
-                level.unmarked[entry] = 0.0
+        for level, some in groupby(entries, key=_LEVEL):
+            urgent = False
+            for entry in some:
+                again = entry.attempts > 1 or entry.history is not None
+                level.unmarked[entry] = 0.0 if again else now
+                urgent |= again
+            if urgent:
                 self._behind.hurry(level)
             else:
-                level.unmarked[entry] = now
                 self._behind.change(level)
 
     async def close(self) -> None:
