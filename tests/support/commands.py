@@ -50,11 +50,11 @@ def run(*words: object, stdin: str = "", env: dict[str, str] | None = None, cwd:
     given, out, err = (io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8", "replace") for text in (stdin, "", ""))
     code: object = None
     with (
+        _alone(),
         patch.object(cli, "app", COMMAND_TREE),
         patch.object(sys, "argv", line),
         patch.object(sys, "stdin", given),
         patch.dict(os.environ, environment(env), clear=True),
-        patch.object(log, "configure"),  # would outlast the command
         _logging_to(err),
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
@@ -67,6 +67,19 @@ def run(*words: object, stdin: str = "", env: dict[str, str] | None = None, cwd:
     return Done(line, code if isinstance(code, int) else int(code is not None), _written(out), _written(err))
 
 
+#: Arguments, streams, environment and folder belong to the process: two commands at a time would leave each other's.
+_RUNNING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    assert _RUNNING.acquire(timeout=PATIENCE), "another command of this process does not end: run one as a process"
+    try:
+        yield
+    finally:
+        _RUNNING.release()
+
+
 class OwnLog(threading.local):
     """Where the command that this thread runs logs to; nodes in other threads log as before."""
 
@@ -74,29 +87,47 @@ class OwnLog(threading.local):
 
 
 _own = OwnLog()
+_PROCESSORS = [structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer(key_order=["event"])]
+_configure = log.configure
 
 
 @contextlib.contextmanager
 def _logging_to(stream: io.TextIOWrapper) -> Iterator[None]:
-    """Log there, as a command's process logs to its standard error."""
-    factory = structlog.get_config()["logger_factory"]
-    if not isinstance(factory, Loggers):
-        structlog.configure(logger_factory=Loggers(factory))
+    """Log there, as a command's process logs to its standard error.
+
+    Only the wrapper class is replaced, and it replaces the rest: `structlog` keeps what a factory has made, so a logger
+    for this command would later meet the processors of another configuration.
+    """
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=_wrapper(before["wrapper_class"]), cache_logger_on_first_use=False)
     _own.stream = stream
     try:
         yield
     finally:
         _own.stream = None
+        structlog.configure(
+            wrapper_class=before["wrapper_class"], cache_logger_on_first_use=before["cache_logger_on_first_use"]
+        )
 
 
-class Loggers:
-    """Makes loggers of commands, and those of others as before."""
+def _wrapper(others: Callable[..., Any]) -> Any:
+    """Make loggers of commands, and those of others as before."""
 
-    def __init__(self, others: Callable[..., Any]) -> None:
-        self._others = others
+    def wrap(logger: object, processors: object, context: object) -> object:
+        if _own.stream is None:
+            return others(logger, processors=processors, context=context)
+        return structlog.BoundLogger(structlog.PrintLogger(_own.stream), processors=_PROCESSORS, context=context)  # type: ignore[arg-type]
 
-    def __call__(self, *names: object) -> object:
-        return self._others(*names) if _own.stream is None else structlog.PrintLogger(_own.stream)
+    return wrap
+
+
+def _configure_nodes(*args: Any, **kwargs: Any) -> None:
+    """Configure the logs, unless a command of this process asks for it: that would outlast the command."""
+    if _own.stream is None:
+        _configure(*args, **kwargs)
+
+
+log.configure = _configure_nodes
 
 
 def _written(stream: io.TextIOWrapper) -> str:

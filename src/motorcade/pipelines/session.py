@@ -215,9 +215,12 @@ def stop(spark: SparkSession, patience: float = STOP_PATIENCE) -> None:
     stopping = threading.Thread(target=_stop, args=[spark], daemon=True)  # it has a connection of its own
     stopping.start()
     stopping.join(patience)
-    process = SparkContext._gateway.proc if SparkContext._gateway else None  # noqa: SLF001 - no other way to Java
-    if process is None:  # it was there before us
+    gateway = SparkContext._gateway  # noqa: SLF001 - no other way to Java
+    if gateway is None or (process := gateway.proc) is None:  # it was there before us
         return
+    # Race: a thread of py4j tells Java of objects that are collected. When Java is gone, it would write a traceback to
+    # standard error for each; a client that is not connected is silent.
+    gateway._gateway_client.is_connected = False  # noqa: SLF001 - `shutdown` would connect, and fail as loudly
     process.stdin.close()  # by this Java learns that it is no longer needed
     try:
         process.wait(patience)
