@@ -51,8 +51,8 @@ class _Tree(Generic[V]):
             node = found
         return node.value
 
-    def set(self, path: str, value: V) -> None:
-        """Put a value at a path."""
+    def set(self, path: str, value: V) -> V | None:
+        """Put a value at a path; return the one that was there."""
         node = self._root
         for level in path.split("/"):
             found = node.children.get(level)
@@ -60,9 +60,10 @@ class _Tree(Generic[V]):
                 found = node.children[level] = _Node()
                 self.nodes += 1
             node = found
-        if node.value is None:
+        old, node.value = node.value, value
+        if old is None:
             self._size += 1
-        node.value = value
+        return old
 
     def remove(self, path: str) -> V | None:
         """Take the value at a path away, and every node that was there only for it."""

@@ -17,7 +17,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.core.topic import matches
 from motorcade.extension.hooks import STOP, Callback, Continue, Handled, Stop
 from motorcade.extension.plugin import Loaded
-from motorcade.plugins.retained import Index, Refusal, RetainedConfig, RetainedPlugin
+from motorcade.plugins.retained import Index, RetainedConfig, RetainedPlugin, RetainedRefusal
 from tests.unit.plugins.hub import MemoryHub
 
 Load = Callable[..., Awaitable[Loaded]]
@@ -317,8 +317,8 @@ def test_bytes_are_counted_right_whatever_happens() -> None:
             index.delete(topic)
         else:
             expires = step + 50.0 if chance.random() < 0.5 else None
-            refusal = index.put(kept(topic, b"x" * chance.randrange(1, 50), expires_at=expires), float(step), 10)
-            assert refusal is None or refusal in set(Refusal)
+            _, refusal = index.put(kept(topic, b"x" * chance.randrange(1, 50), expires_at=expires), float(step), 10)
+            assert refusal is None or refusal in set(RetainedRefusal)
         present = list(index.walk("#", lambda: 0.0))
         assert len(present) == len(index) <= 50
         assert sum(len(m.topic) + len(m.payload) for m in present) == index.bytes <= 1000

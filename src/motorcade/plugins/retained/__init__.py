@@ -7,7 +7,7 @@ record    the stored form of a message
 source    gives the messages to a subscriber
 """
 
-from motorcade.plugins.retained.index import Index, Refusal
+from motorcade.plugins.retained.index import Index, RetainedRefusal
 from motorcade.plugins.retained.plugin import RetainedConfig, RetainedPlugin
 
-__all__ = ["Index", "Refusal", "RetainedConfig", "RetainedPlugin"]
+__all__ = ["Index", "RetainedConfig", "RetainedPlugin", "RetainedRefusal"]

@@ -21,7 +21,7 @@ from motorcade.core.message import Message
 from motorcade.core.trie import TopicTree, _Node
 
 
-class Refusal(StrEnum):
+class RetainedRefusal(StrEnum):
     """The bound that a message did not fit in. The values are the names of the options."""
 
     MAX_PAYLOAD = "max_payload"
@@ -37,7 +37,7 @@ class Index:
         self.max_payload = max_payload
         self.max_bytes = max_bytes
         self.bytes = 0  #: of all topics, payloads and properties
-        self._tree = _Tree()
+        self._tree = _RetainedTree()
         self._expiring: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -49,64 +49,61 @@ class Index:
         """Return the number of levels of all topics."""
         return self._tree.nodes
 
-    def put(self, message: Message, now: float, sweep_budget: int = 0) -> Refusal | None:
-        """Keep a message as the last one of its topic; return the bound it broke if that was not possible.
+    def put(self, message: Message, now: float, sweep_budget: int = 0) -> tuple[Message | None, RetainedRefusal | None]:
+        """Keep a message as the last one of its topic; return the one before, and the bound that was broken, if any.
 
         When there is no room, up to `sweep_budget` expired messages are looked for first.
         """
         if self.max_payload and len(message.payload) > self.max_payload:
+            return self.delete(message.topic), RetainedRefusal.MAX_PAYLOAD
+        old = self._set(message)  # before it is known whether it fits: the old one goes in any case (rule 1)
+        refusal = self._broken(is_new=old is None)
+        if refusal is not None and sweep_budget and self.sweep(now, sweep_budget):
+            refusal = self._broken(is_new=old is None)
+        if refusal is not None:
             self.delete(message.topic)
-            return Refusal.MAX_PAYLOAD
-        old = self._tree.get(message.topic)
-        growth = size_of(message) - size_of(old)
-        refusal = self._bound_of(old is None, growth)
-        if refusal is None:
-            self._set(message, growth)
-        elif sweep_budget and self.sweep(now, sweep_budget):
-            return self.put(message, now)
-        else:
-            self.delete(message.topic)
-        return refusal
+        return old, refusal
 
     def restore(self, topic: str, message: Message | None) -> None:
         """Put a topic back to what it was, without checking bounds: it was within them once."""
         if message is None:
             self.delete(topic)
         else:
-            self._set(message, size_of(message) - size_of(self._tree.get(topic)))
+            self._set(message)
 
     @property
     def beyond(self) -> bool:
         """Return True if there is more than the bounds allow (after `restore`, or under new bounds)."""
-        return bool(
-            (self.max_messages and len(self._tree) > self.max_messages)
-            or (self.max_bytes and self.bytes > self.max_bytes)
-        )
+        return self._broken(is_new=True) is not None
 
-    def _bound_of(self, is_new: bool, growth: int) -> Refusal | None:
-        """Return the bound that would be broken by a message of a new topic, or so many bytes more."""
-        if self.max_messages and is_new and len(self._tree) >= self.max_messages:
-            return Refusal.MAX_MESSAGES
-        if self.max_bytes and self.bytes + growth > self.max_bytes:
-            return Refusal.MAX_BYTES
+    def _broken(self, *, is_new: bool) -> RetainedRefusal | None:
+        """Return the bound that is broken by a message that was set just now, perhaps of a new topic."""
+        if self.max_messages and is_new and len(self._tree) > self.max_messages:
+            return RetainedRefusal.MAX_MESSAGES
+        if self.max_bytes and self.bytes > self.max_bytes:
+            return RetainedRefusal.MAX_BYTES
         return None
 
-    def _set(self, message: Message, growth: int) -> None:
+    def _set(self, message: Message) -> Message | None:
+        """Keep a message; return the one before."""
         # In place, never by deleting first: `walk` holds on to the topic's node (rule 3).
-        self._tree.set(message.topic, message)
-        self.bytes += growth
-        self._expiring.pop(message.topic, None)
+        old = self._tree.set(message.topic, message)
+        self.bytes += size_of(message)
+        if old is not None:
+            self.bytes -= size_of(old)
+            if old.expires_at is not None:
+                self._expiring.pop(message.topic, None)
         if message.expires_at is not None:
             self._expiring[message.topic] = message.expires_at
+        return old
 
-    def delete(self, topic: str) -> bool:
-        """Delete the message of a topic; return False if there was none."""
+    def delete(self, topic: str) -> Message | None:
+        """Delete the message of a topic, and return it."""
         message = self._tree.remove(topic)
-        if message is None:
-            return False
-        self.bytes -= size_of(message)
-        self._expiring.pop(topic, None)
-        return True
+        if message is not None:
+            self.bytes -= size_of(message)
+            self._expiring.pop(topic, None)
+        return message
 
     def peek(self, topic: str) -> Message | None:
         """Return the message of a topic, expired or not."""
@@ -127,24 +124,24 @@ class Index:
         for topic in list(islice(self._expiring, budget)):
             at = self._expiring.pop(topic)
             if at <= now:
-                gone += self.delete(topic)
+                gone += self.delete(topic) is not None
             else:
                 self._expiring[topic] = at
         return gone
 
 
-def size_of(message: Message | None) -> int:
+def size_of(message: Message) -> int:
     """Return the bytes that a message counts for `max_bytes`."""
-    if message is None:
-        return 0
-    size = len(message.topic) + len(message.payload) + len(message.correlation_data or b"")
-    size += len(message.content_type or "") + len(message.response_topic or "")
+    size = len(message.topic) + len(message.payload)
+    if message.correlation_data or message.content_type or message.response_topic:
+        size += len(message.correlation_data or b"")
+        size += len(message.content_type or "") + len(message.response_topic or "")
     if message.user_properties:
         size += sum(len(name) + len(value) for name, value in message.user_properties)
     return size
 
 
-class _Tree(TopicTree[Message]):
+class _RetainedTree(TopicTree[Message]):
     """Topics, read with a filter while they change."""
 
     __slots__ = ()

@@ -112,10 +112,9 @@ class RetainedStore:
         """Return True if a change of a topic can be taken now."""
         return topic in self._inflight or not (self._backlog.full or self._store.backlog.full)
 
-    def write(self, topic: str, before: Message | None) -> Commit[Any] | None:
-        """Store the message that the index has for a topic now. It had `before`. None: there is nothing to wait for."""
+    def write(self, topic: str, before: Message | None, message: Message | None) -> Commit[Any] | None:
+        """Store the message that the index has for a topic now; it had `before`. None: there is nothing to wait for."""
         writing = self._inflight.get(topic)
-        message = self._index.peek(topic)
         if message is before and (message is not None or not self._unindexed):  # there was nothing to delete
             return None if writing is None else writing.next or writing.commit
         if writing is None or (writing.value and writing.next is None and message is not None):
