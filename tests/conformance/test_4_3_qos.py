@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.cases import each, every_version, qos_1_and_2
+from tests.support.cases import both_versions, each, each_row, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import (
     MESSAGE_EXPIRY,
-    RECEIVE_MAXIMUM,
     USER_PROPERTY,
     acknowledge,
     lasting,
@@ -15,6 +14,7 @@ from tests.support.flows import (
     publish_many,
     receive_until,
 )
+from tests.support.refusals import PROTOCOL_ERROR, refused
 from tests.support.virtual_wire import VirtualBroker
 from tests.support.wire import (
     PUBACK,
@@ -366,16 +366,18 @@ def test_each_end_has_its_own_flow(connect: Connect, name: str, version: int, pu
     subscriber.expect_nothing()
 
 
-@qos_1_and_2
+@both_versions
+@each_row("qos wrong", [(1, PUBREC), (1, PUBCOMP), (2, PUBACK), (2, PUBCOMP)])
 @clause(v5=("MQTT-4.3.2-3", "MQTT-4.3.3-3"))
-def test_an_acknowledgement_of_the_other_qos_settles_nothing(connect: Connect, name: str, qos: int) -> None:
-    """PUBACK ends no QoS 2 flow and PUBREC no QoS 1 flow: the message is still owed. [MQTT-4.3.2-3]"""
-    options = lasting(5, prop(RECEIVE_MAXIMUM, 1))
-    subscriber, publisher = connect(f"{name}-s", **options), connect()
+def test_an_acknowledgement_of_the_other_qos_settles_nothing(
+    connect: Connect, name: str, version: int, qos: int, wrong: int
+) -> None:
+    """It is an error of the protocol, and the message is still owed. [MQTT-4.3.2-3]"""
+    subscriber = connect(f"{name}-s", **lasting(version))
     subscriber.subscribe(name, qos)
-    publisher.publish(name, b"x", qos)
+    connect().publish(name, b"x", qos)
     message = subscriber.expect(PUBLISH)
-    subscriber.send(ack_packet(PUBREC if qos == 1 else PUBACK, message.packet_id or 0))
-    subscriber.close()
-    again = connect(f"{name}-s", **options).expect(PUBLISH)
+    subscriber.send(ack_packet(wrong, message.packet_id or 0, version=version))
+    refused(subscriber, PROTOCOL_ERROR)
+    again = connect(f"{name}-s", **lasting(version)).expect(PUBLISH)
     assert (message.packet_id, b"x", True) == (again.packet_id, again.payload, again.dup)

@@ -13,6 +13,7 @@ from tests.support.flows import (
     RECEIVE_MAXIMUM,
     RECEIVE_MAXIMUM_EXCEEDED,
     acknowledge,
+    hold_unreleased,
     lasting,
     numbered,
     payloads,
@@ -175,14 +176,6 @@ def test_the_quota_begins_anew_with_each_connection(connect: wire.Connect, name:
 # --- towards the broker -------------------------------------------------------------------------------------------
 
 
-def hold_unreleased(client: wire.Client, topic: str, count: int) -> None:
-    """Publish QoS 2 messages up to PUBREC, with the packet ids from 1 to `count`."""
-    for number in range(1, count + 1):
-        client.send(wire.publish_packet(topic, b"held", version=client.version, qos=2, packet_id=number))
-        answer = client.expect(wire.PUBREC)
-        assert number == answer.packet_id and (answer.reason or 0) < 0x80
-
-
 @clause(v5=("MQTT-3.3.4-7", "MQTT-4.9.0-3"))
 def test_the_broker_takes_as_many_as_it_announced(connect: wire.Connect, name: str) -> None:
     """Up to its own Receive Maximum the broker accepts unreleased messages; one more is refused. [MQTT-3.3.4-7]"""
@@ -220,6 +213,15 @@ def test_a_released_message_makes_room(connect: wire.Connect, name: str, version
         client.send(wire.publish_packet(name, b"new", version=version, qos=2, packet_id=1000 + number))
         assert 1000 + number == client.expect(wire.PUBREC).packet_id
     client.expect_nothing()
+
+
+@each(version=(4, 5))
+def test_coming_back_gives_no_new_allowance(connect: wire.Connect, name: str, version: int) -> None:
+    """What is unreleased belongs to the session: it counts on the next connection too (4.1)."""
+    hold_unreleased(connect(f"{name}-p", **lasting(version)), name, AWAITING_RELEASE)
+    again = connect(f"{name}-p", **lasting(version))
+    again.send(wire.publish_packet(name, b"too many", version=version, qos=2, packet_id=AWAITING_RELEASE + 1))
+    refused(again, RECEIVE_MAXIMUM_EXCEEDED)
 
 
 @every_version

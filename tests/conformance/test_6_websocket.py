@@ -200,28 +200,6 @@ def test_empty_frames_are_harmless(dial: Open, name: str) -> None:
     socket.expect(wire.PINGRESP)
 
 
-@each(size=(125, 126, 65535, 65536, 300_000))
-def test_large_messages_pass_both_ways(dial: Open, name: str, size: int) -> None:
-    """Payloads around the limits of the frame lengths come back complete (6)."""
-    socket = dial()
-    socket.connect(name)
-    socket.send(wire.subscribe_packet(1, [(name, 0)]))
-    socket.expect(wire.SUBACK)
-    payload = bytes(n % 251 for n in range(size))
-    socket.send(wire.publish_packet(name, payload))
-    assert payload == socket.expect(wire.PUBLISH).payload
-
-
-def test_a_websocket_ping_is_answered(dial: Open, name: str) -> None:
-    """WebSocket control frames work beside MQTT, before and after CONNECT (6)."""
-    socket = dial()
-    assert socket.connection.ping().wait(wire.PATIENCE)
-    socket.connect(name)
-    assert socket.connection.ping().wait(wire.PATIENCE)
-    socket.send(wire.PINGREQ)
-    socket.expect(wire.PINGRESP)
-
-
 @both_versions
 def test_disconnect_closes_the_websocket(dial: Open, name: str, version: int) -> None:
     """After a DISCONNECT the broker ends the WebSocket too (6, 3.14.4)."""

@@ -237,26 +237,6 @@ def test_a_retained_message_carries_the_subscription_identifier(connect: Connect
     assert [99] == message.prop_all(SUBSCRIPTION_ID)
 
 
-def test_a_retained_message_keeps_its_properties(connect: Connect, keep: Keep, name: str) -> None:
-    """Content type, format, response topic, correlation data and user properties are kept with it (3.3.2.3)."""
-    given = [
-        (0x01, 1),
-        (0x03, "application/json"),
-        (0x08, "reply/to"),
-        (0x09, b"\x00\xff"),
-        (0x26, ("b", "1")),
-        (0x26, ("a", "2")),
-        (0x26, ("b", "1")),
-    ]
-    keep(name, b"{}", properties=b"".join(prop(key, value) for key, value in given))
-    (message,) = retained(connect, name, count=1)
-    assert [pair for pair in given if pair[0] != 0x26] == sorted(
-        (pair for pair in message.properties if pair[0] != 0x26), key=lambda pair: pair[0]
-    )
-    assert [("b", "1"), ("a", "2"), ("b", "1")] == message.prop_all(0x26)
-    assert b"{}" == retained(connect, name, count=1, version=4)[0].payload
-
-
 def test_a_retained_will_is_kept(connect: Connect, keep: Keep, name: str) -> None:
     """A will with the RETAIN flag is a retained message once it is published (3.1.2.7)."""
     witness = connect()

@@ -28,7 +28,7 @@ from tests.support.malformed import (
 )
 from tests.support.node import NodeProcess
 from tests.support.refusals import BROKEN, MALFORMED, PROTOCOL_ERROR, connect_refused, refused
-from tests.support.wire import CONNACK, PUBLISH, Client, Will, connect_packet, prop, publish_packet, subscribe_packet
+from tests.support.wire import CONNACK, PUBLISH, Client, connect_packet, prop, publish_packet, subscribe_packet
 
 CONFIG = """
 [limits]
@@ -75,20 +75,6 @@ def test_a_second_connect_in_the_same_segment_is_refused(node: NodeProcess) -> N
             offender.send(connect_packet(fresh(), version=version) + connect_packet(fresh(), version=version))
             assert offender.expect(CONNACK).reason == 0
             refused(offender, PROTOCOL_ERROR)
-
-
-def test_the_will_of_a_refused_connect_is_never_published(node: NodeProcess, witness: Witness) -> None:
-    """A CONNECT that is refused leaves nothing behind; the witness, subscribed to the will's topic, hears nothing."""
-    will = Will("witness/will", b"never")
-    for raw in (
-        connect_packet("a#", will=will),
-        connect_packet(fresh(), will=will, properties=prop(0x21, 0)),
-        connect_packet(fresh(), will=will, properties=prop(0x15, "no such method")),
-    ):
-        with Client(node) as offender:
-            offender.send(raw)
-            assert [CONNACK] == [answer.type for answer in offender.expect_closed()]
-    witness.subscriber.expect_nothing()
 
 
 def test_a_connection_that_ends_inside_a_packet_is_forgotten(node: NodeProcess, witness: Witness) -> None:

@@ -20,6 +20,7 @@ import pytest
 from tests.scenarios.witness import PATIENCE, guarded, metrics, refusals, rss, wait_until
 from tests.support import wire
 from tests.support.cases import each
+from tests.support.flows import hold_unreleased
 from tests.support.node import NodeProcess
 from tests.support.refusals import refused
 
@@ -446,3 +447,14 @@ def test_refused_clients_hear_why_and_are_counted(patient: NodeProcess) -> None:
             offender.send(b"\xc1\x00")
             refused(offender, 0x81)
         assert before + 1 == metrics(patient)[series]
+
+
+def test_many_unreleased_large_messages_cost_no_memory(patient: NodeProcess) -> None:
+    """A message is routed at PUBLISH; what waits for PUBREL is its identifier, not the message."""
+    with guarded(patient) as witness, ExitStack() as stack:
+        before = rss(patient)
+        for _ in range(10):
+            offender = stack.enter_context(accepted(patient))
+            hold_unreleased(offender, "hoard", 100, b"L" * 100_000)
+            witness.check()
+        assert rss(patient) < before + 48 * MIB, "100 MB were sent"

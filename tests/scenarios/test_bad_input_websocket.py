@@ -15,7 +15,7 @@ from tests.scenarios.transports import BINARY, CLOSE, CONT, FIN, PING, TEXT, fra
 from tests.scenarios.witness import Witness, metrics, rss, wait_until
 from tests.support.cases import each
 from tests.support.node import NodeProcess
-from tests.support.wire import CONNACK, PATIENCE, PINGREQ, connect_packet, parse, publish_packet
+from tests.support.wire import CONNACK, PATIENCE, PINGREQ, connect_packet, parse
 
 CONFIG = """
 [limits]
@@ -153,19 +153,6 @@ def test_a_frame_that_says_more_than_it_has_is_waited_for(node: NodeProcess, wit
         peer.shutdown(socket.SHUT_WR)
         ends(peer)
     wait_until(lambda: metrics(node)["motorcade_connections"] == 2, "only the witness is connected")
-
-
-def test_packets_need_not_line_up_with_frames(node: NodeProcess, witness: Witness) -> None:
-    """One byte per frame, with pings and empty frames between, is MQTT all the same."""
-    message = publish_packet("witness/ws", b"piece by piece")
-    with upgraded(node) as peer:
-        for at in range(len(CONNECT)):
-            peer.sendall(frame(BINARY, CONNECT[at : at + 1]) + frame(BINARY) + frame(PING, b"?"))
-        peer.sendall(frame(BINARY, message[:4], first=0) + frame(PING) + frame(CONT, message[4:]))
-        assert b"piece by piece" == witness.subscriber.receive().payload
-        seen = b""
-        while not _connack_in(seen):
-            seen += peer.recv(65536) or pytest.fail("closed before CONNACK")
 
 
 def _connack_in(seen: bytes) -> bool:

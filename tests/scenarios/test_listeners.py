@@ -44,7 +44,6 @@ from tests.support.wire import (
     CONNACK,
     PATIENCE,
     PINGREQ,
-    PINGRESP,
     PUBLISH,
     Client,
     Will,
@@ -334,18 +333,6 @@ def test_path_and_origins_can_be_configured(papers: Papers) -> None:
                 WebSocket(ways.wire("ws"), origin=origin)
             assert 403 == refused.value.status
         AnyClient(WebSocket(ways.wire("ws"), origin="http://localhost:3000")).close()
-
-
-@both_websockets
-def test_thousands_of_small_frames(ways: Ways, dial: Dial, name: str, kind: str) -> None:
-    """A stream of messages, each byte in a frame of its own, in one go: all of them arrive."""
-    client = dial(kind)
-    client.subscribe(name, 0)
-    sent = numbered(300)
-    stream = b"".join(publish_packet(name, payload) for payload in sent) + PINGREQ
-    client.websocket.sock.sendall(b"".join(frame(BINARY, stream[at : at + 1]) for at in range(len(stream))))
-    assert sent == [client.expect(PUBLISH).payload for _ in sent]
-    client.expect(PINGRESP)
 
 
 @both_websockets

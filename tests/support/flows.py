@@ -124,3 +124,11 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 def let_pass(seconds: float) -> None:
     """Let an interval of the protocol pass: the broker counts real seconds, and nothing tells that they are over."""
     time.sleep(seconds)
+
+
+def hold_unreleased(client: Client, topic: str, count: int, payload: bytes = b"held") -> None:
+    """Publish QoS 2 messages up to PUBREC, with the packet ids from 1 to `count`."""
+    for number in range(1, count + 1):
+        client.send(publish_packet(topic, payload, version=client.version, qos=2, packet_id=number))
+        answer = client.expect(PUBREC)
+        assert number == answer.packet_id and (answer.reason or 0) < 0x80
