@@ -40,7 +40,7 @@ from motorcade.pipelines import ingest as ingests
 from motorcade.pipelines.ingest_run import Ingestion, IngestSource
 from motorcade.pipelines.receipts import COLUMNS, receipts
 from motorcade.pipelines.runner import RunDir, Trigger, follow
-from motorcade.platform.orders import Order
+from motorcade.publisher.batches import Order
 from motorcade.storage import open_store
 from motorcade.storage.ports import Durability
 

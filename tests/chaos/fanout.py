@@ -19,8 +19,8 @@ from pathlib import Path
 
 from motorcade.core import receipt as receipts_
 from motorcade.core.receipt import Receipt, State
-from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Kind, Leave, Profile
-from motorcade.fleet import State as Moment
+from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, Profile, VehicleKind
+from motorcade.fleet import VehicleState as Moment
 from tests.chaos import rounds
 from tests.chaos.audit import Audit, audit
 from tests.chaos.command import options_of_runs, run_all
@@ -40,13 +40,13 @@ max_pending = 0
 LIVES = Profile(
     "hurried",
     (
-        Kind("steady", Behaviour(heartbeat=1.0), 6),
-        Kind("commuter", Behaviour(heartbeat=1.0, awake=(0.2, 1.5), asleep=(0.1, 1.0)), 4),
-        Kind("tunnel", Behaviour(awake=(0.2, 2.0), asleep=(0.1, 1.0), leave=Leave.SILENCE, keep_alive=2), 3),
-        Kind("reboot", Behaviour(awake=(0.3, 2.0), asleep=(0.05, 0.5), leave=Leave.RESET, clean=0.5), 3),
-        Kind("slow", Behaviour(answer=(0.1, 2.5)), 3),
-        Kind("refusing", Behaviour(refuse=0.5), 2),
-        Kind("silent", Behaviour(ignore=0.4), 2),
+        VehicleKind("steady", Behaviour(heartbeat=1.0), 6),
+        VehicleKind("commuter", Behaviour(heartbeat=1.0, awake=(0.2, 1.5), asleep=(0.1, 1.0)), 4),
+        VehicleKind("tunnel", Behaviour(awake=(0.2, 2.0), asleep=(0.1, 1.0), leave=Leave.SILENCE, keep_alive=2), 3),
+        VehicleKind("reboot", Behaviour(awake=(0.3, 2.0), asleep=(0.05, 0.5), leave=Leave.RESET, clean=0.5), 3),
+        VehicleKind("slow", Behaviour(answer=(0.1, 2.5)), 3),
+        VehicleKind("refusing", Behaviour(refuse=0.5), 2),
+        VehicleKind("silent", Behaviour(ignore=0.4), 2),
     ),
 )
 STEADY = Behaviour(heartbeat=1.0)

@@ -32,7 +32,7 @@ from motorcade.pipelines import PipelineError, audience, audit, failures, runner
 from motorcade.pipelines.rundir import RunDir
 from motorcade.pipelines.sources.store_cache import store_cache
 from motorcade.pipelines.tables import tables_of
-from motorcade.platform.orders import Order
+from motorcade.publisher.batches import Order
 from motorcade.storage.readers import open_reader
 from tests.scenarios.witness import wait_until
 from tests.support.cases import refusal, unlike

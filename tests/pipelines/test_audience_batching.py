@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from motorcade.core.vin import ALPHABET, VinError, check_digit_of, check_vin, make_vin
 from motorcade.pipelines import PipelineError
 from motorcade.pipelines.batching import CountedVins, VinTally, Wrong, batches, reason_of, right
-from motorcade.platform.orders import Order
 from motorcade.plugins.fanout.batch import parse
 from motorcade.plugins.fanout.options import FanoutConfig
+from motorcade.publisher.batches import Order
 
 ORDER = Order("task_ota_1", b"do it", {"expires_in": 60.0, "mode": "append"})
 

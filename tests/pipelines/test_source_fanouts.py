@@ -35,8 +35,8 @@ from motorcade.pipelines.sources.brokers import SendCounts, noted
 from motorcade.pipelines.sources.datasource import BatchSender, MotorcadeDataSource, StreamSender
 from motorcade.pipelines.sources.fanouts import Fanouts
 from motorcade.pipelines.sources.publishes import Publishes
-from motorcade.platform.courier import SendError
-from motorcade.platform.orders import Figures, Order
+from motorcade.publisher.batches import BatchTotals, Order
+from motorcade.publisher.publisher import PublishError
 from tests.pipelines.queries import to_the_end
 from tests.support.consumers import connected, subscribe, unique
 from tests.support.cutter import Cutter
@@ -112,9 +112,9 @@ def test_vehicles_are_sent_to_in_batches_and_by_a_task_that_runs_again_once(node
     """Even if its rows come in another order. Another write is another one."""
     request, targets = request_name(), fresh(25)
     task = fanout(node, request, batch=10)
-    assert SendCounts(3, Figures(batches=3, accepted=25)) == task.send(vins(targets[:7], targets[7:] + targets[:2]))
+    assert SendCounts(3, BatchTotals(batches=3, accepted=25)) == task.send(vins(targets[:7], targets[7:] + targets[:2]))
     again = task.send(vins(targets[12:], list(reversed(targets[:12]))))
-    assert Figures(batches=3, accepted=25, repeated=3) == again.figures
+    assert BatchTotals(batches=3, accepted=25, repeated=3) == again.figures
     assert Counter(targets) == accepted(desk, request)
     fanout(node, request).send(vins(targets[:3]))
     assert Counter(targets + targets[:3]) == accepted(desk, request)
@@ -161,8 +161,8 @@ def test_encoded_batches_go_as_they_are(node: NodeProcess, desk: Operator) -> No
     request, targets = request_name(), fresh(5)
     order = Order(request, b"do it", {"mode": "append", "priority": 3})
     task = fanout(node, request, MESSAGES)
-    assert Figures(batches=2, accepted=5) == task.send(encoded(order, targets[:2], targets[2:])).figures
-    assert Figures(batches=2, accepted=5, repeated=2) == task.send(encoded(order, targets[:2], targets[2:])).figures
+    assert BatchTotals(batches=2, accepted=5) == task.send(encoded(order, targets[:2], targets[2:])).figures
+    assert BatchTotals(batches=2, accepted=5, repeated=2) == task.send(encoded(order, targets[:2], targets[2:])).figures
     assert Counter(targets) == accepted(desk, request)
 
 
@@ -171,7 +171,9 @@ def test_a_refusal_ends_a_task_with_the_brokers_words(node: NodeProcess, desk: O
     order = Order(request, b"do it")
     some = [[vin] for vin in targets]
     some[3] = ["NOVIN"]
-    with pytest.raises(SendError, match=r"batch run-0-3 \(1 vehicles\) was refused: ids\[0\]: 'NOVIN' is no VIN.*0x99"):
+    with pytest.raises(
+        PublishError, match=r"batch run-0-3 \(1 vehicles\) was refused: ids\[0\]: 'NOVIN' is no VIN.*0x99"
+    ):
         fanout(node, request, MESSAGES).send(encoded(order, *some))
     there = accepted(desk, request)
     assert 3 <= len(there) < 40 and {1} == set(there.values())
@@ -187,25 +189,25 @@ def test_a_vin_that_is_none_is_found_before_anything_is_sent(node: NodeProcess, 
 def test_a_broker_without_fan_out_is_told() -> None:
     order = Order("r", b"do it")
     with NodeProcess("--store", "memory://", config="[plugins.fanout]\nenabled = false\n") as plain:
-        with pytest.raises(SendError, match=r"the payload was not stored: .*is the plugin 'fanout' loaded"):
+        with pytest.raises(PublishError, match=r"the payload was not stored: .*is the plugin 'fanout' loaded"):
             fanout(plain, "r").send(vins(fresh(1)))
         bare = Fanouts.parse({"fanout": url(plain)}, MESSAGES, streaming=True)
-        with pytest.raises(SendError, match=r"batch run-0-0 \(1 vehicles\): .*is the plugin 'fanout' loaded"):
+        with pytest.raises(PublishError, match=r"batch run-0-0 \(1 vehicles\): .*is the plugin 'fanout' loaded"):
             bare.send(encoded(order, fresh(1)))
 
 
 def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(node: NodeProcess) -> None:
-    with Cutter(node.port, 1.0, 1) as way, pytest.raises(SendError, match=r"nothing was acknowledged for 0\.5 s"):
+    with Cutter(node.port, 1.0, 1) as way, pytest.raises(PublishError, match=r"nothing was acknowledged for 0\.5 s"):
         fanout(way, "r", patience=0.5).send(vins(fresh(1)))
 
 
 def test_the_driver_notes_what_tasks_have_sent(tmp_path: Path) -> None:
     task = Fanouts.parse({"fanout": "mqtt://h", "figures": str(tmp_path / "f")}, MESSAGES, streaming=True)
-    one = SendCounts(2, Figures(batches=2, accepted=9), reconnected=1, sent_again=3)
+    one = SendCounts(2, BatchTotals(batches=2, accepted=9), reconnected=1, sent_again=3)
     task.line.note([one, one], 0)
     task.line.note([one], 1)
     task.line.note([one], 1)  # the batch was run again
-    assert SendCounts(6, Figures(batches=6, accepted=27), 3, 9) == noted(tmp_path / "f")
+    assert SendCounts(6, BatchTotals(batches=6, accepted=27), 3, 9) == noted(tmp_path / "f")
     assert SendCounts() == noted(tmp_path / "nowhere")
 
 
@@ -267,7 +269,7 @@ def test_properties_go_with_a_message(node: NodeProcess) -> None:
 
 def test_what_nobody_takes_is_an_error_unless_it_may_go(node: NodeProcess) -> None:
     rows = {"topic": [unique("nobody")], "payload": [b""]}
-    with pytest.raises(SendError, match=r"nobody takes messages to 'nobody.*bind a stream or a queue"):
+    with pytest.raises(PublishError, match=r"nobody takes messages to 'nobody.*bind a stream or a queue"):
         publish(node, rows, TOPICS)
     assert 1 == publish(node, rows, TOPICS, unrouted="ignore").messages
 
@@ -363,4 +365,4 @@ def test_tasks_that_spark_runs_again_reach_nobody_twice(
     options["checkpointLocation"] = str(tmp_path / "checkpoint")
     to_the_end(query.options(**options).trigger(availableNow=True).start)
     assert Counter(targets) == accepted(desk, request)
-    assert Figures(batches=12, accepted=60, repeated=12) == noted(figures).figures
+    assert BatchTotals(batches=12, accepted=60, repeated=12) == noted(figures).figures

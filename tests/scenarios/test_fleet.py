@@ -10,7 +10,7 @@ import pytest
 
 from motorcade.client import Client
 from motorcade.fleet import Behaviour, Fleet, FleetOptions, Leave, Vehicle, digest_of
-from motorcade.fleet.profile import Kind, Profile, profile_of
+from motorcade.fleet.profile import Profile, VehicleKind, profile_of
 from tests.support.node import NodeProcess
 
 QUIET = Behaviour(heartbeat=0)
@@ -103,7 +103,7 @@ async def test_a_restless_fleet_loses_nothing(node: NodeProcess, platform: Clien
     """Vehicles that come and go in every way while messages are published: what was acknowledged to us arrives."""
     restless = {"awake": (0.05, 0.3), "asleep": (0.02, 0.2), "heartbeat": 0.0}
     ways = [
-        Kind(leave.value, Behaviour(leave=leave, answer=(0, 0.05), **restless))  # type: ignore[arg-type]
+        VehicleKind(leave.value, Behaviour(leave=leave, answer=(0, 0.05), **restless))  # type: ignore[arg-type]
         for leave in Leave
     ]
     options = FleetOptions(

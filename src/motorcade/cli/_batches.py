@@ -1,6 +1,6 @@
 """Sending one message to a list of vehicles over MQTT: data once, then batches that name it.
 
-What is sent is an order (`motorcade.platform.orders`), WINDOW batches of it in flight.
+What is sent is an order (`motorcade.publisher.batches`), WINDOW batches of it in flight.
 
 Rule 1: what the broker has acknowledged is stored; what it has refused is not stored, not in part. What was in flight
         when the connection ended may be either, and is told as that.
@@ -21,9 +21,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from motorcade.core.errors import MotorcadeError
-from motorcade.platform.courier import WINDOW
-from motorcade.platform.orders import BATCH, NO_FANOUT, Order, broker_words
 from motorcade.plugins.fanout.tables import TRIGGER
+from motorcade.publisher.batches import BATCH, NO_FANOUT, Order, broker_words
+from motorcade.publisher.publisher import WINDOW
 
 if TYPE_CHECKING:
     from motorcade.client import Client

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from motorcade.pipelines.audience import AudienceCounts
-    from motorcade.platform.orders import Order
+    from motorcade.publisher.batches import Order
 
 REQUEST: Final = "task_brakes_7"
 SQL: Final = "SELECT vin FROM fleet WHERE model = 'van' AND firmware < 7"
@@ -152,7 +152,7 @@ def _spark(place: Place) -> Iterator[_Thread]:
 
 
 async def _send(thread: _Thread, place: Place, table: Path, say: Say) -> AudienceCounts:
-    from motorcade.platform.orders import Order
+    from motorcade.publisher.batches import Order
 
     say(f'$ motorcade pipeline run audience --table fleet=… --sql "{SQL}" --request {REQUEST} …')
     order = Order(REQUEST, PAYLOAD)

@@ -71,7 +71,7 @@ class Broker:
     ) -> Client:
         from motorcade.client import Client
         from motorcade.mqtt.properties import NONE
-        from motorcade.platform.address import PORTS
+        from motorcade.publisher.address import PORTS
 
         tls = self.tls()
         return await Client.connect(
@@ -95,7 +95,7 @@ class Broker:
     def tls(self) -> ssl.SSLContext | None:
         if not (self.cafile or self.cert or self.insecure):
             return None
-        from motorcade.platform.address import tls_context
+        from motorcade.publisher.address import tls_context
 
         files = {"cafile": self.cafile, "cert": self.cert, "key": self.key}
         return tls_context(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from motorcade.pipelines.audience import AudienceCounts
     from motorcade.pipelines.runner import BatchProgress, RunOutcome
     from motorcade.pipelines.tables import QueryTable
-    from motorcade.platform.address import Address
-    from motorcade.platform.orders import Order
+    from motorcade.publisher.address import BrokerAddress
+    from motorcade.publisher.batches import Order
 
 _Read = TypeVar("_Read")
 
@@ -105,8 +105,8 @@ def audience(
     The plan is made once and kept in the folder, then sent. The same command goes on where it was stopped.
     """
     from motorcade.pipelines.tables import tables_of
-    from motorcade.platform.address import Address
-    from motorcade.platform.orders import Order
+    from motorcade.publisher.address import BrokerAddress
+    from motorcade.publisher.batches import Order
 
     if trigger != "once":
         raise typer.BadParameter(
@@ -123,7 +123,9 @@ def audience(
     order = Order(request, _payload(payload), {name: value for name, value in given.items() if value is not None})
     files = {"password_file": password_file, "cafile": cafile, "cert": cert, "key": key}
     connection: dict[str, str] = {name: str(file.absolute()) for name, file in files.items() if file is not None}
-    address = _given("--broker", lambda: Address.parse(broker, username=username, insecure=insecure, **connection))
+    address = _given(
+        "--broker", lambda: BrokerAddress.parse(broker, username=username, insecure=insecure, **connection)
+    )
     if dry_run or checkpoint is None:
         if mode != "append":
             where, unknown = _store(store, config, data)
@@ -197,7 +199,7 @@ def _identity(order: Order, tables: list[QueryTable], sql: str, size: int, check
     }
 
 
-def _reach(address: Address) -> None:
+def _reach(address: BrokerAddress) -> None:
     """Say at once if there is no broker, or if it does not let us in; tasks would wait for it."""
 
     async def reach() -> None:

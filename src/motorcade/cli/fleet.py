@@ -15,7 +15,7 @@ from motorcade.cli._options import duration as seconds
 from motorcade.cli._output import print_json, print_table
 
 if TYPE_CHECKING:
-    from motorcade.fleet import Figures, Fleet, FleetOptions, Profile, Tally
+    from motorcade.fleet import Fleet, FleetFigures, FleetOptions, Profile, VehicleCounts
 
 app = typer.Typer(no_args_is_help=True, help="Simulated vehicles, for tests and demonstrations.")
 
@@ -191,7 +191,7 @@ def _profile(text: str) -> Profile:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _play(options: FleetOptions, watch: _Watch) -> Figures:
+def _play(options: FleetOptions, watch: _Watch) -> FleetFigures:
     if sys.platform == "win32":
         return asyncio.run(_run(options, watch))
     import uvloop
@@ -200,7 +200,7 @@ def _play(options: FleetOptions, watch: _Watch) -> Figures:
         return runner.run(_run(options, watch))
 
 
-async def _run(options: FleetOptions, watch: _Watch) -> Figures:
+async def _run(options: FleetOptions, watch: _Watch) -> FleetFigures:
     from motorcade.fleet import Fleet
 
     fleet = Fleet(options)
@@ -252,7 +252,7 @@ async def _show(fleet: Fleet, watch: _Watch) -> None:
         before = now
 
 
-def _line(now: Figures, before: Figures) -> str:
+def _line(now: FleetFigures, before: FleetFigures) -> str:
     total = now.total
     rate = (total.received - before.total.received) / max(now.seconds - before.seconds, 0.001)
     return (
@@ -264,11 +264,11 @@ def _line(now: Figures, before: Figures) -> str:
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
-def _row(name: str, tally: Tally) -> list[str]:
+def _row(name: str, tally: VehicleCounts) -> list[str]:
     return [name, *(str(getattr(tally, column)) for column in _COLUMNS)]
 
 
-def _report(figures: Figures) -> None:
+def _report(figures: FleetFigures) -> None:
     total = figures.total
     rows = [["kind", *_COLUMNS], *(_row(name, tally) for name, tally in figures.kinds.items())]
     if len(figures.kinds) > 1:
@@ -287,7 +287,7 @@ def _report(figures: Figures) -> None:
         print(f"{times} times: {text}")
 
 
-def _as_json(options: FleetOptions, figures: Figures) -> dict[str, object]:
+def _as_json(options: FleetOptions, figures: FleetFigures) -> dict[str, object]:
     return {
         "profile": options.profile.name,
         "seed": options.seed,

@@ -1,6 +1,6 @@
 """A fleet: makes vehicles, lets them in at a pace the broker can bear, counts, and waits for what a test expects.
 
-    admit ─▶ [ line ] ─ rate, max_connecting ─▶ vehicle.open ─▶ Link ─▶ broker
+    admit ─▶ [ line ] ─ rate, max_connecting ─▶ vehicle.open ─▶ VehicleLink ─▶ broker
 
 Rule 1: one event loop, no thread, and a task only while a connection is being opened.
 Rule 2: vehicles know their fleet, not each other. Whatever a vehicle does it tells by `changed`, which is cheap:
@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import Self
 
 from motorcade.core.vin import check_vin, make_vin
-from motorcade.fleet.link import Link
+from motorcade.fleet.link import VehicleLink
 from motorcade.fleet.profile import PROFILES, Behaviour, FleetError, Leave, Profile
-from motorcade.fleet.records import Figures, Tally
-from motorcade.fleet.vehicle import State, Vehicle
+from motorcade.fleet.records import FleetFigures, VehicleCounts
+from motorcade.fleet.vehicle import Vehicle, VehicleState
 from motorcade.mqtt.packets import V5, V311
 
 _BUFFER = 65536  # bytes of one read
@@ -94,10 +94,10 @@ class Fleet:
     def __init__(self, options: FleetOptions) -> None:
         self.options = options
         self.vehicles: dict[str, Vehicle] = {}  #: by VIN
-        self.links: set[Link] = set()  #: connections that are open, also silent ones and those taken over
+        self.links: set[VehicleLink] = set()  #: connections that are open, also silent ones and those taken over
         self.view = memoryview(bytearray(_BUFFER))
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # `start` knows it
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, VehicleCounts] = {}
         self._troubles: dict[str, int] = {}
         self._digests: dict[bytes, bytes] = {}
         self._prefix = options.topic_prefix.rstrip("/") + "/"
@@ -120,7 +120,7 @@ class Fleet:
             check_vin(vin)
             if vin in self.vehicles:
                 raise FleetError(f"VIN {vin} is there twice; every vehicle is one client")
-            tally = self._tallies.setdefault(kind.name, Tally())
+            tally = self._tallies.setdefault(kind.name, VehicleCounts())
             tally.vehicles += 1
             version = V311 if options.both_versions and number % 2 else options.version
             behaviour = kind.behaviour.at_speed(options.speed)
@@ -148,11 +148,11 @@ class Fleet:
         if chosen:
             await self._send_scout(chosen[0], addresses, timeout)
         for vehicle in chosen:
-            if vehicle.state is State.PARKED:
+            if vehicle.state is VehicleState.PARKED:
                 vehicle.begin()
         if not wait:
             return
-        awake = [vehicle for vehicle in chosen if vehicle.state is not State.ASLEEP]
+        awake = [vehicle for vehicle in chosen if vehicle.state is not VehicleState.ASLEEP]
         await self.wait_until(
             lambda: all(vehicle.arrivals for vehicle in awake),
             "all vehicles that begin awake have come online",
@@ -241,11 +241,11 @@ class Fleet:
         for vin in self.vehicles if vins is None else vins:
             self.vehicles[vin].behave(behaviour)
 
-    def figures(self) -> Figures:
+    def figures(self) -> FleetFigures:
         """A copy of all counts."""
         end = self._stopped or (self.now() if self._started else 0.0)
         kinds = {name: copy.copy(tally) for name, tally in self._tallies.items()}
-        return Figures(end - self._started, kinds, dict(self._troubles))
+        return FleetFigures(end - self._started, kinds, dict(self._troubles))
 
     async def wait_until(
         self,
@@ -346,7 +346,7 @@ class Fleet:
                 self._let_in_soon(self._next_at - now)
                 return
             vehicle = self._line.popleft()
-            if vehicle.state is not State.WAITING:
+            if vehicle.state is not VehicleState.WAITING:
                 continue  # it has been parked meanwhile
             if options.rate:
                 # What the loop was late by is made up for, but a quiet minute does not become a burst.
@@ -362,7 +362,7 @@ class Fleet:
             self._pump.cancel()
         self._pump = self.loop.call_later(seconds, self._let_in)
 
-    async def _open(self, vehicle: Vehicle, link: Link) -> None:
+    async def _open(self, vehicle: Vehicle, link: VehicleLink) -> None:
         host, port = self._address
         try:
             await self.loop.create_connection(

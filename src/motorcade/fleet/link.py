@@ -23,32 +23,32 @@ _PUBACK, _PUBACK_WITH_REASON = b"\x40\x02", b"\x40\x03"
 _DISCONNECT = b"\xe0\0"
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """Who has the connection."""
 
-    def opened(self, link: Link) -> None:
+    def opened(self, link: VehicleLink) -> None:
         """It stands; CONNECT may be sent."""
 
-    def heard(self, link: Link) -> None:
+    def heard(self, link: VehicleLink) -> None:
         """Bytes came."""
 
-    def message(self, link: Link, message: Publish) -> None:
+    def message(self, link: VehicleLink, message: Publish) -> None:
         """A PUBLISH came."""
 
-    def packet(self, link: Link, packet: Packet) -> None:
+    def packet(self, link: VehicleLink, packet: Packet) -> None:
         """Another packet came."""
 
-    def answered(self, link: Link, record: Received) -> None:
+    def answered(self, link: VehicleLink, record: Received) -> None:
         """The answer to a message was written."""
 
-    def broken(self, link: Link, error: ProtocolError) -> None:
+    def broken(self, link: VehicleLink, error: ProtocolError) -> None:
         """The broker broke the rules; the connection is closed after this."""
 
-    def closed(self, link: Link, error: Exception | None) -> None:
+    def closed(self, link: VehicleLink, error: Exception | None) -> None:
         """It has ended, whoever ended it. The last call."""
 
 
-class Link(asyncio.BufferedProtocol):
+class VehicleLink(asyncio.BufferedProtocol):
     """One connection. Give it to `loop.create_connection`."""
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Link(asyncio.BufferedProtocol):
         "version",
     )
 
-    def __init__(self, owner: Owner, number: int, version: int, view: memoryview) -> None:
+    def __init__(self, owner: LinkOwner, number: int, version: int, view: memoryview) -> None:
         self.number = number  #: of the vehicle's connections, from 1
         self.version = version
         self.silent = False  #: nothing is read or written any more

@@ -103,7 +103,7 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class VehicleKind:
     """A name and a share for a behaviour."""
 
     name: str
@@ -116,10 +116,10 @@ class Profile:
     """A mix of behaviours."""
 
     name: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[VehicleKind, ...]
     about: str = ""  #: a sentence
 
-    def assign(self, count: int) -> Iterator[Kind]:
+    def assign(self, count: int) -> Iterator[VehicleKind]:
         """A kind for each of `count` vehicles; every stretch of them has about the shares of the whole."""
         total = sum(kind.share for kind in self.kinds)
         credit = [0.0] * len(self.kinds)
@@ -133,7 +133,7 @@ class Profile:
 
 def profile_of(behaviour: Behaviour, name: str = "own") -> Profile:
     """A profile in which everybody behaves the same."""
-    return Profile(name, (Kind(name, behaviour),))
+    return Profile(name, (VehicleKind(name, behaviour),))
 
 
 _BEHAVIOURS: dict[str, tuple[str, Behaviour]] = {
@@ -158,11 +158,11 @@ _MIXED = {"steady": 50, "commuter": 20, "tunnel": 12, "reboot": 6, "slow": 8, "r
 
 #: The profiles that have names.
 PROFILES: dict[str, Profile] = {
-    name: Profile(name, (Kind(name, behaviour),), about) for name, (about, behaviour) in _BEHAVIOURS.items()
+    name: Profile(name, (VehicleKind(name, behaviour),), about) for name, (about, behaviour) in _BEHAVIOURS.items()
 } | {
     "mixed": Profile(
         "mixed",
-        tuple(Kind(name, _BEHAVIOURS[name][1], share) for name, share in _MIXED.items()),
+        tuple(VehicleKind(name, _BEHAVIOURS[name][1], share) for name, share in _MIXED.items()),
         "a bit of everything: " + ", ".join(f"{share} % {name}" for name, share in _MIXED.items()),
     )
 }
@@ -171,14 +171,14 @@ PROFILES: dict[str, Profile] = {
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True):
+class _KindTable(msgspec.Struct, frozen=True, kw_only=True):
     """What a table of a file says besides the behaviour."""
 
     share: float = 1.0
     like: str = "steady"
 
 
-_OWN_KEYS = tuple(_Table.__struct_fields__)
+_OWN_KEYS = tuple(_KindTable.__struct_fields__)
 _KEYS = (*_OWN_KEYS, *Behaviour.__struct_fields__)
 
 
@@ -210,18 +210,18 @@ def read_profile(path: Path) -> Profile:
     return Profile(path.stem, kinds)
 
 
-def _kind(where: str, name: str, table: Any) -> Kind:
+def _kind(where: str, name: str, table: Any) -> VehicleKind:
     if not isinstance(table, dict):
         raise FleetError(f"{where} is a value; options stand below the name of a kind of vehicle, such as [city]")
     _check_keys(where, table)
-    own = _converted(where, {key: table[key] for key in _OWN_KEYS if key in table}, _Table)
+    own = _converted(where, {key: table[key] for key in _OWN_KEYS if key in table}, _KindTable)
     if not 0 <= own.share < float("inf"):
         raise FleetError(f"{where} share = {own.share:g}: a number from 0 on")
     if own.like not in _BEHAVIOURS:
         raise FleetError(f"{where} like = {own.like!r}: there is no such behaviour{nearest(own.like, _BEHAVIOURS)}")
     base = msgspec.to_builtins(_BEHAVIOURS[own.like][1])
     said = {key: value for key, value in table.items() if key not in _OWN_KEYS}
-    return Kind(name, _converted(where, base | said, Behaviour), own.share)
+    return VehicleKind(name, _converted(where, base | said, Behaviour), own.share)
 
 
 def _check_keys(where: str, keys: Iterable[str]) -> None:

@@ -40,7 +40,7 @@ class Received:
 
 
 @dataclass(slots=True)
-class Tally:
+class VehicleCounts:
     """What the vehicles of one kind have done."""
 
     vehicles: int = 0
@@ -63,7 +63,7 @@ class Tally:
     forgotten: int = 0  #: entries of `Vehicle.received` dropped to stay within `max_received`
     heartbeats: int = 0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: VehicleCounts) -> None:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -71,20 +71,20 @@ class Tally:
         return {name: getattr(self, name) for name in _COUNTS}
 
 
-_COUNTS = tuple(entry.name for entry in fields(Tally))
+_COUNTS = tuple(entry.name for entry in fields(VehicleCounts))
 
 
 @dataclass(slots=True)
-class Figures:
+class FleetFigures:
     """A copy of all counts at one moment."""
 
     seconds: float  #: since the start
-    kinds: dict[str, Tally] = field(default_factory=dict)
+    kinds: dict[str, VehicleCounts] = field(default_factory=dict)
     troubles: dict[str, int] = field(default_factory=dict)  #: what connections were refused or lost for, how often
 
     @property
-    def total(self) -> Tally:
-        total = Tally()
+    def total(self) -> VehicleCounts:
+        total = VehicleCounts()
         for tally in self.kinds.values():
             total.add(tally)
         return total

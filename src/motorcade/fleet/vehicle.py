@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.fleet.chance import Chance
-from motorcade.fleet.link import Link
+from motorcade.fleet.link import VehicleLink
 from motorcade.fleet.profile import Behaviour, FleetError, Leave
-from motorcade.fleet.records import Received, Tally, digest_of
+from motorcade.fleet.records import Received, VehicleCounts, digest_of
 from motorcade.mqtt.codec import encode
 from motorcade.mqtt.packets import (
     V5,
@@ -60,7 +60,7 @@ _EARLY = 0.002  # seconds that a timer may be early
 _SUBSCRIBE_ID = 1  # a vehicle subscribes to one filter, and publishes without packet ids
 
 
-class State(StrEnum):
+class VehicleState(StrEnum):
     """Where a vehicle is in its life."""
 
     PARKED = auto()
@@ -104,14 +104,14 @@ class Vehicle:
         "vin",
     )
 
-    def __init__(self, fleet: Fleet, vin: str, version: int, behaviour: Behaviour, tally: Tally) -> None:
+    def __init__(self, fleet: Fleet, vin: str, version: int, behaviour: Behaviour, tally: VehicleCounts) -> None:
         self.vin = vin
         self.version = version
         self.behaviour = behaviour
         self.tally = tally  #: counts of all vehicles of its kind
         self.received: list[Received] = []  #: every PUBLISH that came, in order; bounded by `max_received`
-        self.state = State.PARKED
-        self.link: Link | None = None  #: the connection that the broker accepted last
+        self.state = VehicleState.PARKED
+        self.link: VehicleLink | None = None  #: the connection that the broker accepted last
         self.connections = 0  #: how many it has tried to open
         self.arrivals = 0  #: how often it came online
         self.session_present = False  #: whether the last CONNACK said so
@@ -122,8 +122,8 @@ class Vehicle:
         self._life = Chance(fleet.options.seed, f"{vin}/life")
         self._answers = Chance(fleet.options.seed, f"{vin}/answers")
         self._acknowledged: dict[tuple[str, bytes], None] | None = None
-        self._opening: Link | None = None
-        self._silent_link: Link | None = None
+        self._opening: VehicleLink | None = None
+        self._silent_link: VehicleLink | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._leave_at = self._beat_at = _NEVER
         self._heard_at = self._sent_at = self._pinged_at = 0.0  # pinged: 0 when no answer is waited for
@@ -139,7 +139,7 @@ class Vehicle:
     @property
     def is_online(self) -> bool:
         """Connected and subscribed."""
-        return self.state is State.ONLINE
+        return self.state is VehicleState.ONLINE
 
     @property
     def unanswered(self) -> list[Received]:
@@ -150,14 +150,14 @@ class Vehicle:
     def behave(self, behaviour: Behaviour) -> None:
         """From now on. Answers that are due later stay as decided; CONNECT changes with the next connection."""
         self.behaviour = behaviour
-        if self.state is State.ONLINE:
+        if self.state is VehicleState.ONLINE:
             self._plan_day(self._fleet.now())
             self._plan()
 
     async def connect(self, *, clean: bool = False, timeout: float = _HANDSHAKE) -> None:  # noqa: ASYNC109
         """Come back now, if it is away, and wait until it is online. `clean` begins a new session."""
         self.clean_next = clean
-        if self.state in (State.PARKED, State.ASLEEP):
+        if self.state in (VehicleState.PARKED, VehicleState.ASLEEP):
             self.come()
         await self._fleet.wait_until(lambda: self.is_online, f"{self.vin} is online", timeout)
 
@@ -171,12 +171,12 @@ class Vehicle:
     def park(self, leave: Leave = Leave.RESET) -> None:
         """Go at once in this way, and stay away until `connect`."""
         self._go(leave)
-        self._enter(State.PARKED)
+        self._enter(VehicleState.PARKED)
 
-    async def take_over(self, *, clean: bool = False, timeout: float = _HANDSHAKE) -> Link:  # noqa: ASYNC109
+    async def take_over(self, *, clean: bool = False, timeout: float = _HANDSHAKE) -> VehicleLink:  # noqa: ASYNC109
         """Open a second connection while the first one is open; the first one is returned, for the broker to close."""
         before = self.link
-        if before is None or self.state is not State.ONLINE:
+        if before is None or self.state is not VehicleState.ONLINE:
             raise FleetError(f"{self.vin} is {self.state}; only a vehicle that is online can be taken over")
         self.clean_next = clean
         self.come()
@@ -202,32 +202,32 @@ class Vehicle:
             awake, asleep = self._life.between(behaviour.awake), self._life.between(behaviour.asleep)
             moment = self._life.number() * (awake + asleep)
             if moment > awake:
-                self._enter(State.ASLEEP)
+                self._enter(VehicleState.ASLEEP)
                 self._wake_in(awake + asleep - moment)
                 return
         self.come()
 
     def come(self) -> None:
         """Stand in line to connect."""
-        self._enter(State.WAITING)
+        self._enter(VehicleState.WAITING)
         self._fleet.admit(self)
 
-    def open(self) -> Link:
+    def open(self) -> VehicleLink:
         """The fleet lets it in; the connection that is to be opened."""
-        self._enter(State.CONNECTING)
+        self._enter(VehicleState.CONNECTING)
         self.connections += 1
-        self._opening = Link(self, self.connections, self.version, self._fleet.view)
+        self._opening = VehicleLink(self, self.connections, self.version, self._fleet.view)
         self._timer = self._fleet.loop.call_later(_HANDSHAKE, self._gave_up)
         return self._opening
 
-    def could_not_open(self, link: Link, why: str) -> None:
+    def could_not_open(self, link: VehicleLink, why: str) -> None:
         """No connection came to be."""
         if link is self._opening:
             self._opening = None
             self.tally.failed += 1
             self._try_again(why)
 
-    def opened(self, link: Link) -> None:
+    def opened(self, link: VehicleLink) -> None:
         self._fleet.links.add(link)
         if link is not self._opening:  # the caller has changed his mind meanwhile
             link.reset()
@@ -243,7 +243,7 @@ class Vehicle:
         password = options.password.replace("{VIN}", self.vin).encode() if options.password is not None else None
         return Connect(self.vin, self.version, clean, behaviour.keep_alive, username, password, None, properties)
 
-    def _on_connack(self, link: Link, packet: Connack) -> None:
+    def _on_connack(self, link: VehicleLink, packet: Connack) -> None:
         if link is not self._opening:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "CONNACK was not to be expected")
         self._opening = None
@@ -270,8 +270,8 @@ class Vehicle:
         wish = Subscription(f"{self._fleet.prefix_of(self.vin)}+", options.qos)
         link.send(encode(Subscribe(_SUBSCRIBE_ID, (wish,)), self.version))
 
-    def _on_suback(self, link: Link, packet: Suback) -> None:
-        if link is not self.link or self.state is not State.CONNECTING:
+    def _on_suback(self, link: VehicleLink, packet: Suback) -> None:
+        if link is not self.link or self.state is not VehicleState.CONNECTING:
             return  # taken over in between
         if packet.reasons[0] >= _FAILURE:
             self.tally.denied += 1
@@ -283,7 +283,7 @@ class Vehicle:
 
     def _arrive(self) -> None:
         now = self._fleet.now()
-        self._enter(State.ONLINE)
+        self._enter(VehicleState.ONLINE)
         self.tally.online += 1
         self.arrivals += 1
         self._retries = 0
@@ -348,12 +348,12 @@ class Vehicle:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def heard(self, link: Link) -> None:
+    def heard(self, link: VehicleLink) -> None:
         if link is self.link:
             self._heard_at = self._fleet.now()
             self._pinged_at = 0.0
 
-    def message(self, link: Link, message: Publish) -> None:
+    def message(self, link: VehicleLink, message: Publish) -> None:
         if message.qos > self._fleet.options.qos:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, f"a message with QoS {message.qos} was not asked for")
         record = self._record(link, message)
@@ -367,7 +367,7 @@ class Vehicle:
         link.unanswered[message.packet_id] = record
         self._decide(link, record)
 
-    def _record(self, link: Link, message: Publish) -> Received:
+    def _record(self, link: VehicleLink, message: Publish) -> Received:
         tally, topic, prefix = self.tally, message.topic, self._fleet.prefix_of(self.vin)
         request_id = topic
         if topic.startswith(prefix):
@@ -405,7 +405,7 @@ class Vehicle:
             self.tally.forgotten += surplus
         self._fleet.changed()
 
-    def _decide(self, link: Link, record: Received) -> None:
+    def _decide(self, link: VehicleLink, record: Received) -> None:
         """Acknowledge, refuse or ignore; now or later."""
         behaviour = self.behaviour
         reason = 0
@@ -422,7 +422,7 @@ class Vehicle:
         else:
             self._respond(link, record, reason)
 
-    def _respond(self, link: Link, record: Received, reason: int) -> None:
+    def _respond(self, link: VehicleLink, record: Received, reason: int) -> None:
         if not reason or link.version == V5 or not link.is_open:
             link.answer(record, reason)
             return
@@ -431,7 +431,7 @@ class Vehicle:
         if link is self.link:
             self._stay_away()
 
-    def answered(self, link: Link, record: Received) -> None:  # noqa: ARG002 - whichever connection it was
+    def answered(self, link: VehicleLink, record: Received) -> None:  # noqa: ARG002 - whichever connection it was
         if not record.acked:
             self.tally.refused += 1
             return
@@ -443,7 +443,7 @@ class Vehicle:
             del self._acknowledged[next(iter(self._acknowledged))]
         self._fleet.changed()
 
-    def packet(self, link: Link, packet: Packet) -> None:
+    def packet(self, link: VehicleLink, packet: Packet) -> None:
         match packet:
             case Pingresp():
                 pass
@@ -461,7 +461,7 @@ class Vehicle:
 
     def _fall_asleep(self) -> None:
         self._go(self.behaviour.leave)
-        self._enter(State.ASLEEP)
+        self._enter(VehicleState.ASLEEP)
         self._wake_in(self._life.between(self.behaviour.asleep))
 
     def _wake_in(self, seconds: float) -> None:
@@ -485,11 +485,11 @@ class Vehicle:
         if leave is Leave.SILENCE:  # the others are known until they are closed
             self.link = None
 
-    def broken(self, link: Link, error: ProtocolError) -> None:  # noqa: ARG002 - whichever connection it was
+    def broken(self, link: VehicleLink, error: ProtocolError) -> None:  # noqa: ARG002 - whichever connection it was
         self.tally.broken += 1
         self._said = f"the broker broke the rules of MQTT: {error}"
 
-    def closed(self, link: Link, error: Exception | None) -> None:
+    def closed(self, link: VehicleLink, error: Exception | None) -> None:
         self._fleet.links.discard(link)
         if link is self._silent_link:
             self._silent_link = None
@@ -499,7 +499,7 @@ class Vehicle:
             self._try_again(self._said or f"the connection ended before CONNACK{f': {error}' if error else ''}")
         elif link is self.link:
             self.link = None
-            if self.state in (State.ONLINE, State.CONNECTING) and self._opening is None:
+            if self.state in (VehicleState.ONLINE, VehicleState.CONNECTING) and self._opening is None:
                 self.tally.lost += 1
                 self._try_again(self._said or (f"the connection was lost: {error}" if error else "the broker hung up"))
         self._fleet.changed()
@@ -525,10 +525,10 @@ class Vehicle:
     def _stay_away(self) -> None:
         delay = min(_BACK_OFF * 2 ** min(self._retries, 16), _BACK_OFF_MAX)
         self._retries += 1
-        self._enter(State.ASLEEP)
+        self._enter(VehicleState.ASLEEP)
         self._wake_in(delay * (0.5 + 0.5 * self._life.number()))
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: VehicleState) -> None:
         self._leave_state()
         self.state = state
         self._fleet.changed()
@@ -537,9 +537,9 @@ class Vehicle:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.state is State.ONLINE:
+        if self.state is VehicleState.ONLINE:
             self.tally.online -= 1
-        elif self.state is State.CONNECTING:
+        elif self.state is VehicleState.CONNECTING:
             self._fleet.settled()
 
 

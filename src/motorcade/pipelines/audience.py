@@ -48,10 +48,10 @@ from motorcade.pipelines.batching import MAX_DIFFERENT, CountedVins, VinTally, b
 from motorcade.pipelines.rundir import RunDir
 from motorcade.pipelines.sources.brokers import SendCounts, noted
 from motorcade.pipelines.tables import QueryTable
-from motorcade.platform.orders import BATCH, Order
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.record import RecordError, decode_entry
 from motorcade.plugins.fanout.tables import ENTRIES
+from motorcade.publisher.batches import BATCH, Order
 
 #: Shares that VINs are divided into before small ones are put together again.
 PARTITIONS: Final = 64
@@ -264,9 +264,9 @@ def counted(plan: DataFrame) -> AudienceCounts:
 
 def dry_run(order: Order, counts: AudienceCounts, pending: int | None) -> dict[str, Any]:
     """What sending it would come to; `pending` as `pending_of` counts it, None if nobody has looked."""
-    published = order.octets(counts.batches, counts.octets, copies=max(1, counts.tasks))
+    published = order.size_bytes(counts.batches, counts.octets, copies=max(1, counts.tasks))
     topic = len(FanoutConfig().topic_of(make_vin(0), order.request_id).encode())
-    single = order.octets_one_by_one(counts.vehicles, topic)
+    single = order.bytes_one_by_one(counts.vehicles, topic)
     return {
         "request_id": order.request_id,
         "rows": counts.rows,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from motorcade.core.vin import ALPHABET, CHECK, LENGTH, VinError, check_digit_of, check_vin
 from motorcade.pipelines import PipelineError
-from motorcade.platform.orders import BETWEEN, HEAD, Order
+from motorcade.publisher.batches import BETWEEN, HEAD, Order
 
 #: Different texts that one task holds; 5 million VINs take about 300 MB.
 MAX_DIFFERENT: Final = 5_000_000

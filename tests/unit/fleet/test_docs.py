@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from motorcade.fleet import PROFILES, Behaviour, Tally
+from motorcade.fleet import PROFILES, Behaviour, VehicleCounts
 from motorcade.fleet.profile import read_profile
 from tests.support.node import ROOT, NodeProcess
 
@@ -44,7 +44,7 @@ def test_every_profile_is_described() -> None:
 def test_counts_of_the_report_exist() -> None:
     named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", section("The report"), re.MULTILINE))))
     assert named
-    assert named <= set(Tally().as_dict())
+    assert named <= set(VehicleCounts().as_dict())
 
 
 def test_the_file_on_the_page_is_a_profile(tmp_path: Path) -> None:

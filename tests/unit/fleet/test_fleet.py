@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from motorcade.core.vin import VinError, check_vin
-from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, State, digest_of
+from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, VehicleState, digest_of
 from motorcade.fleet import fleet as fleet_module
 from motorcade.fleet.fleet import OTHER_TROUBLES, allow_files
 from motorcade.fleet.profile import profile_of
@@ -68,7 +68,7 @@ def test_every_other_vehicle_speaks_the_old_version() -> None:
 def test_the_same_seed_gives_the_same_mornings() -> None:
     """Who begins awake and when the others wake follows from the seed alone."""
 
-    async def morning(seed: int) -> list[tuple[str, State, float]]:
+    async def morning(seed: int) -> list[tuple[str, VehicleState, float]]:
         day = Behaviour(awake=(10, 20), asleep=(10, 20))
         fleet = Fleet(FleetOptions(vehicles=50, seed=seed, profile=profile_of(day), port=1))
         fleet.loop = asyncio.get_running_loop()
@@ -78,8 +78,10 @@ def test_the_same_seed_gives_the_same_mornings() -> None:
         result = []
         for vehicle in fleet:
             timer = vehicle._timer
-            asleep = vehicle.state is State.ASLEEP and timer is not None
-            result.append((vehicle.vin, State.ASLEEP if asleep else State.WAITING, _rounded(timer, began, asleep)))
+            asleep = vehicle.state is VehicleState.ASLEEP and timer is not None
+            result.append(
+                (vehicle.vin, VehicleState.ASLEEP if asleep else VehicleState.WAITING, _rounded(timer, began, asleep))
+            )
             vehicle.park()
         return result
 
@@ -87,7 +89,7 @@ def test_the_same_seed_gives_the_same_mornings() -> None:
         return round(timer.when() - began, 0) if asleep and timer is not None else 0.0
 
     first, again, other = (asyncio.run(morning(seed)) for seed in (1, 1, 2))
-    assert {State.ASLEEP, State.WAITING} == {state for _, state, _ in first}
+    assert {VehicleState.ASLEEP, VehicleState.WAITING} == {state for _, state, _ in first}
     assert [(vin, state) for vin, state, _ in first] == [(vin, state) for vin, state, _ in again]
     assert all(abs(one[2] - two[2]) <= 1 for one, two in zip(first, again, strict=True))
     assert [state for _, state, _ in first] != [state for _, state, _ in other]
@@ -127,8 +129,8 @@ async def test_no_more_are_on_their_way_than_allowed() -> None:
         starting = asyncio.create_task(fleet.start())
         await (await broker.peer()).welcome()  # the first one goes alone
         peers = [await broker.peer() for _ in range(3)]
-        assert 3 == sum(vehicle.state is State.CONNECTING for vehicle in fleet)
-        assert 6 == sum(vehicle.state is State.WAITING for vehicle in fleet)
+        assert 3 == sum(vehicle.state is VehicleState.CONNECTING for vehicle in fleet)
+        assert 6 == sum(vehicle.state is VehicleState.WAITING for vehicle in fleet)
         for peer in peers:
             await peer.welcome()
         await admit_all(broker, 6)
@@ -143,7 +145,7 @@ async def test_the_rate_is_kept() -> None:
         admitting = asyncio.create_task(admit_all(broker, 1))
         await fleet.start(wait=False)
         await admitting
-        assert [State.ONLINE] + [State.WAITING] * 5 == [vehicle.state for vehicle in fleet]
+        assert [VehicleState.ONLINE] + [VehicleState.WAITING] * 5 == [vehicle.state for vehicle in fleet]
         assert fleet.vins[1:] == [vehicle.vin for vehicle in fleet._line]
         assert 1 == len(broker.peers)
         await fleet.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from motorcade.fleet.chance import Chance
-from motorcade.fleet.profile import PROFILES, Behaviour, FleetError, Kind, Leave, Profile, find_profile
+from motorcade.fleet.profile import PROFILES, Behaviour, FleetError, Leave, Profile, VehicleKind, find_profile
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -53,7 +53,9 @@ def test_a_range_is_kept() -> None:
 
 
 def test_every_stretch_of_a_fleet_has_the_shares() -> None:
-    profile = Profile("p", (Kind("a", Behaviour(), 3), Kind("b", Behaviour(), 1), Kind("never", Behaviour(), 0)))
+    profile = Profile(
+        "p", (VehicleKind("a", Behaviour(), 3), VehicleKind("b", Behaviour(), 1), VehicleKind("never", Behaviour(), 0))
+    )
     names = [kind.name for kind in profile.assign(400)]
     assert {"a": 300, "b": 100} == Counter(names)
     assert all({"a": 3, "b": 1} == Counter(names[start : start + 4]) for start in range(0, 400, 4))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, State, Vehicle, digest_of
+from motorcade.fleet import Behaviour, Fleet, FleetError, FleetOptions, Leave, Vehicle, VehicleState, digest_of
 from motorcade.fleet.profile import profile_of
 from tests.support import wire
 from tests.support.checks import both_versions
@@ -300,7 +300,7 @@ async def test_goodbye_is_said_and_a_reset_says_nothing() -> None:
             s.vehicle.park(leave)
             assert said == await s.peer.closed()
             total = s.fleet.figures().total
-            assert (State.PARKED, 0, 0) == (s.vehicle.state, total.online, total.lost)
+            assert (VehicleState.PARKED, 0, 0) == (s.vehicle.state, total.online, total.lost)
             with pytest.raises(FleetError, match="is parked"):
                 await s.vehicle.take_over()
 

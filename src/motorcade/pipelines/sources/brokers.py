@@ -21,9 +21,9 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from motorcade.pipelines.sources.options import SPARKS_OWN, OptionError
-from motorcade.platform.address import Address, AddressError
-from motorcade.platform.courier import PATIENCE, WINDOW, Courier, CourierOptions, Post, pulled
-from motorcade.platform.orders import Figures
+from motorcade.publisher.address import AddressError, BrokerAddress
+from motorcade.publisher.batches import BatchTotals
+from motorcade.publisher.publisher import PATIENCE, WINDOW, Post, PublisherOptions, ReliablePublisher, pulled
 
 #: How to reach a broker.
 CONNECTION: Final = frozenset(
@@ -36,7 +36,7 @@ class SendCounts:
     """What a task has sent."""
 
     messages: int = 0
-    figures: Figures = field(default_factory=Figures)  #: of a fan-out
+    figures: BatchTotals = field(default_factory=BatchTotals)  #: of a fan-out
     reconnected: int = 0  #: times that a connection was lost
     sent_again: int = 0  #: messages that were in flight then
 
@@ -64,13 +64,13 @@ class Sender(Protocol):
 class Line:
     """The way to the broker."""
 
-    address: Address
-    options: CourierOptions = field(default_factory=CourierOptions)
+    address: BrokerAddress
+    options: PublisherOptions = field(default_factory=PublisherOptions)
     figures: str = ""  #: a folder on the driver, for what tasks have sent
 
-    def run(self, courier: Courier, posts: AsyncIterator[Post], sent: SendCounts) -> SendCounts:
-        asyncio.run(courier.send(posts))
-        return replace(sent, reconnected=courier.reconnected, sent_again=courier.sent_again)
+    def run(self, publisher: ReliablePublisher, posts: AsyncIterator[Post], sent: SendCounts) -> SendCounts:
+        asyncio.run(publisher.send(posts))
+        return replace(sent, reconnected=publisher.reconnected, sent_again=publisher.sent_again)
 
     def note(self, sent: Sequence[SendCounts], batch: int) -> None:
         """On the driver: what a batch has come to; the same file if it is done again."""
@@ -92,7 +92,7 @@ def noted(place: str | Path) -> SendCounts:
     total = SendCounts()
     for file in sorted(Path(place).glob("batch-*.json")):
         found = json.loads(file.read_bytes())
-        total += SendCounts(**(found | {"figures": Figures(**found["figures"])}))
+        total += SendCounts(**(found | {"figures": BatchTotals(**found["figures"])}))
     return total
 
 
@@ -111,7 +111,7 @@ def lowered(given: Mapping[str, str], known: frozenset[str], what: str) -> dict[
 def line_of(url: str, name: str, options: Mapping[str, str]) -> Line:
     """The way to a broker; `name` is the option that its URL is in."""
     try:
-        address = Address.parse(
+        address = BrokerAddress.parse(
             url,
             username=options.get("username"),
             password_file=options.get("password_file"),
@@ -125,7 +125,7 @@ def line_of(url: str, name: str, options: Mapping[str, str]) -> Line:
     rate = number("task_rate", options["task_rate"]) if "task_rate" in options else None
     return Line(
         address,
-        CourierOptions(
+        PublisherOptions(
             window=whole("window", options.get("window", str(WINDOW)), 1, 65535),
             patience=number("patience", options.get("patience", str(PATIENCE))),
             rate=rate,

@@ -41,9 +41,9 @@ from motorcade.pipelines.sources.brokers import (
     whole,
 )
 from motorcade.pipelines.sources.options import OptionError
-from motorcade.platform.courier import Courier, Post, SendError, pulled
-from motorcade.platform.orders import BATCH, NO_FANOUT, Figures, Order, OrderError
 from motorcade.plugins.fanout.tables import TRIGGER
+from motorcade.publisher.batches import BATCH, NO_FANOUT, BatchTotals, Order, OrderError
+from motorcade.publisher.publisher import Post, PublishError, ReliablePublisher, pulled
 
 KNOWN: Final = CONNECTION | {
     "fanout",
@@ -106,22 +106,24 @@ class Fanouts:
         )
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> SendCounts:
-        figures = Figures()
+        figures = BatchTotals()
 
         def accept(post: Post, reason: ReasonCode, answers: Mapping[str, str]) -> None:
             if post.topic != TRIGGER:
                 if reason == ReasonCode.NO_MATCHING_SUBSCRIBERS:
-                    raise SendError(f"the payload was not stored: {NO_FANOUT}")
+                    raise PublishError(f"the payload was not stored: {NO_FANOUT}")
                 return
             try:
                 figures.add(answers)
             except OrderError as error:
-                raise SendError(f"{post.name}: {error}") from error
+                raise PublishError(f"{post.name}: {error}") from error
 
         first = [Post(self.order.data_topic, self.order.data, name="the payload")] if self.publishes else []
-        courier = Courier(self.line.address, accept, self.line.options, first=first, name="motorcade-fanout")
+        publisher = ReliablePublisher(
+            self.line.address, accept, self.line.options, first=first, name="motorcade-fanout"
+        )
         posts = self._encoded(batches) if self.encoded else self._made(batches)
-        sent = self.line.run(courier, posts, SendCounts())
+        sent = self.line.run(publisher, posts, SendCounts())
         return replace(sent, messages=figures.batches, figures=figures)
 
     async def _encoded(self, batches: Iterator[pa.RecordBatch]) -> AsyncIterator[Post]:

@@ -26,7 +26,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from motorcade.pipelines import PipelineError
 from motorcade.pipelines.sources.brokers import CONNECTION, Line, SendCounts, line_of, lowered, rows
 from motorcade.pipelines.sources.options import OptionError
-from motorcade.platform.courier import Courier, Post, SendError
+from motorcade.publisher.publisher import Post, PublishError, ReliablePublisher
 
 KNOWN: Final = CONNECTION | {"publish", "unrouted"}
 
@@ -67,14 +67,14 @@ class Publishes:
         def accept(post: Post, reason: ReasonCode, _answers: Mapping[str, str]) -> None:
             nonlocal messages
             if reason == ReasonCode.NO_MATCHING_SUBSCRIBERS and self.unrouted is Unrouted.FAIL:
-                raise SendError(
+                raise PublishError(
                     f"nobody takes messages to {post.topic!r}: bind a stream or a queue to it, or let them go with the "
                     "option unrouted=ignore"
                 )
             messages += 1
 
-        courier = Courier(self.line.address, accept, self.line.options, name="motorcade-publish")
-        sent = self.line.run(courier, _posts(batches), SendCounts())
+        publisher = ReliablePublisher(self.line.address, accept, self.line.options, name="motorcade-publish")
+        sent = self.line.run(publisher, _posts(batches), SendCounts())
         return replace(sent, messages=messages)
 
 

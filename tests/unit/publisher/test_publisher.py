@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 
 from motorcade.core.reasons import ReasonCode
-from motorcade.platform.address import Address
-from motorcade.platform.courier import Courier, CourierOptions, Pace, Post, SendError, pulled
+from motorcade.publisher.address import BrokerAddress
+from motorcade.publisher.publisher import Pace, Post, PublisherOptions, PublishError, ReliablePublisher, pulled
 from tests.support import wire
 
 PATIENCE = 60.0
@@ -113,11 +113,11 @@ def refusal(reason: int, words: str) -> bytes:
 
 
 @asynccontextmanager
-async def broker(answer: Callable[[Broker, str, bytes], bytes | None]) -> AsyncIterator[tuple[Broker, Address]]:
+async def broker(answer: Callable[[Broker, str, bytes], bytes | None]) -> AsyncIterator[tuple[Broker, BrokerAddress]]:
     acting = Broker(answer)
     server = await asyncio.start_server(acting.serve, "127.0.0.1", 0)
     async with asyncio.timeout(PATIENCE):
-        yield acting, Address.parse(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        yield acting, BrokerAddress.parse(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     server.close()
 
 
@@ -138,9 +138,9 @@ class Ledger:
         self.accepted.append(post.payload)
 
 
-def send(address: Address, ledger: Ledger, what: AsyncIterator[Post], **more: float) -> Awaitable[None]:
-    options = CourierOptions(window=int(more.get("window", 4)), patience=more.get("patience", PATIENCE))
-    return Courier(address, ledger, options).send(what)
+def send(address: BrokerAddress, ledger: Ledger, what: AsyncIterator[Post], **more: float) -> Awaitable[None]:
+    options = PublisherOptions(window=int(more.get("window", 4)), patience=more.get("patience", PATIENCE))
+    return ReliablePublisher(address, ledger, options).send(what)
 
 
 async def test_what_was_not_acknowledged_is_sent_again_in_order() -> None:
@@ -151,12 +151,12 @@ async def test_what_was_not_acknowledged_is_sent_again_in_order() -> None:
 
     async with broker(answer) as (acting, address):
         ledger = Ledger()
-        courier = Courier(address, ledger, CourierOptions(window=4))
-        await courier.send(posts(20))
+        publisher = ReliablePublisher(address, ledger, PublisherOptions(window=4))
+        await publisher.send(posts(20))
     assert {b"%d" % number for number in range(20)} == set(ledger.accepted)
     assert 20 == len(ledger.accepted), "each is told once"
-    assert acting.connections - 1 == courier.reconnected > 0
-    assert len(acting.got) - 20 <= courier.sent_again, "some of them it has not even read"
+    assert acting.connections - 1 == publisher.reconnected > 0
+    assert len(acting.got) - 20 <= publisher.sent_again, "some of them it has not even read"
     for connection in range(1, acting.connections + 1):
         there = [int(payload) for at, _, payload in acting.got if at == connection]
         assert sorted(there) == there
@@ -182,7 +182,7 @@ async def test_a_broker_that_says_why_it_hangs_up_is_not_asked_again() -> None:
         return TOO_LARGE if payload == b"2" else LATER
 
     async with broker(answer) as (acting, address):
-        with pytest.raises(SendError, match=r"the broker disconnected us: packet too large \(0x95\)"):
+        with pytest.raises(PublishError, match=r"the broker disconnected us: packet too large \(0x95\)"):
             await send(address, Ledger(), posts(3))
     assert 1 == acting.connections
 
@@ -193,7 +193,7 @@ async def test_the_first_refusal_ends_it_with_the_brokers_words() -> None:
 
     ledger = Ledger()
     async with broker(answer) as (acting, address):
-        with pytest.raises(SendError, match=r"^number 5 was refused: ids: no \(0x99\)$"):
+        with pytest.raises(PublishError, match=r"^number 5 was refused: ids: no \(0x99\)$"):
             await send(address, ledger, posts(30), window=4)
     assert 1 == acting.connections and len(acting.got) <= 5 + 4
     sent = {payload for _, _, payload in acting.got}
@@ -203,10 +203,10 @@ async def test_the_first_refusal_ends_it_with_the_brokers_words() -> None:
 async def test_whoever_counts_may_end_it_too() -> None:
     def act(post: Post) -> None:
         if post.payload == b"3":
-            raise SendError("this is not what I wanted")
+            raise PublishError("this is not what I wanted")
 
     async with broker(lambda *_: OK) as (_acting, address):
-        with pytest.raises(SendError, match="not what I wanted"):
+        with pytest.raises(PublishError, match="not what I wanted"):
             await send(address, Ledger(act), posts(30), window=2)
 
 
@@ -216,28 +216,28 @@ async def test_what_the_others_need_is_first_on_every_connection() -> None:
 
     ledger = Ledger()
     async with broker(answer) as (acting, address):
-        await Courier(address, ledger, CourierOptions(window=1), first=[Post("data", b"d")]).send(posts(3))
+        await ReliablePublisher(address, ledger, PublisherOptions(window=1), first=[Post("data", b"d")]).send(posts(3))
     assert ["data", "t", "t", "data", "t", "t"] == [topic for _, topic, _ in acting.got]
     assert [b"d", b"0", b"d", b"1", b"2"] == ledger.accepted
 
 
 async def test_a_refusal_of_it_ends_everything() -> None:
     async with broker(lambda *_: refusal(0x97, "no room")) as (acting, address):
-        with pytest.raises(SendError, match=r"the payload was refused: no room \(0x97\)"):
-            await Courier(address, Ledger(), first=[Post("data", b"d", name="the payload")]).send(posts(3))
+        with pytest.raises(PublishError, match=r"the payload was refused: no room \(0x97\)"):
+            await ReliablePublisher(address, Ledger(), first=[Post("data", b"d", name="the payload")]).send(posts(3))
     assert 1 == len(acting.got)
 
 
 async def test_a_message_at_which_the_broker_hangs_up_again_and_again_ends_it() -> None:
     async with broker(lambda *_: None) as (acting, address):
-        with pytest.raises(SendError, match=r"nothing was acknowledged for 0\.3 s; at last: "):
+        with pytest.raises(PublishError, match=r"nothing was acknowledged for 0\.3 s; at last: "):
             await send(address, Ledger(), posts(3), patience=0.3)
     assert acting.connections > 1
 
 
 async def test_a_broker_that_says_nothing_is_left() -> None:
     async with broker(lambda *_: LATER) as (acting, address):
-        with pytest.raises(SendError, match=r"did not acknowledge anything for 0\.2 s"):
+        with pytest.raises(PublishError, match=r"did not acknowledge anything for 0\.2 s"):
             await send(address, Ledger(), posts(3), patience=0.2)
     assert acting.connections > 1
 
@@ -251,8 +251,8 @@ async def test_who_is_not_let_in_does_not_try_again() -> None:
 
     counted: list[int] = []
     server = await asyncio.start_server(partial(refuse, counted), "127.0.0.1", 0)
-    address = Address.parse(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    with pytest.raises(SendError, match=r"mqtt://127.0.0.1:\d+: the connection was refused: bad user name"):
+    address = BrokerAddress.parse(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(PublishError, match=r"mqtt://127.0.0.1:\d+: the connection was refused: bad user name"):
         await send(address, Ledger(), posts(3))
     server.close()
     assert [1] == counted

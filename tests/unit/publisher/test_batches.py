@@ -14,7 +14,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.vin import make_vin
 from motorcade.mqtt.codec import encode
 from motorcade.mqtt.packets import V5, Publish
-from motorcade.platform.orders import Figures, Order, OrderError, broker_words, packet_octets
+from motorcade.publisher.batches import BatchTotals, Order, OrderError, broker_words, packet_bytes
 
 
 @settings(deadline=None)
@@ -45,7 +45,7 @@ def test_a_trigger_is_the_json_that_it_stands_for(
 @given(st.integers(1, 200), st.integers(0, 20_000))
 def test_a_packet_is_as_large_as_the_codec_makes_it(topic: int, payload: int) -> None:
     packet = Publish("t" * topic, bytes(payload), 1, False, False, 1)
-    assert len(encode(packet, V5)) == packet_octets(topic, payload)
+    assert len(encode(packet, V5)) == packet_bytes(topic, payload)
 
 
 def test_octets_are_those_of_all_packets() -> None:
@@ -54,23 +54,23 @@ def test_octets_are_those_of_all_packets() -> None:
     packets = [Publish("$SDV-FANOUT/trigger", message, 1, False, False, 1) for message in messages]
     data = [Publish(order.data_topic, order.data, 1, False, False, 1)] * 3
     whole = sum(len(encode(packet, V5)) for packet in [*packets, *data])
-    assert whole == order.octets(10, sum(map(len, messages)), copies=3)
-    assert 0 == order.octets(0, 0)
-    assert 7 * len(encode(Publish("t" * 30, order.data, 1, False, False, 1), V5)) == order.octets_one_by_one(7, 30)
+    assert whole == order.size_bytes(10, sum(map(len, messages)), copies=3)
+    assert 0 == order.size_bytes(0, 0)
+    assert 7 * len(encode(Publish("t" * 30, order.data, 1, False, False, 1), V5)) == order.bytes_one_by_one(7, 30)
 
 
 def test_answers_are_summed_up() -> None:
-    figures = Figures()
+    figures = BatchTotals()
     assert 200 == figures.add({"accepted": "200", "duplicates": "1", "replaced": "7"})
     figures.add({"accepted": "100", "duplicates": "0", "replaced": "0", "rejected": "3", "repeated": "1"})
-    assert Figures(2, 300, 1, 7, 3, 1) == figures
-    assert Figures(3, 301, 1, 7, 3, 1) == figures + Figures(1, 1)
+    assert BatchTotals(2, 300, 1, 7, 3, 1) == figures
+    assert BatchTotals(3, 301, 1, 7, 3, 1) == figures + BatchTotals(1, 1)
 
 
 def test_an_answer_of_somebody_else_is_not_taken_for_one() -> None:
     for answer in ({}, {"accepted": "many", "duplicates": "0", "replaced": "0"}):
         with pytest.raises(OrderError, match="is the plugin 'fanout' loaded there"):
-            Figures().add(answer)
+            BatchTotals().add(answer)
 
 
 def test_a_request_id_that_no_broker_takes_is_found_before() -> None:

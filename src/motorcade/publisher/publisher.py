@@ -25,8 +25,8 @@ from motorcade.client import Client, ClientError, ConnectionLostError, RefusedEr
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.reasons import ReasonCode
 from motorcade.mqtt.properties import NONE, Properties
-from motorcade.platform.address import Address
-from motorcade.platform.orders import broker_words
+from motorcade.publisher.address import BrokerAddress
+from motorcade.publisher.batches import broker_words
 
 WINDOW: Final = 8  #: messages sent and not acknowledged
 PATIENCE: Final = 60.0  #: seconds without an acknowledgement
@@ -54,7 +54,7 @@ PASSING: Final = frozenset(
 T = TypeVar("T")
 
 
-class SendError(MotorcadeError):
+class PublishError(MotorcadeError):
     """Not everything was accepted."""
 
 
@@ -69,7 +69,7 @@ class Post(NamedTuple):
     name: str = ""  #: what it is called in errors
 
 
-#: Hears of each message that was acknowledged: the broker's reason, and user properties. It may raise `SendError`.
+#: Hears of each message that was acknowledged: the broker's reason, and user properties. It may raise `PublishError`.
 Accept = Callable[[Post, ReasonCode, Mapping[str, str]], None]
 
 
@@ -105,7 +105,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class CourierOptions:
+class PublisherOptions:
     """All bounds."""
 
     window: int = WINDOW
@@ -113,14 +113,14 @@ class CourierOptions:
     rate: float | None = None  #: weight per second
 
 
-class Courier:
+class ReliablePublisher:
     """Sends once; make a new one for the next time."""
 
     def __init__(
         self,
-        address: Address,
+        address: BrokerAddress,
         accept: Accept,
-        options: CourierOptions | None = None,
+        options: PublisherOptions | None = None,
         *,
         first: Sequence[Post] = (),
         name: str = "motorcade",
@@ -129,7 +129,7 @@ class Courier:
         self.sent_again = 0  #: messages that were in flight then
         self._address = address
         self._accept = accept
-        self._options = options or CourierOptions()
+        self._options = options or PublisherOptions()
         self._pace = Pace(self._options.rate)
         self._first = first
         self._name = name
@@ -142,7 +142,7 @@ class Courier:
         self._troubled: float | None = None  # since when nothing was acknowledged, because of the connection
 
     async def send(self, posts: AsyncIterator[Post]) -> None:
-        """Until all are acknowledged; `SendError` if one is refused or the broker stays away.
+        """Until all are acknowledged; `PublishError` if one is refused or the broker stays away.
 
         There is no connection before there is something to send, which may take its time, or never come.
         """
@@ -173,9 +173,9 @@ class Courier:
             raise self._failure from error
         reason = getattr(error, "reason", None)
         if reason is not None and reason not in PASSING:
-            raise SendError(f"{self._address}: {broker_words(error)}") from error
+            raise PublishError(f"{self._address}: {broker_words(error)}") from error
         if self._troubled is not None and time.monotonic() - self._troubled > self._options.patience:
-            raise SendError(
+            raise PublishError(
                 f"{self._address}: nothing was acknowledged for {self._options.patience:g} s; at last: {error}"
             ) from error
 
@@ -209,7 +209,7 @@ class Courier:
             future = await client.send(post.topic, post.payload, 1, told=partial(_note, answers))
             reason = await _in_time(_result(future), self._options.patience)
         except RefusedError as error:
-            raise SendError(f"{post.name} was refused: {broker_words(error)}") from error
+            raise PublishError(f"{post.name} was refused: {broker_words(error)}") from error
         self._accept(post, reason, answers)
 
     async def _hand_over(self, client: Client, number: int) -> None:
@@ -238,7 +238,7 @@ class Courier:
         post = self._open.pop(number)
         try:
             if error is not None:
-                raise SendError(f"{post.name} was refused: {broker_words(_plain(error))}") from error
+                raise PublishError(f"{post.name} was refused: {broker_words(_plain(error))}") from error
             self._accept(post, future.result(), answers)
         except MotorcadeError as failure:
             self._failure = self._failure or failure
@@ -288,7 +288,7 @@ async def _result(future: asyncio.Future[ReasonCode] | None) -> ReasonCode:
 
 
 def _plain(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else SendError(repr(error))
+    return error if isinstance(error, Exception) else PublishError(repr(error))
 
 
 def _note(answers: dict[str, str], told: Properties) -> None:

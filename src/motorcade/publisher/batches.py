@@ -33,7 +33,7 @@ NO_FANOUT: Final = "the broker took it for an ordinary message; is the plugin 'f
 HEAD: Final = b'{"ids":["'
 BETWEEN: Final = b'","'  #: two VINs
 
-#: Octets of a PUBLISH with QoS 1 besides its topic and payload: type, length of the topic, packet id, no properties.
+#: Bytes of a PUBLISH with QoS 1 besides its topic and payload: type, length of the topic, packet id, no properties.
 _HEADER: Final = 1 + 2 + 2 + 1
 
 
@@ -86,19 +86,19 @@ class Order:
 
     # -- how much it is
 
-    def octets(self, batches: int, payload: int, copies: int = 1) -> int:
-        """Of all packets to the broker: `batches` with `payload` octets in all, and `copies` of the data."""
+    def size_bytes(self, batches: int, payload: int, copies: int = 1) -> int:
+        """Of all packets to the broker: `batches` with `payload` bytes in all, and `copies` of the data."""
         if not batches:
             return 0
-        triggers = batches * packet_octets(len(TRIGGER), payload // batches) + payload % batches
-        return triggers + copies * packet_octets(len(self.data_topic), len(self.data))
+        triggers = batches * packet_bytes(len(TRIGGER), payload // batches) + payload % batches
+        return triggers + copies * packet_bytes(len(self.data_topic), len(self.data))
 
-    def octets_one_by_one(self, vehicles: int, topic: int) -> int:
-        """Of a packet for each vehicle, whose topics have so many octets."""
-        return vehicles * packet_octets(topic, len(self.data))
+    def bytes_one_by_one(self, vehicles: int, topic: int) -> int:
+        """Of a packet for each vehicle, whose topics have so many bytes."""
+        return vehicles * packet_bytes(topic, len(self.data))
 
 
-def packet_octets(topic: int, payload: int) -> int:
+def packet_bytes(topic: int, payload: int) -> int:
     """Of a PUBLISH with QoS 1."""
     rest = _HEADER - 1 + topic + payload
     length = 1 + (rest >= 2**7) + (rest >= 2**14) + (rest >= 2**21)
@@ -106,7 +106,7 @@ def packet_octets(topic: int, payload: int) -> int:
 
 
 @dataclass
-class Figures:
+class BatchTotals:
     """What the broker has answered, summed up."""
 
     batches: int = 0
@@ -131,7 +131,7 @@ class Figures:
         self.repeated += repeated > 0
         return accepted
 
-    def __add__(self, other: Figures) -> Self:
+    def __add__(self, other: BatchTotals) -> Self:
         return type(self)(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 

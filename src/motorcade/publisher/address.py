@@ -34,7 +34,7 @@ class AddressError(MotorcadeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BrokerAddress:
     """All that is needed to connect, but for a password."""
 
     host: str
@@ -59,7 +59,7 @@ class Address:
         cert: str | None = None,
         key: str | None = None,
         insecure: bool = False,
-    ) -> Address:
+    ) -> BrokerAddress:
         """The address that a URL and some options make; `AddressError` says what is wrong."""
         try:
             parts = urlsplit(url)
